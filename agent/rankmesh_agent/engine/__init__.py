@@ -1,0 +1,1 @@
+"""Groups, their order, and what carries out their calls."""

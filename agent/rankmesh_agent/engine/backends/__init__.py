@@ -1,0 +1,1 @@
+"""What moves the data of a group's calls."""

@@ -1,0 +1,39 @@
+"""A point in time by which a wait has to be over."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import timedelta
+
+
+class Deadline:
+    """When to give up: made once at a call's start, handed down to every wait inside it."""
+
+    __slots__ = ("at", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.at = time.monotonic() + seconds
+
+    def remaining(self) -> float:
+        """Seconds left, never below 0."""
+        return max(0.0, self.at - time.monotonic())
+
+    def passed(self) -> bool:
+        """Whether it is too late."""
+        return time.monotonic() >= self.at
+
+
+def seconds_of(timeout: timedelta | float | None, default: float) -> float:
+    """Return a timeout in seconds, given as a timedelta (torch's way), as a number of seconds, or not at all.
+
+    Raises:
+        ValueError: for a negative or NaN timeout.
+    """
+    if timeout is None:
+        return default
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if seconds < 0 or math.isnan(seconds):
+        raise ValueError(f"timeout must not be negative, got {timeout!r}; give seconds or a datetime.timedelta")
+    return seconds

@@ -1,0 +1,199 @@
+"""Every error RankMesh raises, in one tree.
+
+::
+
+    RuntimeError
+    └── DistError
+        ├── DistBackendError               a collective or point-to-point call failed
+        │   ├── CollectiveMismatchError    the ranks did not make the same call
+        │   ├── RankFailedError            a rank died or left while others waited for it
+        │   ├── CollectiveTimeoutError     a deadline passed (also a TimeoutError)
+        │   └── GroupAbortedError          the group was given up earlier; make a new one
+        ├── DistNetworkError               a connection could not be made or kept
+        │   ├── AddressInUseError          somebody else listens where we have to
+        │   ├── AuthenticationError        the peer does not know the job's token
+        │   ├── ProtocolError              the peer does not speak this protocol or version
+        │   ├── GatewayUnreachableError    nobody answered at the gateway's address (also a TimeoutError)
+        │   ├── JoinTimeoutError           not all ranks came in time (also a TimeoutError)
+        │   ├── RankTakenError             another live process holds this rank
+        │   └── WorldSizeMismatchError     the ranks disagree on the world size
+        └── DistStoreError                 a key-value store operation failed (also a TimeoutError: StoreTimeoutError)
+
+The names DistError, DistBackendError, DistNetworkError and DistStoreError are torch.distributed's. Each class owns its
+``code`` (in frames and problem+json bodies) and its HTTP ``status``; the instances carry data, not only text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+
+class DistError(RuntimeError):
+    """Base of all RankMesh errors.
+
+    Attributes:
+        ranks: the ranks the error is about (failed, missing, taken), global numbering.
+        op: the operation in words, for example ``"all_reduce"``.
+        group: the group's name.
+        seq: the operation's sequence number in its group.
+        address: the network address or URL concerned.
+    """
+
+    code: ClassVar[str] = "error"
+    status: ClassVar[int] = 500
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ranks: Sequence[int] = (),
+        op: str | None = None,
+        group: str | None = None,
+        seq: int | None = None,
+        address: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.op = op
+        self.group = group
+        self.seq = seq
+        self.address = address
+
+    @property
+    def message(self) -> str:
+        """The text alone."""
+        return str(self.args[0])
+
+    def details(self) -> dict[str, Any]:
+        """The data that is set, as JSON-ready values."""
+        found = {"ranks": list(self.ranks), "op": self.op, "group": self.group, "seq": self.seq, "address": self.address}
+        return {name: value for name, value in found.items() if value not in (None, [])}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.details()))
+
+
+def _rebuild(kind: type[DistError], message: str, details: dict[str, Any]) -> DistError:
+    return kind(message, **details)
+
+
+class DistBackendError(DistError):
+    """A collective or point-to-point call failed."""
+
+    code = "backend-error"
+
+
+class CollectiveMismatchError(DistBackendError):
+    """The ranks of a group did not make the same call; no data was touched and the group stays usable."""
+
+    code = "collective-mismatch"
+    status = 409
+
+
+class RankFailedError(DistBackendError):
+    """A rank died or left while others waited for it; ``ranks`` names it."""
+
+    code = "rank-failed"
+    status = 503
+
+
+class CollectiveTimeoutError(DistBackendError, TimeoutError):
+    """A deadline passed; ``ranks`` are the ones that had not arrived."""
+
+    code = "collective-timeout"
+    status = 504
+
+
+class GroupAbortedError(DistBackendError):
+    """The group was given up after an earlier failure, here or at another rank."""
+
+    code = "group-aborted"
+    status = 410
+
+
+class DistNetworkError(DistError):
+    """A connection could not be made or kept."""
+
+    code = "network-error"
+    status = 502
+
+
+class AddressInUseError(DistNetworkError):
+    """Somebody else already listens at the address."""
+
+    code = "address-in-use"
+    status = 409
+
+
+class AuthenticationError(DistNetworkError):
+    """The peer could not prove that it knows the job's token."""
+
+    code = "unauthenticated"
+    status = 401
+
+
+class ProtocolError(DistNetworkError):
+    """The bytes received are not RankMesh's, or of another version, or over a limit."""
+
+    code = "protocol-error"
+    status = 400
+
+
+class GatewayUnreachableError(DistNetworkError, TimeoutError):
+    """No gateway answered at the address before the deadline."""
+
+    code = "gateway-unreachable"
+    status = 504
+
+
+class JoinTimeoutError(DistNetworkError, TimeoutError):
+    """Not every rank joined before the deadline; ``ranks`` are the missing ones."""
+
+    code = "join-timeout"
+    status = 504
+
+
+class RankTakenError(DistNetworkError):
+    """Another live process already holds this rank of the job."""
+
+    code = "rank-taken"
+    status = 409
+
+
+class WorldSizeMismatchError(DistNetworkError):
+    """This process and those already there disagree on the world size."""
+
+    code = "world-size-mismatch"
+    status = 409
+
+
+class DistStoreError(DistError):
+    """A key-value store operation failed."""
+
+    code = "store-error"
+    status = 400
+
+
+class StoreTimeoutError(DistStoreError, TimeoutError):
+    """A key did not appear before the deadline."""
+
+    code = "store-timeout"
+    status = 408
+
+
+def _tree(root: type[DistError]) -> dict[str, type[DistError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+BY_CODE: dict[str, type[DistError]] = _tree(DistError)
+"""Each class by its wire code, to raise at this end what happened at the other."""
+
+
+def from_code(code: str, message: str, **details: Any) -> DistError:
+    """Return the error another process described; an unknown code (a newer peer's) becomes a plain DistError."""
+    known = {name: details[name] for name in ("ranks", "op", "group", "seq", "address") if details.get(name) is not None}
+    return BY_CODE.get(code, DistError)(message, **known)

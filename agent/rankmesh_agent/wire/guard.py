@@ -1,0 +1,144 @@
+"""What every HTTP request has to pass before an application sees it: ASGI middleware without a framework.
+
+Three checks, on every method and path:
+
+* *Host* must be an address or a name we are known by, and *Origin*, which browsers send, must be the same place. That
+  keeps a web page the user happens to visit from talking to a service on the user's machine (DNS rebinding, CSRF).
+* Everything but health wants ``Authorization: Bearer <token>`` when the job has a token.
+* A body may not be larger than the limit: counted while it arrives, whatever Content-Length says.
+
+It also holds the one way an error becomes a ``application/problem+json`` body (RFC 9457).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.schemas import Problem
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
+"""Answered without a token, so that load balancers and people can ask; they tell no secrets."""
+
+MAX_BODY_BYTES = 64 << 20
+"""Largest request body unless an application says otherwise."""
+
+
+def problem(status: int, code: str, detail: str, **extensions: Any) -> Problem:
+    """Return a problem document for ``status``."""
+    return Problem("about:blank", HTTPStatus(status).phrase, status, detail, code, **extensions)
+
+
+def problem_of(error: DistError) -> Problem:
+    """Return the problem document of an error: its class says code and status, its data becomes extension members."""
+    return problem(error.status, error.code, error.message, **error.details())
+
+
+class _BodyTooLargeError(Exception):
+    pass
+
+
+class Guard:
+    """ASGI middleware with the three checks.
+
+    Args:
+        app: the application behind it.
+        token: the job's token; empty means that none is asked for.
+        names: host names (besides addresses and localhost) under which we may be asked.
+        max_body: largest request body in bytes.
+    """
+
+    def __init__(
+        self, app: Application, token: str = "", names: Iterable[str] = (), max_body: int = MAX_BODY_BYTES
+    ) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode() if token else b""
+        self._names = frozenset(name.lower() for name in names) | {"localhost"}
+        self._max_body = max_body
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Check the request, then pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        refusal = self._refuse(scope["path"], headers)
+        if refusal is not None:
+            await _answer(refusal, send)
+            return
+        received = 0
+        started = False
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_body:
+                raise _BodyTooLargeError
+            return message
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, watched)
+        except _BodyTooLargeError:
+            if not started:
+                await _answer(self._too_large(), send)
+
+    def _refuse(self, path: str, headers: dict[bytes, bytes]) -> Problem | None:
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not self._is_ours(host):
+            return problem(
+                421, "unknown-host", f"this service is not known as {host!r}; use its address or localhost in the URL"
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and origin.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}"):
+            return problem(403, "foreign-origin", "requests from another site's pages are refused")
+        if path not in OPEN_PATHS and self._expected:
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._expected):
+                return problem(401, "unauthenticated", "send the job's token: Authorization: Bearer $RANKMESH_TOKEN")
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._max_body:
+            return self._too_large()
+        return None
+
+    def _too_large(self) -> Problem:
+        return problem(413, "body-too-large", f"the request body is over the limit of {self._max_body} bytes")
+
+    def _is_ours(self, host: str) -> bool:
+        name = host.lower()
+        if name.startswith("["):
+            name = name[1:].partition("]")[0]
+        elif name.count(":") == 1:
+            name = name.partition(":")[0]
+        if name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+async def _answer(refusal: Problem, send: Send) -> None:
+    body = json.dumps(refusal.body()).encode()
+    headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b'Bearer realm="rankmesh"'))
+    headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,293 @@
+"""The JSON bodies of the HTTP interface, as dataclasses: FastAPI checks them on one side, clients build them on the other."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+HEARTBEAT_SECONDS = 1.0
+"""How often an agent reports to the gateway."""
+SUSPECT_SECONDS = 3.0
+"""A rank silent for this long is suspect."""
+FAILED_SECONDS = 10.0
+"""A rank silent for this long has failed."""
+LONG_POLL_SECONDS = 20.0
+"""The longest a request is held open; who wants to wait longer asks again."""
+
+
+@dataclass
+class Member:
+    """One process that holds a rank of a job.
+
+    Attributes:
+        rank: its rank.
+        instance: random name of this very process and join, so that a restarted rank is told from its predecessor.
+        host: host name, for people.
+        host_id: equal for processes that can share memory, different otherwise.
+        pid: process id on that host.
+        addresses: ``host:port`` of the fast path, in the order peers should try them.
+        http: base URL of the agent.
+    """
+
+    rank: int
+    instance: str
+    host: str
+    host_id: str
+    pid: int
+    addresses: list[str]
+    http: str
+
+    def described(self) -> str:
+        """The member in words, for error messages."""
+        return f"rank {self.rank} ({self.host}, pid {self.pid})"
+
+
+@dataclass
+class JoinRequest:
+    """What a rank says to join a job. Repeating it with the same ``member.instance`` changes nothing.
+
+    Attributes:
+        job: name that keeps jobs at one gateway apart.
+        world_size: how many ranks the job has.
+        member: who joins.
+        wait: seconds the gateway may hold the answer back while ranks are missing, at most LONG_POLL_SECONDS.
+    """
+
+    job: str
+    world_size: int
+    member: Member
+    wait: float = LONG_POLL_SECONDS
+
+
+@dataclass
+class JoinReply:
+    """Where the join stands.
+
+    Attributes:
+        complete: whether every rank is there; if not, ask again.
+        job: the job's name.
+        epoch: counts the times this job's world came together, from 1.
+        world_size: how many ranks the job has.
+        members: who has joined, by rank.
+        missing: the ranks that have not.
+    """
+
+    complete: bool
+    job: str
+    epoch: int
+    world_size: int
+    members: list[Member]
+    missing: list[int]
+
+
+@dataclass
+class GroupInfo:
+    """A group as one of its members reports it.
+
+    Attributes:
+        id: the group's id, 16 hexadecimal digits, the same at all members.
+        name: name for people, ``world`` for the default group.
+        ranks: global ranks of the members, by group rank.
+        seq: how many operations this member has begun.
+        medium: what carries its collectives: ``shm``, ``tcp`` or ``self`` (one rank).
+        last: the last operation in words, empty when there was none.
+        failure: why the group cannot be used any more, empty while it can.
+    """
+
+    id: str
+    name: str
+    ranks: list[int]
+    seq: int
+    medium: str
+    last: str
+    failure: str
+
+
+@dataclass
+class Heartbeat:
+    """A rank's sign of life. It says everything, so that a gateway that was restarted learns who is there."""
+
+    job: str
+    epoch: int
+    world_size: int
+    member: Member
+    groups: list[GroupInfo] = field(default_factory=list)
+
+
+@dataclass
+class HeartbeatReply:
+    """The gateway's answer: the ranks of this job that it holds for failed."""
+
+    failed: list[int]
+
+
+@dataclass
+class Leave:
+    """A rank's goodbye; ``reason`` is empty when it is done, and says why when it failed."""
+
+    job: str
+    epoch: int
+    rank: int
+    instance: str
+    reason: str = ""
+
+
+@dataclass
+class Done:
+    """The answer to a request that has nothing else to say."""
+
+    ok: bool = True
+
+
+RankState = Literal["joining", "alive", "suspect", "failed", "left"]
+
+
+@dataclass
+class RankInfo:
+    """A rank as the gateway sees it.
+
+    Attributes:
+        job: its job.
+        epoch: the epoch it joined.
+        state: ``joining`` until its world is complete, then by the age of its last heartbeat; ``left`` after a goodbye.
+        heartbeat_age: seconds since its last sign of life.
+        reason: why it left or failed, empty otherwise.
+        member: who it is.
+    """
+
+    job: str
+    epoch: int
+    state: RankState
+    heartbeat_age: float
+    reason: str
+    member: Member
+
+
+@dataclass
+class RankGroupInfo:
+    """A group as the gateway sees it: the same data as GroupInfo, plus who reported.
+
+    Attributes:
+        job: the job it belongs to.
+        epoch: the job's epoch.
+        id: the group's id.
+        name: name for people.
+        ranks: global ranks of the members, by group rank.
+        medium: what carries its collectives.
+        seqs: how many operations each member (global rank, as text) has begun, as last reported.
+        failure: the first failure a member reported, empty while there is none.
+    """
+
+    job: str
+    epoch: int
+    id: str
+    name: str
+    ranks: list[int]
+    medium: str
+    seqs: dict[str, int]
+    failure: str
+
+
+@dataclass
+class GatewayHealth:
+    """The gateway's health. ``id`` is random for each gateway process."""
+
+    status: Literal["ok"]
+    service: Literal["rankmesh-gateway"]
+    id: str
+    version: str
+    jobs: int
+    ranks: int
+
+
+@dataclass
+class AgentHealth:
+    """An agent's health: ``ok``, or ``failing`` with the reasons (and HTTP status 503)."""
+
+    status: Literal["ok", "failing"]
+    service: Literal["rankmesh-agent"]
+    rank: int
+    world_size: int
+    version: str
+    reasons: list[str]
+
+
+@dataclass
+class AgentInfo:
+    """What an agent says of itself.
+
+    Attributes:
+        job: its job.
+        epoch: the epoch it joined.
+        world_size: ranks in the job.
+        member: who it is, as its peers know it.
+        gateway: the gateway's URL.
+        transports: what carries point-to-point traffic to each peer (global rank, as text): ``segment`` or ``tcp``.
+        uptime: seconds since it joined.
+        version: RankMesh's version.
+    """
+
+    job: str
+    epoch: int
+    world_size: int
+    member: Member
+    gateway: str
+    transports: dict[str, str]
+    uptime: float
+    version: str
+
+
+@dataclass
+class StoreAdd:
+    """Add ``amount`` to the whole number stored, as decimal digits, under ``key``; a missing key counts as 0."""
+
+    key: str
+    amount: int = 1
+
+
+@dataclass
+class StoreNumber:
+    """The number after an addition."""
+
+    value: int
+
+
+@dataclass
+class StoreWait:
+    """Wait until all ``keys`` exist, at most ``timeout`` seconds (cut to LONG_POLL_SECONDS)."""
+
+    keys: list[str]
+    timeout: float = LONG_POLL_SECONDS
+
+
+@dataclass
+class Problem:
+    """An error body, ``application/problem+json`` (RFC 9457), with the extension members RankMesh uses.
+
+    Attributes:
+        type: ``about:blank``, as the code says it all.
+        title: the HTTP status in words.
+        status: the HTTP status.
+        detail: what happened, where, and what to do.
+        code: stable name of the error for programs.
+        ranks: the ranks concerned.
+        op: the operation concerned.
+        group: the group concerned.
+        seq: the operation's sequence number.
+        address: the address concerned.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    ranks: list[int] | None = None
+    op: str | None = None
+    group: str | None = None
+    seq: int | None = None
+    address: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The members that are set."""
+        return {name: value for name, value in asdict(self).items() if value is not None}

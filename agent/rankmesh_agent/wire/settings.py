@@ -1,0 +1,145 @@
+"""All configuration from the environment, read in this one file."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+Transport = Literal["auto", "tcp", "shm"]
+
+DEFAULT_TIMEOUT = 1800.0
+"""Seconds an operation may take when nobody says otherwise: torch's 30 minutes."""
+
+_RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_WORLD_SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says. Names people already set for torch, Slurm and Open MPI are taken as they are.
+
+    Attributes:
+        rank: RANK, or the rank Open MPI, PMI or Slurm gave.
+        world_size: WORLD_SIZE, or what those say.
+        local_rank: LOCAL_RANK, or what those say.
+        master_addr: MASTER_ADDR, the host of the gateway.
+        master_port: MASTER_PORT, the port of the gateway.
+        gateway: RANKMESH_GATEWAY, the URL of a gateway that already runs; the launcher sets it.
+        job: RANKMESH_JOB, keeps jobs at one gateway apart.
+        token: RANKMESH_TOKEN, the secret all processes of a job share.
+        transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory on one host.
+        bind: RANKMESH_BIND, the address to listen on.
+        advertise: RANKMESH_ADVERTISE, the addresses peers are told, comma-separated.
+        interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, the network interface to listen on.
+        shm_dir: RANKMESH_SHM_DIR, where shared memory files are made.
+        slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory.
+        eager_bytes: RANKMESH_EAGER_BYTES, largest message sent before its receiver asked for it.
+        timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    gateway: str | None = None
+    job: str = "default"
+    token: str = ""
+    transport: Transport = "auto"
+    bind: str | None = None
+    advertise: tuple[str, ...] = ()
+    interface: str | None = None
+    shm_dir: str = "/dev/shm"
+    slot_bytes: int = 1 << 20
+    eager_bytes: int = 1 << 16
+    timeout: float = DEFAULT_TIMEOUT
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Settings:
+        """Read the settings from ``environ`` (usually ``os.environ``).
+
+        Raises:
+            ValueError: a variable is set to something that makes no sense; the message names it.
+        """
+        transport = environ.get("RANKMESH_TRANSPORT", "auto").lower()
+        if transport not in ("auto", "tcp", "shm"):
+            raise ValueError(f"RANKMESH_TRANSPORT={transport!r}: set it to 'tcp' or 'shm', or leave it out")
+        interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
+        timeout = environ.get("RANKMESH_TIMEOUT")
+        return cls(
+            rank=_whole(environ, _RANK_NAMES),
+            world_size=_whole(environ, _WORLD_SIZE_NAMES, at_least=1),
+            local_rank=_whole(environ, _LOCAL_RANK_NAMES),
+            master_addr=environ.get("MASTER_ADDR") or None,
+            master_port=_whole(environ, ("MASTER_PORT",), at_most=65535),
+            gateway=environ.get("RANKMESH_GATEWAY") or None,
+            job=environ.get("RANKMESH_JOB") or "default",
+            token=environ.get("RANKMESH_TOKEN", ""),
+            transport=cast(Transport, transport),
+            bind=environ.get("RANKMESH_BIND") or None,
+            advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
+            interface=interface.split(",")[0] if interface else None,
+            shm_dir=environ.get("RANKMESH_SHM_DIR") or "/dev/shm",
+            slot_bytes=_whole(environ, ("RANKMESH_SLOT_BYTES",), at_least=4096) or cls.slot_bytes,
+            eager_bytes=_or_default(_whole(environ, ("RANKMESH_EAGER_BYTES",), at_most=1 << 26), cls.eager_bytes),
+            timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
+        )
+
+
+def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
+    """Refuse to listen where other machines can reach us when nobody has to prove who they are.
+
+    Raises:
+        ValueError: ``host`` is not a loopback address and ``token`` is empty.
+    """
+    if not token and not is_loopback(host):
+        raise ValueError(
+            f"{what} would listen on {host}, which other machines can reach, without a token. "
+            "Set RANKMESH_TOKEN to the same secret on every rank (for example the output of 'openssl rand -hex 32'), "
+            "or listen on 127.0.0.1."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. A name other than localhost counts as reachable from elsewhere."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _whole(
+    environ: Mapping[str, str], names: tuple[str, ...], *, at_least: int = 0, at_most: int | None = None
+) -> int | None:
+    for name in names:
+        text = environ.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"{name}={text!r} is not a whole number") from None
+        if value < at_least or (at_most is not None and value > at_most):
+            upper = "" if at_most is None else f" and at most {at_most}"
+            raise ValueError(f"{name}={value} is out of range: it must be at least {at_least}{upper}")
+        return value
+    return None
+
+
+def _or_default(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} is not a number of seconds") from None
+    if not value > 0:
+        raise ValueError(f"{name}={text} must be more than 0 seconds")
+    return value

@@ -1,0 +1,1 @@
+"""torch.distributed as a mesh of services."""
