@@ -1,1 +1,5 @@
-"""One file a collective; each function is one algorithm over a Link or a Segment."""
+"""One file a collective, one short function an algorithm, over a Link (messages) or a Segment (shared memory).
+
+``select`` is the one table that picks the algorithm, ``reduce`` the one place with arithmetic. Every algorithm begins
+by finding out that all ranks make the same call: over a Link with ``enter``, over a Segment in its first ``step``.
+"""

@@ -1,1 +1,13 @@
-"""Byte streams between two ranks, and shared memory among many; they know no collective."""
+"""Byte streams between two ranks, and shared memory among many; they know no collective.
+
+==========  =================================================  =========================
+module      what it moves bytes through                        between
+==========  =================================================  =========================
+``tcp``     a socket                                           any two processes
+``ring``    two rings in shared memory, a socket as doorbell   processes of one host
+``inproc``  two queues                                         threads of one process
+``segment`` slots in shared memory, futex to wait              all ranks of a group
+==========  =================================================  =========================
+
+The first three implement ``base.Transport``; ``shared`` has the mapping and the futex that ring and segment stand on.
+"""

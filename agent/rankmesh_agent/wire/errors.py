@@ -67,7 +67,13 @@ class DistError(RuntimeError):
 
     def details(self) -> dict[str, Any]:
         """The data that is set, as JSON-ready values."""
-        found = {"ranks": list(self.ranks), "op": self.op, "group": self.group, "seq": self.seq, "address": self.address}
+        found = {
+            "ranks": list(self.ranks),
+            "op": self.op,
+            "group": self.group,
+            "seq": self.seq,
+            "address": self.address,
+        }
         return {name: value for name, value in found.items() if value not in (None, [])}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -195,5 +201,7 @@ BY_CODE: dict[str, type[DistError]] = _tree(DistError)
 
 def from_code(code: str, message: str, **details: Any) -> DistError:
     """Return the error another process described; an unknown code (a newer peer's) becomes a plain DistError."""
-    known = {name: details[name] for name in ("ranks", "op", "group", "seq", "address") if details.get(name) is not None}
+    known = {
+        name: details[name] for name in ("ranks", "op", "group", "seq", "address") if details.get(name) is not None
+    }
     return BY_CODE.get(code, DistError)(message, **known)

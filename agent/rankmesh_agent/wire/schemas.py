@@ -1,4 +1,4 @@
-"""The JSON bodies of the HTTP interface, as dataclasses: FastAPI checks them on one side, clients build them on the other."""
+"""The JSON bodies of the HTTP interface, as dataclasses: servers check them, clients build them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What moves the data of a group's calls."""
+"""What carries out a group's calls: ``base`` is the seam, ``mesh`` the data plane for arrays in host memory."""

@@ -1,0 +1,48 @@
+"""all_gather: every rank ends with every rank's array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rankmesh_agent.collectives.link import Array, Link, octets, pieces
+from rankmesh_agent.transports.segment import Segment
+
+
+def over_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> None:
+    """Chunk by chunk: all write, all read everything.
+
+    Steps: 1 a chunk, at least 1. Each rank writes its bytes once and reads all ranks'.
+    """
+    rank = segment.rank
+    for chunk in pieces(array.size, segment.slot_bytes // array.itemsize) or [slice(0, 0)]:
+        part = array[chunk]
+        slots = segment.slots(array.dtype, part.size)
+        slots[rank][:] = part
+        segment.step()
+        for owner, output in enumerate(outputs):
+            if owner != rank:
+                output[chunk] = slots[owner]
+    outputs[rank][:] = array
+
+
+def small_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
+    """Everyone sends its array along as it arrives.
+
+    Steps: 1. Each rank sends (size - 1) times its bytes. At most frames.SMALL bytes.
+    """
+    for output, payload in zip(outputs, link.enter(octets(array)), strict=True):
+        output[:] = np.frombuffer(payload, array.dtype)
+
+
+def direct_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
+    """Everyone sends its array to everyone, straight into their outputs.
+
+    Steps: 1. Each rank sends and receives (size - 1) times its bytes.
+    """
+    link.enter()
+    others = link.others()
+    mine = octets(array)
+    link.exchange([(rank, mine) for rank in others], [(rank, octets(outputs[rank])) for rank in others])
+    outputs[link.rank][:] = array

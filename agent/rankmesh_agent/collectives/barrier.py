@@ -1,0 +1,16 @@
+"""barrier: no rank goes on before all have come."""
+
+from __future__ import annotations
+
+from rankmesh_agent.collectives.link import Link
+from rankmesh_agent.transports.segment import Segment
+
+
+def over_segment(segment: Segment) -> None:
+    """One step without data."""
+    segment.step()
+
+
+def over_link(link: Link) -> None:
+    """One message without data to everyone."""
+    link.enter()

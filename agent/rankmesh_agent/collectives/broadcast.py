@@ -1,0 +1,54 @@
+"""broadcast: every rank ends with the root's array."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankmesh_agent.collectives.link import Array, Link, octets, pieces, shares
+from rankmesh_agent.transports.segment import Segment
+
+
+def over_segment(segment: Segment, array: Array, root: int) -> None:
+    """Chunk by chunk: the root writes, the others read.
+
+    Steps: 1 a chunk, at least 1. The root writes its bytes once, the others read them once.
+    """
+    sending = segment.rank == root
+    for chunk in pieces(array.size, segment.slot_bytes // array.itemsize) or [slice(0, 0)]:
+        part = array[chunk]
+        shown = segment.slots(array.dtype, part.size)[root]
+        if sending:
+            shown[:] = part
+        segment.step()
+        if not sending:
+            part[:] = shown
+
+
+def small_link(link: Link, array: Array, root: int) -> None:
+    """The root sends its array along as it arrives.
+
+    Steps: 1. The root sends (size - 1) times its bytes. At most frames.SMALL bytes.
+    """
+    if link.rank == root:
+        link.enter(octets(array))
+    else:
+        array[:] = np.frombuffer(link.enter()[root], array.dtype)
+
+
+def scatter_link(link: Link, array: Array, root: int) -> None:
+    """The root scatters shares, then all gather them (van de Geijn).
+
+    Steps: 2. The root sends 2 (size - 1) / size of its bytes, the others (size - 1) / size and receive all once;
+    a tree would have the root send its bytes log2(size) times.
+    """
+    link.enter()
+    others = link.others()
+    split = [octets(array[share]) for share in shares(array.size, link.size)]
+    mine = split[link.rank]
+    if link.rank == root:
+        link.exchange([(rank, split[rank]) for rank in others], [])
+        link.exchange([(rank, mine) for rank in others], [])
+    else:
+        link.exchange([], [(root, mine)])
+        peers = [rank for rank in others if rank != root]
+        link.exchange([(rank, mine) for rank in peers], [(rank, split[rank]) for rank in others])

@@ -1,0 +1,67 @@
+"""What an algorithm over messages may do: the seam between collectives and the engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+"""A one-dimensional, contiguous array of a supported dtype."""
+
+PIECE = 1 << 18
+"""Bytes received before they are reduced: they are still in the cache then."""
+
+
+class Link(ABC):
+    """Messages among the ranks of a group, during one call.
+
+    Attributes:
+        rank: this rank in the group.
+        size: ranks in the group.
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def enter(self, payload: memoryview | bytes = b"") -> list[memoryview | bytes]:
+        """Arrive at the call: tell everyone, with at most frames.SMALL bytes of payload, and wait for everyone.
+
+        Returns:
+            Every rank's payload, by rank.
+
+        Raises:
+            CollectiveMismatchError: the ranks did not make the same call.
+        """
+
+    @abstractmethod
+    def exchange(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> None:
+        """Send and receive at once, each with its rank; return when all is done.
+
+        Between two ranks, messages of a call arrive in the order in which they were sent, and have the size that the
+        receiver expects. Only after ``enter``.
+        """
+
+    def others(self) -> list[int]:
+        """Return the other ranks, the next one first, so that not everyone turns to rank 0 at once."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+
+def octets(array: Array) -> memoryview:
+    """Return the bytes of an array, writable if it is."""
+    return array.view(np.uint8).data
+
+
+def shares(count: int, size: int) -> list[slice]:
+    """Return ``size`` slices that split ``count`` elements evenly; the last ones may be shorter or empty."""
+    share = -(-count // size)
+    return [slice(min(rank * share, count), min((rank + 1) * share, count)) for rank in range(size)]
+
+
+def pieces(count: int, piece: int) -> list[slice]:
+    """Return slices of at most ``piece`` elements that cover ``count``; none for an empty array."""
+    return [slice(begin, min(begin + piece, count)) for begin in range(0, count, piece)]

@@ -1,0 +1,48 @@
+"""The one table that picks an algorithm: (collective, medium) → by bytes a rank contributes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from rankmesh_agent.collectives import all_gather, all_reduce, barrier, broadcast
+from rankmesh_agent.wire.frames import SMALL
+from rankmesh_agent.wire.ops import Kind
+
+Medium = Literal["segment", "link"]
+Algorithm = Callable[..., None]
+
+_ALWAYS = math.inf
+_TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
+    # Reducing everything everywhere costs size times the additions, but one step less: worth it in the L2 cache.
+    (Kind.ALL_REDUCE, "segment"): ((1 << 17, all_reduce.small_segment), (_ALWAYS, all_reduce.chunked_segment)),
+    (Kind.ALL_REDUCE, "link"): ((SMALL, all_reduce.small_link), (_ALWAYS, all_reduce.direct_link)),
+    (Kind.BROADCAST, "segment"): ((_ALWAYS, broadcast.over_segment),),
+    (Kind.BROADCAST, "link"): ((SMALL, broadcast.small_link), (_ALWAYS, broadcast.scatter_link)),
+    (Kind.ALL_GATHER, "segment"): ((_ALWAYS, all_gather.over_segment),),
+    (Kind.ALL_GATHER, "link"): ((SMALL, all_gather.small_link), (_ALWAYS, all_gather.direct_link)),
+    (Kind.BARRIER, "segment"): ((_ALWAYS, barrier.over_segment),),
+    (Kind.BARRIER, "link"): ((_ALWAYS, barrier.over_link),),
+}
+
+
+def algorithm(kind: Kind, medium: Medium, nbytes: int, slot_bytes: int | None = None) -> Algorithm:
+    """Return the algorithm for a call.
+
+    Args:
+        kind: the collective.
+        medium: what the group communicates over.
+        nbytes: bytes each rank contributes.
+        slot_bytes: bytes of a segment's slot: the algorithms for small arrays need it all at once.
+    """
+    rows = _TABLE[kind, medium]
+    for limit, found in rows[:-1]:
+        if nbytes <= limit and (slot_bytes is None or nbytes <= slot_bytes):
+            return found
+    return rows[-1][1]
+
+
+def algorithms() -> list[tuple[Kind, Medium, Algorithm]]:
+    """Return every algorithm the table can pick, for tests and benchmarks."""
+    return [(kind, medium, found) for (kind, medium), rows in _TABLE.items() for _, found in rows]

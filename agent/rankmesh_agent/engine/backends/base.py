@@ -1,0 +1,50 @@
+"""What a backend does: carry out one call at a time, in the group's order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
+
+from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.wire.ops import Call
+
+
+class Watch(Protocol):
+    """How a running call learns that it cannot go on. Ranks are group ranks."""
+
+    seq: int
+    call: Call
+
+    def check(self, missing: list[int]) -> None:
+        """Raise if waiting for ``missing`` is in vain or too long; to be called now and then while asleep."""
+
+    def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+        """Move messages until ``ready()``; raise as ``check`` does. Both are called with the mesh's lock held."""
+
+
+class Backend(ABC):
+    """Carries out the calls of one group."""
+
+    name: ClassVar[str]
+    """What get_backend() says."""
+
+    medium: str
+    """What carries the data, for people: ``shm``, ``tcp`` or ``self``."""
+
+    @abstractmethod
+    def algorithm(self, call: Call) -> Algorithm:
+        """Return what will carry out such a call."""
+
+    @abstractmethod
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+        """Carry out a call.
+
+        Raises:
+            CollectiveMismatchError: the ranks did not make the same call; no array was touched.
+            DistBackendError: the call failed half-way, the group cannot go on.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the backend holds. Does nothing the second time."""

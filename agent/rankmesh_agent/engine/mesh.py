@@ -1,0 +1,567 @@
+"""All connections of this process, and the progress engine: the thread that waits moves the bytes.
+
+No thread is dedicated to receiving. Whoever waits for something *leads*: it polls all connections, moves bytes both
+ways and delivers frames, whoever they are for; others who wait meanwhile follow, and one of them takes the lead when
+the leader has what it wanted. So a synchronous call needs no hand-off between threads. Only while asynchronous
+point-to-point messages are under way and nobody waits does a background thread lead, and it gives way to others.
+
+Frames go to *ports*, one a group. A frame whose buffer is not there yet stays in the connection: its sender is held up
+by the transport's own flow control.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from rankmesh_agent.transports.base import Buffer, Connection
+from rankmesh_agent.wire import frames
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
+from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode
+
+_STAGE_BYTES = HEADER_BYTES + frames.SMALL
+_TURN_BYTES = 8 << 20
+"""Bytes received from one peer before the others have their turn."""
+SLICE_SECONDS = 0.1
+"""How long a wait lasts at most before the deadline is looked at again."""
+_EARLY_FRAMES = 4096
+"""Frames kept for groups that this process has not made yet."""
+
+
+class Transfer:
+    """Something under way: an outgoing frame, or a buffer to be filled."""
+
+    __slots__ = ("done", "error", "source")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: Exception | None = None
+        self.source = -1
+
+
+class Port(ABC):
+    """Where a group's frames go. All methods are called with the mesh's lock held and must not wait."""
+
+    @abstractmethod
+    def place(self, rank: int, header: Header) -> memoryview | None:
+        """Return the posted buffer for a PART or BULK frame's payload, None while there is none."""
+
+    @abstractmethod
+    def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
+        """Take a complete frame."""
+
+    @abstractmethod
+    def lost(self, rank: int) -> None:
+        """Take note that a peer is gone."""
+
+
+class Lost:
+    """How a peer went.
+
+    Attributes:
+        cause: what ended the connection, or what the peer said as it left.
+        clean: whether it said goodbye.
+    """
+
+    def __init__(self, cause: str, clean: bool) -> None:
+        self.cause = cause
+        self.clean = clean
+
+
+class Peer:
+    """Framing on one connection."""
+
+    def __init__(self, rank: int, connection: Connection, eager_limit: int) -> None:
+        self.rank = rank
+        self.connection = connection
+        self._eager_limit = eager_limit
+        self._outgoing: deque[tuple[list[memoryview], Transfer | None]] = deque()
+        self._stage = memoryview(bytearray(max(_STAGE_BYTES, HEADER_BYTES + eager_limit)))
+        self._begin = 0
+        self._end = 0
+        self._header: Header | None = None
+        self._target: memoryview | None = None
+        self._filled = 0
+        self._dropping = 0
+
+    @property
+    def writing(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._outgoing)
+
+    @property
+    def paused(self) -> bool:
+        """Whether a frame has arrived whose buffer has not been posted."""
+        return self._header is not None and self._target is None
+
+    def forget(self, group: int) -> None:
+        """Throw away what is coming for a group: its buffers are no longer ours to write to."""
+        if self._header is not None and self._header.group == group:
+            self._dropping = self._header.length - self._filled
+            self._header = self._target = None
+
+    def send(self, buffers: Sequence[Buffer], transfer: Transfer | None) -> None:
+        """Send now what can be, queue the rest."""
+        sent = 0 if self._outgoing else self.connection.send(buffers)
+        rest = _after(buffers, sent)
+        if rest:
+            self._outgoing.append((rest, transfer))
+        elif transfer is not None:
+            transfer.done = True
+
+    def flush(self) -> None:
+        """Send what can be sent of the queue."""
+        while self._outgoing:
+            buffers, transfer = self._outgoing[0]
+            sent = self.connection.send(buffers)
+            if not sent:
+                return
+            rest = _after(buffers, sent)
+            if rest:
+                self._outgoing[0] = (rest, transfer)
+                continue
+            self._outgoing.popleft()
+            if transfer is not None:
+                transfer.done = True
+
+    def receive(self, port_of: Callable[[Header], Port | None]) -> None:
+        """Receive what is here, as long as there is a place to put it."""
+        budget = _TURN_BYTES
+        while budget > 0:
+            if self._dropping:
+                received = self._drop()
+            elif self._header is not None:
+                received = self._receive_payload(port_of)
+            elif not (received := self._parse()):
+                received = self._fill()
+            if not received:
+                return
+            budget -= received
+
+    def _fill(self) -> int:
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        elif self._begin:
+            left = self._end - self._begin
+            self._stage[:left] = bytes(self._stage[self._begin : self._end])
+            self._begin, self._end = 0, left
+        received = self.connection.recv_into(self._stage[self._end :])
+        self._end += received
+        return received
+
+    def _parse(self) -> int:
+        if self._end - self._begin < HEADER_BYTES:
+            return 0
+        self._header = frames.decode(self._stage, self._begin, self._eager_limit)
+        self._begin += HEADER_BYTES
+        self._filled = 0
+        return HEADER_BYTES
+
+    def _receive_payload(self, port_of: Callable[[Header], Port | None]) -> int:
+        header = self._header
+        assert header is not None
+        port = port_of(header)
+        if header.opcode not in (Opcode.PART, Opcode.BULK):
+            return self._receive_small(header, port)
+        if self._target is None:
+            if port is None:
+                self.forget(header.group)
+                return header.length or 1
+            self._target = port.place(self.rank, header)
+            if self._target is None:
+                return 0
+            if len(self._target) != header.length:
+                raise ProtocolError(
+                    f"rank {self.rank} sent {header.length} bytes where {len(self._target)} were expected"
+                )
+        received = self._receive_target()
+        if self._filled == header.length:
+            self._header = self._target = None
+            assert port is not None
+            port.deliver(self.rank, header, b"")
+            return received or 1
+        return received
+
+    def _drop(self) -> int:
+        dropped = min(self._end - self._begin, self._dropping)
+        if dropped:
+            self._begin += dropped
+        else:
+            dropped = self.connection.recv_into(self._stage[: self._dropping])
+        self._dropping -= dropped
+        return dropped
+
+    def _receive_target(self) -> int:
+        target = self._target
+        assert target is not None
+        staged = min(self._end - self._begin, len(target) - self._filled)
+        if staged:
+            target[self._filled : self._filled + staged] = self._stage[self._begin : self._begin + staged]
+            self._begin += staged
+            self._filled += staged
+            return staged
+        if self._filled == len(target):
+            return 0
+        received = self.connection.recv_into(target[self._filled :])
+        self._filled += received
+        return received
+
+    def _receive_small(self, header: Header, port: Port | None) -> int:
+        if self._end - self._begin < header.length:
+            return self._fill()
+        payload = bytes(self._stage[self._begin : self._begin + header.length])
+        self._begin += header.length
+        self._header = None
+        if port is not None:
+            port.deliver(self.rank, header, payload)
+        return header.length or 1
+
+
+class Mesh:
+    """This process's connections to all peers of an epoch.
+
+    Args:
+        rank: this process's global rank.
+        epoch: the job's epoch; frames of another one are not for us.
+        connections: one to every other rank.
+        eager_limit: largest EAGER payload in bytes.
+        spins: how often to look for bytes before sleeping; 0 where ranks outnumber cores.
+    """
+
+    def __init__(
+        self, rank: int, epoch: int, connections: dict[int, Connection], *, eager_limit: int, spins: int = 0
+    ) -> None:
+        self.rank = rank
+        self.epoch = epoch
+        self.eager_limit = eager_limit
+        self.lost: dict[int, Lost] = {}
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
+        self._peers = {peer: Peer(peer, connection, eager_limit) for peer, connection in connections.items()}
+        self._by_fd = {peer.connection.fileno(): peer for peer in self._peers.values()}
+        self._masks: dict[int, int] = {}
+        self._poll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._bell, select.EPOLLIN)
+        for fd, peer in self._by_fd.items():
+            self._masks[fd] = peer.connection.events(False)
+            self._poll.register(fd, self._masks[fd])
+        # Connections that know of bytes which poll does not see have to be asked before each sleep.
+        self._asked = [peer for peer in self._peers.values() if peer.connection.medium != "tcp"]
+        self._spins = spins
+        self._ports: dict[int, Port] = {}
+        self._early: list[tuple[int, Header, memoryview | bytes]] = []
+        self._leading = False
+        self._background_leads = False
+        self._followers = 0
+        self._outstanding: list[tuple[int, Transfer]] = []
+        self._background: threading.Thread | None = None
+        self._closed = False
+
+    # Ports
+
+    def open_port(self, group: int, port: Port) -> None:
+        """Begin to deliver a group's frames, those that came before included."""
+        with self.lock:
+            self._ports[group] = port
+            early, self._early = self._early, []
+            for rank, header, payload in early:
+                if header.group == group:
+                    port.deliver(rank, header, payload)
+                else:
+                    self._early.append((rank, header, payload))
+            for rank in self.lost:
+                port.lost(rank)
+
+    def close_port(self, group: int) -> None:
+        """Drop a group's frames from now on, also those that have begun to arrive."""
+        with self.lock:
+            self.drop_port(group)
+
+    def media(self) -> dict[int, str]:
+        """Return what carries the bytes to each peer."""
+        return {rank: peer.connection.medium for rank, peer in self._peers.items()}
+
+    # With the lock held
+
+    def drop_port(self, group: int) -> None:
+        """Do what close_port does."""
+        self._ports.pop(group, None)
+        self._outstanding = [held for held in self._outstanding if held[0] != group]
+        for rank, peer in self._peers.items():
+            peer.forget(group)
+            if rank not in self.lost:
+                self._watch(peer)
+
+    def send(self, rank: int, buffers: Sequence[Buffer], transfer: Transfer | None = None) -> None:
+        """Send a frame to a peer, or begin to. A lost peer's frames vanish: who waits for it finds out."""
+        peer = self._peers[rank]
+        if rank in self.lost:
+            return
+        try:
+            peer.send(buffers, transfer)
+        except DistNetworkError as error:
+            self._lose(peer, Lost(error.message, clean=False))
+            return
+        if peer.writing:
+            self._watch(peer)
+
+    def resume(self, rank: int) -> None:
+        """Go on with a peer that was held up because a buffer was missing."""
+        peer = self._peers.get(rank)
+        if peer is not None and peer.paused and rank not in self.lost:
+            self._receive(peer)
+
+    # Waiting; without the lock
+
+    def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
+        """Wait until ``ready()``, which is called with the lock held, moving bytes meanwhile.
+
+        Returns:
+            Whether it became so before the deadline.
+        """
+        with self._changed:
+            return self._wait(ready, deadline, background=False)
+
+    def progress(self) -> None:
+        """Move what can be moved now, without waiting."""
+        with self._changed:
+            if not self._leading and not self._closed:
+                self._sweep(0)
+
+    def _wait(self, ready: Callable[[], bool], deadline: Deadline, background: bool) -> bool:
+        while not ready():
+            if deadline.passed() or self._closed:
+                return False
+            if self._leading:
+                self._follow(deadline, background)
+                continue
+            self._leading, self._background_leads = True, background
+            try:
+                while not ready() and not deadline.passed() and not self._closed:
+                    if background and self._followers:
+                        break
+                    self._sweep(min(SLICE_SECONDS, deadline.remaining()))
+            finally:
+                self._leading = self._background_leads = False
+                if self._followers or self._outstanding:
+                    self._changed.notify_all()
+        return True
+
+    def _follow(self, deadline: Deadline, background: bool) -> None:
+        if not background:
+            self._followers += 1
+        try:
+            if self._background_leads and not background:
+                self._ring()
+            self._changed.wait(min(SLICE_SECONDS, deadline.remaining()))
+        finally:
+            if not background:
+                self._followers -= 1
+
+    def _sweep(self, timeout: float) -> None:
+        """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes."""
+        ready = [] if not self._asked else self._look(self._spins if timeout else 0)
+        self.lock.release()
+        try:
+            events = self._poll.poll(0 if ready else timeout)
+        finally:
+            self.lock.acquire()
+        for fd, event in events:
+            peer = self._by_fd.get(fd)
+            if peer is None:
+                if fd == self._bell:
+                    os.eventfd_read(self._bell)
+                continue
+            peer.connection.woken()
+            if peer.paused and event & (select.EPOLLHUP | select.EPOLLERR):
+                self._lose(peer, Lost("connection reset", clean=False))
+            elif peer not in ready:
+                ready.append(peer)
+        for peer in ready:
+            if peer.rank not in self.lost:
+                self._receive(peer)
+            if peer.writing and peer.rank not in self.lost:
+                self._flush(peer)
+        if self._followers and ready:
+            self._changed.notify_all()
+
+    def _look(self, spins: int) -> list[Peer]:
+        """Return the peers with something to do that poll would not tell; the rest is ready for a sleep."""
+        asked = [peer for peer in self._asked if peer.rank not in self.lost]
+        while True:
+            ready = [peer for peer in asked if not peer.connection.prepare_wait(peer.writing) and not self._held(peer)]
+            if ready or not spins:
+                return ready
+            spins -= 1
+
+    def _held(self, peer: Peer) -> bool:
+        """Whether a peer's incoming bytes have nowhere to go and nothing is to be sent to it."""
+        return peer.paused and not peer.writing
+
+    def _receive(self, peer: Peer) -> None:
+        try:
+            peer.receive(lambda header: self._port_of(peer.rank, header))
+        except (DistNetworkError, ProtocolError) as error:
+            self._lose(peer, Lost(error.message, clean=False))
+        else:
+            if peer.rank not in self.lost:
+                self._watch(peer)
+
+    def _flush(self, peer: Peer) -> None:
+        try:
+            peer.flush()
+        except DistNetworkError as error:
+            self._lose(peer, Lost(error.message, clean=False))
+        else:
+            self._watch(peer)
+
+    def _watch(self, peer: Peer) -> None:
+        """Have poll report what matters now: nothing to receive while held up, room to send when something waits."""
+        connection = peer.connection
+        fd = connection.fileno()
+        mask = connection.events(peer.writing)
+        if peer.paused and connection.medium == "tcp":
+            mask &= ~select.EPOLLIN
+        if self._masks.get(fd) != mask:
+            self._masks[fd] = mask
+            self._poll.modify(fd, mask)
+
+    def _port_of(self, rank: int, header: Header) -> Port | None:
+        if header.opcode is Opcode.GOODBYE:
+            return _Farewell(self)
+        if header.epoch != self.epoch:
+            return None
+        port = self._ports.get(header.group)
+        if port is None and header.opcode is Opcode.ENTER:
+            return _Early(self._early)
+        return port
+
+    def _lose(self, peer: Peer, lost: Lost) -> None:
+        if peer.rank in self.lost:
+            return
+        self.lost[peer.rank] = lost
+        fd = peer.connection.fileno()
+        if self._by_fd.pop(fd, None) is not None:
+            self._masks.pop(fd, None)
+            self._poll.unregister(fd)
+        peer.connection.close()
+        for port in list(self._ports.values()):
+            port.lost(peer.rank)
+        self._changed.notify_all()
+
+    def _ring(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    # Asynchronous messages
+
+    def hold(self, group: int, transfer: Transfer) -> None:
+        """Have the background thread see to an asynchronous message. With the lock held."""
+        self._outstanding.append((group, transfer))
+        if self._background is None:
+            self._background = threading.Thread(target=self._lead_in_background, name="rankmesh-progress", daemon=True)
+            self._background.start()
+        else:
+            self._changed.notify_all()
+
+    def _idle(self) -> bool:
+        """Whether no asynchronous message is under way."""
+        if self._outstanding:
+            self._outstanding = [held for held in self._outstanding if not held[1].done]
+        return not self._outstanding
+
+    def _lead_in_background(self) -> None:
+        with self._changed:
+            while not self._closed:
+                if self._idle():
+                    self._changed.wait()
+                elif self._followers:
+                    self._changed.wait(SLICE_SECONDS)
+                else:
+                    self._wait(self._idle, Deadline(SLICE_SECONDS), background=True)
+
+    # The end
+
+    def close(self, reason: str = "", patience: float = 2.0) -> None:
+        """Say goodbye to everyone, send what is queued, and close. Does nothing the second time.
+
+        Args:
+            reason: why, for the errors of those who still wait for us.
+            patience: seconds to wait for peers that do not take what is queued for them.
+        """
+        with self.lock:
+            if self._closed:
+                return
+            payload = reason.encode()[: frames.SMALL]
+            header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, length=len(payload))
+            for rank in self._peers:
+                self.send(rank, [header, payload])
+        self.wait(self._all_flushed, Deadline(patience))
+        with self._changed:
+            self._closed = True
+            self._ring()
+            self._changed.notify_all()
+            background = self._background
+        if background is not None and background is not threading.current_thread():
+            background.join()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._leading, SLICE_SECONDS * 10)
+            for peer in self._peers.values():
+                peer.connection.close()
+            self._poll.close()
+            os.close(self._bell)
+
+    def _all_flushed(self) -> bool:
+        return not any(peer.writing for rank, peer in self._peers.items() if rank not in self.lost)
+
+
+class _Farewell(Port):
+    """Takes a GOODBYE: the peer is gone, but not failed."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def place(self, rank: int, header: Header) -> memoryview | None:
+        return None
+
+    def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
+        cause = bytes(payload).decode(errors="replace")
+        self._mesh._lose(self._mesh._peers[rank], Lost(cause, clean=True))
+
+    def lost(self, rank: int) -> None:
+        pass
+
+
+class _Early(Port):
+    """Keeps arrivals at groups that this process is about to make."""
+
+    def __init__(self, kept: list[tuple[int, Header, memoryview | bytes]]) -> None:
+        self._kept = kept
+
+    def place(self, rank: int, header: Header) -> memoryview | None:
+        return None
+
+    def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
+        if len(self._kept) >= _EARLY_FRAMES:
+            raise ProtocolError(f"rank {rank} sent too many frames for groups that are not in use here")
+        self._kept.append((rank, header, payload))
+
+    def lost(self, rank: int) -> None:
+        pass
+
+
+def _after(buffers: Sequence[Buffer], sent: int) -> list[memoryview]:
+    """Return what is left of ``buffers`` when their first ``sent`` bytes are gone."""
+    rest = []
+    for buffer in buffers:
+        if sent >= len(buffer):
+            sent -= len(buffer)
+        else:
+            rest.append(memoryview(buffer)[sent:])
+            sent = 0
+    return rest

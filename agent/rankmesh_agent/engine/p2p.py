@@ -1,0 +1,230 @@
+"""Point-to-point messages of one group: matched to receives by (source, tag), in the order they were sent.
+
+::
+
+    up to the eager limit      EAGER ─────────────▶            kept until a receive matches, then CREDIT goes back
+    above, or out of credit    RTS ───────────────▶            kept until a receive matches
+                                   ◀──────────── CTS
+                               BULK ──────────────▶            straight into the receiver's array
+
+A receiver that does not receive holds at most WINDOW bytes a sender, then only announcements: a slow receiver bounds
+memory. A receive with another dtype or size than its message is refused; an announced message is refused to its sender
+too. Ranks are global here; every method is called with the mesh's lock held.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+
+from rankmesh_agent.engine.mesh import Mesh, Transfer
+from rankmesh_agent.wire import dtypes, frames
+from rankmesh_agent.wire.errors import DistBackendError
+from rankmesh_agent.wire.frames import Header, Opcode
+
+WINDOW = 1 << 20
+"""Bytes of eager messages a sender may have in the receiver's queue."""
+_MIN_COST = 1 << 10
+"""What a message counts at least: empty ones take memory too."""
+
+ANY = -1
+"""Source of a receive that takes from every rank."""
+
+
+@dataclass(eq=False)
+class _Receive:
+    source: int
+    tag: int
+    dtype: int
+    view: memoryview
+    transfer: Transfer
+
+    def refusal(self, rank: int, dtype: int, nbytes: int) -> str:
+        """Say why a message does not fit, '' if it does."""
+        if dtype == self.dtype and nbytes == len(self.view):
+            return ""
+        return (
+            f"rank {rank} sent {_described(dtype, nbytes)} with tag {self.tag}, but the receive expects "
+            f"{_described(self.dtype, len(self.view))}: sizes and dtypes must be equal on both sides"
+        )
+
+
+@dataclass(eq=False)
+class _Message:
+    """A message nobody has asked for yet: whole (payload), or announced (id)."""
+
+    source: int
+    tag: int
+    dtype: int
+    nbytes: int
+    id: int = 0
+    payload: memoryview | bytes | None = None
+
+
+@dataclass(eq=False)
+class _Announced:
+    rank: int
+    header: bytes
+    view: memoryview
+    transfer: Transfer
+
+
+@dataclass(eq=False)
+class _Account:
+    """Credit between this rank and one peer, in each direction."""
+
+    available: int = WINDOW
+    owed: int = 0
+
+
+@dataclass(eq=False)
+class Matching:
+    """One rank's side of a group's messages."""
+
+    mesh: Mesh
+    group: int
+    receives: list[_Receive] = field(default_factory=list)
+    unexpected: deque[_Message] = field(default_factory=deque)
+    announced: dict[int, _Announced] = field(default_factory=dict)
+    cleared: dict[tuple[int, int], _Receive] = field(default_factory=dict)
+    accounts: dict[int, _Account] = field(default_factory=dict)
+    ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    # What the caller asks for
+
+    def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
+        """Begin to send ``view`` to a rank; it must not change until the transfer is done."""
+        transfer = Transfer()
+        account = self._account(rank)
+        cost = max(len(view), _MIN_COST)
+        if len(view) <= self.mesh.eager_limit and cost <= account.available:
+            account.available -= cost
+            header = self._frame(Opcode.EAGER, dtype=dtype, tag=tag, length=len(view))
+            self.mesh.send(rank, [header, view], transfer)
+        else:
+            number = next(self.ids)
+            bulk = self._frame(Opcode.BULK, dtype=dtype, tag=tag, seq=number, length=len(view))
+            self.announced[number] = _Announced(rank, bulk, view, transfer)
+            self.mesh.send(rank, [self._frame(Opcode.RTS, dtype=dtype, tag=tag, seq=number, total=len(view))])
+        return transfer
+
+    def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
+        """Begin to receive into ``view`` from a rank, or from ANY."""
+        wanted = _Receive(source, tag, dtype, view, Transfer())
+        for message in self.unexpected:
+            if message.tag == tag and source in (ANY, message.source):
+                self.unexpected.remove(message)
+                self._take(message, wanted)
+                break
+        else:
+            self.receives.append(wanted)
+        return wanted.transfer
+
+    def cancel(self, transfer: Transfer) -> bool:
+        """Undo a transfer that has not begun; False if data may be on its way."""
+        for posted in self.receives:
+            if posted.transfer is transfer:
+                self.receives.remove(posted)
+                return True
+        for number, announced in self.announced.items():
+            if announced.transfer is transfer:
+                del self.announced[number]
+                self._refuse(announced.rank, number, "the sender gave up waiting for the receive")
+                return True
+        return False
+
+    # What comes from the peers
+
+    def place(self, rank: int, header: Header) -> memoryview | None:
+        """Return where a BULK payload goes."""
+        cleared = self.cleared.get((rank, header.seq))
+        return None if cleared is None else cleared.view
+
+    def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
+        """Take a frame."""
+        match header.opcode:
+            case Opcode.EAGER:
+                self._arrive(_Message(rank, header.tag, header.dtype, header.length, payload=payload))
+            case Opcode.RTS:
+                self._arrive(_Message(rank, header.tag, header.dtype, header.total, id=header.seq))
+            case Opcode.CTS:
+                announced = self.announced.pop(header.seq, None)
+                if announced is not None:
+                    self.mesh.send(rank, [announced.header, announced.view], announced.transfer)
+            case Opcode.BULK:
+                received = self.cleared.pop((rank, header.seq))
+                received.transfer.source = rank
+                received.transfer.done = True
+            case Opcode.CREDIT:
+                account = self._account(rank)
+                account.available = min(WINDOW, account.available + header.total)
+            case Opcode.REFUSE:
+                self._refused(rank, header.seq, bytes(payload).decode(errors="replace"))
+
+    def _arrive(self, message: _Message) -> None:
+        for posted in self.receives:
+            if posted.tag == message.tag and posted.source in (ANY, message.source):
+                self.receives.remove(posted)
+                self._take(message, posted)
+                return
+        self.unexpected.append(message)
+
+    def _take(self, message: _Message, wanted: _Receive) -> None:
+        transfer = wanted.transfer
+        transfer.source = message.source
+        refusal = wanted.refusal(message.source, message.dtype, message.nbytes)
+        if message.payload is not None:
+            self._give_credit(message.source, message.nbytes)
+            if not refusal:
+                wanted.view[:] = message.payload
+        elif refusal:
+            self._refuse(message.source, message.id, refusal)
+        else:
+            self.cleared[message.source, message.id] = wanted
+            self.mesh.send(message.source, [self._frame(Opcode.CTS, seq=message.id)])
+            return
+        if refusal:
+            transfer.error = DistBackendError(refusal, ranks=[message.source])
+        transfer.done = True
+
+    def _refused(self, rank: int, number: int, why: str) -> None:
+        """Our message was refused, or a message to us was withdrawn."""
+        announced = self.announced.get(number)
+        if announced is not None and announced.rank == rank:
+            del self.announced[number]
+            transfer = announced.transfer
+        else:
+            withdrawn = self.cleared.pop((rank, number), None)
+            if withdrawn is None:
+                self.unexpected = deque(m for m in self.unexpected if (m.source, m.id) != (rank, number))
+                return
+            transfer = withdrawn.transfer
+        transfer.error = DistBackendError(f"rank {rank} refused the message: {why}", ranks=[rank])
+        transfer.done = True
+
+    def _refuse(self, rank: int, number: int, why: str) -> None:
+        payload = why.encode()
+        self.mesh.send(rank, [self._frame(Opcode.REFUSE, seq=number, length=len(payload)), payload])
+
+    def _give_credit(self, rank: int, nbytes: int) -> None:
+        account = self._account(rank)
+        account.owed += max(nbytes, _MIN_COST)
+        if account.owed >= WINDOW // 4:
+            self.mesh.send(rank, [self._frame(Opcode.CREDIT, total=account.owed)])
+            account.owed = 0
+
+    def _account(self, rank: int) -> _Account:
+        return self.accounts.setdefault(rank, _Account())
+
+    def _frame(
+        self, opcode: Opcode, *, dtype: int = dtypes.NONE, seq: int = 0, tag: int = 0, length: int = 0, total: int = 0
+    ) -> bytes:
+        return frames.encode(
+            opcode, dtype=dtype, group=self.group, epoch=self.mesh.epoch, seq=seq, tag=tag, length=length, total=total
+        )
+
+
+def _described(dtype: int, nbytes: int) -> str:
+    itemsize = dtypes.FROM_CODE[dtype].itemsize if dtype in dtypes.FROM_CODE else 1
+    return f"{dtypes.name_of(dtype)}[{nbytes // itemsize}]"

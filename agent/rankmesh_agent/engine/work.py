@@ -1,0 +1,251 @@
+"""What an asynchronous call returns, after torch.distributed.Work."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from rankmesh_agent.wire.deadline import Deadline, seconds_of
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
+
+
+class Future:
+    """The result of a Work, after torch.futures.Future.
+
+    A callback given to ``then`` runs in the thread that completes the operation, or at once if it is complete.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._complete = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    def done(self) -> bool:
+        """Whether the operation has ended, well or not."""
+        return self._complete.is_set()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end, at most ``timeout`` seconds; return the value or raise the operation's error.
+
+        Raises:
+            TimeoutError: the operation goes on.
+        """
+        if not self._complete.wait(timeout):
+            raise TimeoutError(f"the operation did not end within {timeout} s")
+        return self.value()
+
+    def value(self) -> Any:
+        """Return the value of a future that is done, or raise its error."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        """Return a future of what ``callback(self)`` will return."""
+        following = Future()
+
+        def run() -> None:
+            try:
+                following.set_result(callback(self))
+            except BaseException as error:
+                following.set_exception(error)
+
+        with self._lock:
+            if not self._complete.is_set():
+                self._callbacks.append(run)
+                return following
+        run()
+        return following
+
+    def set_result(self, value: Any) -> None:
+        """Complete the future with a value."""
+        self._finish(value, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Complete the future with an error."""
+        self._finish(None, error)
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        with self._lock:
+            self._value, self._error = value, error
+            self._complete.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+class Work(ABC):
+    """An operation that goes on while its caller does something else."""
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """Whether the operation has ended, well or not."""
+
+    @abstractmethod
+    def exception(self) -> BaseException | None:
+        """Return the error of an operation that failed."""
+
+    @abstractmethod
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Wait for the end.
+
+        Args:
+            timeout: how long, as timedelta or seconds; by default as long as the operation itself may take.
+
+        Returns:
+            True.
+
+        Raises:
+            CollectiveTimeoutError: ``timeout`` passed; the operation goes on.
+            DistError: the operation failed.
+        """
+
+    @abstractmethod
+    def result(self) -> list[Any]:
+        """Return the arrays of the operation, once it is complete."""
+
+    @abstractmethod
+    def get_future(self) -> Future:
+        """Return a future whose value is ``result()``."""
+
+    def is_success(self) -> bool:
+        """Whether the operation has ended well."""
+        return self.is_completed() and self.exception() is None
+
+    def source_rank(self) -> int:
+        """Return the global rank a receive got its message from.
+
+        Raises:
+            RuntimeError: this is not a receive.
+        """
+        raise RuntimeError("source_rank() is only known for a receive")
+
+
+class QueuedWork(Work):
+    """A call in a group's queue.
+
+    Args:
+        run: carries the call out.
+        arrays: the user's arrays that it fills.
+        described: the call in words.
+    """
+
+    def __init__(self, run: Callable[[], None], arrays: list[Any], described: str) -> None:
+        self._run = run
+        self._arrays = arrays
+        self._described = described
+        self._future = Future()
+
+    def run(self) -> None:
+        """Carry the call out, in the group's worker thread."""
+        try:
+            self._run()
+        except BaseException as error:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(self._arrays)
+
+    def fail(self, error: BaseException) -> None:
+        """End a call that will not be carried out."""
+        self._future.set_exception(error)
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def exception(self) -> BaseException | None:
+        return self._future._error
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        seconds = None if timeout is None else seconds_of(timeout, 0.0)
+        try:
+            self._future.wait(seconds)
+        except TimeoutError as error:
+            if self._future.done():
+                raise
+            raise CollectiveTimeoutError(
+                f"{self._described} did not end within {seconds:.3g} s of waiting; it goes on", op=self._described
+            ) from error
+        return True
+
+    def result(self) -> list[Any]:
+        self._future.value()
+        if not self._future.done():
+            raise RuntimeError("result() before the operation is complete; call wait() first")
+        return self._arrays
+
+    def get_future(self) -> Future:
+        return self._future
+
+
+class MessageWork(Work):
+    """A point-to-point message under way.
+
+    Args:
+        settle: waits for the message until a deadline and raises its error; with None it does not wait, and tells
+            whether the message is done.
+        arrays: the user's arrays.
+        deadline: the operation's own.
+        source: returns the rank a received message came from.
+    """
+
+    def __init__(
+        self,
+        settle: Callable[[Deadline | None], bool],
+        arrays: list[Any],
+        deadline: Deadline,
+        source: Callable[[], int] | None = None,
+    ) -> None:
+        self._settle = settle
+        self._arrays = arrays
+        self._deadline = deadline
+        self._source = source
+        self._complete = False
+        self._error: BaseException | None = None
+
+    def is_completed(self) -> bool:
+        if not self._complete:
+            try:
+                self._complete = self._settle(None)
+            except DistError as error:
+                self._complete, self._error = True, error
+        return self._complete
+
+    def exception(self) -> BaseException | None:
+        self.is_completed()
+        return self._error
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        own = self._deadline if timeout is None else Deadline(seconds_of(timeout, 0.0))
+        if not self._complete:
+            try:
+                self._complete = self._settle(own)
+            except DistError as error:
+                if timeout is None or not isinstance(error, CollectiveTimeoutError):
+                    self._complete, self._error = True, error
+                raise
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._arrays
+
+    def get_future(self) -> Future:
+        """Not available.
+
+        Raises:
+            RuntimeError: always; torch has none for point-to-point operations either.
+        """
+        raise RuntimeError("get_future() is not available for point-to-point operations; use wait()")
+
+    def source_rank(self) -> int:
+        if self._source is None:
+            return super().source_rank()
+        self.wait()
+        return self._source()

@@ -1,0 +1,152 @@
+"""Ranks as threads of one process: two bounded queues of bytes, without sockets. For tests and for teaching."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import threading
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rankmesh_agent.transports.base import Buffer, Connection, Listener, Transport, lost
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
+
+QUEUE_BYTES = 1 << 20
+
+
+class _Queue:
+    """Bytes on their way from one end to the other."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.closed = False
+
+
+class InprocConnection(Connection):
+    """One end of two queues, with an eventfd to sleep on."""
+
+    medium: ClassVar[str] = "inproc"
+    peer = "the other end in this process"
+
+    def __init__(self, incoming: _Queue, outgoing: _Queue, bell: int, other_bell: int, lock: threading.Lock) -> None:
+        self._lock = lock  # both ends have the same
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._bell = bell
+        self._other_bell = other_bell
+        self._open = True
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        sent = 0
+        with self._lock:
+            if self._outgoing.closed or not self._open:
+                raise lost(self.peer)
+            for buffer in buffers:
+                piece = memoryview(buffer).cast("B")[: QUEUE_BYTES - len(self._outgoing.data)]
+                self._outgoing.data += piece
+                sent += len(piece)
+            if sent:
+                os.eventfd_write(self._other_bell, 1)
+        return sent
+
+    def recv_into(self, buffer: memoryview) -> int:
+        with self._lock:
+            if not self._open:
+                raise lost(self.peer, "closed here")
+            received = min(len(buffer), len(self._incoming.data))
+            if not received:
+                if self._incoming.closed:
+                    raise lost(self.peer)
+                return 0
+            buffer[:received] = self._incoming.data[:received]
+            del self._incoming.data[:received]
+            if not self._incoming.closed:
+                os.eventfd_write(self._other_bell, 1)
+        return received
+
+    def fileno(self) -> int:
+        return self._bell
+
+    def events(self, writing: bool) -> int:
+        return select.POLLIN
+
+    def prepare_wait(self, writing: bool) -> bool:
+        if self._incoming.data or self._incoming.closed:
+            return False
+        return not (writing and len(self._outgoing.data) < QUEUE_BYTES)
+
+    def woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            self._outgoing.closed = True
+            if self._incoming.closed:  # the last one out
+                os.close(self._bell)
+                os.close(self._other_bell)
+            else:
+                os.eventfd_write(self._other_bell, 1)
+
+
+def pair() -> tuple[InprocConnection, InprocConnection]:
+    """Return two connected ends."""
+    there, back = _Queue(), _Queue()
+    mine, yours = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+    lock = threading.Lock()
+    return InprocConnection(back, there, mine, yours, lock), InprocConnection(there, back, yours, mine, lock)
+
+
+class InprocListener(Listener):
+    """A name in the transport's table."""
+
+    def __init__(self, address: str, listeners: dict[str, InprocListener]) -> None:
+        self.address = address
+        self.waiting: queue.SimpleQueue[Connection | None] = queue.SimpleQueue()
+        self._listeners = listeners
+
+    def accept(self, deadline: Deadline) -> Connection:
+        try:
+            connection = self.waiting.get(timeout=deadline.remaining())
+        except queue.Empty:
+            raise TimeoutError(f"nobody connected to {self.address} within {deadline.seconds:.1f} s") from None
+        if connection is None:
+            self.waiting.put(None)  # for the next caller
+            raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
+        return connection
+
+    def close(self) -> None:
+        if self._listeners.pop(self.address, None) is None:
+            return
+        while not self.waiting.empty():
+            unclaimed = self.waiting.get()
+            if unclaimed is not None:
+                unclaimed.close()
+        self.waiting.put(None)
+
+
+class InprocTransport(Transport):
+    """Reaches listeners of this very object; nobody has to prove anything."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, InprocListener] = {}
+
+    def listen(self, address: str) -> Listener:
+        listener = InprocListener(address, self._listeners)
+        if self._listeners.setdefault(address, listener) is not listener:
+            raise AddressInUseError(f"{address} is in use in this process", address=address)
+        return listener
+
+    def connect(self, address: str, deadline: Deadline) -> Connection:
+        listener = self._listeners.get(address)
+        if listener is None:
+            raise DistNetworkError(f"cannot connect to {address}: nobody listens there", address=address)
+        here, there = pair()
+        listener.waiting.put(there)
+        return here

@@ -1,0 +1,226 @@
+"""Two rings in shared memory, one a direction, with the socket that set them up as doorbell and sign of life.
+
+::
+
+    line 0   head     bytes ever written   (the producer's)
+    line 1   tail     bytes ever read      (the consumer's)
+    line 2   reader asleep: the producer rings when it has written
+    line 3   writer asleep: the consumer rings when it has made room
+    line 4…  data
+
+Only the producer stores head and only the consumer stores tail, each after the bytes it speaks for. A side that wants
+to sleep raises its flag, looks again, then polls the socket; the other side looks at the flag after each store. Both
+put a lock operation between store and look, which x86 executes as a full fence, so one of the two sees the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from rankmesh_agent.transports.base import Buffer, Connection, lost, recv_exactly, send_all
+from rankmesh_agent.transports.shared import LINE, Mapping, unsupported
+from rankmesh_agent.transports.tcp import ANSWER, PROPOSAL, TcpConnection, TcpTransport
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import DistNetworkError
+
+RING_BYTES = 1 << 18
+_DATA = 4 * LINE
+_HEAD, _TAIL, _READER, _WRITER = (line * LINE // 8 for line in range(4))
+_LARGE = 1 << 15
+"""Copies above this go through NumPy, which lets other threads run meanwhile."""
+_fence = threading.Lock()
+
+
+class _Ring:
+    """One direction: a view of its lines and its data."""
+
+    def __init__(self, mapping: Mapping, offset: int, capacity: int) -> None:
+        memory = mapping.bytes.data[offset : offset + _DATA + capacity]
+        self.words = memory[:_DATA].cast("Q")
+        self.data = memory[_DATA:]
+        self.array = np.frombuffer(self.data, np.uint8)
+        self.capacity = capacity
+
+    def readable(self) -> int:
+        """Bytes to read now."""
+        return self.words[_HEAD] - self.words[_TAIL]
+
+    def writable(self) -> int:
+        """Room to write now."""
+        return self.capacity - self.readable()
+
+    def write(self, piece: memoryview) -> None:
+        """Append ``piece``, which fits."""
+        at = self.words[_HEAD] % self.capacity
+        first = min(len(piece), self.capacity - at)
+        self._copy_in(at, piece[:first])
+        if first < len(piece):
+            self._copy_in(0, piece[first:])
+        self.words[_HEAD] += len(piece)
+
+    def read(self, into: memoryview) -> None:
+        """Fill ``into``; that many bytes are there."""
+        at = self.words[_TAIL] % self.capacity
+        first = min(len(into), self.capacity - at)
+        self._copy_out(at, into[:first])
+        if first < len(into):
+            self._copy_out(0, into[first:])
+        self.words[_TAIL] += len(into)
+
+    def _copy_in(self, at: int, piece: memoryview) -> None:
+        if len(piece) > _LARGE:
+            self.array[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        else:
+            self.data[at : at + len(piece)] = piece
+
+    def _copy_out(self, at: int, into: memoryview) -> None:
+        if len(into) > _LARGE:
+            np.frombuffer(into, np.uint8)[:] = self.array[at : at + len(into)]
+        else:
+            into[:] = self.data[at : at + len(into)]
+
+
+class RingConnection(Connection):
+    """One end of a pair of rings.
+
+    Args:
+        mapping: memory of twice ``_DATA`` + capacity bytes; the first ring carries what the connecting side sends.
+        capacity: bytes of data in each ring.
+        doorbell: the socket between the two processes.
+        client: whether this side connected.
+    """
+
+    medium: ClassVar[str] = "segment"
+
+    def __init__(self, mapping: Mapping, capacity: int, doorbell: TcpConnection, *, client: bool) -> None:
+        self.peer = doorbell.peer
+        there, back = (_Ring(mapping, direction * (_DATA + capacity), capacity) for direction in range(2))
+        self._out, self._in = (there, back) if client else (back, there)
+        self._doorbell = doorbell
+        self._gone: DistNetworkError | None = None
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        if self._gone is not None:
+            raise self._gone
+        sent = 0
+        room = self._out.writable()
+        for buffer in buffers:
+            piece = memoryview(buffer)[: room - sent]
+            if piece:
+                self._out.write(piece)
+                sent += len(piece)
+        if sent:
+            self._ring(self._out, _READER)
+        return sent
+
+    def recv_into(self, buffer: memoryview) -> int:
+        received = min(len(buffer), self._in.readable())
+        if received:
+            self._in.read(buffer[:received])
+            self._ring(self._in, _WRITER)
+        elif self._gone is not None and not self._in.readable():
+            raise self._gone
+        return received
+
+    def fileno(self) -> int:
+        return self._doorbell.fileno()
+
+    def events(self, writing: bool) -> int:
+        return select.POLLIN
+
+    def prepare_wait(self, writing: bool) -> bool:
+        self._in.words[_READER] = 1
+        if writing:
+            self._out.words[_WRITER] = 1
+        with _fence:
+            pass
+        return not (self._gone is not None or self._in.readable() or (writing and self._out.writable()))
+
+    def woken(self) -> None:
+        rings = memoryview(bytearray(64))
+        try:
+            while self._doorbell.recv_into(rings) == len(rings):
+                pass
+        except DistNetworkError as error:
+            self._gone = error
+
+    def close(self) -> None:
+        self._gone = lost(self.peer, "closed here")
+        self._doorbell.close()
+
+    def _ring(self, ring: _Ring, sleeper: int) -> None:
+        with _fence:
+            pass
+        if ring.words[sleeper]:
+            ring.words[sleeper] = 0
+            with contextlib.suppress(DistNetworkError):  # a full socket rings too; a lost one shows when we receive
+                self._doorbell.send([b"!"])
+
+
+class RingTransport(TcpTransport):
+    """Reaches processes of the same host through shared memory, set up over TCP; others, and as a fallback, over TCP.
+
+    Args:
+        token: the job's secret.
+        directory: where shared memory is made.
+        job: the job's name, part of the files' names.
+        ring_bytes: bytes of data in each ring.
+        strict: whether to raise instead of staying on TCP when memory cannot be shared.
+    """
+
+    def __init__(
+        self, token: str, directory: str, job: str, *, ring_bytes: int = RING_BYTES, strict: bool = False
+    ) -> None:
+        super().__init__(token)
+        self._directory = directory
+        self._job = job
+        self._ring_bytes = ring_bytes
+        self._strict = strict
+
+    def _propose(self, connection: TcpConnection, deadline: Deadline) -> Connection:
+        try:
+            if reason := unsupported():
+                raise DistNetworkError(reason)
+            mapping = Mapping.create(self._directory, self._job, self._size())
+        except DistNetworkError:
+            if self._strict:
+                raise
+            return super()._propose(connection, deadline)
+        try:
+            nonce = mapping.name[-16:].encode()
+            mapping.bytes[_DATA : _DATA + len(nonce)] = np.frombuffer(nonce, np.uint8)
+            send_all(connection, PROPOSAL.pack(1, self._ring_bytes, mapping.name.encode(), nonce), deadline)
+            taken = recv_exactly(connection, ANSWER.size, deadline) == ANSWER.pack(1)
+        finally:
+            mapping.unlink()
+        if taken:
+            return RingConnection(mapping, self._ring_bytes, connection, client=True)
+        if self._strict:
+            raise DistNetworkError(
+                f"RANKMESH_TRANSPORT=shm, but {connection.peer} cannot map {self._directory}/{mapping.name}: both "
+                "ranks must see the same RANKMESH_SHM_DIR",
+                address=connection.peer,
+            )
+        return connection
+
+    def _accept_proposal(self, connection: TcpConnection, proposal: bytes, deadline: Deadline) -> Connection:
+        wanted, ring_bytes, name, nonce = PROPOSAL.unpack(proposal)
+        mapping = None
+        if wanted and LINE <= ring_bytes <= 1 << 30 and not unsupported():
+            with contextlib.suppress(DistNetworkError, UnicodeDecodeError):
+                mapping = Mapping.open(self._directory, name.rstrip(b"\0").decode("ascii"), 2 * (_DATA + ring_bytes))
+        said = nonce.rstrip(b"\0")
+        if mapping is None or mapping.bytes[_DATA : _DATA + len(said)].tobytes() != said:
+            send_all(connection, ANSWER.pack(0), deadline)
+            return connection
+        send_all(connection, ANSWER.pack(1), deadline)
+        return RingConnection(mapping, ring_bytes, connection, client=False)
+
+    def _size(self) -> int:
+        return 2 * (_DATA + self._ring_bytes)

@@ -1,0 +1,147 @@
+"""Shared memory of a whole group: a flag and two slots a rank.
+
+::
+
+    line r             rank r: steps posted (8 bytes), then the fingerprints of its two latest calls (8 bytes each)
+    4096-aligned       slots: [turn 0: rank 0, rank 1, …] [turn 1: rank 0, rank 1, …]
+
+A *step* is: write into your own slot, count up your flag and wake whoever sleeps on it, wait until every flag has
+reached the count. The slots are used in turn, which makes one wait a step enough: before a rank can write a
+slot again it has passed the wait of the step between, so all others have finished reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankmesh_agent.transports.shared import LINE, Mapping, sleep, slice_of, wake
+
+_PAGE = 4096
+_WORDS = LINE // 8
+SLICE_SECONDS = 0.05
+"""How long a sleep lasts at most: between two of them Ctrl-C, aborts, dead peers and the deadline are noticed."""
+
+Typed = npt.NDArray[Any]
+Check = Callable[[list[int]], None]
+
+
+class DisagreementError(Exception):
+    """The ranks of a group did not make the same call. For the engine, which says who called what."""
+
+
+class Segment:
+    """One rank's view of its group's shared memory.
+
+    Args:
+        mapping: memory of ``size_of(...)`` bytes, zero at first.
+        rank: this rank in the group.
+        size: ranks in the group.
+        slot_bytes: bytes of a slot.
+        spins: how often to look at a flag before sleeping on it; 0 where ranks outnumber cores.
+    """
+
+    def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, spins: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.slot_bytes = slot_bytes
+        self._mapping = mapping
+        self._words = mapping.bytes.data[: size * LINE].cast("Q")
+        self._addresses = [mapping.address + rank * LINE for rank in range(size)]
+        self._address = self._addresses[rank]
+        self._mine = rank * _WORDS
+        self._others = [(other * _WORDS, other) for other in range(size) if other != rank]
+        self._spins = spins
+        self._steps = 0
+        self._turn = 0
+        self._slice = slice_of(SLICE_SECONDS)
+        self._word = 1
+        self._fingerprint = 0
+        self._compared = True
+        self._check: Check = _never
+        begin = _round_up(size * LINE)
+        self._slots = [
+            [_slot(mapping, begin, (turn * size + owner) * slot_bytes, slot_bytes) for owner in range(size)]
+            for turn in range(2)
+        ]
+        self._views: tuple[dict[Any, list[Typed]], dict[Any, list[Typed]]] = ({}, {})
+
+    @staticmethod
+    def size_of(size: int, slot_bytes: int) -> int:
+        """Return the bytes a segment for ``size`` ranks takes."""
+        return _round_up(size * LINE) + 2 * size * slot_bytes
+
+    def slots(self, dtype: np.dtype[Any], count: int) -> list[Typed]:
+        """Return everyone's slots of the next turn as arrays of ``count`` elements, by rank. Begins a step."""
+        turn = self._turn = self._turn ^ 1
+        known = self._views[turn]
+        views = known.get((dtype, count))
+        if views is None:
+            if len(known) > 64:
+                known.clear()
+            nbytes = count * dtype.itemsize
+            views = known[dtype, count] = [slot[:nbytes].view(dtype) for slot in self._slots[turn]]
+        return views
+
+    def begin(self, seq: int, fingerprint: int, check: Check) -> None:
+        """Begin call number ``seq``: its first ``step`` compares everyone's fingerprint.
+
+        Args:
+            seq: the call's number, counted the same at all ranks.
+            fingerprint: of the call.
+            check: called with the ranks still missing, every SLICE_SECONDS of a wait; it raises to end it.
+        """
+        self._word = 1 + (seq & 1)  # the previous call's fingerprint may still be looked at
+        self._words[self._mine + self._word] = fingerprint
+        self._fingerprint = fingerprint
+        self._compared = False
+        self._check = check
+
+    def step(self) -> None:
+        """End a step: show the others what was written to the slot, and wait until theirs can be read.
+
+        Raises:
+            DisagreementError: in a call's first step, when the ranks did not make the same call.
+        """
+        self._steps = steps = self._steps + 1
+        words = self._words
+        words[self._mine] = steps
+        wake(self._address)
+        for line, other in self._others:
+            if words[line] < steps:
+                spins = self._spins
+                while words[line] < steps and spins:
+                    spins -= 1
+                if words[line] < steps:
+                    self._sleep(line, other, steps)
+        if not self._compared:
+            self._compared = True
+            for line, _ in self._others:
+                if words[line + self._word] != self._fingerprint:
+                    raise DisagreementError
+
+    def _sleep(self, line: int, other: int, steps: int) -> None:
+        words, address = self._words, self._addresses[other]
+        while (seen := words[line]) < steps:
+            sleep(address, seen, self._slice)
+            if words[line] == seen:
+                self._check(self.missing())
+
+    def missing(self) -> list[int]:
+        """Return the group ranks that have not come as far as this one."""
+        return [other for line, other in self._others if self._words[line] < self._steps]
+
+
+def _never(missing: list[int]) -> None:
+    raise AssertionError("a step outside a call")
+
+
+def _round_up(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
+
+
+def _slot(mapping: Mapping, begin: int, offset: int, slot_bytes: int) -> npt.NDArray[np.uint8]:
+    return mapping.bytes[begin + offset : begin + offset + slot_bytes]

@@ -1,0 +1,237 @@
+"""Sockets, with the mutual challenge of wire.handshake at the start of each."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rankmesh_agent.transports.base import (
+    Buffer,
+    Connection,
+    Listener,
+    Transport,
+    lost,
+    recv_exactly,
+    send_all,
+)
+from rankmesh_agent.wire import handshake
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
+from rankmesh_agent.wire.sockets import bind
+
+CHALLENGE_SECONDS = 10.0
+"""How long a stranger may take to prove that it belongs here."""
+MAX_STRANGERS = 128
+"""How many may be at it at once; more are closed unheard."""
+SOCKET_BUFFER = 4 << 20
+
+PROPOSAL = struct.Struct("!BQ160s32s")
+"""What the client says after the challenge: 1 and size, name and nonce of a shared memory file, or 0 to stay on TCP."""
+ANSWER = struct.Struct("!B")
+"""1 if the server takes the proposal, 0 to stay on TCP."""
+
+Upgrade = Callable[["TcpConnection", bytes, Deadline], Connection]
+
+
+class TcpConnection(Connection):
+    """A connected socket."""
+
+    medium: ClassVar[str] = "tcp"
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
+        self.socket = sock
+        self.peer = peer
+        self._fileno = sock.fileno()
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        try:
+            return self.socket.sendmsg(buffers)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise lost(self.peer, error.strerror or str(error)) from error
+
+    def recv_into(self, buffer: memoryview) -> int:
+        try:
+            received = self.socket.recv_into(buffer)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise lost(self.peer, error.strerror or str(error)) from error
+        if not received:
+            raise lost(self.peer)
+        return received
+
+    def fileno(self) -> int:
+        return self._fileno
+
+    def events(self, writing: bool) -> int:
+        return select.POLLIN | select.POLLOUT if writing else select.POLLIN
+
+    def prepare_wait(self, writing: bool) -> bool:
+        return True
+
+    def woken(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class TcpListener(Listener):
+    """Accepts in a thread, and challenges each peer in a thread of its own: a silent stranger holds up nobody."""
+
+    def __init__(self, listening: socket.socket, token: str, upgrade: Upgrade) -> None:
+        host, port = listening.getsockname()[:2]
+        self.address = f"{host}:{port}"
+        self._socket = listening
+        self._token = token
+        self._upgrade = upgrade
+        self._ready: queue.SimpleQueue[Connection | None] = queue.SimpleQueue()
+        self._strangers = threading.Semaphore(MAX_STRANGERS)
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept_all, name="rankmesh-accept", daemon=True)
+        self._thread.start()
+
+    def accept(self, deadline: Deadline) -> Connection:
+        try:
+            connection = self._ready.get(timeout=deadline.remaining())
+        except queue.Empty:
+            raise TimeoutError(f"nobody connected to {self.address} within {deadline.seconds:.1f} s") from None
+        if connection is None:
+            self._ready.put(None)  # for the next caller
+            raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
+        return connection
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the accept below
+        self._socket.close()
+        self._thread.join()
+        with contextlib.suppress(queue.Empty):
+            while (unclaimed := self._ready.get_nowait()) is not None:
+                unclaimed.close()
+        self._ready.put(None)
+
+    def _accept_all(self) -> None:
+        while True:
+            try:
+                sock, address = self._socket.accept()
+            except OSError:
+                if self._closed or self._socket.fileno() < 0:
+                    return
+                continue  # that one peer gave up while it waited
+            if not self._strangers.acquire(blocking=False):
+                sock.close()
+                continue
+            connection = TcpConnection(sock, f"{address[0]}:{address[1]}")
+            threading.Thread(target=self._welcome, args=(connection,), name="rankmesh-welcome", daemon=True).start()
+
+    def _welcome(self, connection: TcpConnection) -> None:
+        try:
+            deadline = Deadline(CHALLENGE_SECONDS)
+            _prove(connection, self._token, deadline, client=False)
+            proposal = recv_exactly(connection, PROPOSAL.size, deadline)
+            ready = self._upgrade(connection, proposal, deadline)
+        except (DistError, TimeoutError):
+            connection.close()  # a port scan, an old version, a wrong token: it learns nothing more
+        else:
+            self._ready.put(ready)
+            if self._closed:
+                ready.close()
+        finally:
+            self._strangers.release()
+
+
+class TcpTransport(Transport):
+    """Reaches peers on any host.
+
+    Args:
+        token: the job's secret.
+    """
+
+    def __init__(self, token: str = "") -> None:
+        self._token = token
+
+    def listen(self, address: str) -> Listener:
+        host, port = split_address(address)
+        return TcpListener(bind(host, port, what="the fast path"), self._token, self._accept_proposal)
+
+    def connect(self, address: str, deadline: Deadline) -> Connection:
+        connection = self._open(address, deadline)
+        try:
+            return self._propose(connection, deadline)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _propose(self, connection: TcpConnection, deadline: Deadline) -> Connection:
+        send_all(connection, PROPOSAL.pack(0, 0, b"", b""), deadline)
+        recv_exactly(connection, ANSWER.size, deadline)
+        return connection
+
+    def _accept_proposal(self, connection: TcpConnection, proposal: bytes, deadline: Deadline) -> Connection:
+        send_all(connection, ANSWER.pack(0), deadline)
+        return connection
+
+    def _open(self, address: str, deadline: Deadline) -> TcpConnection:
+        try:
+            sock = socket.create_connection(split_address(address), timeout=max(0.001, deadline.remaining()))
+        except TimeoutError:
+            raise TimeoutError(f"{address} did not answer within {deadline.seconds:.1f} s") from None
+        except OSError as error:
+            raise DistNetworkError(f"cannot connect to {address}: {error.strerror}", address=address) from error
+        connection = TcpConnection(sock, address)
+        try:
+            _prove(connection, self._token, deadline, client=True)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``; an IPv6 host may stand in brackets.
+
+    Raises:
+        ValueError: there is no port.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit():
+        raise ValueError(f"{address!r} is not an address of the form host:port")
+    return host.strip("[]"), int(port)
+
+
+def _prove(connection: Connection, token: str, deadline: Deadline, *, client: bool) -> None:
+    """Run the challenge; the client speaks first in each round."""
+    challenge = handshake.Challenge(token, client=client)
+    if client:
+        send_all(connection, challenge.hello(), deadline)
+        challenge.receive_hello(recv_exactly(connection, handshake.HELLO_BYTES, deadline))
+        send_all(connection, challenge.proof(), deadline)
+        try:
+            proof = recv_exactly(connection, handshake.PROOF_BYTES, deadline)
+        except DistNetworkError as error:
+            # The server closes without a word when our proof was wrong.
+            raise AuthenticationError(
+                f"{connection.peer} refused us: RANKMESH_TOKEN must be the same on every rank", address=connection.peer
+            ) from error
+        challenge.receive_proof(proof)
+    else:
+        challenge.receive_hello(recv_exactly(connection, handshake.HELLO_BYTES, deadline))
+        send_all(connection, challenge.hello(), deadline)
+        challenge.receive_proof(recv_exactly(connection, handshake.PROOF_BYTES, deadline))
+        send_all(connection, challenge.proof(), deadline)

@@ -1,0 +1,127 @@
+"""The frame header of the fast path: 64 bytes before every payload. Pure; no input or output happens here.
+
+::
+
+    offset  size  field
+    0       4     magic        b"RKMH"
+    4       1     version      1
+    5       1     opcode       what the frame is, see Opcode
+    6       2     dtype        element type of the payload (wire.dtypes), 0 for none
+    8       8     group        id of the group
+    16      4     epoch        epoch of the job
+    20      4     part         round of an ENTER, 0 otherwise
+    24      8     seq          the operation's sequence number in its group; id of a point-to-point message
+    32      8     tag          point-to-point tag (signed)
+    40      8     length       bytes of payload that follow
+    48      8     fingerprint  of the call (wire.ops.Call)
+    56      8     total        bytes of the whole message an RTS announces or a CREDIT returns
+
+All numbers are in network byte order. Sizes are checked against a limit before a byte is allocated: ``length`` may
+exceed SMALL only where a receiver has posted a buffer of exactly that size.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from rankmesh_agent.wire import dtypes
+from rankmesh_agent.wire.errors import ProtocolError
+
+MAGIC = b"RKMH"
+VERSION = 1
+HEADER = struct.Struct("!4sBBHQIIQqQQQ")
+HEADER_BYTES = HEADER.size
+SMALL = 1 << 16
+"""Largest payload, in bytes, of a frame whose receiver posts no buffer (eager messages have their own limit)."""
+
+
+class Opcode(enum.IntEnum):
+    """What a frame is."""
+
+    ENTER = 1
+    """A rank has arrived at a collective; small contributions ride along."""
+    PART = 2
+    """A piece of a collective's data, for a buffer the receiver posts."""
+    EAGER = 3
+    """A whole point-to-point message, sent before it was asked for."""
+    RTS = 4
+    """Request to send: announces a point-to-point message of ``total`` bytes."""
+    CTS = 5
+    """Clear to send: the receiver has posted a buffer for message ``seq``."""
+    BULK = 6
+    """The data of a message that was cleared."""
+    CREDIT = 7
+    """The receiver has taken ``total`` bytes of eager messages out of its queue."""
+    REFUSE = 8
+    """The receiver will not take message ``seq``; the payload says why."""
+    ABORT = 9
+    """The sender gives the group up; the payload is the error as JSON."""
+    GOODBYE = 10
+    """The sender leaves and will close the connection."""
+
+
+_OPCODES: dict[int, Opcode] = {int(opcode): opcode for opcode in Opcode}
+_POSTED = frozenset({Opcode.PART, Opcode.BULK})
+
+
+class Header(NamedTuple):
+    """A frame header, decoded."""
+
+    opcode: Opcode
+    dtype: int = dtypes.NONE
+    group: int = 0
+    epoch: int = 0
+    part: int = 0
+    seq: int = 0
+    tag: int = 0
+    length: int = 0
+    fingerprint: int = 0
+    total: int = 0
+
+
+def encode(
+    opcode: Opcode,
+    dtype: int = dtypes.NONE,
+    group: int = 0,
+    epoch: int = 0,
+    part: int = 0,
+    seq: int = 0,
+    tag: int = 0,
+    length: int = 0,
+    fingerprint: int = 0,
+    total: int = 0,
+) -> bytes:
+    """Return the 64 bytes of a header."""
+    return HEADER.pack(
+        MAGIC, VERSION, opcode, dtype, group, epoch, part, seq, tag, length, fingerprint, total
+    )  # fmt: skip
+
+
+def decode(data: bytes | bytearray | memoryview, offset: int = 0, eager_limit: int = SMALL) -> Header:
+    """Return the header at ``offset``.
+
+    Args:
+        data: at least 64 bytes from ``offset``.
+        offset: where the header begins.
+        eager_limit: largest EAGER payload in bytes.
+
+    Raises:
+        ProtocolError: not our magic or version, an unknown opcode or dtype, or a length over the limit.
+    """
+    magic, version, number, dtype, group, epoch, part, seq, tag, length, fingerprint, total = HEADER.unpack_from(
+        data, offset
+    )
+    if magic != MAGIC:
+        raise ProtocolError(f"expected a frame, got bytes that begin with {magic!r}; is this a RankMesh port?")
+    if version != VERSION:
+        raise ProtocolError(f"the peer speaks version {version} of the protocol, we speak {VERSION}: upgrade the older")
+    opcode = _OPCODES.get(number)
+    if opcode is None:
+        raise ProtocolError(f"unknown opcode {number} in a frame")
+    if dtype and dtype not in dtypes.FROM_CODE:
+        raise ProtocolError(f"unknown dtype code {dtype} in a frame")
+    if opcode not in _POSTED and length > (eager_limit if opcode is Opcode.EAGER else SMALL):
+        raise ProtocolError(f"a {opcode.name} frame of {length} bytes is over the limit")
+    return Header(opcode, dtype, group, epoch, part, seq, tag, length, fingerprint, total)

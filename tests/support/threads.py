@@ -1,0 +1,122 @@
+"""Ranks as threads of one process: a whole mesh over any transport, without gateway or HTTP."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.engine.establish import connect_all
+from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.transports.base import Transport
+from rankmesh_agent.transports.inproc import InprocTransport
+from rankmesh_agent.transports.ring import RingTransport
+from rankmesh_agent.transports.tcp import TcpTransport
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.schemas import Member
+
+TRANSPORTS = ("inproc", "tcp", "segment")
+WORLD = 1
+SHM = "/dev/shm"
+
+
+def transport_named(name: str, token: str = "secret") -> Transport:
+    """Return a transport; for ``inproc`` the same object has to serve all ranks."""
+    if name == "inproc":
+        return InprocTransport()
+    if name == "tcp":
+        return TcpTransport(token)
+    return RingTransport(token, SHM, "test", strict=True)
+
+
+class World:
+    """Ranks 0 … size - 1, each with a mesh and the world's communicator, used by a thread of its own."""
+
+    def __init__(self, size: int, transport: str, *, slot_bytes: int = 1 << 16, timeout: float = 20.0) -> None:
+        self.size = size
+        self.shares = transport == "segment"
+        self.slot_bytes = slot_bytes
+        self.timeout = timeout
+        made = transport_named(transport)
+        listen = (lambda rank: f"rank-{rank}") if transport == "inproc" else (lambda rank: "127.0.0.1:0")
+        listeners = [made.listen(listen(rank)) for rank in range(size)]
+        self.members = [
+            Member(rank, f"{rank:032x}", "here", "host", os.getpid(), [listeners[rank].address], "")
+            for rank in range(size)
+        ]
+        self.meshes: list[Mesh] = [None] * size  # type: ignore[list-item]
+        self.communicators: list[Communicator] = [None] * size  # type: ignore[list-item]
+
+        def connect(rank: int) -> None:
+            connections = connect_all(
+                self.members[rank], self.members, 1, listeners[rank], lambda peer: made, Deadline(20)
+            )
+            self.meshes[rank] = Mesh(rank, 1, connections, eager_limit=1 << 12)
+            self.communicators[rank] = self.group(rank, WORLD, "world", range(size))
+
+        try:
+            in_threads(size, connect)
+        finally:
+            for listener in listeners:
+                listener.close()
+
+    def group(self, rank: int, group: int, name: str, ranks: Any) -> Communicator:
+        """Make a group at one of its ranks."""
+        everyone = {member.rank: member for member in self.members}
+        made = Communicator(self.meshes[rank], group, name, list(ranks), everyone, self.timeout)
+        made.start(
+            share=self.shares, directory=SHM, job="test", slot_bytes=self.slot_bytes, spins=0, strict=self.shares,
+            timeout=self.timeout,
+        )  # fmt: skip
+        return made
+
+    def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
+        """Call ``function`` with each rank's communicator, all at once; return what they return, by rank."""
+        return in_threads(self.size, lambda rank: function(self.communicators[rank]))
+
+    def close(self) -> None:
+        """End all ranks."""
+
+        def end(rank: int) -> None:
+            if self.communicators[rank] is not None:
+                self.communicators[rank].close()
+            if self.meshes[rank] is not None:
+                self.meshes[rank].close(patience=0.5)
+
+        in_threads(self.size, end)
+
+
+@contextmanager
+def world(size: int, transport: str, **options: Any) -> Iterator[World]:
+    """A World that ends with the block."""
+    made = World(size, transport, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def in_threads(size: int, function: Callable[[int], Any], timeout: float = 60.0) -> list[Any]:
+    """Call ``function(rank)`` in a thread for each rank; return the results, raise the first error."""
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def call(rank: int) -> None:
+        try:
+            results[rank] = function(rank)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    deadline = Deadline(timeout)
+    for thread in threads:
+        thread.join(deadline.remaining())
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "ranks still run: somebody waits for ever"
+    return results
