@@ -46,7 +46,7 @@ class HttpThread:
 
         app = self._make_app()
         config = uvicorn.Config(
-            app, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False
+            app, lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False
         )
         self._server = uvicorn.Server(config)
         if not self._stopping:

@@ -68,7 +68,7 @@ class World:
         everyone = {member.rank: member for member in self.members}
         made = Communicator(self.meshes[rank], group, name, list(ranks), everyone, self.timeout)
         made.start(
-            share=self.shares, directory=SHM, job="test", slot_bytes=self.slot_bytes, spins=0, strict=self.shares,
+            share=self.shares, directory=SHM, job="test", slot_bytes=self.slot_bytes, crowded=True, strict=self.shares,
             timeout=self.timeout,
         )  # fmt: skip
         return made

@@ -33,25 +33,27 @@ def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
         parts: at least one array of ``out``'s dtype and length; none may overlap ``out`` but the first.
         out: where the result goes.
     """
-    if out.dtype is _HALF or out.dtype == _HALF:
+    if out.dtype == _HALF:
         _combine_wide(_UFUNCS[op], parts, out)
         return
     if len(parts) == 1:
         out[:] = parts[0]
         return
     ufunc = _UFUNCS[op]
-    ufunc(parts[0], parts[1], out)
-    for part in parts[2:]:
-        ufunc(out, part, out)
+    # Infinity is the answer on every rank; the user's numpy.seterr must not make one of them raise half-way.
+    with np.errstate(all="ignore"):
+        ufunc(parts[0], parts[1], out)
+        for part in parts[2:]:
+            ufunc(out, part, out)
 
 
 def _combine_wide(ufunc: np.ufunc, parts: Sequence[Array], out: Array) -> None:
     for begin in range(0, out.size, _WIDE_PIECE):
         piece = slice(begin, begin + _WIDE_PIECE)
         wide = parts[0][piece].astype(_WIDE)
-        for part in parts[1:]:
-            ufunc(wide, part[piece], wide)
-        with np.errstate(over="ignore"):  # a sum beyond float16 is infinite, as it would be for every rank alone
+        with np.errstate(all="ignore"):
+            for part in parts[1:]:
+                ufunc(wide, part[piece], wide)
             out[piece] = wide
 
 

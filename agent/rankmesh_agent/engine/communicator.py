@@ -74,11 +74,18 @@ class _Running:
         """See Watch."""
         communicator = self._communicator
 
-        def settled() -> bool:
-            return ready() or communicator.hopeless([communicator.ranks[member] for member in missing()])
+        mesh = communicator.mesh
 
-        communicator.mesh.wait(settled, self._deadline)
-        with communicator.mesh.lock:
+        def settled() -> bool:
+            if ready():
+                return True
+            if communicator.failure is None and not mesh.lost:
+                return False
+            return communicator.hopeless([communicator.ranks[member] for member in missing()])
+
+        if mesh.wait(settled, self._deadline) and communicator.failure is None and not mesh.lost:
+            return
+        with mesh.lock:
             if ready():
                 return
             waiting_for = missing()
@@ -184,7 +191,7 @@ class Communicator(Port):
         return self._backend.medium
 
     def start(
-        self, *, share: bool, directory: str, job: str, slot_bytes: int, spins: int, strict: bool, timeout: float
+        self, *, share: bool, directory: str, job: str, slot_bytes: int, crowded: bool, strict: bool, timeout: float
     ) -> None:
         """Meet the other members and set up what the calls run over; a collective call.
 
@@ -193,7 +200,7 @@ class Communicator(Port):
             directory: where shared memory is made.
             job: part of its name.
             slot_bytes: bytes of a slot.
-            spins: how often to look at a flag before sleeping on it.
+            crowded: whether the host has more ranks than cores.
             strict: whether it is an error if memory cannot be shared.
             timeout: seconds to wait for the others.
 
@@ -213,7 +220,7 @@ class Communicator(Port):
                 directory=directory,
                 job=job,
                 slot_bytes=slot_bytes,
-                spins=spins,
+                crowded=crowded,
                 strict=strict,
             )
         except BaseException as error:

@@ -29,6 +29,7 @@ _TURN_BYTES = 8 << 20
 """Bytes received from one peer before the others have their turn."""
 SLICE_SECONDS = 0.1
 """How long a wait lasts at most before the deadline is looked at again."""
+_LOOKS = 10
 _EARLY_FRAMES = 4096
 """Frames kept for groups that this process has not made yet."""
 
@@ -79,6 +80,10 @@ class Peer:
     def __init__(self, rank: int, connection: Connection, eager_limit: int) -> None:
         self.rank = rank
         self.connection = connection
+        self.paused = False
+        """Whether a frame has arrived whose buffer has not been posted."""
+        self.watched_specially = False
+        """Whether poll is asked for other events than 'something to receive'."""
         self._eager_limit = eager_limit
         self._outgoing: deque[tuple[list[memoryview], Transfer | None]] = deque()
         self._stage = memoryview(bytearray(max(_STAGE_BYTES, HEADER_BYTES + eager_limit)))
@@ -88,22 +93,19 @@ class Peer:
         self._target: memoryview | None = None
         self._filled = 0
         self._dropping = 0
+        self._drained = False
 
     @property
     def writing(self) -> bool:
         """Whether something waits to be sent."""
         return bool(self._outgoing)
 
-    @property
-    def paused(self) -> bool:
-        """Whether a frame has arrived whose buffer has not been posted."""
-        return self._header is not None and self._target is None
-
     def forget(self, group: int) -> None:
         """Throw away what is coming for a group: its buffers are no longer ours to write to."""
         if self._header is not None and self._header.group == group:
             self._dropping = self._header.length - self._filled
             self._header = self._target = None
+            self.paused = False
 
     def send(self, buffers: Sequence[Buffer], transfer: Transfer | None) -> None:
         """Send now what can be, queue the rest."""
@@ -132,12 +134,15 @@ class Peer:
     def receive(self, port_of: Callable[[Header], Port | None]) -> None:
         """Receive what is here, as long as there is a place to put it."""
         budget = _TURN_BYTES
+        self._drained = False
         while budget > 0:
             if self._dropping:
                 received = self._drop()
             elif self._header is not None:
                 received = self._receive_payload(port_of)
             elif not (received := self._parse()):
+                if self._drained:
+                    return  # the last read took less than it could: asking again would only cost a system call
                 received = self._fill()
             if not received:
                 return
@@ -150,7 +155,9 @@ class Peer:
             left = self._end - self._begin
             self._stage[:left] = bytes(self._stage[self._begin : self._end])
             self._begin, self._end = 0, left
-        received = self.connection.recv_into(self._stage[self._end :])
+        space = self._stage[self._end :]
+        received = self.connection.recv_into(space)
+        self._drained = received < len(space)
         self._end += received
         return received
 
@@ -173,6 +180,7 @@ class Peer:
                 self.forget(header.group)
                 return header.length or 1
             self._target = port.place(self.rank, header)
+            self.paused = self._target is None
             if self._target is None:
                 return 0
             if len(self._target) != header.length:
@@ -230,11 +238,11 @@ class Mesh:
         epoch: the job's epoch; frames of another one are not for us.
         connections: one to every other rank.
         eager_limit: largest EAGER payload in bytes.
-        spins: how often to look for bytes before sleeping; 0 where ranks outnumber cores.
+        crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
     """
 
     def __init__(
-        self, rank: int, epoch: int, connections: dict[int, Connection], *, eager_limit: int, spins: int = 0
+        self, rank: int, epoch: int, connections: dict[int, Connection], *, eager_limit: int, crowded: bool = True
     ) -> None:
         self.rank = rank
         self.epoch = epoch
@@ -253,7 +261,7 @@ class Mesh:
             self._poll.register(fd, self._masks[fd])
         # Connections that know of bytes which poll does not see have to be asked before each sleep.
         self._asked = [peer for peer in self._peers.values() if peer.connection.medium != "tcp"]
-        self._spins = spins
+        self._crowded = crowded
         self._ports: dict[int, Port] = {}
         self._early: list[tuple[int, Header, memoryview | bytes]] = []
         self._leading = False
@@ -366,12 +374,17 @@ class Mesh:
 
     def _sweep(self, timeout: float) -> None:
         """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes."""
-        ready = [] if not self._asked else self._look(self._spins if timeout else 0)
-        self.lock.release()
-        try:
-            events = self._poll.poll(0 if ready else timeout)
-        finally:
-            self.lock.acquire()
+        ready, events = self._look(0)
+        if not ready and not events and timeout:
+            # Falling asleep and being woken takes longer than most messages: look around a little before.
+            for _ in range(_LOOKS):
+                if self._crowded:
+                    os.sched_yield()
+                ready, events = self._look(0)
+                if ready or events:
+                    break
+            else:
+                ready, events = self._look(timeout)
         for fd, event in events:
             peer = self._by_fd.get(fd)
             if peer is None:
@@ -391,14 +404,19 @@ class Mesh:
         if self._followers and ready:
             self._changed.notify_all()
 
-    def _look(self, spins: int) -> list[Peer]:
-        """Return the peers with something to do that poll would not tell; the rest is ready for a sleep."""
-        asked = [peer for peer in self._asked if peer.rank not in self.lost]
-        while True:
-            ready = [peer for peer in asked if not peer.connection.prepare_wait(peer.writing) and not self._held(peer)]
-            if ready or not spins:
-                return ready
-            spins -= 1
+    def _look(self, timeout: float) -> tuple[list[Peer], list[tuple[int, int]]]:
+        """Return the peers with something to do that poll would not tell, and what poll tells after ``timeout``."""
+        ready = [
+            peer
+            for peer in self._asked
+            if peer.rank not in self.lost and not peer.connection.prepare_wait(peer.writing) and not self._held(peer)
+        ]
+        self.lock.release()
+        try:
+            events = self._poll.poll(0 if ready else timeout)
+        finally:
+            self.lock.acquire()
+        return ready, events
 
     def _held(self, peer: Peer) -> bool:
         """Whether a peer's incoming bytes have nowhere to go and nothing is to be sent to it."""
@@ -423,6 +441,10 @@ class Mesh:
 
     def _watch(self, peer: Peer) -> None:
         """Have poll report what matters now: nothing to receive while held up, room to send when something waits."""
+        special = peer.paused or peer.writing
+        if not special and not peer.watched_specially:
+            return
+        peer.watched_specially = special
         connection = peer.connection
         fd = connection.fileno()
         mask = connection.events(peer.writing)

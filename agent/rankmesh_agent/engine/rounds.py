@@ -80,15 +80,17 @@ class MessageLink(Link):
             fingerprint=self._fingerprint,
         )
         buffers = [header, payload] if len(payload) else [header]
-        transfers = []
+        going = []
         with self._mesh.lock:
             arrived = self._arrived.setdefault(key, {})
             for member in self._others:
-                transfers.append(transfer := Transfer())
+                transfer = Transfer()
                 self._mesh.send(self._ranks[member], buffers, transfer)
+                if not transfer.done:
+                    going.append(transfer)
         expected = len(self._others)
         self._wait(
-            lambda: len(arrived) == expected and all(transfer.done for transfer in transfers),
+            lambda: len(arrived) == expected and (not going or all(transfer.done for transfer in going)),
             lambda: [member for member in self._others if member not in arrived],
         )
         with self._mesh.lock:

@@ -12,6 +12,7 @@ slot again it has passed the wait of the step between, so all others have finish
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from rankmesh_agent.transports.shared import LINE, Mapping, sleep, slice_of, wak
 
 _PAGE = 4096
 _WORDS = LINE // 8
+_SPINS = 1000
+_YIELDS = 20
 SLICE_SECONDS = 0.05
 """How long a sleep lasts at most: between two of them Ctrl-C, aborts, dead peers and the deadline are noticed."""
 
@@ -41,10 +44,10 @@ class Segment:
         rank: this rank in the group.
         size: ranks in the group.
         slot_bytes: bytes of a slot.
-        spins: how often to look at a flag before sleeping on it; 0 where ranks outnumber cores.
+        crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
     """
 
-    def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, spins: int) -> None:
+    def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, crowded: bool) -> None:
         self.rank = rank
         self.size = size
         self.slot_bytes = slot_bytes
@@ -54,7 +57,7 @@ class Segment:
         self._address = self._addresses[rank]
         self._mine = rank * _WORDS
         self._others = [(other * _WORDS, other) for other in range(size) if other != rank]
-        self._spins = spins
+        self._crowded = crowded
         self._steps = 0
         self._turn = 0
         self._slice = slice_of(SLICE_SECONDS)
@@ -112,19 +115,21 @@ class Segment:
         wake(self._address)
         for line, other in self._others:
             if words[line] < steps:
-                spins = self._spins
-                while words[line] < steps and spins:
-                    spins -= 1
-                if words[line] < steps:
-                    self._sleep(line, other, steps)
+                self._wait(line, other, steps)
         if not self._compared:
             self._compared = True
             for line, _ in self._others:
                 if words[line + self._word] != self._fingerprint:
                     raise DisagreementError
 
-    def _sleep(self, line: int, other: int, steps: int) -> None:
+    def _wait(self, line: int, other: int, steps: int) -> None:
         words, address = self._words, self._addresses[other]
+        # Falling asleep and being woken takes longer than most steps: look around a little before.
+        for _ in range(_YIELDS if self._crowded else _SPINS):
+            if words[line] >= steps:
+                return
+            if self._crowded:
+                os.sched_yield()
         while (seen := words[line]) < steps:
             sleep(address, seen, self._slice)
             if words[line] == seen:

@@ -168,7 +168,7 @@ class TcpTransport(Transport):
 
     def listen(self, address: str) -> Listener:
         host, port = split_address(address)
-        return TcpListener(bind(host, port, what="the fast path"), self._token, self._accept_proposal)
+        return TcpListener(bind(host, port, what="the agent listens for peers"), self._token, self._accept_proposal)
 
     def connect(self, address: str, deadline: Deadline) -> Connection:
         connection = self._open(address, deadline)

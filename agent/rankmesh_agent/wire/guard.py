@@ -44,7 +44,7 @@ def problem_of(error: DistError) -> Problem:
     return problem(error.status, error.code, error.message, **error.details())
 
 
-class _BodyTooLargeError(Exception):
+class _BodyTooLargeError(BaseException):  # not an Exception: frameworks answer those themselves
     pass
 
 

@@ -1,19 +1,23 @@
-"""Listening sockets, with errors that say who is in the way."""
+"""This machine's addresses and listening sockets, with errors that say who is in the way."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
+import struct
 
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
+
+_SIOCGIFADDR = 0x8915
 
 
 def bind(host: str, port: int, *, what: str) -> socket.socket:
     """Return a TCP socket that listens on ``host``:``port`` (0: any free port).
 
     Args:
-        what: what is going to listen there, for the error message.
+        what: who wants to listen there, for the error message: ``"the agent listens"``.
 
     Raises:
         AddressInUseError: somebody else listens there; the message names the process where /proc tells.
@@ -24,7 +28,7 @@ def bind(host: str, port: int, *, what: str) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
-        raise DistNetworkError(f"{what}: cannot resolve {host!r}: {error.strerror}", address=host) from error
+        raise DistNetworkError(f"{what}, but cannot resolve {host!r}: {error.strerror}", address=host) from error
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -35,11 +39,10 @@ def bind(host: str, port: int, *, what: str) -> socket.socket:
         place = f"{host}:{port}"
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(
-                f"{what}: {place} is in use{_holder(port)}; choose another MASTER_PORT (0 takes a free one with the "
-                "launcher), or end the process that holds it",
+                f"{what}, but {place} is in use{_holder(port)}; choose another port, or end the process that holds it",
                 address=place,
             ) from error
-        raise DistNetworkError(f"{what}: cannot listen on {place}: {error.strerror}", address=place) from error
+        raise DistNetworkError(f"{what}, but cannot use {place}: {error.strerror}", address=place) from error
     return listener
 
 
@@ -70,3 +73,53 @@ def _holder(port: int) -> str:
         except OSError:
             continue
     return ""
+
+
+def address_towards(host: str, port: int) -> str:
+    """Return this machine's address from which packets to ``host`` leave; nothing is sent.
+
+    Raises:
+        DistNetworkError: the name cannot be resolved, or there is no route.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise DistNetworkError(f"cannot find a way to {host}: {error.strerror}", address=host) from error
+
+
+def address_of_interface(name: str) -> str:
+    """Return the IPv4 address of a network interface.
+
+    Raises:
+        DistNetworkError: there is no such interface, or it has no address; names those there are.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError as error:
+            there = ", ".join(interface for _, interface in socket.if_nameindex())
+            raise DistNetworkError(
+                f"network interface {name!r} (from GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME) has no IPv4 address: "
+                f"{error.strerror}; there are {there}"
+            ) from error
+    return socket.inet_ntoa(answer[20:24])
+
+
+def reachable_addresses(host: str, advertised: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Return the addresses peers are told for a socket bound to ``host``, and the names we may be asked under.
+
+    A wildcard address is not one to connect to: then it is this machine's name and what that resolves to.
+    """
+    name = socket.gethostname()
+    if advertised:
+        return list(advertised), [name, *advertised]
+    if host not in ("0.0.0.0", "::", ""):
+        return [host], [name, host]
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        found = set()
+    return [*sorted(found), name], [name]

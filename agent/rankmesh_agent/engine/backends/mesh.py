@@ -72,7 +72,7 @@ class MeshBackend(Backend):
 
 
 def share_memory(
-    link: MessageLink, *, share: bool, directory: str, job: str, slot_bytes: int, spins: int, strict: bool
+    link: MessageLink, *, share: bool, directory: str, job: str, slot_bytes: int, crowded: bool, strict: bool
 ) -> Segment | None:
     """Make the group's shared memory, or find out together that there is none: two rounds of messages.
 
@@ -85,7 +85,7 @@ def share_memory(
         directory: where to make it.
         job: part of the file's name.
         slot_bytes: bytes of a slot.
-        spins: see Segment.
+        crowded: see Segment.
         strict: raise instead of returning None.
 
     Raises:
@@ -115,7 +115,7 @@ def share_memory(
             mapping.unlink()
     failed = [(rank, verdict) for rank, verdict in enumerate(verdicts) if verdict]
     if not failed and mapping is not None:
-        return Segment(mapping, link.rank, link.size, slot_bytes, spins)
+        return Segment(mapping, link.rank, link.size, slot_bytes, crowded)
     if strict:
         raise DistNetworkError(f"RANKMESH_TRANSPORT=shm, but group rank {failed[0][0]} cannot: {failed[0][1]}")
     if share and link.rank == 0:

@@ -1,0 +1,260 @@
+"""One rank's agent: joins the job, owns the connections, the groups, the store and the HTTP face.
+
+Embedded in the training process, the SDK calls it directly. It starts no thread for the data plane: one serves HTTP,
+one sends heartbeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.engine.establish import connect_all
+from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.gateway import GatewayClient, Heart
+from rankmesh_agent.serving import HttpThread
+from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.client import RemoteStore
+from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.transports import shared
+from rankmesh_agent.transports.base import Transport
+from rankmesh_agent.transports.ring import RingTransport
+from rankmesh_agent.transports.tcp import TcpTransport
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, Heartbeat, JoinReply, Leave, Member
+from rankmesh_agent.wire.settings import Settings, require_token_beyond_loopback
+from rankmesh_agent.wire.sockets import bind, reachable_addresses, url_of
+from rankmesh_agent.wire.version import __version__
+
+ESTABLISH_SECONDS = 60.0
+"""How long connecting all pairs may take once everyone has joined."""
+_RING_BUDGET = 16 << 20
+_RING_MOST, _RING_LEAST = 1 << 19, 1 << 16
+
+
+class Agent:
+    """One rank of a job, from join to goodbye.
+
+    Args:
+        settings: what the environment says.
+        find_gateway: returns the gateway's URL, None while it is not known.
+        rank: this process's rank.
+        world_size: ranks in the job.
+        host: address to listen on.
+        timeout: seconds for the join, and the default for calls.
+
+    Raises:
+        DistNetworkError: the join failed; the subclass and the message say how.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        find_gateway: Callable[[], str | None],
+        *,
+        rank: int,
+        world_size: int,
+        host: str,
+        timeout: float,
+    ) -> None:
+        require_token_beyond_loopback(host, settings.token, "the agent")
+        self._settings = settings
+        self._world_size = world_size
+        self._started = time.monotonic()
+        self._groups: dict[int, Communicator] = {}
+        self._made: dict[tuple[int, ...], int] = {}
+        self._lock = threading.Lock()
+        self._leaving = False
+        with contextlib.ExitStack() as undo:
+            listener = self._transport(shares=settings.transport != "tcp").listen(f"{host}:0")
+            undo.callback(listener.close)
+            http = bind(host, 0, what="the agent serves HTTP")
+            undo.callback(http.close)
+            addresses, names = reachable_addresses(host, settings.advertise)
+            fast_port, http_port = listener.address.rpartition(":")[2], http.getsockname()[1]
+            self.member = Member(
+                rank,
+                secrets.token_hex(16),
+                socket.gethostname(),
+                shared.host_id(settings.shm_dir),
+                os.getpid(),
+                [f"{address}:{fast_port}" for address in addresses],
+                url_of(http, addresses[0]),
+            )
+            self._client = GatewayClient(find_gateway, settings.token)
+            undo.callback(self._client.close)
+            self._joined = self._client.join(settings.job, world_size, self.member, Deadline(timeout))
+            undo.callback(self._say_goodbye, "it could not connect to its peers")
+            self._members = {member.rank: member for member in self._joined.members}
+            connections = connect_all(
+                self.member,
+                self._joined.members,
+                self._joined.epoch,
+                listener,
+                self._transport_to,
+                Deadline(min(timeout, ESTABLISH_SECONDS)),
+            )
+            listener.close()
+            self.mesh = Mesh(
+                rank, self._joined.epoch, connections, eager_limit=settings.eager_bytes, crowded=self._crowded()
+            )
+            undo.callback(self.mesh.close, "it could not set up the world group")
+            self.store: Store = self._make_store()
+            self.world = self._make_group(range(world_size), "world", timeout)
+            undo.pop_all()
+        self._http = HttpThread(self._app(names), http, f"rankmesh-http-{http_port}")
+        self._http.start()
+        self._heart = Heart(self._client, self._heartbeat)
+        self._heart.start()
+
+    # Groups
+
+    def new_group(self, ranks: Sequence[int], timeout: float) -> Communicator:
+        """Make a group of these ranks, this one among them; only they need to call.
+
+        Raises:
+            DistBackendError: a member did not come, or failed.
+        """
+        return self._make_group(ranks, "", timeout)
+
+    def drop_group(self, group: Communicator) -> None:
+        """End a group at this rank."""
+        with self._lock:
+            self._groups.pop(group.id, None)
+        group.close()
+
+    def _make_group(self, ranks: Sequence[int], name: str, timeout: float) -> Communicator:
+        members = tuple(ranks)
+        with self._lock:
+            # Members count groups with the same ranks alike, so they find the same id without asking anyone.
+            count = self._made[members] = self._made.get(members, 0) + 1
+        text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}"
+        number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        group = Communicator(self.mesh, number, name or f"group-{number:016x}"[:14], members, self._members, timeout)
+        hosts = {self._members[rank].host_id for rank in members}
+        try:
+            group.start(
+                share=len(hosts) == 1 and self._settings.transport != "tcp" and not shared.unsupported(),
+                directory=self._settings.shm_dir,
+                job=self._settings.job,
+                slot_bytes=self._settings.slot_bytes,
+                crowded=self._crowded(),
+                strict=self._settings.transport == "shm",
+                timeout=timeout,
+            )
+        except BaseException:
+            group.close()
+            raise
+        with self._lock:
+            self._groups[number] = group
+        return group
+
+    # What the HTTP face shows
+
+    def health(self) -> AgentHealth:
+        """Return whether this rank can do its work."""
+        reasons = [f"group {group.name!r}: {group.failure}" for group in self._known() if group.failure is not None]
+        return AgentHealth(
+            "failing" if reasons else "ok", "rankmesh-agent", self.member.rank, self._world_size, __version__, reasons
+        )
+
+    def ready(self) -> bool:
+        """Whether this rank takes part in its job: it has joined, is not leaving, and its groups work."""
+        return not self._leaving and self.health().status == "ok"
+
+    def info(self) -> AgentInfo:
+        """Return who this agent is."""
+        return AgentInfo(
+            self._joined.job,
+            self._joined.epoch,
+            self._world_size,
+            self.member,
+            self._client.url,
+            {str(rank): medium for rank, medium in sorted(self.mesh.media().items())},
+            time.monotonic() - self._started,
+            __version__,
+        )
+
+    def groups(self) -> list[GroupInfo]:
+        """Return the groups this rank is a member of."""
+        return [group.info() for group in self._known()]
+
+    def _known(self) -> list[Communicator]:
+        with self._lock:
+            return list(self._groups.values())
+
+    # The end
+
+    def close(self, reason: str = "") -> None:
+        """Leave the job: groups end, peers and gateway are told, threads stop. Does nothing the second time.
+
+        Args:
+            reason: why, for the errors of ranks that still wait for this one.
+        """
+        if self._leaving:
+            return
+        self._leaving = True
+        self._heart.stop()
+        for group in self._known():
+            group.close()
+        self.mesh.close(reason)
+        self._http.stop()
+        self._say_goodbye(reason)
+        self._client.close()
+
+    def _say_goodbye(self, reason: str) -> None:
+        self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
+
+    def _heartbeat(self) -> Heartbeat:
+        reply: JoinReply = self._joined
+        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups())
+
+    # Choices
+
+    def _transport_to(self, peer: Member) -> Transport:
+        same_host = peer.host_id == self.member.host_id
+        if self._settings.transport == "shm" and not same_host:
+            raise DistNetworkError(
+                f"RANKMESH_TRANSPORT=shm, but {peer.described()} is on another host than {self.member.described()}, or "
+                "sees another RANKMESH_SHM_DIR; leave RANKMESH_TRANSPORT out",
+                ranks=[peer.rank],
+            )
+        return self._transport(shares=same_host and self._settings.transport != "tcp")
+
+    def _transport(self, *, shares: bool) -> TcpTransport:
+        settings = self._settings
+        if not shares:
+            return TcpTransport(settings.token)
+        return RingTransport(
+            settings.token,
+            settings.shm_dir,
+            settings.job,
+            ring_bytes=max(_RING_LEAST, min(_RING_MOST, _RING_BUDGET // (2 * self._world_size))),
+            strict=settings.transport == "shm",
+        )
+
+    def _crowded(self) -> bool:
+        """Whether this host has more ranks than cores for them."""
+        local = sum(member.host_id == self.member.host_id for member in self._members.values())
+        return local > len(os.sched_getaffinity(0))
+
+    def _make_store(self) -> Store:
+        if self.member.rank == 0:
+            return MemoryStore()
+        return RemoteStore(self._members[0].http, self._settings.token)
+
+    def _app(self, names: Sequence[str]) -> Callable[[], object]:
+        def make() -> object:
+            from rankmesh_agent.app import create_app
+
+            return create_app(self, token=self._settings.token, names=names)
+
+        return make

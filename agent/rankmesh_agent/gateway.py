@@ -1,0 +1,170 @@
+"""The gateway as an agent sees it: join, signs of life, goodbye. Plain HTTP; collectives never need it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import httpx
+
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import (
+    DistNetworkError,
+    GatewayUnreachableError,
+    JoinTimeoutError,
+    from_code,
+)
+from rankmesh_agent.wire.schemas import (
+    HEARTBEAT_SECONDS,
+    LONG_POLL_SECONDS,
+    Heartbeat,
+    JoinReply,
+    JoinRequest,
+    Leave,
+    Member,
+)
+
+_log = logging.getLogger("rankmesh")
+_RETRY_SECONDS = 0.1
+_PATIENCE = 5.0
+"""Seconds in vain after which a warning says what we wait for."""
+
+
+class GatewayClient:
+    """One connection to a gateway.
+
+    Args:
+        find: returns the gateway's base URL, or None while it is not known; asked again after each failure, because a
+            rendezvous file may change.
+        token: the job's token.
+    """
+
+    def __init__(self, find: Callable[[], str | None], token: str) -> None:
+        self._find = find
+        self.url = ""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # Proxies are for the outside world: trust_env would send requests for 127.0.0.1 to one.
+        self._http = httpx.Client(headers=headers, trust_env=False, timeout=LONG_POLL_SECONDS + 10)
+
+    def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
+        """Join a job and wait until everyone has.
+
+        Raises:
+            GatewayUnreachableError: nobody answers there before the deadline.
+            JoinTimeoutError: ranks are missing at the deadline; names them.
+            RankTakenError, WorldSizeMismatchError: the gateway refuses.
+        """
+        reply: JoinReply | None = None
+        failure = "it is not known yet: rank 0 has not written it"
+        patience = Deadline(_PATIENCE)
+        while not deadline.passed():
+            url = self._find()
+            if url is not None:
+                wait = min(LONG_POLL_SECONDS, deadline.remaining())
+                try:
+                    reply = self._join(url, JoinRequest(job, world_size, member, wait))
+                except httpx.TransportError as error:
+                    failure = str(error) or type(error).__name__
+                else:
+                    self.url = url
+                    if reply.complete:
+                        return reply
+                    _log.info("waiting for ranks %s of job %r", reply.missing, job)
+                    continue
+            if patience.passed():
+                _log.warning("rank %d still waits for the gateway at %s: %s", member.rank, url, failure)
+                patience = Deadline(deadline.remaining() + 1)
+            time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
+        if reply is not None:
+            raise _missing(reply, member, deadline)
+        raise GatewayUnreachableError(
+            f"rank {member.rank} could not reach the gateway at {self._find() or 'an unknown address'} within "
+            f"{deadline.seconds:.0f} s: {failure}. The gateway runs in rank 0 unless a launcher hosts it: is rank 0 "
+            "running, and are MASTER_ADDR and MASTER_PORT (or the init_method) the same on every rank?",
+            ranks=[member.rank],
+            address=self._find(),
+        )
+
+    def heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Tell the gateway that this rank lives; a gateway that is away for the moment does not matter."""
+        with contextlib.suppress(httpx.HTTPError):
+            self._http.post(f"{self.url}/v1/heartbeat", json=asdict(heartbeat), timeout=2.0)
+
+    def leave(self, leave: Leave) -> None:
+        """Say goodbye; a gateway that is gone already does not matter."""
+        with contextlib.suppress(httpx.HTTPError):
+            self._http.post(f"{self.url}/v1/leave", json=asdict(leave), timeout=2.0)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def _join(self, url: str, request: JoinRequest) -> JoinReply:
+        response = self._http.post(f"{url}/v1/join", json=asdict(request))
+        if response.status_code == httpx.codes.OK:
+            said = response.json()
+            said["members"] = [Member(**member) for member in said["members"]]
+            return JoinReply(**said)
+        raise _refusal(response, url)
+
+
+def is_gateway(url: str, timeout: float = 2.0) -> bool:
+    """Whether a RankMesh gateway answers at ``url``."""
+    try:
+        response = httpx.get(f"{url}/health", timeout=timeout, trust_env=False)
+        return bool(response.json().get("service") == "rankmesh-gateway")
+    except (httpx.HTTPError, ValueError, AttributeError):
+        return False
+
+
+class Heart(threading.Thread):
+    """Sends a heartbeat every HEARTBEAT_SECONDS until stopped.
+
+    Args:
+        client: to whom.
+        compose: returns what to say.
+    """
+
+    def __init__(self, client: GatewayClient, compose: Callable[[], Heartbeat]) -> None:
+        super().__init__(name="rankmesh-heartbeat", daemon=True)
+        self._client = client
+        self._compose = compose
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Beat."""
+        while not self._stopping.wait(HEARTBEAT_SECONDS):
+            self._client.heartbeat(self._compose())
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._stopping.set()
+        self.join()
+
+
+def _missing(reply: JoinReply, member: Member, deadline: Deadline) -> JoinTimeoutError:
+    joined = ", ".join(there.described() for there in reply.members) or "nobody"
+    missing = ", ".join(map(str, reply.missing))
+    return JoinTimeoutError(
+        f"rank {member.rank} waited {deadline.seconds:.1f} s for ranks {missing} of job {reply.job!r} to join "
+        f"(world size {reply.world_size}); joined: {joined}",
+        ranks=reply.missing,
+    )
+
+
+def _refusal(response: httpx.Response, url: str) -> Exception:
+    try:
+        problem: dict[str, Any] = response.json()
+        code, detail = problem.pop("code"), problem.pop("detail")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return DistNetworkError(
+            f"{url} answered {response.status_code} to a join: that is not a RankMesh gateway; is the port another "
+            "program's (torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)?",
+            address=url,
+        )
+    return from_code(code, f"the gateway at {url} refuses: {detail}", **problem)

@@ -1,0 +1,49 @@
+"""What the HTTP endpoints need of an agent, and how they come by it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol, cast
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
+
+from rankmesh_agent.store.base import Store
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo
+
+
+class AgentView(Protocol):
+    """An agent as its HTTP face sees it. The methods are called in the event loop, so they must not block."""
+
+    @property
+    def store(self) -> Store:
+        """The job's store: the agent's own, or one that asks the owner."""
+
+    def health(self) -> AgentHealth:
+        """Return whether the agent can do its work, and if not, why."""
+
+    def ready(self) -> bool:
+        """Return whether the rank takes part in its job: it has joined, its groups work, and it is not leaving."""
+
+    def info(self) -> AgentInfo:
+        """Return who the agent is."""
+
+    def groups(self) -> list[GroupInfo]:
+        """Return the groups the rank is a member of."""
+
+
+async def _agent(request: Request) -> AgentView:
+    return cast(AgentView, request.app.state.agent)
+
+
+async def _store(request: Request) -> Store:
+    return (await _agent(request)).store
+
+
+TheAgent = Annotated[AgentView, Depends(_agent)]
+"""The agent the application was made for."""
+
+TheStore = Annotated[Store, Depends(_store)]
+"""The store of that agent."""
+
+BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a job on loopback may have none."))
+"""Declares the token in the OpenAPI document; it is the guard around the application that asks for it."""

@@ -1,0 +1,82 @@
+"""``python -m rankmesh_gateway``: the gateway as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.settings import Settings, require_token_beyond_loopback
+from rankmesh_agent.wire.sockets import bind
+from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.app import create_app
+from rankmesh_gateway.registry import Registry
+from rankmesh_gateway.server import GatewayServer
+
+USAGE_ERROR = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Returns:
+        The exit status: 0 after a signal, 2 when the gateway could not start (standard error says why).
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        settings = Settings.from_env(os.environ)
+        token = _token(options.token_file) if options.token_file else settings.token
+        require_token_beyond_loopback(options.host, token, "the gateway")
+        listener = bind(options.host, options.port, what="the gateway listens")
+    except (ValueError, OSError, DistNetworkError) as error:
+        print(f"rankmesh_gateway: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    registry = Registry()
+    server = GatewayServer(create_app(registry, token=token, names=_names(options.host, settings)), registry)
+    # Uvicorn raises the signal that ended it once more when it is done, for handlers like these to see.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
+    server.run([listener])
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m rankmesh_gateway",
+        description="Serve the registry of jobs, ranks and groups, at the address that ranks know as "
+        "MASTER_ADDR:MASTER_PORT or RANKMESH_GATEWAY.",
+        epilog="The token is taken from RANKMESH_TOKEN, or from a file. RANKMESH_ADVERTISE lists host names, "
+        "besides the machine's own, under which ranks may ask.",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=_port, default=8700, help="port, 0 for any free one (default: %(default)s)")
+    parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the token")
+    parser.add_argument("--version", action="version", version=f"RankMesh {__version__}")
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
+    return int(text)
+
+
+def _token(path: Path) -> str:
+    token = path.read_text().strip()
+    if not token:
+        raise ValueError(f"{path} is empty; put the token in it, for example the output of 'openssl rand -hex 32'")
+    return token
+
+
+def _names(host: str, settings: Settings) -> list[str]:
+    """The names ranks may use for this machine in the gateway's URL."""
+    return [host, socket.gethostname(), *(address.partition(":")[0] for address in settings.advertise)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""What a request has to satisfy beyond the types of its fields, and the limits on what a gateway keeps."""
+
+from __future__ import annotations
+
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.schemas import Heartbeat, JoinRequest, Member
+
+MAX_WORLD_SIZE = 65_536
+"""The largest world a gateway forms."""
+MAX_JOBS = 1024
+"""How many jobs a gateway keeps at a time."""
+MAX_NAME = 255
+"""Characters of a job's name, an instance, a host name or an address."""
+MAX_ADDRESSES = 64
+"""Addresses one member may advertise."""
+MAX_GROUPS = 1024
+"""Groups one rank may report."""
+MAX_REASON = 4096
+"""Characters kept of the reason with which a rank leaves."""
+
+
+class InvalidRequestError(ValueError):
+    """A request whose fields have the right types but values that make no sense; answered with HTTP status 422."""
+
+
+class GatewayFullError(DistNetworkError):
+    """The gateway keeps as many jobs as it may, and all of them have live ranks."""
+
+    code = "gateway-full"
+    status = 503
+
+
+def check_join(request: JoinRequest) -> None:
+    """Raise InvalidRequestError unless the request names a job and a rank that its world has."""
+    _check_place(request.job, request.world_size, request.member)
+
+
+def check_heartbeat(beat: Heartbeat) -> None:
+    """Raise InvalidRequestError unless the heartbeat can come from a rank that has joined."""
+    _check_place(beat.job, beat.world_size, beat.member)
+    if beat.epoch < 1:
+        raise InvalidRequestError(
+            f"epoch {beat.epoch}: epochs count from 1; send the epoch that the join was answered with"
+        )
+    if len(beat.groups) > MAX_GROUPS:
+        raise InvalidRequestError(
+            f"{beat.member.described()} reports {len(beat.groups)} groups, the gateway keeps {MAX_GROUPS} a rank; "
+            "destroy groups that are no longer used"
+        )
+
+
+def _check_place(job: str, world_size: int, member: Member) -> None:
+    for what, text in (("job", job), ("member.instance", member.instance)):
+        if not text.strip():
+            raise InvalidRequestError(f"{what} is empty; give it a name")
+    texts = {"job": job, "member.instance": member.instance, "member.host": member.host}
+    texts |= {"member.host_id": member.host_id, "member.http": member.http}
+    texts |= {f"member.addresses[{index}]": address for index, address in enumerate(member.addresses)}
+    for what, text in texts.items():
+        if len(text) > MAX_NAME:
+            raise InvalidRequestError(f"{what} has {len(text)} characters, at most {MAX_NAME} are allowed")
+    if len(member.addresses) > MAX_ADDRESSES:
+        raise InvalidRequestError(f"{len(member.addresses)} addresses given, at most {MAX_ADDRESSES} are allowed")
+    if not 1 <= world_size <= MAX_WORLD_SIZE:
+        raise InvalidRequestError(f"world size {world_size} is not between 1 and {MAX_WORLD_SIZE}; check WORLD_SIZE")
+    if not 0 <= member.rank < world_size:
+        raise InvalidRequestError(
+            f"rank {member.rank} is not in a world of {world_size}: ranks go from 0 to {world_size - 1}; "
+            "check RANK and WORLD_SIZE"
+        )

@@ -1,0 +1,204 @@
+"""The registry of jobs, ranks and groups: thread-safe, in memory, and without a web framework."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from rankmesh_agent.wire.schemas import (
+    Heartbeat,
+    HeartbeatReply,
+    JoinReply,
+    JoinRequest,
+    Leave,
+    RankGroupInfo,
+    RankInfo,
+)
+from rankmesh_gateway.checks import MAX_JOBS, GatewayFullError, check_heartbeat, check_join
+from rankmesh_gateway.groups import groups_of
+from rankmesh_gateway.job import Job
+from rankmesh_gateway.world import World
+
+FORGET_SECONDS = 3600.0
+"""A job without a live rank is forgotten this long after its last sign of life."""
+
+
+class Counts(NamedTuple):
+    """How many jobs have live ranks, and how many live ranks there are, joining ones included."""
+
+    jobs: int
+    ranks: int
+
+
+class Registry:
+    """Who is in which job, and how they are.
+
+    Args:
+        clock: seconds that only go up; tests give their own.
+
+    Attributes:
+        id: random name of this registry, to tell one gateway process from the next.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.id = secrets.token_hex(8)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+        self._closed = False
+
+    def join(self, request: JoinRequest) -> Future[JoinReply]:
+        """Enter a rank into its job's forming world. Repeating it with the same instance changes nothing.
+
+        Returns:
+            A future with the complete reply, the same for all ranks, done as soon as the last one is there. Cancel it
+            to stop waiting: the rank keeps its place, and may come back, until it has been silent for
+            JOIN_SILENCE_SECONDS. It is cancelled when the rank leaves and when the registry is closed.
+
+        Raises:
+            InvalidRequestError: the request makes no sense.
+            RankTakenError: another process that runs holds the rank.
+            WorldSizeMismatchError: the forming world has another size.
+            GatewayFullError: the job is new and there are MAX_JOBS with live ranks.
+        """
+        check_join(request)
+        future: Future[JoinReply] = Future()
+        with self._lock:
+            job = self._job(request.job)
+            world = job.join(request, self._clock())
+            self._jobs[job.name] = job
+            world.waits[future] = request.member.instance
+            reply = world.reply()
+            ready = _take_all(world.waits) if reply.complete else []
+            closed = self._closed
+        for waiting in ready:
+            _resolve(waiting, reply)
+        future.add_done_callback(lambda ended: self._stop_waiting(world, ended))
+        if closed:
+            future.cancel()
+        return future
+
+    def pending(self, request: JoinRequest) -> JoinReply:
+        """Tell where a join stands, without joining: who is there, and which ranks are missing."""
+        with self._lock:
+            job = self._jobs.get(request.job) or Job(request.job)
+            return job.standing(request).reply()
+
+    def withdraw(self, request: JoinRequest) -> None:
+        """Free the place of a joiner whose connection broke, unless it waits through another one.
+
+        Its process has probably died, so the world must not become complete with it, and its successor need not wait
+        for the place. Does nothing when the world is already complete.
+        """
+        with self._lock:
+            job = self._jobs.get(request.job)
+            if job is None or job.forming is None or job.forming.awaited_by(request.member.instance):
+                return
+            job.withdraw(request.member.rank, request.member.instance)
+
+    def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        """Take in a rank's sign of life; a registry that does not know the rank, its epoch or its job learns them.
+
+        Returns:
+            The ranks of the same job and epoch that have failed.
+
+        Raises:
+            InvalidRequestError: the heartbeat makes no sense.
+            RankTakenError: another process that runs holds this rank of the epoch.
+            WorldSizeMismatchError: the epoch's other ranks have another world size.
+            GatewayFullError: the job is new and there are MAX_JOBS with live ranks.
+        """
+        check_heartbeat(beat)
+        with self._lock:
+            now = self._clock()
+            job = self._job(beat.job)
+            world = job.heartbeat(beat, now)
+            self._jobs[job.name] = job
+            return HeartbeatReply(world.failed(now) if world is not None else [])
+
+    def leave(self, goodbye: Leave) -> None:
+        """Take in a goodbye; with a reason the rank has failed. A joiner's place is free at once.
+
+        Goodbyes of ranks that are not known are ignored: there is nothing to end.
+        """
+        with self._lock:
+            job = self._jobs.get(goodbye.job)
+            if job is None:
+                return
+            job.leave(goodbye, self._clock())
+            world = job.withdraw(goodbye.rank, goodbye.instance)
+            waits = [] if world is None else [wait for wait, who in world.waits.items() if who == goodbye.instance]
+        _cancel(waits)
+
+    def close(self) -> None:
+        """End all waits now, and later ones at once, so that a server can shut down. Reading goes on to work."""
+        with self._lock:
+            self._closed = True
+            waits = [wait for job in self._jobs.values() for world in job for wait in world.waits]
+        _cancel(waits)
+
+    def ranks(self, job: str | None = None) -> list[RankInfo]:
+        """The ranks of one job or of all, by job, epoch and rank."""
+        with self._lock:
+            now = self._clock()
+            return [info for world in self._worlds(job) for info in world.infos(now)]
+
+    def groups(self, job: str | None = None) -> list[RankGroupInfo]:
+        """The groups of one job or of all, by job, epoch and id, as their members last reported them."""
+        with self._lock:
+            return [info for world in self._worlds(job) for info in groups_of(world)]
+
+    def counts(self) -> Counts:
+        """How much is going on."""
+        with self._lock:
+            now = self._clock()
+            present = [job.present(now) for job in self._jobs.values()]
+            return Counts(sum(ranks > 0 for ranks in present), sum(present))
+
+    def _worlds(self, name: str | None) -> list[World]:
+        names = sorted(self._jobs) if name is None else [name]
+        return [world for each in names if each in self._jobs for world in self._jobs[each]]
+
+    def _job(self, name: str) -> Job:
+        """The job of that name, or a new one that the caller keeps once a rank is in it."""
+        if name not in self._jobs:
+            self._make_room()
+        return self._jobs.get(name) or Job(name)
+
+    def _make_room(self) -> None:
+        now = self._clock()
+        for job in self._jobs.values():
+            job.drop_silent_joiners(now)
+        gone = {name: job.last_seen() for name, job in self._jobs.items() if not job.present(now)}
+        for name in sorted(gone, key=gone.__getitem__):
+            if now - gone[name] <= FORGET_SECONDS and len(self._jobs) < MAX_JOBS:
+                break
+            del self._jobs[name]
+        if len(self._jobs) >= MAX_JOBS:
+            raise GatewayFullError(
+                f"this gateway keeps {MAX_JOBS} jobs and all have live ranks; use another gateway, or end some of them"
+            )
+
+    def _stop_waiting(self, world: World, future: Future[JoinReply]) -> None:
+        with self._lock:
+            world.waits.pop(future, None)
+
+
+def _take_all(waits: dict[Future[JoinReply], str]) -> list[Future[JoinReply]]:
+    taken = list(waits)
+    waits.clear()
+    return taken
+
+
+def _resolve(future: Future[JoinReply], reply: JoinReply) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result(reply)
+
+
+def _cancel(futures: Iterable[Future[JoinReply]]) -> None:
+    for future in futures:
+        future.cancel()

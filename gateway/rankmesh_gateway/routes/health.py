@@ -1,0 +1,31 @@
+"""Whether the gateway works; asked without a token."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from rankmesh_agent.wire.schemas import Done, GatewayHealth
+from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.routes.dependencies import TheRegistry
+from rankmesh_gateway.routes.problems import documented
+
+router = APIRouter(tags=["health"], responses=documented(403, 413, 421))
+
+
+@router.get("/health")
+async def health(registry: TheRegistry) -> GatewayHealth:
+    """Say who this gateway is, and how many jobs and ranks are live."""
+    jobs, ranks = registry.counts()
+    return GatewayHealth("ok", "rankmesh-gateway", registry.id, __version__, jobs, ranks)
+
+
+@router.get("/livez")
+async def livez() -> Done:
+    """Answer while the process runs."""
+    return Done()
+
+
+@router.get("/readyz")
+async def readyz() -> Done:
+    """Answer when requests are served: a gateway depends on nothing else, so at once."""
+    return Done()

@@ -1,0 +1,79 @@
+"""Joining a job, signs of life, goodbyes, and who is there."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from rankmesh_agent.wire.schemas import (
+    LONG_POLL_SECONDS,
+    Done,
+    Heartbeat,
+    HeartbeatReply,
+    JoinReply,
+    JoinRequest,
+    Leave,
+    RankGroupInfo,
+    RankInfo,
+)
+from rankmesh_gateway.checks import MAX_NAME
+from rankmesh_gateway.routes.dependencies import BEARER, TheRegistry
+from rankmesh_gateway.routes.problems import documented
+
+router = APIRouter(
+    prefix="/v1", tags=["membership"], dependencies=[BEARER], responses=documented(401, 403, 413, 421, 422)
+)
+
+JobName = Annotated[str | None, Query(max_length=MAX_NAME, description="Only this job; all when left out.")]
+
+
+@router.post("/join", responses=documented(400, 409, 503))
+async def join(body: JoinRequest, request: Request, registry: TheRegistry) -> JoinReply:
+    """Join a job's world. Held while ranks are missing, 20 s at most; ask again while the answer is not complete."""
+    future = registry.join(body)
+    try:
+        gone = await _wait(future, request, min(LONG_POLL_SECONDS, max(0.0, body.wait)))
+    finally:
+        future.cancel()
+    if gone:
+        registry.withdraw(body)
+    return registry.pending(body) if future.cancelled() else future.result()
+
+
+@router.post("/heartbeat", responses=documented(400, 409, 503))
+async def heartbeat(body: Heartbeat, registry: TheRegistry) -> HeartbeatReply:
+    """Tell that a rank lives, and how its groups are."""
+    return registry.heartbeat(body)
+
+
+@router.post("/leave", responses=documented(400))
+async def leave(body: Leave, registry: TheRegistry) -> Done:
+    """Say goodbye."""
+    registry.leave(body)
+    return Done()
+
+
+@router.get("/ranks")
+async def ranks(registry: TheRegistry, job: JobName = None) -> list[RankInfo]:
+    """List the ranks by job, epoch and rank, and how they are."""
+    return registry.ranks(job)
+
+
+@router.get("/groups")
+async def groups(registry: TheRegistry, job: JobName = None) -> list[RankGroupInfo]:
+    """List the groups by job, epoch and id, as their members last reported them."""
+    return registry.groups(job)
+
+
+async def _wait(future: Future[JoinReply], request: Request, seconds: float) -> bool:
+    """Wait until the future is done, the client is gone or the time is over; return whether the client is gone."""
+    hang_up: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
+    complete: asyncio.Future[Any] = asyncio.wrap_future(future)
+    try:
+        await asyncio.wait({hang_up, complete}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return hang_up.done()
+    finally:
+        hang_up.cancel()

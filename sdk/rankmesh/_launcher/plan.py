@@ -1,0 +1,93 @@
+"""The job to launch: who its ranks are and what their environment says."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rankmesh._launcher.arguments import Options
+from rankmesh_agent.wire.settings import Settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job, as seen from one of its nodes.
+
+    Attributes:
+        options: what the command line says.
+        job: the job's id, the same on all nodes.
+        token: the secret its processes share.
+        port: where the gateway listens; 0 until it does, when the command line leaves it open.
+    """
+
+    options: Options
+    job: str
+    token: str
+    port: int
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this node."""
+        first = self.options.node_rank * self.options.nproc
+        return range(first, first + self.options.nproc)
+
+    @property
+    def url(self) -> str:
+        """The gateway's base URL."""
+        host = self.options.master_addr
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def owns_job(self) -> bool:
+        """Whether no other launcher takes part in this job."""
+        return self.options.nnodes == 1
+
+    def environment(self, rank: int, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a rank: ``base``, and what tells it who it is."""
+        options = self.options
+        environment = {
+            **base,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank - self.ranks.start),
+            "WORLD_SIZE": str(options.nproc * options.nnodes),
+            "LOCAL_WORLD_SIZE": str(options.nproc),
+            "GROUP_RANK": str(options.node_rank),
+            "MASTER_ADDR": options.master_addr,
+            "MASTER_PORT": str(self.port),
+            "RANKMESH_GATEWAY": self.url,
+            "RANKMESH_JOB": self.job,
+            "RANKMESH_TOKEN": self.token,
+            # Otherwise a rank's last words sit in its buffer while it hangs, and are lost when it is killed.
+            "PYTHONUNBUFFERED": "1",
+        }
+        if options.nproc > 1:
+            # Each rank's BLAS would take all cores: N ranks would run N times as many threads as there are cores.
+            environment.setdefault("OMP_NUM_THREADS", "1")
+        return environment
+
+
+def plan(options: Options, settings: Settings) -> Plan:
+    """Return the plan for a job: one of its own on one node, one that all nodes agree on by themselves on several.
+
+    Raises:
+        ValueError: there are several nodes and no token.
+    """
+    if options.nnodes == 1:
+        job = f"{_plain(options.name.removesuffix('.py'))[:40]}-{secrets.token_hex(4)}"
+        return Plan(options, job, settings.token or secrets.token_hex(32), options.master_port)
+    if not settings.token:
+        raise ValueError(
+            "a job on several nodes needs a token: set RANKMESH_TOKEN to the same secret on every node, for example "
+            "the output of 'openssl rand -hex 32'"
+        )
+    job = settings.job
+    if job == Settings.job:
+        job = _plain(f"{options.master_addr}-{options.master_port}")
+    return Plan(options, job, settings.token, options.master_port)
+
+
+def _plain(text: str) -> str:
+    """Return the text with what does not belong into a file name or a URL replaced."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)

@@ -1,0 +1,123 @@
+"""The launcher: ``python -m rankmesh.launch`` or ``rankmesh run``, with torchrun's arguments.
+
+It starts one process a rank, hosts the job's gateway at MASTER_ADDR:MASTER_PORT (on node 0), prefixes every line of
+output with its rank, and ends all ranks when one fails, saying which was first and what it said last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from rankmesh._launcher.arguments import parse
+from rankmesh._launcher.leftovers import sweep
+from rankmesh._launcher.output import Sink, standard_sinks
+from rankmesh._launcher.parent_death import dies_with_parent
+from rankmesh._launcher.plan import Plan, plan
+from rankmesh._launcher.rank import Rank, start
+from rankmesh._launcher.report import failure_report, stop_report
+from rankmesh._launcher.signals import SignalInbox
+from rankmesh._launcher.supervisor import Supervisor
+from rankmesh_agent.serving import HttpThread
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.sockets import bind
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Launch what the command line (None: this process's) says, and return the exit code when all of it has ended.
+
+    Raises:
+        SystemExit: with code 2 when the command line makes no sense, with 0 after ``--help``.
+    """
+    options = parse(argv)
+    try:
+        settings = Settings.from_env(os.environ)
+        job = plan(options, settings)
+        listener = _listen(job, settings) if options.node_rank == 0 else None
+    except (ValueError, DistNetworkError) as error:
+        return _refuse(error)
+    if listener is None:
+        return _launch(job, None)
+    job = dataclasses.replace(job, port=listener.getsockname()[1])
+    gateway = HttpThread(lambda: _gateway_app(job), listener, "rankmesh-gateway")
+    try:
+        return _launch(job, gateway)
+    finally:
+        gateway.stop()
+        if job.owns_job:
+            sweep(settings.shm_dir, job.job)
+
+
+def _listen(job: Plan, settings: Settings) -> socket.socket:
+    """Return the gateway's listening socket: at the master address, or where RANKMESH_BIND says on several nodes."""
+    host = job.options.master_addr
+    if not job.owns_job and settings.bind:
+        host = settings.bind
+    return bind(host, job.port, what="the launcher hosts the gateway")
+
+
+def _gateway_app(job: Plan) -> Any:
+    from rankmesh_gateway.app import create_app
+
+    return create_app(token=job.token, names=(job.options.master_addr,))
+
+
+def _launch(job: Plan, gateway: HttpThread | None) -> int:
+    """Start the ranks and, after them, the gateway; watch over them; report."""
+    sinks = standard_sinks()
+    messages = sinks[1]
+    with SignalInbox() as inbox, contextlib.ExitStack() as cleanup:
+        try:
+            ranks = _start_ranks(job, sinks, cleanup)
+        except OSError as error:
+            return _refuse(f"cannot start {job.options.command[0]}: {error}")
+        messages.show([_greeting(job)])
+        if gateway is not None:
+            # Not before: a process that forks should have no busy threads. Until now the socket's backlog held clients.
+            gateway.start()
+        supervisor = Supervisor(
+            ranks, sinks, inbox, failure_grace=job.options.failure_grace, stop_grace=job.options.stop_grace
+        )
+        supervisor.run()
+        first = supervisor.first_failure
+        messages.show(stop_report(ranks) if first is None else failure_report(first, ranks))
+        supervisor.flush()
+        return supervisor.status
+
+
+def _start_ranks(job: Plan, sinks: tuple[Sink, Sink], cleanup: contextlib.ExitStack) -> list[Rank]:
+    before_exec = dies_with_parent()
+    ranks = []
+    for number in job.ranks:
+        rank = start(
+            number,
+            job.options.command,
+            job.environment(number, os.environ),
+            stdin=None if number == job.ranks.start else subprocess.DEVNULL,
+            sinks=sinks,
+            before_exec=before_exec,
+        )
+        cleanup.callback(rank.release)
+        ranks.append(rank)
+    return ranks
+
+
+def _greeting(job: Plan) -> bytes:
+    who = "1 rank" if len(job.ranks) == 1 else f"{len(job.ranks)} ranks"
+    where = "" if job.owns_job else f" on node {job.options.node_rank} of {job.options.nnodes}"
+    return f"[rankmesh] {who}{where}, gateway {job.url} (curl {job.url}/health)".encode()
+
+
+def _refuse(reason: object) -> int:
+    print(f"rankmesh run: {reason}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Health, without a token."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def no_token(client):
+    del client.headers["Authorization"]
+
+
+async def test_health(client):
+    answer = await client.get("/health")
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "status": "ok",
+        "service": "rankmesh-agent",
+        "rank": 1,
+        "world_size": 4,
+        "version": "0.1.0",
+        "reasons": [],
+    }
+
+
+async def test_failing_health_says_why(client, agent):
+    agent.reasons = ["group 'world': rank 2 failed"]
+    answer = await client.get("/health")
+    assert (answer.status_code, answer.headers["content-type"]) == (503, "application/json")
+    assert (answer.json()["status"], answer.json()["reasons"]) == ("failing", agent.reasons)
+
+
+async def test_ready(client):
+    answer = await client.get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"ok": True})
+
+
+async def test_not_ready(client, agent):
+    agent.is_ready = False
+    answer = await client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] == "not-ready"
+
+
+async def test_liveness_depends_on_nothing(client, agent):
+    agent.is_ready, agent.reasons = False, ["everything"]
+    answer = await client.get("/livez")
+    assert (answer.status_code, answer.json()) == (200, {"ok": True})

@@ -1,0 +1,183 @@
+"""What the OpenAPI document says is so: every status it documents is provoked here, and no other is."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+
+from rankmesh_agent.app import create_app
+from rankmesh_agent.store.client import RemoteStore
+
+pytestmark = pytest.mark.anyio
+
+JSON = {"Content-Type": "application/json"}
+KEY = "/v1/store/{key}"
+
+OPERATIONS = {
+    ("get", "/health"),
+    ("get", "/livez"),
+    ("get", "/readyz"),
+    ("get", "/v1/info"),
+    ("get", "/v1/groups"),
+    ("get", "/v1/groups/{group_id}"),
+    ("get", "/v1/store"),
+    ("post", "/v1/store/add"),
+    ("post", "/v1/store/wait"),
+    ("get", KEY),
+    ("put", KEY),
+    ("delete", KEY),
+}
+OPEN = {"/health", "/livez", "/readyz"}
+
+GOOD = {
+    ("get", "/v1/groups/{group_id}"): ("/v1/groups/00000000000000aa", {}),
+    ("post", "/v1/store/add"): ("/v1/store/add", {"json": {"key": "number"}}),
+    ("post", "/v1/store/wait"): ("/v1/store/wait", {"json": {"keys": ["number"]}}),
+    ("get", KEY): ("/v1/store/number", {}),
+    ("put", KEY): ("/v1/store/number", {"content": b"1"}),
+    ("delete", KEY): ("/v1/store/number", {}),
+}
+"""What each operation is asked when nothing is wrong; its own path where that says it all."""
+
+SPECIAL = {
+    ("get", "/v1/groups/{group_id}", 404): ("/v1/groups/00000000000000cc", {}),
+    ("get", "/v1/groups/{group_id}", 422): ("/v1/groups/world", {}),
+    ("get", "/v1/store", 422): ("/v1/store", {"params": {"prefix": "k" * 2000}}),
+    ("post", "/v1/store/add", 400): ("/v1/store/add", {"content": b"\xff", "headers": JSON}),
+    ("post", "/v1/store/add", 409): ("/v1/store/add", {"json": {"key": "text"}}),
+    ("post", "/v1/store/add", 422): ("/v1/store/add", {"json": {}}),
+    ("post", "/v1/store/wait", 400): ("/v1/store/wait", {"content": b"\xff", "headers": JSON}),
+    ("post", "/v1/store/wait", 408): ("/v1/store/wait", {"json": {"keys": ["none"], "timeout": 0}}),
+    ("post", "/v1/store/wait", 422): ("/v1/store/wait", {"json": {"keys": "number"}}),
+    ("get", KEY, 404): ("/v1/store/none", {}),
+    ("get", KEY, 422): ("/v1/store/", {}),
+    ("put", KEY, 422): ("/v1/store/", {}),
+    ("delete", KEY, 404): ("/v1/store/none", {}),
+    ("delete", KEY, 422): ("/v1/store/", {}),
+}
+"""What has to be asked for the statuses that are an operation's own."""
+
+
+def expected() -> dict[tuple[str, str], set[int]]:
+    found = {}
+    for method, path in OPERATIONS:
+        good = 204 if method in ("put", "delete") else 200
+        own = {status for *operation, status in SPECIAL if tuple(operation) == (method, path)}
+        found[method, path] = {good, 403, 413, 421} | own
+        if path not in OPEN:
+            found[method, path].add(401)
+        if path in ("/health", "/readyz"):
+            found[method, path].add(503)
+        if path.startswith("/v1/store"):
+            found[method, path].add(502)
+    return found
+
+
+CASES = sorted((*operation, status) for operation, statuses in expected().items() for status in statuses)
+
+
+@pytest.fixture(scope="module")
+def document():
+    async def ask():
+        transport = httpx.ASGITransport(create_app(None))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return (await client.get("/openapi.json")).json()
+
+    return asyncio.run(ask())
+
+
+def responses(document):
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            for status, response in operation["responses"].items():
+                yield method, path, int(status), response
+
+
+async def test_it_documents_what_there_is(document):
+    found = {}
+    for method, path, status, _ in responses(document):
+        found.setdefault((method, path), set()).add(status)
+    assert found == expected()
+
+
+@pytest.mark.parametrize(("method", "path", "status"), CASES)
+async def test_every_documented_response_is_real(client, agent, document, method, path, status):
+    await agent.store.set("number", b"1")
+    await agent.store.set("text", b"text")
+    target, content = SPECIAL.get((method, path, status)) or GOOD.get((method, path), (path, {}))
+    headers = dict(content.get("headers", {}))
+    if status == 401:
+        del client.headers["Authorization"]
+    elif status == 403:
+        headers["Origin"] = "http://evil.example"
+    elif status == 413:
+        headers["Content-Length"] = str(1 << 40)
+    elif status == 421:
+        headers["Host"] = "evil.example"
+    elif status == 502:
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            agent.store = RemoteStore(f"http://127.0.0.1:{closed.getsockname()[1]}")
+    elif status == 503:
+        agent.is_ready, agent.reasons = False, ["group 'pair': rank 3 failed"]
+    answer = await client.request(method, target, **content | {"headers": headers})
+    await agent.store.close()
+    assert answer.status_code == status
+    documented = document["paths"][path][method]["responses"][str(status)].get("content", {"": None})
+    assert [answer.headers.get("content-type", "")] == list(documented)
+    if documented.get("application/problem+json"):
+        assert set(document["components"]["schemas"]["Problem"]["required"]) <= set(answer.json())
+        assert answer.json()["status"] == status
+
+
+async def test_errors_are_problems(document):
+    problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    for method, path, status, response in responses(document):
+        if status >= 400 and (method, path, status) != ("get", "/health", 503):
+            assert response["content"] == problem
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+async def test_answers_have_schemas(document):
+    found = {
+        (method, path): response["content"]["application/json"]["schema"]
+        for method, path, status, response in responses(document)
+        if "application/json" in response.get("content", {}) and status == 200
+    }
+    schemas = {operation: schema.get("$ref", "").rpartition("/")[2] for operation, schema in found.items()}
+    assert schemas == {
+        ("get", "/health"): "AgentHealth",
+        ("get", "/livez"): "Done",
+        ("get", "/readyz"): "Done",
+        ("get", "/v1/info"): "AgentInfo",
+        ("get", "/v1/groups"): "",
+        ("get", "/v1/groups/{group_id}"): "GroupInfo",
+        ("get", "/v1/store"): "",
+        ("post", "/v1/store/add"): "StoreNumber",
+        ("post", "/v1/store/wait"): "Done",
+    }
+    assert found["get", "/v1/groups"]["items"] == {"$ref": "#/components/schemas/GroupInfo"}
+    assert found["get", "/v1/store"]["items"] == {"type": "string"}
+
+
+async def test_values_are_bytes(document):
+    octets = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    assert document["paths"][KEY]["get"]["responses"]["200"]["content"] == octets
+    assert document["paths"][KEY]["put"]["requestBody"] == {"required": True, "content": octets}
+
+
+async def test_everything_but_health_wants_the_token(document):
+    wants = {
+        (method, path): operation.get("security")
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+    assert {path for (_, path), security in wants.items() if security is None} == OPEN
+    assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+
+
+async def test_names_of_operations(document):
+    names = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
+    assert len(set(names)) == len(OPERATIONS)

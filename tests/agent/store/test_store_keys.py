@@ -1,0 +1,33 @@
+"""What a key may be."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankmesh_agent.store.errors import InvalidKeyError
+from rankmesh_agent.store.keys import MAX_KEY_BYTES, MAX_KEYS, check_key, check_keys
+
+
+@pytest.mark.parametrize("key", ["k", "a/b c", "/", "..", "é" * (MAX_KEY_BYTES // 2)])
+def test_keys(key):
+    check_key(key)
+
+
+@pytest.mark.parametrize("key", ["", "k" * (MAX_KEY_BYTES + 1), "é" * (MAX_KEY_BYTES // 2 + 1), "\ud800"])
+def test_not_keys(key):
+    with pytest.raises(InvalidKeyError):
+        check_key(key)
+
+
+def test_several_keys_count_once():
+    assert check_keys(["b", "a", "b"]) == ("b", "a")
+
+
+def test_one_bad_key_among_several():
+    with pytest.raises(InvalidKeyError):
+        check_keys(["a", ""])
+
+
+def test_too_many_keys():
+    with pytest.raises(InvalidKeyError, match=str(MAX_KEYS)):
+        check_keys(map(str, range(MAX_KEYS + 1)))

@@ -1,0 +1,100 @@
+"""A clock that tests turn by hand, requests with defaults, and a gateway that serves HTTP."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, JoinRequest, Leave, Member
+from rankmesh_agent.wire.sockets import bind, url_of
+from rankmesh_gateway.app import create_app
+from rankmesh_gateway.registry import Registry
+from rankmesh_gateway.server import GatewayServer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Requests:
+    """Makes what ranks send; ``life`` tells one process that holds a rank from the next."""
+
+    def member(self, rank: int, life: int = 1) -> Member:
+        port = 9000 + rank
+        return Member(
+            rank,
+            f"r{rank}-{life}",
+            f"host{rank}",
+            "h",
+            100 * life + rank,
+            [f"10.0.0.1:{port}"],
+            f"http://10.0.0.1:{port}",
+        )
+
+    def join(
+        self, rank: int, world_size: int = 2, *, life: int = 1, job: str = "job", wait: float = 20.0
+    ) -> JoinRequest:
+        return JoinRequest(job, world_size, self.member(rank, life), wait)
+
+    def heartbeat(
+        self, rank: int, world_size: int = 2, *groups: GroupInfo, life: int = 1, epoch: int = 1, job: str = "job"
+    ) -> Heartbeat:
+        return Heartbeat(job, epoch, world_size, self.member(rank, life), list(groups))
+
+    def leave(self, rank: int, *, life: int = 1, epoch: int = 1, job: str = "job", reason: str = "") -> Leave:
+        return Leave(job, epoch, rank, self.member(rank, life).instance, reason)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def registry(clock: Clock) -> Registry:
+    return Registry(clock)
+
+
+@pytest.fixture
+def ask() -> Requests:
+    return Requests()
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10.0
+        while not condition():
+            assert time.monotonic() < deadline, "did not happen within 10 s"
+            time.sleep(0.005)
+
+    return wait
+
+
+@pytest.fixture
+def url(registry: Registry) -> Iterator[str]:
+    """The URL of a gateway that serves ``registry``."""
+    listener = bind("127.0.0.1", 0, what="a test listens")
+    address = url_of(listener)
+    server = GatewayServer(create_app(registry), registry)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    yield address
+    server.should_exit = True
+    thread.join(10.0)
+    assert not thread.is_alive()

@@ -1,0 +1,444 @@
+"""The launcher as a process, with scripts that need nothing of RankMesh."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+DEADLINE = 20.0
+OURS = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_")
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {DEADLINE:g} s for {what}"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def default_signals() -> None:
+    """Undo what a shell does to background jobs, in which these tests may run."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+class Job:
+    """A launcher that runs a script; the script finds its folder as the working directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.launchers: list[subprocess.Popen[bytes]] = []
+
+    def script(self, text: str, name: str = "script.py") -> None:
+        prologue = "import os, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\n"
+        (self.folder / name).write_text(prologue + textwrap.dedent(text))
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "rankmesh.launch", *arguments],
+            cwd=self.folder,
+            env={**inherited, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=default_signals,
+        )
+        self.launchers.append(launcher)
+        return launcher
+
+    def finish(self, launcher: subprocess.Popen[bytes]) -> tuple[int, str, str]:
+        stdout, stderr = launcher.communicate(timeout=DEADLINE)
+        return launcher.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace")
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
+        return self.finish(self.start(*arguments, **environment))
+
+    def pids(self, count: int) -> list[int]:
+        """The process ids the script wrote to ``count`` files named pid.*, once they are there."""
+
+        def written() -> list[str]:
+            return [text for path in self.folder.glob("pid.*") if (text := path.read_text()).endswith("\n")]
+
+        wait_for(lambda: len(written()) == count, f"{count} pid files")
+        return [int(text) for text in written()]
+
+
+WRITE_PID = "open(f'pid.{rank}', 'w').write(f'{os.getpid()}\\n')\n"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    for launcher in job.launchers:
+        if launcher.poll() is None:
+            launcher.kill()
+        launcher.communicate()
+
+
+# What a rank is told
+
+
+def test_environment_and_prefixes(job: Job) -> None:
+    job.script("""
+        import json
+        print(json.dumps(dict(os.environ)))
+        print(sys.argv[1:], file=sys.stderr)
+    """)
+    code, stdout, stderr = job.run("--nproc_per_node", "3", "--standalone", "script.py", "--nnodes=7", "--", "-m")
+    assert code == 0
+    ranks = {}
+    for line in stdout.splitlines():
+        prefix, told = line.split("] ", 1)
+        ranks[prefix] = json.loads(told)
+    assert sorted(ranks) == ["[rank 0", "[rank 1", "[rank 2"]
+    for rank in range(3):
+        told = ranks[f"[rank {rank}"]
+        assert told["RANK"] == told["LOCAL_RANK"] == str(rank)
+        assert told["WORLD_SIZE"] == told["LOCAL_WORLD_SIZE"] == "3"
+        assert told["GROUP_RANK"] == "0"
+        assert told["RANKMESH_GATEWAY"] == f"http://{told['MASTER_ADDR']}:{told['MASTER_PORT']}"
+        assert told["MASTER_ADDR"] == "127.0.0.1"
+        assert (told["PYTHONUNBUFFERED"], told["OMP_NUM_THREADS"]) == ("1", "1")
+        assert f"[rank {rank}] ['--nnodes=7', '--', '-m']" in stderr
+    told = ranks["[rank 0"]
+    assert len(told["RANKMESH_TOKEN"]) == 64
+    assert told["RANKMESH_TOKEN"] not in stderr
+    assert told["RANKMESH_JOB"].startswith("script-")
+    assert f"curl {told['RANKMESH_GATEWAY']}/health" in stderr
+
+
+def test_modules_and_programs(job: Job) -> None:
+    job.script("print('as', __name__, __spec__.name)", "some_module.py")
+    code, stdout, _ = job.run("-m", "some_module")
+    assert (code, stdout) == (0, "[rank 0] as __main__ some_module\n")
+    code, stdout, _ = job.run("--no-python", "sh", "-c", "echo $RANK; exit 9")
+    assert (code, stdout) == (9, "[rank 0] 0\n")
+
+
+def test_the_gateway_answers_during_the_run(job: Job) -> None:
+    pytest.importorskip("rankmesh_gateway.app")
+    job.script("""
+        import urllib.request
+        print(urllib.request.urlopen(os.environ["RANKMESH_GATEWAY"] + "/health", timeout=15).read().decode())
+    """)
+    code, stdout, stderr = job.run("script.py")
+    assert code == 0, stderr
+    assert json.loads(stdout.removeprefix("[rank 0] "))["service"] == "rankmesh-gateway"
+
+
+def test_two_nodes(job: Job) -> None:
+    job.script("print(*(os.environ[name] for name in ('WORLD_SIZE', 'GROUP_RANK', 'LOCAL_RANK', 'RANKMESH_JOB')))")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = ["--nnodes=2", "--nproc-per-node=2", f"--master-port={port}", "script.py"]
+    nodes = [job.start(f"--node-rank={node}", *arguments, RANKMESH_TOKEN="secret") for node in (0, 1)]
+    lines = []
+    for node in nodes:
+        code, stdout, _ = job.finish(node)
+        assert code == 0
+        lines += sorted(stdout.splitlines())
+    assert lines == [f"[rank {2 * node + i}] 4 {node} {i} 127.0.0.1-{port}" for node in (0, 1) for i in (0, 1)]
+
+
+# What cannot start
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--nproc-per-node=none", "script.py"], "'none' is not a whole number"),
+        (["missing.py"], "no such script: missing.py"),
+        (["--nnodes=2", "script.py"], "set RANKMESH_TOKEN to the same secret"),
+    ],
+)
+def test_refusals(arguments: list[str], reason: str, job: Job) -> None:
+    job.script("open('started', 'w')")
+    code, stdout, stderr = job.run(*arguments)
+    assert (code, stdout) == (2, "")
+    assert reason in stderr
+    assert not (job.folder / "started").exists()
+
+
+def test_a_port_in_use(job: Job) -> None:
+    job.script("open('started', 'w')")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        code, _, stderr = job.run(f"--master-port={port}", "script.py")
+    assert code == 2
+    assert re.fullmatch(rf"rankmesh run: the launcher hosts the gateway, but 127.0.0.1:{port} is in use.*\n", stderr)
+    assert not (job.folder / "started").exists()
+
+
+def test_a_program_that_cannot_be_executed(job: Job) -> None:
+    (job.folder / "broken").write_text("#!/no/such/interpreter\n")
+    (job.folder / "broken").chmod(0o755)
+    code, _, stderr = job.run("--no-python", "./broken")
+    assert code == 2
+    assert "cannot start ./broken" in stderr
+
+
+# Output
+
+
+def test_lines_of_many_ranks_are_never_torn(job: Job) -> None:
+    job.script("""
+        word = b"%d" % rank * (1 + 7 * rank)
+        for count in range(0, 3000, 3):
+            os.write(1, (word * count)[:9000])
+            os.write(1, word + b"\\n")
+        os.write(1, word * 300_000)
+    """)
+    launcher = job.start("--nproc-per-node=4", "script.py")
+    stdout, _ = launcher.communicate(timeout=DEADLINE)
+    assert launcher.returncode == 0
+    lines = stdout.split(b"\n")
+    assert lines.pop() == b""
+    assert len(lines) == 4 * 1001
+    for rank in range(4):
+        word = b"%d" % rank * (1 + 7 * rank)
+        expected = [(word * count)[:9000] + word for count in range(0, 3000, 3)] + [word * 300_000]
+        prefix = b"[rank %d] " % rank
+        assert [line.removeprefix(prefix) for line in lines if line.startswith(prefix)] == expected
+
+
+def test_bytes_that_are_no_text_and_a_last_line_without_newline(job: Job) -> None:
+    job.script(r"os.write(1, b'\xff\x00\xc3\nlast'); os.write(2, b'\xfe')")
+    launcher = job.start("script.py")
+    stdout, stderr = launcher.communicate(timeout=DEADLINE)
+    assert stdout == b"[rank 0] \xff\x00\xc3\n[rank 0] last\n"
+    assert b"[rank 0] \xfe\n" in stderr
+
+
+def test_a_progress_bar_in_a_pipe_is_its_last_state(job: Job) -> None:
+    job.script(r"""
+        for percent in range(101):
+            print(f"\r{percent}%", end="", file=sys.stderr)
+        print(file=sys.stderr)
+        print("\r1%\r2%", end="", file=sys.stderr)
+    """)
+    _, _, stderr = job.run("script.py")
+    assert [line for line in stderr.splitlines() if "%" in line] == ["[rank 0] 100%", "[rank 0] 2%"]
+
+
+def test_a_progress_bar_on_a_terminal_is_redrawn_in_place(job: Job) -> None:
+    job.script(r"""
+        for percent in (1, 2):
+            print(f"\r{percent}%", end="", file=sys.stderr)
+            sys.stdin.readline()
+        print(file=sys.stderr)
+    """)
+    screen, terminal = pty.openpty()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "rankmesh.launch", "script.py"],
+        cwd=job.folder,
+        stdin=subprocess.PIPE,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    assert launcher.stdin is not None
+    job.launchers.append(launcher)
+    shown = b""
+
+    def see(text: bytes) -> None:
+        nonlocal shown
+        while text not in shown:
+            assert select.select([screen], [], [], DEADLINE)[0], shown
+            shown += os.read(screen, 4096)
+
+    see(b"[rank 0] 1%")
+    launcher.stdin.write(b"\n")
+    launcher.stdin.flush()
+    see(b"[rank 0] 1%\r\x1b[K[rank 0] 2%")
+    launcher.stdin.close()
+    see(b"\r\x1b[K[rank 0] 2%\r\n")
+    assert launcher.wait(DEADLINE) == 0
+    os.close(screen)
+
+
+def test_a_grandchild_that_holds_the_output_open(job: Job) -> None:
+    job.script("""
+        import threading
+        child = subprocess.Popen(["sleep", "1000"])
+        stray = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        for number, process in enumerate((child, stray)):
+            open(f"pid.{number}", "w").write(f"{process.pid}\\n")
+        print("done", end="")
+    """)
+    code, stdout, _ = job.run("script.py")
+    assert (code, stdout) == (0, "[rank 0] done\n")
+    states = [alive(int((job.folder / f"pid.{number}").read_text())) for number in range(2)]
+    os.kill(int((job.folder / "pid.1").read_text()), signal.SIGKILL)
+    assert states == [False, True], "what left the rank's session is not ours to kill"
+
+
+# Failures
+
+
+def test_the_first_failure_is_reported_although_others_fail_milliseconds_after(job: Job) -> None:
+    os.mkfifo(job.folder / "line")
+    job.script("""
+        line = open("line", "w" if rank == 1 else "r")
+        open(f"ready.{rank}", "w")
+        if rank == 1:
+            for number in range(20):
+                print("rank 1 says", number, file=sys.stderr)
+            while not (os.path.exists("ready.0") and os.path.exists("ready.2")):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        line.read()  # ends when rank 1 does
+        sys.exit("rank 1 is gone")
+    """)
+    code, _, stderr = job.run("--nproc-per-node=3", "script.py")
+    assert code == 128 + signal.SIGKILL
+    report = stderr[stderr.index("[rankmesh] rank 1 failed first") :].splitlines()
+    where = rf"\(host {re.escape(socket.gethostname())}, pid \d+\)"
+    assert re.fullmatch(rf"\[rankmesh\] rank 1 failed first: signal SIGKILL \(9\) after \d+\.\d s {where}", report[0])
+    assert "memory" in report[1]
+    assert report[2:13] == ["[rankmesh]   the end of its stderr:"] + [
+        f"[rankmesh]   | rank 1 says {number}" for number in range(10, 20)
+    ]
+    assert [line.rpartition(",")[0] for line in report[13:]] == [
+        "[rankmesh] rank 0: exit code 1",
+        "[rankmesh] rank 2: exit code 1",
+    ]
+
+
+def test_ranks_that_hang_after_a_failure_are_ended(job: Job) -> None:
+    job.script(
+        WRITE_PID
+        + """
+if rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen(["sleep", "1000"])
+open(f"ready.{rank}", "w")
+while rank == 1 and not all(os.path.exists(f"ready.{r}") for r in range(3)):
+    time.sleep(0.01)
+if rank == 1:
+    print("out of ideas")
+    sys.exit(3)
+time.sleep(1000)
+"""
+    )
+    code, _, stderr = job.run("--nproc-per-node=3", "--failure-grace=0.3", "--stop-grace=0.3", "script.py")
+    assert code == 3
+    assert "[rankmesh] rank 1 failed: exit code 3; the others get 0.3 s to end" in stderr
+    assert "[rankmesh]   the end of its stdout:\n[rankmesh]   | out of ideas\n" in stderr
+    assert re.search(r"\[rankmesh\] rank 0: signal SIGKILL \(9\) from the launcher, \d\.\d s later", stderr)
+    assert re.search(r"\[rankmesh\] rank 2: signal SIGTERM \(15\) from the launcher, \d\.\d s later", stderr)
+    assert not any(alive(pid) for pid in job.pids(3))
+
+
+def test_a_rank_that_is_done_early_is_no_failure(job: Job) -> None:
+    job.script("time.sleep(0.3 * rank); print('done')")
+    code, stdout, stderr = job.run("--nproc-per-node=2", "--failure-grace=0", "script.py")
+    assert (code, stdout) == (0, "[rank 0] done\n[rank 1] done\n")
+    assert "failed" not in stderr
+
+
+def test_shared_memory_of_a_crashed_job_is_swept(job: Job) -> None:
+    shared = job.folder / "shared"
+    shared.mkdir()
+    (shared / "rankmesh-other-1").touch()
+    job.script("open(f\"shared/rankmesh-{os.environ['RANKMESH_JOB']}-world\", 'w'); os.abort()")
+    code, _, _ = job.run("script.py", RANKMESH_SHM_DIR=str(shared))
+    assert code == 128 + signal.SIGABRT
+    assert [path.name for path in shared.iterdir()] == ["rankmesh-other-1"]
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_is_passed_on(number: signal.Signals, job: Job) -> None:
+    job.script(
+        f"def leave(*_):\n    print('leaving')\n    sys.exit(0)\nsignal.signal({int(number)}, leave)\n"
+        + WRITE_PID
+        + "time.sleep(1000)"
+    )
+    launcher = job.start("--nproc-per-node=2", "script.py")
+    pids = job.pids(2)
+    launcher.send_signal(number)
+    code, stdout, stderr = job.finish(launcher)
+    assert code == 128 + number
+    assert sorted(stdout.splitlines()) == ["[rank 0] leaving", "[rank 1] leaving"]
+    assert f"[rankmesh] {number.name} passed on to the ranks" in stderr
+    assert "failed" not in stderr
+    assert not any(alive(pid) for pid in pids)
+
+
+IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+
+
+def test_who_ignores_a_signal_is_killed(job: Job) -> None:
+    job.script(IGNORE + WRITE_PID + "time.sleep(1000)")
+    launcher = job.start("--stop-grace=0.3", "script.py")
+    pids = job.pids(1)
+    launcher.terminate()
+    code, _, stderr = job.finish(launcher)
+    assert code == 128 + signal.SIGTERM
+    assert "[rankmesh] rank 0: signal SIGKILL (9) from the launcher" in stderr
+    assert not alive(pids[0])
+
+
+def test_a_second_interrupt_kills_at_once(job: Job) -> None:
+    job.script(IGNORE + WRITE_PID + "time.sleep(1000)")
+    launcher = job.start("--stop-grace=1000", "script.py")
+    pids = job.pids(1)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.stderr is not None
+    while b"SIGINT passed on" not in launcher.stderr.readline():
+        pass
+    launcher.send_signal(signal.SIGINT)
+    assert job.finish(launcher)[0] == 128 + signal.SIGINT
+    assert not alive(pids[0])
+
+
+def test_a_signal_gets_through_when_nobody_reads_the_output(job: Job) -> None:
+    job.script(WRITE_PID + "while True: print('x' * 10_000)")
+    launcher = job.start("script.py")
+    pids = job.pids(1)
+    launcher.terminate()
+    assert launcher.wait(DEADLINE) == 128 + signal.SIGTERM
+    assert not alive(pids[0])
+
+
+def test_ranks_die_with_a_killed_launcher(job: Job) -> None:
+    job.script(IGNORE + WRITE_PID + "time.sleep(1000)")
+    launcher = job.start("--nproc-per-node=2", "script.py")
+    pids = job.pids(2)
+    launcher.kill()
+    wait_for(lambda: not any(alive(pid) for pid in pids), "the ranks to end")
+
+
+def test_the_launcher_is_light_to_import() -> None:
+    heavy = "{'fastapi', 'uvicorn', 'httpx', 'typer', 'torch', 'rankmesh_gateway'}"
+    code = (
+        f"import sys, rankmesh.launch; sys.exit(str({heavy} & set(sys.modules)) if {heavy} & set(sys.modules) else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
