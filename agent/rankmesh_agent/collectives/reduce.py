@@ -42,9 +42,9 @@ def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
     ufunc = _UFUNCS[op]
     # Infinity is the answer on every rank; the user's numpy.seterr must not make one of them raise half-way.
     with np.errstate(all="ignore"):
-        ufunc(parts[0], parts[1], out)
+        ufunc(parts[0], parts[1], out=out)
         for part in parts[2:]:
-            ufunc(out, part, out)
+            ufunc(out, part, out=out)
 
 
 def _combine_wide(ufunc: np.ufunc, parts: Sequence[Array], out: Array) -> None:
@@ -53,7 +53,7 @@ def _combine_wide(ufunc: np.ufunc, parts: Sequence[Array], out: Array) -> None:
         wide = parts[0][piece].astype(_WIDE)
         with np.errstate(all="ignore"):
             for part in parts[1:]:
-                ufunc(wide, part[piece], wide)
+                ufunc(wide, part[piece], out=wide)
             out[piece] = wide
 
 

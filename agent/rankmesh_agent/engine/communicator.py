@@ -23,6 +23,7 @@ from rankmesh_agent.engine.mesh import Lost, Mesh, Port, Transfer
 from rankmesh_agent.engine.p2p import ANY, Matching
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.work import MessageWork, QueuedWork, Work
+from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.dtypes import code_of
@@ -212,10 +213,12 @@ class Communicator(Port):
         running = _Running(self, call, 0, Deadline(timeout))
         if self.size == 1:
             return
-        try:
-            self._link.begin(0, call.fingerprint, running.wait)
+        segment: Segment | None = None
+
+        def share_it(link: MessageLink) -> None:
+            nonlocal segment
             segment = share_memory(
-                self._link,
+                link,
                 share=share,
                 directory=directory,
                 job=job,
@@ -223,9 +226,8 @@ class Communicator(Port):
                 crowded=crowded,
                 strict=strict,
             )
-        except BaseException as error:
-            self._give_up(error)
-            raise
+
+        self._carry_out(share_it, (), running)
         self._backend = MeshBackend(self._link, self.ranks, segment)
 
     # Collectives: arrays are one-dimensional, contiguous and of a supported dtype
@@ -485,18 +487,20 @@ class Communicator(Port):
         self._seq += 1
         self._last = call.name
         if self.size > 1:
-            running = _Running(self, call, self._seq, deadline)
-            try:
-                self._backend.run(plan.algorithm, arguments, running)
-            except CollectiveMismatchError:
-                raise
-            except BaseException as error:
-                self._give_up(error)
-                raise
+            self._carry_out(plan.algorithm, arguments, _Running(self, call, self._seq, deadline))
         elif call.kind is Kind.ALL_GATHER:
             arguments[0][0][:] = arguments[1]
         if after is not None:
             after()
+
+    def _carry_out(self, algorithm: Algorithm, arguments: Sequence[Any], running: _Running) -> None:
+        try:
+            self._backend.run(algorithm, arguments, running)
+        except CollectiveMismatchError:
+            raise  # nothing has moved, everyone knows: the group goes on
+        except BaseException as error:
+            self._give_up(error)
+            raise
 
 
 def _told(payload: bytes) -> DistError:

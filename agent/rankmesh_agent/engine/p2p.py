@@ -27,7 +27,6 @@ WINDOW = 1 << 20
 """Bytes of eager messages a sender may have in the receiver's queue."""
 _MIN_COST = 1 << 10
 """What a message counts at least: empty ones take memory too."""
-
 ANY = -1
 """Source of a receive that takes from every rank."""
 
@@ -112,12 +111,7 @@ class Matching:
     def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
         """Begin to receive into ``view`` from a rank, or from ANY."""
         wanted = _Receive(source, tag, dtype, view, Transfer())
-        for message in self.unexpected:
-            if message.tag == tag and source in (ANY, message.source):
-                self.unexpected.remove(message)
-                self._take(message, wanted)
-                break
-        else:
+        if not self._match(wanted):
             self.receives.append(wanted)
         return wanted.transfer
 
@@ -130,7 +124,7 @@ class Matching:
         for number, announced in self.announced.items():
             if announced.transfer is transfer:
                 del self.announced[number]
-                self._refuse(announced.rank, number, "the sender gave up waiting for the receive")
+                self.mesh.send(announced.rank, [self._frame(Opcode.WITHDRAW, seq=number)])
                 return True
         return False
 
@@ -161,6 +155,16 @@ class Matching:
                 account.available = min(WINDOW, account.available + header.total)
             case Opcode.REFUSE:
                 self._refused(rank, header.seq, bytes(payload).decode(errors="replace"))
+            case Opcode.WITHDRAW:
+                self._withdrawn(rank, header.seq)
+
+    def _match(self, wanted: _Receive) -> bool:
+        for message in self.unexpected:
+            if message.tag == wanted.tag and wanted.source in (ANY, message.source):
+                self.unexpected.remove(message)
+                self._take(message, wanted)
+                return True
+        return False
 
     def _arrive(self, message: _Message) -> None:
         for posted in self.receives:
@@ -189,19 +193,17 @@ class Matching:
         transfer.done = True
 
     def _refused(self, rank: int, number: int, why: str) -> None:
-        """Our message was refused, or a message to us was withdrawn."""
-        announced = self.announced.get(number)
-        if announced is not None and announced.rank == rank:
-            del self.announced[number]
-            transfer = announced.transfer
-        else:
-            withdrawn = self.cleared.pop((rank, number), None)
-            if withdrawn is None:
-                self.unexpected = deque(m for m in self.unexpected if (m.source, m.id) != (rank, number))
-                return
-            transfer = withdrawn.transfer
-        transfer.error = DistBackendError(f"rank {rank} refused the message: {why}", ranks=[rank])
-        transfer.done = True
+        announced = self.announced.pop(number, None)
+        if announced is not None:
+            announced.transfer.error = DistBackendError(f"rank {rank} refused the message: {why}", ranks=[rank])
+            announced.transfer.done = True
+
+    def _withdrawn(self, rank: int, number: int) -> None:
+        """A message is not coming; the receive that was to take it waits for the next."""
+        self.unexpected = deque(m for m in self.unexpected if (m.source, m.id) != (rank, number))
+        waiting = self.cleared.pop((rank, number), None)
+        if waiting is not None and not self._match(waiting):
+            self.receives.insert(0, waiting)
 
     def _refuse(self, rank: int, number: int, why: str) -> None:
         payload = why.encode()

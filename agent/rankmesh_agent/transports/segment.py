@@ -120,6 +120,7 @@ class Segment:
             self._compared = True
             for line, _ in self._others:
                 if words[line + self._word] != self._fingerprint:
+                    self._turn = 0  # different calls may have left it different; nobody reads a slot now
                     raise DisagreementError
 
     def _wait(self, line: int, other: int, steps: int) -> None:

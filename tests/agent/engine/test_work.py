@@ -1,0 +1,100 @@
+"""Work and Future, without ranks."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from rankmesh_agent.engine.work import Future, QueuedWork
+from rankmesh_agent.wire.errors import CollectiveTimeoutError
+
+
+def test_a_work_that_is_carried_out():
+    done = []
+    work = QueuedWork(lambda: done.append(1), ["array"], "all_reduce")
+    assert not work.is_completed()
+    assert not work.is_success()
+    work.run()
+    assert work.wait() is True
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.exception() is None
+    assert work.result() == ["array"]
+    assert work.get_future().value() == ["array"]
+    assert done == [1]
+
+
+def test_a_work_that_fails_raises_at_wait_again_and_again():
+    def fail():
+        raise OSError("no")
+
+    work = QueuedWork(fail, [], "all_reduce")
+    work.run()
+    for _ in range(2):
+        with pytest.raises(OSError, match="no"):
+            work.wait()
+    assert work.is_completed()
+    assert not work.is_success()
+    assert isinstance(work.exception(), OSError)
+    with pytest.raises(OSError, match="no"):
+        work.result()
+
+
+@pytest.mark.parametrize("timeout", [0.01, timedelta(milliseconds=10)])
+def test_waiting_too_long_is_a_timeout_and_the_operation_goes_on(timeout):
+    work = QueuedWork(lambda: None, [], "all_reduce")
+    with pytest.raises(CollectiveTimeoutError, match=r"all_reduce did not end within 0\.01 s"):
+        work.wait(timeout)
+    work.run()
+    assert work.wait(timeout)
+
+
+def test_a_timeout_of_the_operation_itself_is_raised_as_it_is():
+    def late():
+        raise CollectiveTimeoutError("rank 1 is missing", ranks=[1])
+
+    work = QueuedWork(late, [], "all_reduce")
+    work.run()
+    with pytest.raises(CollectiveTimeoutError, match="rank 1 is missing") as caught:
+        work.wait(5)
+    assert caught.value.ranks == (1,)
+
+
+def test_the_result_of_an_operation_under_way_is_not_to_be_had():
+    with pytest.raises(RuntimeError, match=r"call wait\(\) first"):
+        QueuedWork(lambda: None, [], "all_reduce").result()
+
+
+def test_only_receives_have_a_source():
+    with pytest.raises(RuntimeError, match="source_rank"):
+        QueuedWork(lambda: None, [], "all_reduce").source_rank()
+
+
+def test_callbacks_run_in_order_before_or_after_the_end():
+    future, seen = Future(), []
+    first = future.then(lambda done: seen.append(("first", done.value())) or 7)
+    second = first.then(lambda done: done.value() + 1)
+    assert not second.done()
+    future.set_result(3)
+    late = future.then(lambda done: seen.append(("late", done.value())))
+    assert late.done()
+    assert second.wait(1) == 8
+    assert seen == [("first", 3), ("late", 3)]
+
+
+def test_an_error_travels_along_the_callbacks():
+    future = Future()
+    following = future.then(lambda done: done.value())
+    future.set_exception(KeyError("x"))
+    with pytest.raises(KeyError):
+        following.wait(1)
+
+
+def test_a_future_wakes_those_who_wait():
+    future = Future()
+    threading.Timer(0.05, future.set_result, [1]).start()
+    assert future.wait(10) == 1
+    with pytest.raises(TimeoutError):
+        Future().wait(0.01)
