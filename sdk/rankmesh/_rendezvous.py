@@ -100,9 +100,14 @@ def _at_gateway(url: str, host: str, port: int, rank: int, world_size: int, sett
 def _at_address(host: str, port: int, rank: int, world_size: int, settings: Settings) -> Rendezvous:
     url = url_for(host, port)
     close = _nothing
+    if port == 0 and world_size > 1:
+        raise ValueError("port 0, any free one, is for a world of one rank: the others could not know which it is")
     if rank == 0:
         try:
-            close = _Hosted(settings.bind or host, port, settings, names=[host]).close
+            hosted = _Hosted(settings.bind or host, port, settings, names=[host])
+            close = hosted.close
+            if port == 0:
+                url = hosted.url
         except AddressInUseError:
             from rankmesh_agent.gateway import is_gateway
 
