@@ -30,6 +30,10 @@ from rankmesh_agent.wire.schemas import (
 )
 
 _log = logging.getLogger("rankmesh")
+# One line a second about heartbeats would drown a program that logs at level INFO.
+logging.getLogger("httpx").addFilter(lambda record: record.threadName != _HEART)
+
+_HEART = "rankmesh-heartbeat"
 _RETRY_SECONDS = 0.1
 _PATIENCE = 5.0
 """Seconds in vain after which a warning says what we wait for."""
@@ -131,7 +135,7 @@ class Heart(threading.Thread):
     """
 
     def __init__(self, client: GatewayClient, compose: Callable[[], Heartbeat]) -> None:
-        super().__init__(name="rankmesh-heartbeat", daemon=True)
+        super().__init__(name=_HEART, daemon=True)
         self._client = client
         self._compose = compose
         self._stopping = threading.Event()

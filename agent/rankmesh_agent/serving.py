@@ -42,6 +42,12 @@ class HttpThread:
         self._listener.close()
 
     def _serve(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._listener.close()  # whoever waits in its queue learns that nobody will answer
+
+    def _run(self) -> None:
         import uvicorn
 
         app = self._make_app()

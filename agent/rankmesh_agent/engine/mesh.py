@@ -14,51 +14,20 @@ from __future__ import annotations
 import os
 import select
 import threading
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Sequence
 
+from rankmesh_agent.engine.peer import Peer, Port, Transfer
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
-from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode
+from rankmesh_agent.wire.frames import Header, Opcode
 
-_STAGE_BYTES = HEADER_BYTES + frames.SMALL
-_TURN_BYTES = 8 << 20
-"""Bytes received from one peer before the others have their turn."""
 SLICE_SECONDS = 0.1
 """How long a wait lasts at most before the deadline is looked at again."""
 _LOOKS = 10
 _EARLY_FRAMES = 4096
 """Frames kept for groups that this process has not made yet."""
-
-
-class Transfer:
-    """Something under way: an outgoing frame, or a buffer to be filled."""
-
-    __slots__ = ("done", "error", "source")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.error: Exception | None = None
-        self.source = -1
-
-
-class Port(ABC):
-    """Where a group's frames go. All methods are called with the mesh's lock held and must not wait."""
-
-    @abstractmethod
-    def place(self, rank: int, header: Header) -> memoryview | None:
-        """Return the posted buffer for a PART or BULK frame's payload, None while there is none."""
-
-    @abstractmethod
-    def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
-        """Take a complete frame."""
-
-    @abstractmethod
-    def lost(self, rank: int) -> None:
-        """Take note that a peer is gone."""
 
 
 class Lost:
@@ -72,162 +41,6 @@ class Lost:
     def __init__(self, cause: str, clean: bool) -> None:
         self.cause = cause
         self.clean = clean
-
-
-class Peer:
-    """Framing on one connection."""
-
-    def __init__(self, rank: int, connection: Connection, eager_limit: int) -> None:
-        self.rank = rank
-        self.connection = connection
-        self.paused = False
-        """Whether a frame has arrived whose buffer has not been posted."""
-        self.watched_specially = False
-        """Whether poll is asked for other events than 'something to receive'."""
-        self._eager_limit = eager_limit
-        self._outgoing: deque[tuple[list[memoryview], Transfer | None]] = deque()
-        self._stage = memoryview(bytearray(max(_STAGE_BYTES, HEADER_BYTES + eager_limit)))
-        self._begin = 0
-        self._end = 0
-        self._header: Header | None = None
-        self._target: memoryview | None = None
-        self._filled = 0
-        self._dropping = 0
-        self._drained = False
-
-    @property
-    def writing(self) -> bool:
-        """Whether something waits to be sent."""
-        return bool(self._outgoing)
-
-    def forget(self, group: int) -> None:
-        """Throw away what is coming for a group: its buffers are no longer ours to write to."""
-        if self._header is not None and self._header.group == group:
-            self._dropping = self._header.length - self._filled
-            self._header = self._target = None
-            self.paused = False
-
-    def send(self, buffers: Sequence[Buffer], transfer: Transfer | None) -> None:
-        """Send now what can be, queue the rest."""
-        sent = 0 if self._outgoing else self.connection.send(buffers)
-        rest = _after(buffers, sent)
-        if rest:
-            self._outgoing.append((rest, transfer))
-        elif transfer is not None:
-            transfer.done = True
-
-    def flush(self) -> None:
-        """Send what can be sent of the queue."""
-        while self._outgoing:
-            buffers, transfer = self._outgoing[0]
-            sent = self.connection.send(buffers)
-            if not sent:
-                return
-            rest = _after(buffers, sent)
-            if rest:
-                self._outgoing[0] = (rest, transfer)
-                continue
-            self._outgoing.popleft()
-            if transfer is not None:
-                transfer.done = True
-
-    def receive(self, port_of: Callable[[Header], Port | None]) -> None:
-        """Receive what is here, as long as there is a place to put it."""
-        budget = _TURN_BYTES
-        self._drained = False
-        while budget > 0:
-            if self._dropping:
-                received = self._drop()
-            elif self._header is not None:
-                received = self._receive_payload(port_of)
-            elif not (received := self._parse()):
-                if self._drained:
-                    return  # the last read took less than it could: asking again would only cost a system call
-                received = self._fill()
-            if not received:
-                return
-            budget -= received
-
-    def _fill(self) -> int:
-        if self._begin == self._end:
-            self._begin = self._end = 0
-        elif self._begin:
-            left = self._end - self._begin
-            self._stage[:left] = bytes(self._stage[self._begin : self._end])
-            self._begin, self._end = 0, left
-        space = self._stage[self._end :]
-        received = self.connection.recv_into(space)
-        self._drained = received < len(space)
-        self._end += received
-        return received
-
-    def _parse(self) -> int:
-        if self._end - self._begin < HEADER_BYTES:
-            return 0
-        self._header = frames.decode(self._stage, self._begin, self._eager_limit)
-        self._begin += HEADER_BYTES
-        self._filled = 0
-        return HEADER_BYTES
-
-    def _receive_payload(self, port_of: Callable[[Header], Port | None]) -> int:
-        header = self._header
-        assert header is not None
-        port = port_of(header)
-        if header.opcode not in (Opcode.PART, Opcode.BULK):
-            return self._receive_small(header, port)
-        if self._target is None:
-            if port is None:
-                self.forget(header.group)
-                return header.length or 1
-            self._target = port.place(self.rank, header)
-            self.paused = self._target is None
-            if self._target is None:
-                return 0
-            if len(self._target) != header.length:
-                raise ProtocolError(
-                    f"rank {self.rank} sent {header.length} bytes where {len(self._target)} were expected"
-                )
-        received = self._receive_target()
-        if self._filled == header.length:
-            self._header = self._target = None
-            assert port is not None
-            port.deliver(self.rank, header, b"")
-            return received or 1
-        return received
-
-    def _drop(self) -> int:
-        dropped = min(self._end - self._begin, self._dropping)
-        if dropped:
-            self._begin += dropped
-        else:
-            dropped = self.connection.recv_into(self._stage[: self._dropping])
-        self._dropping -= dropped
-        return dropped
-
-    def _receive_target(self) -> int:
-        target = self._target
-        assert target is not None
-        staged = min(self._end - self._begin, len(target) - self._filled)
-        if staged:
-            target[self._filled : self._filled + staged] = self._stage[self._begin : self._begin + staged]
-            self._begin += staged
-            self._filled += staged
-            return staged
-        if self._filled == len(target):
-            return 0
-        received = self.connection.recv_into(target[self._filled :])
-        self._filled += received
-        return received
-
-    def _receive_small(self, header: Header, port: Port | None) -> int:
-        if self._end - self._begin < header.length:
-            return self._fill()
-        payload = bytes(self._stage[self._begin : self._begin + header.length])
-        self._begin += header.length
-        self._header = None
-        if port is not None:
-            port.deliver(self.rank, header, payload)
-        return header.length or 1
 
 
 class Mesh:
@@ -424,7 +237,7 @@ class Mesh:
 
     def _receive(self, peer: Peer) -> None:
         try:
-            peer.receive(lambda header: self._port_of(peer.rank, header))
+            peer.receive(self._port_of)
         except (DistNetworkError, ProtocolError) as error:
             self._lose(peer, Lost(error.message, clean=False))
         else:
@@ -575,15 +388,3 @@ class _Early(Port):
 
     def lost(self, rank: int) -> None:
         pass
-
-
-def _after(buffers: Sequence[Buffer], sent: int) -> list[memoryview]:
-    """Return what is left of ``buffers`` when their first ``sent`` bytes are gone."""
-    rest = []
-    for buffer in buffers:
-        if sent >= len(buffer):
-            sent -= len(buffer)
-        else:
-            rest.append(memoryview(buffer)[sent:])
-            sent = 0
-    return rest

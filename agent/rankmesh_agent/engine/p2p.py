@@ -18,7 +18,8 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
-from rankmesh_agent.engine.mesh import Mesh, Transfer
+from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.peer import Transfer
 from rankmesh_agent.wire import dtypes, frames
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.frames import Header, Opcode

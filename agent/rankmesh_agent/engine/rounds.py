@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.collectives.link import Link
-from rankmesh_agent.engine.mesh import Mesh, Transfer
+from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.peer import Transfer
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.frames import Header, Opcode
@@ -34,7 +35,7 @@ class MessageLink(Link):
         self._mesh = mesh
         self._group = group
         self._ranks = tuple(ranks)
-        self._others = [member for member in range(self.size) if member != rank]
+        self._others = self.others()
         self._group_rank = {member: number for number, member in enumerate(ranks)}
         # Peers can be one round ahead, not more: they need our arrival to go on.
         self._arrived: dict[tuple[int, int], dict[int, tuple[int, Payload]]] = {}

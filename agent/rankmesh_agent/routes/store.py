@@ -11,8 +11,8 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from rankmesh_agent.routes.hang_up import unless_gone
 from rankmesh_agent.routes.problems import documented
 from rankmesh_agent.routes.view import BEARER, TheStore
-from rankmesh_agent.store.errors import KeyNotFoundError
 from rankmesh_agent.store.keys import MAX_KEY_BYTES
+from rankmesh_agent.wire.errors import KeyNotFoundError
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, Done, StoreAdd, StoreNumber, StoreWait
 
 

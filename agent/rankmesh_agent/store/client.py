@@ -10,10 +10,16 @@ from urllib.parse import quote
 import httpx
 
 from rankmesh_agent.store.base import Store
-from rankmesh_agent.store.errors import BY_CODE, KeyNotFoundError
 from rankmesh_agent.store.keys import check_key, check_keys
 from rankmesh_agent.wire.deadline import Deadline
-from rankmesh_agent.wire.errors import DistError, DistNetworkError, StoreTimeoutError
+from rankmesh_agent.wire.errors import (
+    BY_CODE,
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    KeyNotFoundError,
+    StoreTimeoutError,
+)
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, StoreAdd, StoreWait
 
 CONNECT_SECONDS = 5.0
@@ -107,8 +113,9 @@ class RemoteStore(Store):
             code, detail = found["code"], found["detail"]
         except (ValueError, TypeError, KeyError):
             code, detail = "", "not RankMesh's"
-        if code in BY_CODE:
-            return BY_CODE[code](detail)
+        kind = BY_CODE.get(code)
+        if kind is not None and issubclass(kind, DistStoreError):
+            return kind(detail)
         return DistNetworkError(
             f"the agent at {self._url}, which owns the store, answered {answer.status_code}: {detail}",
             address=self._url,

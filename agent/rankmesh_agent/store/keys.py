@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankmesh_agent.store.errors import InvalidKeyError
+from rankmesh_agent.wire.errors import InvalidKeyError
 
 MAX_KEY_BYTES = 1024
 """Longest key, in UTF-8."""

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Iterable
 
 from rankmesh_agent.store.base import Store
-from rankmesh_agent.store.errors import KeyNotFoundError
 from rankmesh_agent.store.keys import check_keys
 from rankmesh_agent.store.table import Table, Values
-from rankmesh_agent.wire.errors import StoreTimeoutError
+from rankmesh_agent.wire.errors import KeyNotFoundError, StoreTimeoutError
 
 _NAMED = 10
 """How many missing keys a message lists."""

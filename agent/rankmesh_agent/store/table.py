@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from rankmesh_agent.store.errors import NotANumberError
 from rankmesh_agent.store.keys import check_key, check_keys
+from rankmesh_agent.wire.errors import NotANumberError
 
 Values = dict[str, bytes]
 

@@ -17,7 +17,11 @@
         │   ├── JoinTimeoutError           not all ranks came in time (also a TimeoutError)
         │   ├── RankTakenError             another live process holds this rank
         │   └── WorldSizeMismatchError     the ranks disagree on the world size
-        └── DistStoreError                 a key-value store operation failed (also a TimeoutError: StoreTimeoutError)
+        └── DistStoreError                 a key-value store operation failed
+            ├── InvalidKeyError            a key is empty, too long or not text
+            ├── KeyNotFoundError           nobody has set the key
+            ├── NotANumberError            the value cannot be added to
+            └── StoreTimeoutError          keys did not appear before the deadline (also a TimeoutError)
 
 The names DistError, DistBackendError, DistNetworkError and DistStoreError are torch.distributed's. Each class owns its
 ``code`` (in frames and problem+json bodies) and its HTTP ``status``; the instances carry data, not only text.
@@ -179,6 +183,27 @@ class DistStoreError(DistError):
 
     code = "store-error"
     status = 400
+
+
+class InvalidKeyError(DistStoreError):
+    """A key is empty, too long or not text, or there are too many keys to wait for."""
+
+    code = "invalid-key"
+    status = 422
+
+
+class KeyNotFoundError(DistStoreError):
+    """Nobody has set the key, or not before the time was over."""
+
+    code = "key-not-found"
+    status = 404
+
+
+class NotANumberError(DistStoreError):
+    """The value is not decimal digits, or the sum would not fit into 64 bits."""
+
+    code = "not-a-number"
+    status = 409
 
 
 class StoreTimeoutError(DistStoreError, TimeoutError):

@@ -65,7 +65,8 @@ class Opcode(enum.IntEnum):
 
 
 _OPCODES: dict[int, Opcode] = {int(opcode): opcode for opcode in Opcode}
-_POSTED = frozenset({Opcode.PART, Opcode.BULK})
+POSTED = frozenset({Opcode.PART, Opcode.BULK})
+"""Frames whose payload goes into a buffer that the receiver has posted."""
 
 
 class Header(NamedTuple):
@@ -124,6 +125,6 @@ def decode(data: bytes | bytearray | memoryview, offset: int = 0, eager_limit: i
         raise ProtocolError(f"unknown opcode {number} in a frame")
     if dtype and dtype not in dtypes.FROM_CODE:
         raise ProtocolError(f"unknown dtype code {dtype} in a frame")
-    if opcode not in _POSTED and length > (eager_limit if opcode is Opcode.EAGER else SMALL):
+    if opcode not in POSTED and length > (eager_limit if opcode is Opcode.EAGER else SMALL):
         raise ProtocolError(f"a {opcode.name} frame of {length} bytes is over the limit")
     return Header(opcode, dtype, group, epoch, part, seq, tag, length, fingerprint, total)

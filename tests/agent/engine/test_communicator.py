@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -79,9 +80,11 @@ def test_a_rank_that_stays_away_is_named_by_those_who_came(trio: World) -> None:
                 reduce(members, np.ones(3), timeout=0.3)
             failure = late.type
         given_up.wait(TIMEOUT)
+        if members.rank == 1:
+            with contextlib.suppress(DistBackendError):
+                reduce(members, np.ones(3))  # it may still find what the others had contributed, but only now
         with pytest.raises(DistBackendError, match=r"waited 0\.3 s for rank 1"):
-            reduce(members, np.ones(3))  # rank 1 still finds what the others had contributed,
-            reduce(members, np.ones(3))  # but not for its next call
+            reduce(members, np.ones(3))
         assert members.info().failure
         return failure
 

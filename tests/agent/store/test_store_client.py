@@ -12,8 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rankmesh_agent.store.client import RemoteStore
-from rankmesh_agent.store.errors import KeyNotFoundError
-from rankmesh_agent.wire.errors import DistNetworkError, StoreTimeoutError
+from rankmesh_agent.wire.errors import DistNetworkError, KeyNotFoundError, StoreTimeoutError
 
 pytestmark = pytest.mark.anyio
 

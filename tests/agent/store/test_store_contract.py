@@ -9,9 +9,14 @@ import pytest
 
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.client import RemoteStore
-from rankmesh_agent.store.errors import InvalidKeyError, KeyNotFoundError, NotANumberError
 from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
+from rankmesh_agent.wire.errors import (
+    DistStoreError,
+    InvalidKeyError,
+    KeyNotFoundError,
+    NotANumberError,
+    StoreTimeoutError,
+)
 
 pytestmark = pytest.mark.anyio
 

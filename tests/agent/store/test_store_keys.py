@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankmesh_agent.store.errors import InvalidKeyError
 from rankmesh_agent.store.keys import MAX_KEY_BYTES, MAX_KEYS, check_key, check_keys
+from rankmesh_agent.wire.errors import InvalidKeyError
 
 
 @pytest.mark.parametrize("key", ["k", "a/b c", "/", "..", "é" * (MAX_KEY_BYTES // 2)])

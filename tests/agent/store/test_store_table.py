@@ -7,8 +7,8 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from rankmesh_agent.store.errors import InvalidKeyError, NotANumberError
 from rankmesh_agent.store.table import Table
+from rankmesh_agent.wire.errors import InvalidKeyError, NotANumberError
 
 
 @pytest.fixture

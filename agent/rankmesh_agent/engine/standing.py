@@ -1,0 +1,139 @@
+"""Whether a group can go on, and what its members are told when it cannot.
+
+A member that dies, or a call that fails half-way, ends the group: the first failure is kept, every wait and every later
+call raises it, and the other members are told. A member that said goodbye ends only the waits that need it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.wire import frames
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import (
+    CollectiveTimeoutError,
+    DistError,
+    GroupAbortedError,
+    RankFailedError,
+    from_code,
+)
+from rankmesh_agent.wire.frames import Opcode
+from rankmesh_agent.wire.schemas import Member
+
+
+class Standing:
+    """What one rank knows of its group's failures. Ranks are global.
+
+    Args:
+        mesh: the process's connections.
+        group: id of the group.
+        name: the group's name for people.
+        ranks: the members, by group rank.
+        members: who the ranks are.
+
+    Attributes:
+        failure: the first failure, None while the group can go on.
+        current: the latest call in words.
+    """
+
+    def __init__(self, mesh: Mesh, group: int, name: str, ranks: tuple[int, ...], members: dict[int, Member]) -> None:
+        self.failure: DistError | None = None
+        self.current = "start-up"
+        self.mesh = mesh
+        self.ranks = ranks
+        self._group = group
+        self._name = name
+        self._members = members
+
+    def raise_if_failed(self) -> None:
+        """Raise the first failure, if there was one."""
+        if self.failure is not None:
+            raise from_code(self.failure.code, self.failure.message, **self.failure.details())
+
+    def raise_if_gone(self, waiting_for: Sequence[int], words: str, *, any_will_do: bool = False) -> None:
+        """Raise if a rank that is waited for is gone; where any of them will do, if all are."""
+        gone = [rank for rank in waiting_for if rank in self.mesh.lost]
+        if gone and (len(gone) == len(waiting_for) or not any_will_do):
+            raise self._gone(gone[0], words)
+
+    def hopeless(self, waiting_for: Sequence[int], *, any_will_do: bool = False) -> bool:
+        """Whether waiting for these ranks is in vain. With the mesh's lock held."""
+        if self.failure is not None:
+            return True
+        gone = [rank in self.mesh.lost for rank in waiting_for]
+        return bool(gone) and (all(gone) if any_will_do else any(gone))
+
+    def late(
+        self, waiting_for: Sequence[int], words: str, deadline: Deadline, seq: int | None
+    ) -> CollectiveTimeoutError:
+        """Return the error of a deadline that passed."""
+        names = ", ".join(self._described(rank) for rank in waiting_for)
+        arrived = ", ".join(str(rank) for rank in self.ranks if rank not in waiting_for)
+        return CollectiveTimeoutError(
+            f"{words} in group {self._name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
+            f"arrived: {arrived or 'none'}",
+            ranks=waiting_for,
+            op=words.partition(" ")[0],
+            group=self._name,
+            seq=seq,
+        )
+
+    def lost(self, rank: int) -> None:
+        """Take note that a peer is gone; a member that died ends the group. With the mesh's lock held."""
+        if rank in self.ranks and not self.mesh.lost[rank].clean and self.failure is None:
+            self.failure = self._gone(rank, self.current)
+
+    def told(self, payload: bytes) -> None:
+        """Take note of the failure another member describes. With the mesh's lock held."""
+        if self.failure is None:
+            self.failure = _read(payload)
+
+    def destroyed(self) -> None:
+        """Take note that this rank has left the group."""
+        if self.failure is None:
+            self.failure = GroupAbortedError(f"group {self._name!r} has been destroyed", group=self._name)
+
+    def give_up(self, error: BaseException) -> None:
+        """End the group because of an error here, and tell the members unless they know."""
+        me = self._described(self.mesh.rank)
+        if isinstance(error, DistError):
+            failure = error
+        else:
+            text = f"{me} gave up {self.current}: {type(error).__name__} {error}".rstrip()
+            failure = GroupAbortedError(text, group=self._name)
+        told = failure
+        if isinstance(error, CollectiveTimeoutError):  # it was our deadline, not theirs
+            told = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **error.details())
+        payload = json.dumps({"code": told.code, "message": told.message, **told.details()}).encode()[: frames.SMALL]
+        header = frames.encode(Opcode.ABORT, group=self._group, epoch=self.mesh.epoch, length=len(payload))
+        with self.mesh.lock:
+            if self.failure is None:
+                self.failure = failure
+                for rank in self.ranks:
+                    if rank != self.mesh.rank:
+                        self.mesh.send(rank, [header, payload])
+            self.mesh.drop_port(self._group)
+
+    def _gone(self, rank: int, words: str) -> RankFailedError:
+        lost = self.mesh.lost[rank]
+        how = f"left ({lost.cause or 'it was done'})" if lost.clean else f"failed ({lost.cause})"
+        return RankFailedError(
+            f"{self._described(rank)} {how} during {words} in group {self._name!r}",
+            ranks=[rank],
+            op=words.partition(" ")[0],
+            group=self._name,
+        )
+
+    def _described(self, rank: int) -> str:
+        member = self._members.get(rank)
+        return member.described() if member is not None else f"rank {rank}"
+
+
+def _read(payload: bytes) -> DistError:
+    try:
+        said = json.loads(payload)
+        return from_code(said.pop("code"), said.pop("message"), **said)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return GroupAbortedError("another member gave the group up, with a message that cannot be read")

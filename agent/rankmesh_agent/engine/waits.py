@@ -1,0 +1,130 @@
+"""How a call, and a message, of a group wait: until it is done, or cannot be any more, or the deadline passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rankmesh_agent.engine.p2p import Matching
+from rankmesh_agent.engine.peer import Transfer
+from rankmesh_agent.engine.standing import Standing
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.ops import Call
+
+After = Callable[[], None] | None
+"""What to do with the arrays once the data is there (copy a staged one back)."""
+
+
+class RunningCall:
+    """A collective call under way: a backends.base.Watch."""
+
+    __slots__ = ("_deadline", "_standing", "call", "seq")
+
+    def __init__(self, standing: Standing, call: Call, seq: int, deadline: Deadline) -> None:
+        self._standing = standing
+        self._deadline = deadline
+        self.call = call
+        self.seq = seq
+
+    def check(self, missing: list[int]) -> None:
+        """See Watch."""
+        standing = self._standing
+        standing.mesh.progress()
+        standing.raise_if_failed()
+        waiting_for = [standing.ranks[member] for member in missing]
+        words = f"{self.call.name} #{self.seq}"
+        standing.raise_if_gone(waiting_for, words)
+        if self._deadline.passed():
+            raise standing.late(waiting_for, words, self._deadline, self.seq)
+
+    def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+        """See Watch."""
+        standing = self._standing
+        mesh = standing.mesh
+
+        def settled() -> bool:
+            if ready():
+                return True
+            if standing.failure is None and not mesh.lost:
+                return False
+            return standing.hopeless([standing.ranks[member] for member in missing()])
+
+        while True:
+            mesh.wait(settled, self._deadline)
+            with mesh.lock:
+                if ready():
+                    return
+                waiting_for = missing()
+            self.check(waiting_for)
+
+
+class Message:
+    """A point-to-point message under way; what MessageWork asks for.
+
+    Args:
+        standing: of its group.
+        matching: where it was begun.
+        transfer: what was begun.
+        words: the operation in words.
+        partners: the ranks at the other end: one, or any of several.
+        deadline: the operation's own.
+        after: what to do once the data is there.
+    """
+
+    def __init__(
+        self,
+        standing: Standing,
+        matching: Matching,
+        transfer: Transfer,
+        words: str,
+        partners: list[int],
+        deadline: Deadline,
+        after: After,
+    ) -> None:
+        self.transfer = transfer
+        self.deadline = deadline
+        self._standing = standing
+        self._matching = matching
+        self._words = words
+        self._partners = partners
+        self._after = after
+
+    def settle(self, deadline: Deadline | None) -> bool:
+        """Wait for the message until a deadline, or with None just look; return whether it is done, or raise."""
+        try:
+            done = self._await(deadline)
+        except BaseException as error:
+            # A wait shorter than the operation's own deadline may end without ending the operation.
+            if deadline is self.deadline or not isinstance(error, DistError):
+                self._abandon(error)
+            raise
+        if done and self.transfer.error is not None:
+            raise self.transfer.error
+        if done and self._after is not None:
+            self._after()
+            self._after = None
+        return done
+
+    def _await(self, deadline: Deadline | None) -> bool:
+        standing, transfer = self._standing, self.transfer
+        if deadline is None:
+            standing.mesh.progress()
+        else:
+            standing.mesh.wait(lambda: transfer.done or self._hopeless(), deadline)
+        if transfer.done:
+            return True
+        standing.raise_if_failed()
+        standing.raise_if_gone(self._partners, self._words, any_will_do=True)
+        if deadline is None:
+            return False
+        raise standing.late(self._partners, self._words, deadline, None)
+
+    def _hopeless(self) -> bool:
+        return self._standing.hopeless(self._partners, any_will_do=True)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Undo a message that will not be waited for any longer; if its data is on the way, give the group up."""
+        with self._standing.mesh.lock:
+            undone = self.transfer.done or self._matching.cancel(self.transfer)
+        if not undone:
+            self._standing.give_up(error)
