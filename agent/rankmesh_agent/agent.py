@@ -151,6 +151,8 @@ class Agent:
                 timeout=timeout,
             )
         except BaseException:
+            with self._lock:
+                self._made[members] -= 1  # the members that try again count alike
             group.close()
             raise
         with self._lock:
@@ -209,6 +211,12 @@ class Agent:
         self._http.stop()
         self._say_goodbye(reason)
         self._client.close()
+
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's descriptors, without a word to anyone."""
+        self._leaving = True
+        self.mesh.forget()
+        self._http.forget()
 
     def _say_goodbye(self, reason: str) -> None:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))

@@ -110,11 +110,13 @@ class GatewayClient:
 
     def _join(self, url: str, request: JoinRequest) -> JoinReply:
         response = self._http.post(f"{url}/v1/join", json=asdict(request))
-        if response.status_code == httpx.codes.OK:
+        if response.status_code != httpx.codes.OK:
+            raise _refusal(response, url)
+        try:
             said = response.json()
-            said["members"] = [Member(**member) for member in said["members"]]
-            return JoinReply(**said)
-        raise _refusal(response, url)
+            return JoinReply(**said | {"members": [Member(**member) for member in said["members"]]})
+        except (ValueError, KeyError, TypeError):
+            raise _stranger(response, url) from None
 
 
 def is_gateway(url: str, timeout: float = 2.0) -> bool:
@@ -143,7 +145,10 @@ class Heart(threading.Thread):
     def run(self) -> None:
         """Beat."""
         while not self._stopping.wait(HEARTBEAT_SECONDS):
-            self._client.heartbeat(self._compose())
+            try:
+                self._client.heartbeat(self._compose())
+            except Exception:  # a heart that stops is a rank that others hold for failed
+                _log.exception("a heartbeat could not be sent")
 
     def stop(self) -> None:
         """Beat no more."""
@@ -166,9 +171,13 @@ def _refusal(response: httpx.Response, url: str) -> Exception:
         problem: dict[str, Any] = response.json()
         code, detail = problem.pop("code"), problem.pop("detail")
     except (ValueError, KeyError, AttributeError, TypeError):
-        return DistNetworkError(
-            f"{url} answered {response.status_code} to a join: that is not a RankMesh gateway; is the port another "
-            "program's (torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)?",
-            address=url,
-        )
+        return _stranger(response, url)
     return from_code(code, f"the gateway at {url} refuses: {detail}", **problem)
+
+
+def _stranger(response: httpx.Response, url: str) -> DistNetworkError:
+    return DistNetworkError(
+        f"{url} answered {response.status_code} to a join, but not as a RankMesh gateway does; is the port another "
+        "program's (torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)?",
+        address=url,
+    )

@@ -41,6 +41,10 @@ class HttpThread:
             self._thread.join(timeout)
         self._listener.close()
 
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's listening socket."""
+        self._listener.close()
+
     def _serve(self) -> None:
         try:
             self._run()

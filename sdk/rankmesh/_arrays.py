@@ -54,13 +54,16 @@ def _checked(tensor: Any, name: str, writable: bool = False) -> Array:
             f"{name} must be a NumPy array, got {type(tensor).__module__}.{type(tensor).__qualname__}; "
             f"convert it with numpy.asarray()"
         )
-    if tensor.dtype in _SUPPORTED:
-        return tensor
-    native = tensor.dtype.newbyteorder("=")
+    if isinstance(tensor, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask would be lost; pass {name}.filled() or {name}.data")
+    array: Array = np.asarray(tensor)  # a subclass, np.matrix say, may have its own idea of shapes
+    if array.dtype in _SUPPORTED:
+        return array
+    native = array.dtype.newbyteorder("=")
     if native in _SUPPORTED:
-        if writable and not tensor.flags.writeable:
+        if writable and not array.flags.writeable:
             raise ValueError(f"{name} is read-only, and the operation writes to it; pass a copy: {name}.copy()")
-        return tensor.astype(native)
+        return array.astype(native)
     raise TypeError(
-        f"{name} has dtype {tensor.dtype}, which cannot be communicated: integers, floats, complex numbers and bool can"
+        f"{name} has dtype {array.dtype}, which cannot be communicated: integers, floats, complex numbers and bool can"
     )

@@ -42,7 +42,7 @@ def all_reduce(
         CollectiveMismatchError: the ranks did not make the same call.
         RankFailedError: a rank died or left; names it.
         CollectiveTimeoutError: a rank did not come in time; names it.
-        GroupAbortedError: the group failed earlier.
+        DistBackendError: the group failed earlier; it is the first failure once more.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_reduce
     """
@@ -55,7 +55,7 @@ def all_reduce(
     if array.dtype.kind == "c":
         refuse(op, array.dtype)
     limit = members.timeout if timeout is None else seconds_of(timeout, members.timeout)
-    return members.all_reduce(array, op, limit, async_op, tensor, after)
+    return members.all_reduce(array, op, limit, async_op, [tensor], after)
 
 
 def broadcast(
@@ -93,7 +93,7 @@ def broadcast(
     else:
         array, after = destination(tensor, "tensor")
     limit = members.timeout if timeout is None else seconds_of(timeout, members.timeout)
-    return members.broadcast(array, root, limit, async_op, tensor, after)
+    return members.broadcast(array, root, limit, async_op, [tensor], after)
 
 
 def all_gather(

@@ -26,6 +26,7 @@ class Rendezvous(NamedTuple):
         find: returns the gateway's URL, None while it is not known.
         bind_host: the address this rank's agent listens on.
         close: ends what was hosted for the job.
+        forget: lets go of that in a forked child.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class Rendezvous(NamedTuple):
     find: Callable[[], str | None]
     bind_host: str
     close: Callable[[], None]
+    forget: Callable[[], None]
 
 
 def rendezvous(init_method: str, rank: int, world_size: int, settings: Settings) -> Rendezvous:
@@ -94,18 +96,18 @@ def _from_environment(rank: int, world_size: int, settings: Settings) -> Rendezv
 
 
 def _at_gateway(url: str, host: str, port: int, rank: int, world_size: int, settings: Settings) -> Rendezvous:
-    return Rendezvous(rank, world_size, lambda: url, _listen_on(settings, host, port), _nothing)
+    return Rendezvous(rank, world_size, lambda: url, _listen_on(settings, host, port), _nothing, _nothing)
 
 
 def _at_address(host: str, port: int, rank: int, world_size: int, settings: Settings) -> Rendezvous:
     url = url_for(host, port)
-    close = _nothing
+    close = forget = _nothing
     if port == 0 and world_size > 1:
         raise ValueError("port 0, any free one, is for a world of one rank: the others could not know which it is")
     if rank == 0:
         try:
             hosted = _Hosted(settings.bind or host, port, settings, names=[host])
-            close = hosted.close
+            close, forget = hosted.close, hosted.forget
             if port == 0:
                 url = hosted.url
         except AddressInUseError:
@@ -113,15 +115,19 @@ def _at_address(host: str, port: int, rank: int, world_size: int, settings: Sett
 
             if not is_gateway(url):
                 raise
-    return Rendezvous(rank, world_size, lambda: url, _listen_on(settings, host, port), close)
+    return Rendezvous(rank, world_size, lambda: url, _listen_on(settings, host, port), close, forget)
 
 
 def _at_file(path: Path, rank: int, world_size: int, settings: Settings) -> Rendezvous:
     host = _chosen_host(settings) or LOOPBACK
-    if rank != 0:
-        return Rendezvous(rank, world_size, lambda: _read(path), host, _nothing)
     from rankmesh_agent.gateway import is_gateway
 
+    def find() -> str | None:
+        url = _read(path)  # it may be left from an earlier job, and its port another program's by now
+        return url if url is not None and is_gateway(url) else None
+
+    if rank != 0:
+        return Rendezvous(rank, world_size, find, host, _nothing, _nothing)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -133,7 +139,7 @@ def _at_file(path: Path, rank: int, world_size: int, settings: Settings) -> Rend
         url = _url_in(file.read())
         if url is not None and is_gateway(url):
             found = url
-            return Rendezvous(rank, world_size, lambda: found, host, _nothing)
+            return Rendezvous(rank, world_size, lambda: found, host, _nothing, _nothing)
         hosted = _Hosted(host, 0, settings)
         file.seek(0)
         file.truncate()
@@ -145,7 +151,7 @@ def _at_file(path: Path, rank: int, world_size: int, settings: Settings) -> Rend
         if _read(path) == hosted.url:
             path.unlink(missing_ok=True)
 
-    return Rendezvous(rank, world_size, lambda: hosted.url, host, close)
+    return Rendezvous(rank, world_size, lambda: hosted.url, host, close, hosted.forget)
 
 
 class _Hosted:
@@ -172,6 +178,10 @@ class _Hosted:
         """End the waits, then the service."""
         self._registry.close()
         self._http.stop()
+
+    def forget(self) -> None:
+        """In a forked child: let go of the listening socket."""
+        self._http.forget()
 
 
 def _listen_on(settings: Settings, gateway_host: str, gateway_port: int) -> str:

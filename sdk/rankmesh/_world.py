@@ -85,6 +85,10 @@ class _World:
         self.agent.close(reason)
         self.rendezvous.close()
 
+    def forget(self) -> None:
+        self.agent.forget()
+        self.rendezvous.forget()
+
 
 _world: _World | None = None
 _lock = threading.Lock()
@@ -167,7 +171,8 @@ def init_process_group(
 def destroy_process_group(group: Group = None) -> None:
     """Leave a group made by new_group, or with no argument the job: connections close, threads end.
 
-    Operations that still wait, here or for this rank, fail with an error that says so.
+    Operations of the group that are under way here fail with an error that says so. Ranks that wait for this one are
+    told if it leaves the job; leaving one group is between the members, they find out at their deadline.
 
     Source: torch.distributed.destroy_process_group
     """
@@ -316,3 +321,15 @@ def _leave_at_exit() -> None:
     if world is not None:
         error = getattr(sys, "last_value", None)  # Python keeps an uncaught exception there
         world.close("" if error is None else f"it ended with {type(error).__name__}: {error}"[:500])
+
+
+def _forget_after_fork() -> None:
+    """A forked child is not a rank: it must not answer, or say goodbye, for its parent."""
+    global _world
+    world, _world = _world, None
+    if world is not None:
+        atexit.unregister(_leave_at_exit)
+        world.forget()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -36,6 +36,8 @@ from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
 from rankmesh_agent.wire.schemas import GroupInfo, Member
 
 _PLANS = 1024
+_WORKER_SECONDS = 5.0
+"""How long closing waits for the call under way, which the failure ends, and its callbacks."""
 
 
 class _Plan(NamedTuple):
@@ -218,12 +220,13 @@ class Communicator(Port):
         if self._closed:
             return
         self._closed = True
-        self._standing.destroyed()
+        with self.mesh.lock:
+            self._standing.destroyed()
         self.mesh.close_port(self.id)
         if self._worker is not None:
             self._queue.put(None)
             if self._worker is not threading.current_thread():
-                self._worker.join()
+                self._worker.join(_WORKER_SECONDS)
         self._backend.close()
 
     # Port: with the mesh's lock held
@@ -273,28 +276,35 @@ class Communicator(Port):
             finally:
                 self._turn.release()
             return None
+        if not async_op and threading.current_thread() is self._worker:
+            raise RuntimeError(
+                f"a synchronous {plan.call.name} in a callback would wait for itself: use async_op=True there"
+            )
         work = self._enqueue(plan, arguments, timeout, user, after)
         if async_op:
             return work
-        work.wait()
+        try:
+            work.wait()
+        except KeyboardInterrupt as error:
+            self._standing.give_up(error)  # the worker must not go on with the caller's array
+            raise
         return None
 
     def _enqueue(
         self, plan: _Plan, arguments: Sequence[Any], timeout: float, user: list[Any], after: After
     ) -> QueuedWork:
-        self._standing.raise_if_failed()
-
         def run() -> None:
             with self._turn:
                 self._run(plan, arguments, Deadline(timeout), after)
 
         work = QueuedWork(run, user, plan.call.name)
         with self.mesh.lock:
+            self._standing.raise_if_failed()  # close() takes the lock, too: nothing is queued behind its end mark
             self._queued += 1
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name=f"rankmesh-{self.name}", daemon=True)
                 self._worker.start()
-        self._queue.put(work)
+            self._queue.put(work)
         return work
 
     def _work(self) -> None:
@@ -309,13 +319,15 @@ class Communicator(Port):
         call = plan.call
         self._seq += 1
         self._last = call.name
-        self._standing.current = f"{call.name} #{self._seq}"
+        standing = self._standing
+        standing.call, standing.seq, standing.busy = call.name, self._seq, True
         if self.size > 1:
             self._carry_out(plan.algorithm, arguments, RunningCall(self._standing, call, self._seq, deadline))
         elif call.kind is Kind.ALL_GATHER:
             arguments[0][0][:] = arguments[1]
         if after is not None:
             after()
+        standing.busy = False
 
     def _carry_out(self, algorithm: Algorithm, arguments: Sequence[Any], running: RunningCall) -> None:
         try:

@@ -19,7 +19,7 @@ from rankmesh_agent.wire.schemas import Member
 
 _IDENTITY = struct.Struct("!II32s32s")
 _WELCOME = b"\1"
-_IDENTITY_SECONDS = 10.0
+_IDENTITY_SECONDS = 2.0
 _RETRY_SECONDS = 0.1
 
 

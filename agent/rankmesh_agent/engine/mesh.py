@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.engine.peer import Peer, Port, Transfer
@@ -23,9 +24,12 @@ from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
 
+_FINISH_SECONDS = 0.001
 SLICE_SECONDS = 0.1
 """How long a wait lasts at most before the deadline is looked at again."""
 _LOOKS = 10
+_FIRST = frozenset({Opcode.ENTER, Opcode.ABORT})
+"""Frames that may come before this process has made their group."""
 _EARLY_FRAMES = 4096
 """Frames kept for groups that this process has not made yet."""
 
@@ -61,7 +65,8 @@ class Mesh:
         self.epoch = epoch
         self.eager_limit = eager_limit
         self.lost: dict[int, Lost] = {}
-        self.lock = threading.Lock()
+        # Reentrant only because it knows its owner, which a wait cut off by Ctrl-C has to ask.
+        self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._peers = {peer: Peer(peer, connection, eager_limit) for peer, connection in connections.items()}
         self._by_fd = {peer.connection.fileno(): peer for peer in self._peers.values()}
@@ -75,7 +80,10 @@ class Mesh:
         # Connections that know of bytes which poll does not see have to be asked before each sleep.
         self._asked = [peer for peer in self._peers.values() if peer.connection.medium != "tcp"]
         self._crowded = crowded
+        self._restless: set[Peer] = set()
+        self._whole = {peer: _Whole(self, peer) for peer in self._peers.values()}
         self._ports: dict[int, Port] = {}
+        self._dropped: set[int] = set()
         self._early: list[tuple[int, Header, memoryview | bytes]] = []
         self._leading = False
         self._background_leads = False
@@ -90,6 +98,7 @@ class Mesh:
         """Begin to deliver a group's frames, those that came before included."""
         with self.lock:
             self._ports[group] = port
+            self._dropped.discard(group)
             early, self._early = self._early, []
             for rank, header, payload in early:
                 if header.group == group:
@@ -113,22 +122,26 @@ class Mesh:
     def drop_port(self, group: int) -> None:
         """Do what close_port does."""
         self._ports.pop(group, None)
+        self._dropped.add(group)
         self._outstanding = [held for held in self._outstanding if held[0] != group]
         for rank, peer in self._peers.items():
+            held_up = peer.paused
             peer.forget(group)
-            if rank not in self.lost:
+            if rank not in self.lost and not self._closed:
                 self._watch(peer)
+                if held_up and not peer.paused:
+                    self._restless.add(peer)
 
     def send(self, rank: int, buffers: Sequence[Buffer], transfer: Transfer | None = None) -> None:
         """Send a frame to a peer, or begin to. A lost peer's frames vanish: who waits for it finds out."""
         peer = self._peers[rank]
-        if rank in self.lost:
+        if rank in self.lost or self._closed:
             return
-        try:
-            peer.send(buffers, transfer)
-        except DistNetworkError as error:
-            self._lose(peer, Lost(error.message, clean=False))
-            return
+        with self._whole[peer]:
+            try:
+                peer.send(buffers, transfer)
+            except DistNetworkError:
+                peer.mute()  # what it sent before is still to be received; that tells whether it said goodbye
         if peer.writing:
             self._watch(peer)
 
@@ -206,7 +219,7 @@ class Mesh:
                 continue
             peer.connection.woken()
             if peer.paused and event & (select.EPOLLHUP | select.EPOLLERR):
-                self._lose(peer, Lost("connection reset", clean=False))
+                self._hang_up(peer)
             elif peer not in ready:
                 ready.append(peer)
         for peer in ready:
@@ -219,16 +232,27 @@ class Mesh:
 
     def _look(self, timeout: float) -> tuple[list[Peer], list[tuple[int, int]]]:
         """Return the peers with something to do that poll would not tell, and what poll tells after ``timeout``."""
-        ready = [
+        ready = [peer for peer in self._restless if peer.rank not in self.lost]
+        ready += [
             peer
             for peer in self._asked
-            if peer.rank not in self.lost and not peer.connection.prepare_wait(peer.writing) and not self._held(peer)
+            if peer not in self._restless
+            and peer.rank not in self.lost
+            and not peer.connection.prepare_wait(peer.writing)
+            and not self._held(peer)
         ]
-        self.lock.release()
+        interrupted: KeyboardInterrupt | None = None
         try:
+            self.lock.release()
             events = self._poll.poll(0 if ready else timeout)
         finally:
-            self.lock.acquire()
+            while not self.lock._is_owned():  # type: ignore[attr-defined]  # Ctrl-C may cut acquire off, too
+                try:
+                    self.lock.acquire()
+                except KeyboardInterrupt as error:
+                    interrupted = error
+        if interrupted is not None:
+            raise interrupted
         return ready, events
 
     def _held(self, peer: Peer) -> bool:
@@ -236,21 +260,34 @@ class Mesh:
         return peer.paused and not peer.writing
 
     def _receive(self, peer: Peer) -> None:
+        self._restless.discard(peer)
         try:
-            peer.receive(self._port_of)
+            with self._whole[peer]:
+                more = peer.receive(self._port_of)
         except (DistNetworkError, ProtocolError) as error:
             self._lose(peer, Lost(error.message, clean=False))
-        else:
-            if peer.rank not in self.lost:
-                self._watch(peer)
+            return
+        if peer.rank in self.lost:
+            return
+        self._watch(peer)
+        if more or (peer.hung_up and not peer.paused):
+            self._restless.add(peer)
 
     def _flush(self, peer: Peer) -> None:
-        try:
-            peer.flush()
-        except DistNetworkError as error:
-            self._lose(peer, Lost(error.message, clean=False))
-        else:
-            self._watch(peer)
+        with self._whole[peer]:
+            try:
+                peer.flush()
+            except DistNetworkError:
+                peer.mute()
+        self._watch(peer)
+
+    def _hang_up(self, peer: Peer) -> None:
+        """Have poll report a connection no longer that has ended, but whose last bytes have nowhere to go yet."""
+        peer.hung_up = True
+        fd = peer.connection.fileno()
+        if self._by_fd.pop(fd, None) is not None:
+            self._masks.pop(fd, None)
+            self._poll.unregister(fd)
 
     def _watch(self, peer: Peer) -> None:
         """Have poll report what matters now: nothing to receive while held up, room to send when something waits."""
@@ -263,7 +300,7 @@ class Mesh:
         mask = connection.events(peer.writing)
         if peer.paused and connection.medium == "tcp":
             mask &= ~select.EPOLLIN
-        if self._masks.get(fd) != mask:
+        if fd in self._by_fd and self._masks.get(fd) != mask:
             self._masks[fd] = mask
             self._poll.modify(fd, mask)
 
@@ -273,18 +310,16 @@ class Mesh:
         if header.epoch != self.epoch:
             return None
         port = self._ports.get(header.group)
-        if port is None and header.opcode is Opcode.ENTER:
+        if port is None and header.opcode in _FIRST and header.group not in self._dropped:
             return _Early(self._early)
         return port
 
     def _lose(self, peer: Peer, lost: Lost) -> None:
-        if peer.rank in self.lost:
+        if peer.rank in self.lost or self._closed:
             return
         self.lost[peer.rank] = lost
-        fd = peer.connection.fileno()
-        if self._by_fd.pop(fd, None) is not None:
-            self._masks.pop(fd, None)
-            self._poll.unregister(fd)
+        self._hang_up(peer)
+        self._restless.discard(peer)
         peer.connection.close()
         for port in list(self._ports.values()):
             port.lost(peer.rank)
@@ -336,7 +371,8 @@ class Mesh:
             header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, length=len(payload))
             for rank in self._peers:
                 self.send(rank, [header, payload])
-        self.wait(self._all_flushed, Deadline(patience))
+        deadline = Deadline(patience)
+        self.wait(self._all_flushed, deadline)
         with self._changed:
             self._closed = True
             self._ring()
@@ -346,13 +382,51 @@ class Mesh:
             background.join()
         with self._changed:
             self._changed.wait_for(lambda: not self._leading, SLICE_SECONDS * 10)
-            for peer in self._peers.values():
-                peer.connection.close()
+            ours = there = [peer.connection for rank, peer in self._peers.items() if rank not in self.lost]
+            while (there := [peer for peer in there if not peer.finish()]) and not deadline.passed():
+                time.sleep(_FINISH_SECONDS)
+            for connection in ours:
+                connection.close()
             self._poll.close()
             os.close(self._bell)
 
+    def flush(self, patience: float) -> None:
+        """Give what is queued, an ABORT say, some time to leave."""
+        self.wait(self._all_flushed, Deadline(patience))
+
+    @property
+    def closed(self) -> bool:
+        """Whether the mesh has been closed."""
+        return self._closed
+
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's descriptors. Takes no lock: a thread that is gone may hold it."""
+        self._closed = True
+        for rank, peer in self._peers.items():
+            if rank not in self.lost:
+                peer.connection.forget()
+        self._poll.close()
+        os.close(self._bell)
+
     def _all_flushed(self) -> bool:
         return not any(peer.writing for rank, peer in self._peers.items() if rank not in self.lost)
+
+
+class _Whole:
+    """Sees to it that a frame is never half done: whatever cuts it off, Ctrl-C included, ends the connection."""
+
+    __slots__ = ("_mesh", "_peer")
+
+    def __init__(self, mesh: Mesh, peer: Peer) -> None:
+        self._mesh = mesh
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None and not isinstance(error, DistNetworkError):
+            self._mesh._lose(self._peer, Lost(f"interrupted in a frame by {kind}", clean=False))
 
 
 class _Farewell(Port):

@@ -118,6 +118,15 @@ class Matching:
 
     def cancel(self, transfer: Transfer) -> bool:
         """Undo a transfer that has not begun; False if data may be on its way."""
+        if transfer.done:
+            return True
+        if not self._take_back(transfer):
+            return False
+        transfer.error = DistBackendError("this message was given up before, nobody waits for it any more")
+        transfer.done = True
+        return True
+
+    def _take_back(self, transfer: Transfer) -> bool:
         for posted in self.receives:
             if posted.transfer is transfer:
                 self.receives.remove(posted)

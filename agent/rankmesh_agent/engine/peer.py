@@ -55,6 +55,9 @@ class Peer:
         self.connection = connection
         self.paused = False
         """Whether a frame has arrived whose buffer has not been posted."""
+        self.hung_up = False
+        """Whether nothing more will come than what is already here."""
+        self._broken = False
         self.watched_specially = False
         """Whether poll is asked for other events than 'something to receive'."""
         self._eager_limit = eager_limit
@@ -82,12 +85,19 @@ class Peer:
 
     def send(self, buffers: Sequence[Buffer], transfer: Transfer | None) -> None:
         """Send now what can be, queue the rest."""
+        if self._broken:
+            return
         sent = 0 if self._outgoing else self.connection.send(buffers)
         rest = _after(buffers, sent)
         if rest:
             self._outgoing.append((rest, transfer))
         elif transfer is not None:
             transfer.done = True
+
+    def mute(self) -> None:
+        """Send nothing any more: the connection is broken. What it still holds can be received."""
+        self._broken = True
+        self._outgoing.clear()
 
     def flush(self) -> None:
         """Send what can be sent of the queue."""
@@ -104,8 +114,8 @@ class Peer:
             if transfer is not None:
                 transfer.done = True
 
-    def receive(self, port_of: PortOf) -> None:
-        """Receive what is here, as long as there is a place to put it."""
+    def receive(self, port_of: PortOf) -> bool:
+        """Receive what is here, as long as there is a place to put it; return whether there may be more."""
         budget = _TURN_BYTES
         self._drained = False
         while budget > 0:
@@ -115,11 +125,12 @@ class Peer:
                 received = self._receive_payload(port_of)
             elif not (received := self._parse(port_of)):
                 if self._drained:
-                    return  # the last read took less than it could: asking again would only cost a system call
+                    return False  # the last read took less than it could: asking again only costs a system call
                 received = self._fill()
             if not received:
-                return
+                return False
             budget -= received
+        return True
 
     def _fill(self) -> int:
         if self._begin == self._end:

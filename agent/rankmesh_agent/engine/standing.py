@@ -22,6 +22,9 @@ from rankmesh_agent.wire.errors import (
 from rankmesh_agent.wire.frames import Opcode
 from rankmesh_agent.wire.schemas import Member
 
+_PATIENCE = 0.5
+"""Seconds that telling the members may take when a connection is full."""
+
 
 class Standing:
     """What one rank knows of its group's failures. Ranks are global.
@@ -35,12 +38,17 @@ class Standing:
 
     Attributes:
         failure: the first failure, None while the group can go on.
-        current: the latest call in words.
+        call: name of the latest call.
+        seq: its number.
+        busy: whether it is under way.
     """
 
     def __init__(self, mesh: Mesh, group: int, name: str, ranks: tuple[int, ...], members: dict[int, Member]) -> None:
         self.failure: DistError | None = None
-        self.current = "start-up"
+        self.call = "start-up"
+        self.seq = 0
+        self.busy = True
+        self._told = False
         self.mesh = mesh
         self.ranks = ranks
         self._group = group
@@ -56,7 +64,7 @@ class Standing:
         """Raise if a rank that is waited for is gone; where any of them will do, if all are."""
         gone = [rank for rank in waiting_for if rank in self.mesh.lost]
         if gone and (len(gone) == len(waiting_for) or not any_will_do):
-            raise self._gone(gone[0], words)
+            raise self._gone(gone[0], f"during {words}")
 
     def hopeless(self, waiting_for: Sequence[int], *, any_will_do: bool = False) -> bool:
         """Whether waiting for these ranks is in vain. With the mesh's lock held."""
@@ -83,10 +91,11 @@ class Standing:
     def lost(self, rank: int) -> None:
         """Take note that a peer is gone; a member that died ends the group. With the mesh's lock held."""
         if rank in self.ranks and not self.mesh.lost[rank].clean and self.failure is None:
-            self.failure = self._gone(rank, self.current)
+            self.failure = self._gone(rank, self._now())
 
     def told(self, payload: bytes) -> None:
         """Take note of the failure another member describes. With the mesh's lock held."""
+        self._told = True
         if self.failure is None:
             self.failure = _read(payload)
 
@@ -101,7 +110,7 @@ class Standing:
         if isinstance(error, DistError):
             failure = error
         else:
-            text = f"{me} gave up {self.current}: {type(error).__name__} {error}".rstrip()
+            text = f"{me} gave up {self._now()}: {type(error).__name__} {error}".rstrip()
             failure = GroupAbortedError(text, group=self._name)
         told = failure
         if isinstance(error, CollectiveTimeoutError):  # it was our deadline, not theirs
@@ -111,18 +120,24 @@ class Standing:
         with self.mesh.lock:
             if self.failure is None:
                 self.failure = failure
+            if not self._told:
+                self._told = True
                 for rank in self.ranks:
                     if rank != self.mesh.rank:
                         self.mesh.send(rank, [header, payload])
             self.mesh.drop_port(self._group)
+        self.mesh.flush(_PATIENCE)
 
-    def _gone(self, rank: int, words: str) -> RankFailedError:
+    def _now(self) -> str:
+        return f"{'during' if self.busy else 'after'} {self.call} #{self.seq}"
+
+    def _gone(self, rank: int, when: str) -> RankFailedError:
         lost = self.mesh.lost[rank]
         how = f"left ({lost.cause or 'it was done'})" if lost.clean else f"failed ({lost.cause})"
         return RankFailedError(
-            f"{self._described(rank)} {how} during {words} in group {self._name!r}",
+            f"{self._described(rank)} {how} {when} in group {self._name!r}",
             ranks=[rank],
-            op=words.partition(" ")[0],
+            op=when.split(" ")[1],
             group=self._name,
         )
 

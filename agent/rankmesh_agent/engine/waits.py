@@ -8,7 +8,7 @@ from rankmesh_agent.engine.p2p import Matching
 from rankmesh_agent.engine.peer import Transfer
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.wire.deadline import Deadline
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call
 
 After = Callable[[], None] | None
@@ -26,12 +26,16 @@ class RunningCall:
         self.call = call
         self.seq = seq
 
-    def check(self, missing: list[int]) -> None:
+    def check(self, missing: Callable[[], list[int]]) -> None:
         """See Watch."""
         standing = self._standing
         standing.mesh.progress()
         standing.raise_if_failed()
-        waiting_for = [standing.ranks[member] for member in missing]
+        if standing.mesh.closed:
+            raise GroupAbortedError("this process has left the job")
+        waiting_for = [standing.ranks[member] for member in missing()]
+        if not waiting_for:
+            return  # the last one came meanwhile, and may have left since
         words = f"{self.call.name} #{self.seq}"
         standing.raise_if_gone(waiting_for, words)
         if self._deadline.passed():
@@ -54,8 +58,7 @@ class RunningCall:
             with mesh.lock:
                 if ready():
                     return
-                waiting_for = missing()
-            self.check(waiting_for)
+            self.check(missing)
 
 
 class Message:
@@ -95,7 +98,7 @@ class Message:
             done = self._await(deadline)
         except BaseException as error:
             # A wait shorter than the operation's own deadline may end without ending the operation.
-            if deadline is self.deadline or not isinstance(error, DistError):
+            if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
                 self._abandon(error)
             raise
         if done and self.transfer.error is not None:
@@ -125,6 +128,7 @@ class Message:
     def _abandon(self, error: BaseException) -> None:
         """Undo a message that will not be waited for any longer; if its data is on the way, give the group up."""
         with self._standing.mesh.lock:
-            undone = self.transfer.done or self._matching.cancel(self.transfer)
+            undone = self._matching.cancel(self.transfer)
+            undone |= all(rank in self._standing.mesh.lost for rank in self._partners)
         if not undone:
             self._standing.give_up(error)

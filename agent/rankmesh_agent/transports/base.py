@@ -59,9 +59,17 @@ class Connection(ABC):
     def woken(self) -> None:
         """Take note that poll reported this descriptor: called before anything is received."""
 
+    def finish(self) -> bool:
+        """Throw away what comes in; return whether the peer has got everything that was sent, so that one may close."""
+        return True
+
     @abstractmethod
     def close(self) -> None:
-        """Close this end. The peer still receives what was sent. Does nothing the second time."""
+        """Close this end. Does nothing the second time."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's connection, without the peer noticing anything."""
 
 
 class Listener(ABC):
@@ -108,18 +116,19 @@ class Transport(ABC):
 
 
 def wait_ready(connection: Connection, deadline: Deadline, *, writing: bool) -> None:
-    """Sleep until ``connection`` may have something to do.
+    """Sleep until ``connection`` may have something to do, or for no reason: the caller tries again.
 
     Raises:
         TimeoutError: the deadline passed.
     """
+    if deadline.passed():
+        raise TimeoutError(f"no answer from {connection.peer} within {deadline.seconds:.1f} s")
     if not connection.prepare_wait(writing):
         return
     poller = select.poll()
     poller.register(connection.fileno(), connection.events(writing))
-    if not poller.poll(deadline.remaining() * 1000):
-        raise TimeoutError(f"no answer from {connection.peer} within {deadline.seconds:.1f} s")
-    connection.woken()
+    if poller.poll(deadline.remaining() * 1000):
+        connection.woken()
 
 
 def send_all(connection: Connection, data: Buffer, deadline: Deadline) -> None:

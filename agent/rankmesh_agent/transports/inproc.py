@@ -42,7 +42,7 @@ class InprocConnection(Connection):
     def send(self, buffers: Sequence[Buffer]) -> int:
         sent = 0
         with self._lock:
-            if self._outgoing.closed or not self._open:
+            if self._incoming.closed or not self._open:  # the other side has closed, or this one
                 raise lost(self.peer)
             for buffer in buffers:
                 piece = memoryview(buffer).cast("B")[: QUEUE_BYTES - len(self._outgoing.data)]
@@ -94,6 +94,9 @@ class InprocConnection(Connection):
             else:
                 os.eventfd_write(self._other_bell, 1)
 
+    def forget(self) -> None:
+        os.close(self._bell)
+
 
 def pair() -> tuple[InprocConnection, InprocConnection]:
     """Return two connected ends."""
@@ -122,8 +125,9 @@ class InprocListener(Listener):
         return connection
 
     def close(self) -> None:
-        if self._listeners.pop(self.address, None) is None:
+        if self._listeners.get(self.address) is not self:
             return
+        del self._listeners[self.address]
         while not self.waiting.empty():
             unclaimed = self.waiting.get()
             if unclaimed is not None:

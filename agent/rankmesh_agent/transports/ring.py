@@ -154,6 +154,9 @@ class RingConnection(Connection):
         self._gone = lost(self.peer, "closed here")
         self._doorbell.close()
 
+    def forget(self) -> None:
+        self._doorbell.forget()
+
     def _ring(self, ring: _Ring, sleeper: int) -> None:
         with _fence:
             pass

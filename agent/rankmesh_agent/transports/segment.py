@@ -29,7 +29,7 @@ SLICE_SECONDS = 0.05
 """How long a sleep lasts at most: between two of them Ctrl-C, aborts, dead peers and the deadline are noticed."""
 
 Typed = npt.NDArray[Any]
-Check = Callable[[list[int]], None]
+Check = Callable[[Callable[[], list[int]]], None]
 
 
 class DisagreementError(Exception):
@@ -95,7 +95,7 @@ class Segment:
         Args:
             seq: the call's number, counted the same at all ranks.
             fingerprint: of the call.
-            check: called with the ranks still missing, every SLICE_SECONDS of a wait; it raises to end it.
+            check: called with what tells the ranks still missing, every SLICE_SECONDS of a wait; it raises to end it.
         """
         self._word = 1 + (seq & 1)  # the previous call's fingerprint may still be looked at
         self._words[self._mine + self._word] = fingerprint
@@ -134,14 +134,14 @@ class Segment:
         while (seen := words[line]) < steps:
             sleep(address, seen, self._slice)
             if words[line] == seen:
-                self._check(self.missing())
+                self._check(self.missing)
 
     def missing(self) -> list[int]:
         """Return the group ranks that have not come as far as this one."""
         return [other for line, other in self._others if self._words[line] < self._steps]
 
 
-def _never(missing: list[int]) -> None:
+def _never(missing: Callable[[], list[int]]) -> None:
     raise AssertionError("a step outside a call")
 
 

@@ -109,8 +109,10 @@ class Mapping:
         try:
             os.posix_fallocate(descriptor, 0, size)
             return cls(directory, name, descriptor, size)
-        except OSError as error:
+        except BaseException as error:
             path.unlink(missing_ok=True)
+            if not isinstance(error, OSError):
+                raise
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
                 room = os.statvfs(directory)
                 raise DistNetworkError(
@@ -139,6 +141,8 @@ class Mapping:
             if os.fstat(descriptor).st_size != size:
                 raise DistNetworkError(f"shared memory {directory}/{name} has not the announced size of {size} bytes")
             return cls(directory, name, descriptor, size)
+        except OSError as error:
+            raise DistNetworkError(f"cannot map shared memory {directory}/{name}: {error.strerror}") from error
         finally:
             os.close(descriptor)
 

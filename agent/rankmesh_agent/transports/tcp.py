@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import queue
 import select
 import socket
 import struct
+import sys
+import termios
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -30,6 +35,9 @@ CHALLENGE_SECONDS = 10.0
 MAX_STRANGERS = 128
 """How many may be at it at once; more are closed unheard."""
 SOCKET_BUFFER = 4 << 20
+_SHORT_OF_SOMETHING_SECONDS = 0.05
+_MOST_BUFFERS = 1024
+"""What one system call takes (IOV_MAX)."""
 
 PROPOSAL = struct.Struct("!BQ160s32s")
 """What the client says after the challenge: 1 and size, name and nonce of a shared memory file, or 0 to stay on TCP."""
@@ -55,7 +63,7 @@ class TcpConnection(Connection):
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         try:
-            return self.socket.sendmsg(buffers)
+            return self.socket.sendmsg(buffers[:_MOST_BUFFERS])
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -68,7 +76,7 @@ class TcpConnection(Connection):
             return 0
         except OSError as error:
             raise lost(self.peer, error.strerror or str(error)) from error
-        if not received:
+        if not received and len(buffer):
             raise lost(self.peer)
         return received
 
@@ -84,7 +92,26 @@ class TcpConnection(Connection):
     def woken(self) -> None:
         pass
 
+    def finish(self) -> bool:
+        # Closing over unread bytes, or before ours are acknowledged, may reset the connection and lose what we sent.
+        scratch = bytearray(1 << 16)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(SOCKET_BUFFER // len(scratch)):
+                    if not self.socket.recv_into(scratch):
+                        break
+            return int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder) == 0
+        except OSError:
+            return True  # reset: there is nobody to wait for
+
     def close(self) -> None:
+        if self.socket.fileno() >= 0:
+            self.finish()
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_WR)
+        self.socket.close()
+
+    def forget(self) -> None:
         self.socket.close()
 
 
@@ -121,37 +148,49 @@ class TcpListener(Listener):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the accept below
         self._socket.close()
         self._thread.join()
-        with contextlib.suppress(queue.Empty):
-            while (unclaimed := self._ready.get_nowait()) is not None:
-                unclaimed.close()
         self._ready.put(None)
+        self._close_unclaimed()
+
+    def _close_unclaimed(self) -> None:
+        """Close what nobody will accept any more: everything in the queue but the end mark."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                unclaimed = self._ready.get_nowait()
+                if unclaimed is None:
+                    break
+                unclaimed.close()
+            self._ready.put(None)
 
     def _accept_all(self) -> None:
         while True:
             try:
                 sock, address = self._socket.accept()
-            except OSError:
+            except OSError as error:
                 if self._closed or self._socket.fileno() < 0:
                     return
-                continue  # that one peer gave up while it waited
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    time.sleep(_SHORT_OF_SOMETHING_SECONDS)  # it stays in the queue: trying at once would only spin
+                continue  # otherwise that one peer gave up while it waited
             if not self._strangers.acquire(blocking=False):
                 sock.close()
                 continue
-            connection = TcpConnection(sock, f"{address[0]}:{address[1]}")
-            threading.Thread(target=self._welcome, args=(connection,), name="rankmesh-welcome", daemon=True).start()
+            threading.Thread(target=self._welcome, args=(sock, address), name="rankmesh-welcome", daemon=True).start()
 
-    def _welcome(self, connection: TcpConnection) -> None:
+    def _welcome(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        connection = None
         try:
+            connection = TcpConnection(sock, f"{address[0]}:{address[1]}")
             deadline = Deadline(CHALLENGE_SECONDS)
             _prove(connection, self._token, deadline, client=False)
             proposal = recv_exactly(connection, PROPOSAL.size, deadline)
             ready = self._upgrade(connection, proposal, deadline)
-        except (DistError, TimeoutError):
-            connection.close()  # a port scan, an old version, a wrong token: it learns nothing more
+        except (DistError, OSError):
+            # A port scan, an old version, a wrong token, silence: it learns nothing more.
+            (connection or sock).close()
         else:
             self._ready.put(ready)
             if self._closed:
-                ready.close()
+                self._close_unclaimed()
         finally:
             self._strangers.release()
 
@@ -192,8 +231,9 @@ class TcpTransport(Transport):
             sock = socket.create_connection(split_address(address), timeout=max(0.001, deadline.remaining()))
         except TimeoutError:
             raise TimeoutError(f"{address} did not answer within {deadline.seconds:.1f} s") from None
-        except OSError as error:
-            raise DistNetworkError(f"cannot connect to {address}: {error.strerror}", address=address) from error
+        except (OSError, OverflowError, UnicodeError) as error:  # the latter two: no such port, no such name
+            why = getattr(error, "strerror", None) or str(error)
+            raise DistNetworkError(f"cannot connect to {address}: {why}", address=address) from error
         connection = TcpConnection(sock, address)
         try:
             _prove(connection, self._token, deadline, client=True)

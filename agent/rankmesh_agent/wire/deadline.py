@@ -6,6 +6,8 @@ import math
 import time
 from datetime import timedelta
 
+_DAY = 86400.0
+
 
 class Deadline:
     """When to give up: made once at a call's start, handed down to every wait inside it."""
@@ -17,8 +19,8 @@ class Deadline:
         self.at = time.monotonic() + seconds
 
     def remaining(self) -> float:
-        """Seconds left, never below 0."""
-        return max(0.0, self.at - time.monotonic())
+        """Seconds left: never below 0, nor above a day, as no system call can wait for ever."""
+        return min(max(0.0, self.at - time.monotonic()), _DAY)
 
     def passed(self) -> bool:
         """Whether it is too late."""

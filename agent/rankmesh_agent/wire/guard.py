@@ -30,6 +30,7 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 """Answered without a token, so that load balancers and people can ask; they tell no secrets."""
 
+_MOST_DIGITS = 18
 MAX_BODY_BYTES = 64 << 20
 """Largest request body unless an application says otherwise."""
 
@@ -105,14 +106,17 @@ class Guard:
                 421, "unknown-host", f"this service is not known as {host!r}; use its address or localhost in the URL"
             )
         origin = headers.get(b"origin")
-        if origin is not None and origin.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}"):
+        if origin is not None and origin.decode("latin-1").lower() not in (
+            f"http://{host.lower()}",
+            f"https://{host.lower()}",
+        ):
             return problem(403, "foreign-origin", "requests from another site's pages are refused")
         if path not in OPEN_PATHS and self._expected:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
                 return problem(401, "unauthenticated", "send the job's token: Authorization: Bearer $RANKMESH_TOKEN")
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._max_body:
+        if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) > self._max_body:
             return self._too_large()
         return None
 

@@ -64,7 +64,7 @@ class Settings:
         Raises:
             ValueError: a variable is set to something that makes no sense; the message names it.
         """
-        transport = environ.get("RANKMESH_TRANSPORT", "auto").lower()
+        transport = (environ.get("RANKMESH_TRANSPORT") or "auto").lower()
         if transport not in ("auto", "tcp", "shm"):
             raise ValueError(f"RANKMESH_TRANSPORT={transport!r}: set it to 'tcp' or 'shm', or leave it out")
         interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
@@ -84,7 +84,7 @@ class Settings:
             interface=interface.split(",")[0] if interface else None,
             shm_dir=environ.get("RANKMESH_SHM_DIR") or "/dev/shm",
             slot_bytes=_whole(environ, ("RANKMESH_SLOT_BYTES",), at_least=4096) or cls.slot_bytes,
-            eager_bytes=_or_default(_whole(environ, ("RANKMESH_EAGER_BYTES",), at_most=1 << 26), cls.eager_bytes),
+            eager_bytes=_or_default(_whole(environ, ("RANKMESH_EAGER_BYTES",), at_most=1 << 20), cls.eager_bytes),
             timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
         )
 

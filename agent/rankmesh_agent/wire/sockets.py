@@ -11,6 +11,7 @@ import struct
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
 _SIOCGIFADDR = 0x8915
+_LAST_PORT = 65535
 
 
 def bind(host: str, port: int, *, what: str) -> socket.socket:
@@ -23,12 +24,15 @@ def bind(host: str, port: int, *, what: str) -> socket.socket:
         AddressInUseError: somebody else listens there; the message names the process where /proc tells.
         DistNetworkError: the address is not this machine's, or cannot be resolved.
     """
+    if not 0 <= port <= _LAST_PORT:  # the C library would take it modulo 65536
+        raise DistNetworkError(f"{what}, but {port} is not a port: it must be between 0 and {_LAST_PORT}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except socket.gaierror as error:
-        raise DistNetworkError(f"{what}, but cannot resolve {host!r}: {error.strerror}", address=host) from error
+    except (socket.gaierror, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise DistNetworkError(f"{what}, but cannot resolve {host!r}: {why}", address=host) from error
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,8 +70,8 @@ def _holder(port: int) -> str:
     targets = {f"socket:[{inode}]" for inode in inodes}
     for pid in filter(str.isdigit, os.listdir("/proc")) if targets else ():
         try:
-            for descriptor in os.scandir(f"/proc/{pid}/fd"):
-                if os.readlink(descriptor.path) in targets:
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}") in targets:
                     with open(f"/proc/{pid}/comm") as comm:
                         return f" by {comm.read().strip()} (pid {pid})"
         except OSError:

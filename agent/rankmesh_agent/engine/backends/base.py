@@ -16,8 +16,8 @@ class Watch(Protocol):
     seq: int
     call: Call
 
-    def check(self, missing: list[int]) -> None:
-        """Raise if waiting for ``missing`` is in vain or too long; to be called now and then while asleep."""
+    def check(self, missing: Callable[[], list[int]]) -> None:
+        """Raise if waiting for those ``missing`` tells is in vain or too long; called now and then while asleep."""
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         """Move messages until ``ready()``; raise as ``check`` does. Both are called with the mesh's lock held."""

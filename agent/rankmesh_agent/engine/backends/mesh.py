@@ -74,10 +74,10 @@ class MeshBackend(Backend):
 def share_memory(
     link: MessageLink, *, share: bool, directory: str, job: str, slot_bytes: int, crowded: bool, strict: bool
 ) -> Segment | None:
-    """Make the group's shared memory, or find out together that there is none: two rounds of messages.
+    """Make the group's shared memory, or find out together that there is none: three rounds of messages.
 
-    The first member makes it and says its name, everyone maps it and says how that went, the first unlinks it: nothing
-    is left behind even if a member dies on the way.
+    Everyone arrives, the first member makes it and says its name, everyone maps it and says how that went, the first
+    unlinks it: its name exists only while all are there and busy with it.
 
     Args:
         link: messages among the members; a call has begun on it.
@@ -92,6 +92,7 @@ def share_memory(
         DistNetworkError: ``strict``, and a member could not map the memory; names it.
         DisagreementError: the ranks did not make the same call.
     """
+    link.enter()
     size = Segment.size_of(link.size, slot_bytes)
     mapping: Mapping | None = None
     offer: dict[str, Any] = {"why": "" if share else "the members are not all on one host"}

@@ -1,0 +1,248 @@
+"""Steps of a group in shared memory, with threads as ranks."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.threads import in_threads
+
+from rankmesh_agent.transports.segment import DisagreementError, Segment
+from rankmesh_agent.transports.shared import Mapping
+
+I8, F4, U1 = np.dtype("int64"), np.dtype("float32"), np.dtype("uint8")
+SLOT = 4096
+
+
+def give_up(deadline_seconds: float = 20.0):
+    """Return a check that ends a wait nobody will end."""
+    end = time.monotonic() + deadline_seconds
+
+    def check(missing) -> None:
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited for {missing()}")
+
+    return check
+
+
+@pytest.fixture(params=[True, False], ids=["crowded", "roomy"])
+def crowded(request):
+    return request.param
+
+
+@pytest.fixture
+def segments(shm, crowded):
+    """Return a function that makes a group's segments, one a rank, each with a mapping of its own."""
+
+    def make(size: int, slot_bytes: int = SLOT) -> list[Segment]:
+        nbytes = Segment.size_of(size, slot_bytes)
+        made = Mapping.create(str(shm), "job", nbytes)
+        mappings = [made, *(Mapping.open(str(shm), made.name, nbytes) for _ in range(size - 1))]
+        made.unlink()
+        return [Segment(mapping, rank, size, slot_bytes, crowded) for rank, mapping in enumerate(mappings)]
+
+    return make
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_everyone_reads_what_everyone_wrote(segments, size):
+    group = segments(size)
+
+    def take_part(rank: int) -> None:
+        segment, dice = group[rank], random.Random(rank)
+        for seq in range(60):
+            segment.begin(seq, 100 + seq, give_up())
+            for part in range(1 + seq % 3):  # calls of one, two and three steps: both turns come first
+                count = 1 + (seq * 7 + part) % 50
+                slots = segment.slots(I8, count)
+                slots[rank][:] = rank * 1_000_000 + seq * 1000 + part
+                if not dice.randrange(20):
+                    time.sleep(0.0005)  # to mix up who is early
+                segment.step()
+                for other, slot in enumerate(slots):
+                    assert slot.shape == (count,)
+                    assert (slot == other * 1_000_000 + seq * 1000 + part).all()
+
+    in_threads(size, take_part)
+
+
+def test_a_slot_is_not_overwritten_while_others_read_it(segments):
+    group = segments(2)
+
+    def take_part(rank: int) -> None:
+        segment = group[rank]
+        for seq in range(20):
+            segment.begin(seq, 1, give_up())
+            slots = segment.slots(I8, 500)
+            slots[rank][:] = seq
+            segment.step()
+            if rank:
+                before = slots[0].copy()
+                time.sleep(0.002)  # the other one goes on as far as it may
+                assert (before == seq).all()
+                assert (slots[0] == seq).all()
+
+    in_threads(2, take_part)
+
+
+def test_steps_without_slots_are_a_barrier(segments):
+    group = segments(4)
+    arrived = [0] * 4
+
+    def take_part(rank: int) -> None:
+        for seq in range(200):
+            arrived[rank] = seq
+            group[rank].begin(seq, 7, give_up())
+            group[rank].step()
+            assert min(arrived) >= seq
+
+    in_threads(4, take_part)
+
+
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_slots_are_apart_from_each_other_and_hold_what_they_should(segments, size):
+    group = segments(size, slot_bytes=SLOT)
+    for segment in group:
+        for turn in range(2):
+            for owner, slot in enumerate(segment.slots(U1, SLOT)):
+                assert slot.size == SLOT
+                if segment.rank == 0:
+                    assert not slot.any(), "it overlaps with another slot"
+                    slot[:] = 1 + turn * size + owner
+                assert (slot == 1 + turn * size + owner).all()
+    assert [segment.missing() for segment in group] == [[]] * size, "nor do they overlap with the flags"
+
+
+def test_an_alone_rank_waits_for_nobody(segments):
+    (segment,) = segments(1)
+    for seq in range(10):
+        segment.begin(seq, seq, lambda _: pytest.fail("it waits"))
+        (slot,) = segment.slots(F4, 3)
+        slot[:] = seq
+        segment.step()
+        assert (slot == seq).all()
+
+
+def test_views_of_many_kinds_are_the_same_memory(segments):
+    (segment,) = segments(1)
+    for count in range(300):  # more than are kept
+        segment.slots(U1, count)
+        (slot,) = segment.slots(I8, count)
+        assert slot.shape == (count,)
+    views = [segment.slots(I8, 5)[0] for _ in range(2)]
+    assert views[0] is not views[1], "turns"
+    assert segment.slots(I8, 5)[0] is views[0]
+
+
+# Disagreement
+
+
+@pytest.mark.parametrize("stray", [0, 2, 3])
+def test_one_who_strays_is_noticed_by_all_and_all_go_on(segments, stray):
+    group = segments(4)
+
+    def take_part(rank: int) -> list[int]:
+        segment, disagreed = group[rank], []
+        for seq in range(30):
+            strays = seq % 3 == 1 and rank == stray
+            segment.begin(seq, seq + 1000 * strays, give_up())
+            slots = segment.slots(I8, 10)
+            if strays:
+                slots = segment.slots(F4, 2)  # what another call may do
+            slots[rank][:] = seq + rank
+            try:
+                segment.step()
+            except DisagreementError:
+                disagreed.append(seq)
+            else:
+                assert [int(slot[0]) for slot in slots] == [seq + other for other in range(4)]
+        return disagreed
+
+    assert in_threads(4, take_part) == [list(range(1, 30, 3))] * 4
+
+
+def test_all_different_is_noticed_by_all(segments):
+    group = segments(5)
+
+    def take_part(rank: int) -> None:
+        group[rank].begin(0, rank, give_up())
+        with pytest.raises(DisagreementError):
+            group[rank].step()
+
+    in_threads(5, take_part)
+
+
+def test_only_the_first_step_of_a_call_compares(segments):
+    group = segments(2)
+
+    def take_part(rank: int) -> None:
+        group[rank].begin(0, 5, give_up())
+        group[rank].step()
+        group[rank].step()
+        group[rank].begin(1, 6 + rank, give_up())
+        with pytest.raises(DisagreementError):
+            group[rank].step()
+        group[rank].step()
+
+    in_threads(2, take_part)
+
+
+# Waiting in vain
+
+
+class BoredError(Exception):
+    pass
+
+
+def test_a_check_is_told_who_is_missing_and_can_end_the_wait(segments):
+    group = segments(3)
+    told = []
+    second_arrived = threading.Event()
+
+    def check(missing) -> None:
+        told.append(missing())
+        if told[-1] == [1, 2]:
+            second_arrived.set()
+        if told[-1] == [2]:
+            raise BoredError
+
+    def take_part(rank: int) -> None:
+        if rank == 1:
+            assert second_arrived.wait(10)
+        if rank < 2:
+            group[rank].begin(0, 1, check if rank == 0 else give_up(0))
+            with pytest.raises(BoredError if rank == 0 else TimeoutError):
+                group[rank].step()
+
+    in_threads(3, take_part)
+    assert told[0] == [1, 2]
+    assert told[-1] == [2]
+
+
+def test_a_check_is_called_again_and_again(segments):
+    group = segments(2)
+    calls = []
+
+    def check(missing) -> None:
+        calls.append(missing())
+        if len(calls) == 3:
+            raise BoredError
+
+    group[1].begin(0, 1, check)
+    with pytest.raises(BoredError):
+        group[1].step()
+    assert calls == [[0]] * 3
+
+
+def test_the_late_one_finds_the_others_there(segments):
+    group = segments(3)
+    for rank in (0, 1):
+        group[rank].begin(0, 1, give_up(0))
+        with pytest.raises(TimeoutError):
+            group[rank].step()
+    group[2].begin(0, 1, lambda _: pytest.fail("everyone has been here"))
+    group[2].step()
+    assert group[0].missing() == group[2].missing() == []

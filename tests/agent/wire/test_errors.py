@@ -1,0 +1,88 @@
+"""The error tree, its codes, and how an error travels."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from http import HTTPStatus
+
+import pytest
+
+from rankmesh_agent.wire import errors
+from rankmesh_agent.wire.errors import BY_CODE, DistError, from_code
+
+ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DistError)]
+
+
+def drawn_tree() -> dict[str, str]:
+    """Return each class the module's docstring draws, with its parent."""
+    parents, above = {}, {}
+    for line in errors.__doc__.splitlines():
+        drawn = re.match(r"    ([ │├└─]*)([A-Z]\w+)", line)
+        if drawn:
+            depth = len(drawn[1]) // 4
+            above[depth] = drawn[2]
+            parents[drawn[2]] = above.get(depth - 1, "")
+    return parents
+
+
+def test_the_docstring_draws_the_tree():
+    drawn = drawn_tree()
+    assert drawn.pop("RuntimeError") == ""
+    assert drawn == {kind.__name__: kind.__bases__[0].__name__ for kind in ALL}
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_those_that_mean_a_timeout_are_timeout_errors(kind):
+    line = next(line for line in errors.__doc__.splitlines() if re.search(rf"\b{kind.__name__}\b", line))
+    assert issubclass(kind, TimeoutError) == ("also a TimeoutError" in line)
+
+
+def test_torch_catches_them_as_runtime_errors():
+    assert issubclass(DistError, RuntimeError)
+
+
+def test_every_class_has_a_code_of_its_own():
+    assert {kind.code: kind for kind in ALL} == BY_CODE
+    assert len(BY_CODE) == len(ALL)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_codes_and_statuses_are_fit_for_http(kind):
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", kind.code)
+    assert HTTPStatus(kind.status) >= 400
+
+
+DATA = {"ranks": [2, 5], "op": "all_reduce", "group": "world", "seq": 0, "address": "10.0.0.1:29500"}
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("data", [{}, DATA, {"ranks": range(3)}], ids=["none", "all", "some"])
+def test_copies_and_pickles_keep_the_data(kind, data):
+    error = kind("what happened", **data)
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(twin) is kind
+        assert str(twin) == twin.message == "what happened"
+        assert vars(twin) == vars(error)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_an_error_is_raised_again_from_its_code(kind):
+    error = kind("what happened", **DATA)
+    twin = from_code(error.code, error.message, **error.details())
+    assert type(twin) is kind
+    assert vars(twin) == vars(error)
+    assert twin.ranks == (2, 5)
+
+
+def test_details_are_those_that_are_set():
+    assert DistError("what").details() == {}
+    assert DistError("what", ranks=(0,), seq=0).details() == {"ranks": [0], "seq": 0}
+
+
+def test_a_newer_peers_code_and_members_are_a_plain_error():
+    error = from_code("invented-later", "what happened", group="world", colour="red", seq=None)
+    assert type(error) is DistError
+    assert error.details() == {"group": "world"}
+    assert str(error) == "what happened"

@@ -1,0 +1,79 @@
+"""Calls in words and as fingerprints."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+
+F4, F8 = np.dtype("float32"), np.dtype("float64")
+
+GOLDEN = [
+    (Call(Kind.BARRIER), "barrier()", 0xE51FBED65173655B),
+    (Call(Kind.ALL_REDUCE, F4, 1024, ReduceOp.SUM), "all_reduce(float32[1024], SUM)", 0x248F0E273C4BF962),
+    (Call(Kind.BROADCAST, np.dtype("uint8"), 0, root=3), "broadcast(uint8[0], src=3)", 0xE6B12AFD3E45DCF7),
+    (Call(Kind.NEW_GROUP, subject="ranks 0, 2"), "new_group(ranks 0, 2)", 0xB6F44CCB498FE5AB),
+]
+
+
+@pytest.mark.parametrize(("call", "words", "fingerprint"), GOLDEN)
+def test_words_and_fingerprint_are_stable(call, words, fingerprint):
+    assert str(call) == words
+    assert call.fingerprint == fingerprint
+
+
+def test_another_process_finds_the_same_fingerprint():
+    program = "from rankmesh_agent.wire.ops import *; print(Call(Kind.NEW_GROUP, subject='ranks 0, 2').fingerprint)"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert int(said.stdout) == Call(Kind.NEW_GROUP, subject="ranks 0, 2").fingerprint
+
+
+def test_equal_calls_have_equal_fingerprints():
+    one, other = (Call(Kind.ALL_GATHER, np.dtype(name), 7) for name in ("int64", "longlong"))
+    assert one == other
+    assert one.fingerprint == other.fingerprint
+
+
+def test_each_field_makes_a_difference():
+    calls = [
+        Call(Kind.BROADCAST, F4, 10, root=0),
+        Call(Kind.ALL_GATHER, F4, 10, root=0),
+        Call(Kind.BROADCAST, F8, 10, root=0),
+        Call(Kind.BROADCAST, F4.newbyteorder(), 10, root=0),
+        Call(Kind.BROADCAST, F4, 11, root=0),
+        Call(Kind.BROADCAST, F4, 10, ReduceOp.SUM, root=0),
+        Call(Kind.BROADCAST, F4, 10, ReduceOp.MAX, root=0),
+        Call(Kind.BROADCAST, F4, 10, root=1),
+        Call(Kind.BROADCAST, F4, 10),
+        Call(Kind.BROADCAST, F4, 10, root=0, subject="ranks 0, 1"),
+    ]
+    for one, other in itertools.combinations(calls, 2):
+        assert one.fingerprint != other.fingerprint, f"{one} and {other}"
+
+
+def test_fingerprints_fit_into_64_bits():
+    assert all(0 <= Call(Kind.ALL_REDUCE, F4, count, ReduceOp.SUM).fingerprint < 2**64 for count in range(100))
+
+
+@pytest.mark.parametrize(
+    ("call", "nbytes"),
+    [(Call(Kind.BARRIER), 0), (Call(Kind.BROADCAST, F8, 3, root=0), 24), (Call(Kind.BROADCAST, F4, 1 << 31), 1 << 33)],
+)
+def test_bytes_each_rank_contributes(call, nbytes):
+    assert call.nbytes == nbytes
+
+
+def test_numbers_of_kinds_and_reduce_ops_are_stable():
+    assert {kind.name: kind.value for kind in Kind} == {
+        "BARRIER": 1,
+        "ALL_REDUCE": 2,
+        "BROADCAST": 3,
+        "ALL_GATHER": 4,
+        "NEW_GROUP": 5,
+    }
+    assert {op.name: op.value for op in ReduceOp} == {"SUM": 0, "PRODUCT": 2, "MIN": 3, "MAX": 4}, "torch's numbers"

@@ -1,0 +1,137 @@
+"""What the environment says, and when a token is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rankmesh_agent.wire.settings import (
+    DEFAULT_TIMEOUT,
+    Settings,
+    is_loopback,
+    require_token_beyond_loopback,
+)
+
+VARIABLES = [
+    ("RANK", "3", "rank", 3),
+    ("RANK", " 3 ", "rank", 3),
+    ("RANK", "0", "rank", 0),
+    ("WORLD_SIZE", "8", "world_size", 8),
+    ("LOCAL_RANK", "1", "local_rank", 1),
+    ("MASTER_ADDR", "node0", "master_addr", "node0"),
+    ("MASTER_PORT", "29500", "master_port", 29500),
+    ("MASTER_PORT", "65535", "master_port", 65535),
+    ("RANKMESH_GATEWAY", "http://gateway:8000", "gateway", "http://gateway:8000"),
+    ("RANKMESH_JOB", "night", "job", "night"),
+    ("RANKMESH_TOKEN", "secret", "token", "secret"),
+    ("RANKMESH_TRANSPORT", "tcp", "transport", "tcp"),
+    ("RANKMESH_TRANSPORT", "SHM", "transport", "shm"),
+    ("RANKMESH_TRANSPORT", "auto", "transport", "auto"),
+    ("RANKMESH_BIND", "10.0.0.5", "bind", "10.0.0.5"),
+    ("RANKMESH_ADVERTISE", "10.0.0.5, node5,,fe80::1 ", "advertise", ("10.0.0.5", "node5", "fe80::1")),
+    ("GLOO_SOCKET_IFNAME", "eth0", "interface", "eth0"),
+    ("GLOO_SOCKET_IFNAME", "eth0,eth1", "interface", "eth0"),
+    ("NCCL_SOCKET_IFNAME", "ib0", "interface", "ib0"),
+    ("RANKMESH_SHM_DIR", "/mnt/shm", "shm_dir", "/mnt/shm"),
+    ("RANKMESH_SLOT_BYTES", "4096", "slot_bytes", 4096),
+    ("RANKMESH_EAGER_BYTES", "0", "eager_bytes", 0),
+    ("RANKMESH_EAGER_BYTES", "1048576", "eager_bytes", 1 << 20),
+    ("RANKMESH_TIMEOUT", "2.5", "timeout", 2.5),
+]
+
+
+@pytest.mark.parametrize(("variable", "text", "field", "value"), VARIABLES)
+def test_each_variable(variable, text, field, value):
+    assert Settings.from_env({variable: text}) == dataclasses.replace(Settings(), **{field: value})
+
+
+def test_nothing_set_is_the_defaults():
+    assert Settings.from_env({}) == Settings()
+    assert Settings().timeout == DEFAULT_TIMEOUT == 30 * 60
+
+
+# Fails for RANKMESH_TRANSPORT: ValueError "RANKMESH_TRANSPORT='': set it to 'tcp' or 'shm', or leave it out" (settings.py
+# line 67 takes .get(…, "auto"), which '' passes by; all others use 'or'). Compose's ${RANKMESH_TRANSPORT:-} sets it empty.
+@pytest.mark.parametrize("variable", dict.fromkeys(variable for variable, *_ in VARIABLES))
+def test_an_empty_variable_is_one_that_is_not_set(variable):
+    assert Settings.from_env({variable: ""}) == Settings()
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().rank = 1
+
+
+LAUNCHERS = {
+    "rank": ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"],
+    "world_size": ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"],
+    "local_rank": ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"],
+}
+
+
+@pytest.mark.parametrize(("field", "names"), LAUNCHERS.items())
+def test_ranks_come_from_torch_then_open_mpi_then_pmi_then_slurm(field, names):
+    environ = {name: str(number) for number, name in enumerate(names, 1)}
+    for number, name in enumerate(names, 1):
+        assert getattr(Settings.from_env(environ), field) == number
+        environ[name] = ""  # as good as absent
+    assert getattr(Settings.from_env(environ), field) is None
+
+
+def test_gloos_interface_comes_before_nccls():
+    assert Settings.from_env({"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}).interface == "eth0"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        *((name, text) for names in LAUNCHERS.values() for name in names for text in ("one", "-1", "1.5")),
+        *((name, "0") for name in LAUNCHERS["world_size"]),
+        ("MASTER_PORT", "65536"),
+        ("MASTER_PORT", "-1"),
+        ("MASTER_PORT", "http"),
+        ("RANKMESH_TRANSPORT", "udp"),
+        ("RANKMESH_SLOT_BYTES", "4095"),
+        ("RANKMESH_SLOT_BYTES", "0"),
+        ("RANKMESH_SLOT_BYTES", "1M"),
+        ("RANKMESH_EAGER_BYTES", "-1"),
+        ("RANKMESH_EAGER_BYTES", str((1 << 20) + 1)),
+        ("RANKMESH_TIMEOUT", "0"),
+        ("RANKMESH_TIMEOUT", "-1"),
+        ("RANKMESH_TIMEOUT", "nan"),
+        ("RANKMESH_TIMEOUT", "30s"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(variable, text):
+    with pytest.raises(ValueError, match=f"^{variable}="):
+        Settings.from_env({variable: text})
+
+
+LOOPBACK = ["127.0.0.1", "127.8.9.10", "localhost", "::1", "[::1]"]
+REACHABLE = [
+    "0.0.0.0",
+    "::",
+    "[::]",
+    "",
+    "10.0.0.5",
+    "192.168.1.2",
+    "fe80::1",
+    "2001:db8::1",
+    "node5",
+    "localhost.evil.com",
+]
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_loopback_needs_no_token(host):
+    assert is_loopback(host)
+    require_token_beyond_loopback(host, "", "the agent")
+
+
+@pytest.mark.parametrize("host", REACHABLE)
+def test_where_others_reach_us_a_token_is_needed(host):
+    assert not is_loopback(host)
+    require_token_beyond_loopback(host, "secret", "the agent")
+    with pytest.raises(ValueError, match=r"the agent would listen on .* without a token\. Set RANKMESH_TOKEN"):
+        require_token_beyond_loopback(host, "", "the agent")
