@@ -35,6 +35,11 @@ logging.getLogger("httpx").addFilter(lambda record: record.threadName != _HEART)
 
 _HEART = "rankmesh-heartbeat"
 _RETRY_SECONDS = 0.1
+_SHORTEST_POLL_SECONDS = 0.05
+_ANY_EPOCH = 1
+"""Epoch of a goodbye before the join is complete: the gateway goes by the instance."""
+_ANSWER_SECONDS = 2.0
+"""How long an answer may take beyond what it was asked to wait."""
 _PATIENCE = 5.0
 """Seconds in vain after which a warning says what we wait for."""
 
@@ -53,7 +58,7 @@ class GatewayClient:
         self.url = ""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Proxies are for the outside world: trust_env would send requests for 127.0.0.1 to one.
-        self._http = httpx.Client(headers=headers, trust_env=False, timeout=LONG_POLL_SECONDS + 10)
+        self._http = httpx.Client(headers=headers, trust_env=False, timeout=_ANSWER_SECONDS)
 
     def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
         """Join a job and wait until everyone has.
@@ -63,53 +68,66 @@ class GatewayClient:
             JoinTimeoutError: ranks are missing at the deadline; names them.
             RankTakenError, WorldSizeMismatchError: the gateway refuses.
         """
-        reply: JoinReply | None = None
+        seen: dict[int, Member] = {}
+        try:
+            return self._keep_joining(job, world_size, member, deadline, seen)
+        except BaseException as error:
+            if seen:  # free the place, for whoever tries again
+                why = f"it gave up joining: {type(error).__name__}"
+                self.leave(Leave(job, _ANY_EPOCH, member.rank, member.instance, why))
+            raise
+
+    def _keep_joining(
+        self, job: str, world_size: int, member: Member, deadline: Deadline, seen: dict[int, Member]
+    ) -> JoinReply:
         failure = "it is not known yet: rank 0 has not written it"
         patience = Deadline(_PATIENCE)
         while not deadline.passed():
             url = self._find()
             if url is not None:
-                wait = min(LONG_POLL_SECONDS, deadline.remaining())
+                self.url = url
+                # The last looks are close together: who gives up a little before us is not one who never came.
+                wait = max(_SHORTEST_POLL_SECONDS, min(LONG_POLL_SECONDS, deadline.remaining() / 2))
+                limit = min(wait, deadline.remaining()) + _ANSWER_SECONDS
                 try:
-                    reply = self._join(url, JoinRequest(job, world_size, member, wait))
+                    reply = self._join(url, JoinRequest(job, world_size, member, wait), limit)
                 except httpx.TransportError as error:
                     failure = str(error) or type(error).__name__
                 else:
-                    self.url = url
                     if reply.complete:
                         return reply
-                    _log.info("waiting for ranks %s of job %r", reply.missing, job)
+                    seen |= {there.rank: there for there in reply.members}
                     continue
             if patience.passed():
                 _log.warning("rank %d still waits for the gateway at %s: %s", member.rank, url, failure)
                 patience = Deadline(deadline.remaining() + 1)
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
-        if reply is not None:
-            raise _missing(reply, member, deadline)
+        if seen:
+            raise _missing(job, world_size, member, seen, deadline)
         raise GatewayUnreachableError(
-            f"rank {member.rank} could not reach the gateway at {self._find() or 'an unknown address'} within "
+            f"rank {member.rank} could not reach the gateway at {self.url or 'an unknown address'} within "
             f"{deadline.seconds:.0f} s: {failure}. The gateway runs in rank 0 unless a launcher hosts it: is rank 0 "
             "running, and are MASTER_ADDR and MASTER_PORT (or the init_method) the same on every rank?",
             ranks=[member.rank],
-            address=self._find(),
+            address=self.url or None,
         )
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:
         """Tell the gateway that this rank lives; a gateway that is away for the moment does not matter."""
         with contextlib.suppress(httpx.HTTPError):
-            self._http.post(f"{self.url}/v1/heartbeat", json=asdict(heartbeat), timeout=2.0)
+            self._http.post(f"{self.url}/v1/heartbeat", json=asdict(heartbeat))
 
     def leave(self, leave: Leave) -> None:
         """Say goodbye; a gateway that is gone already does not matter."""
         with contextlib.suppress(httpx.HTTPError):
-            self._http.post(f"{self.url}/v1/leave", json=asdict(leave), timeout=2.0)
+            self._http.post(f"{self.url}/v1/leave", json=asdict(leave))
 
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
 
-    def _join(self, url: str, request: JoinRequest) -> JoinReply:
-        response = self._http.post(f"{url}/v1/join", json=asdict(request))
+    def _join(self, url: str, request: JoinRequest, limit: float) -> JoinReply:
+        response = self._http.post(f"{url}/v1/join", json=asdict(request), timeout=limit)
         if response.status_code != httpx.codes.OK:
             raise _refusal(response, url)
         try:
@@ -156,13 +174,15 @@ class Heart(threading.Thread):
         self.join()
 
 
-def _missing(reply: JoinReply, member: Member, deadline: Deadline) -> JoinTimeoutError:
-    joined = ", ".join(there.described() for there in reply.members) or "nobody"
-    missing = ", ".join(map(str, reply.missing))
+def _missing(
+    job: str, world_size: int, member: Member, seen: dict[int, Member], deadline: Deadline
+) -> JoinTimeoutError:
+    joined = ", ".join(seen[rank].described() for rank in sorted(seen))
+    missing = [rank for rank in range(world_size) if rank not in seen]
     return JoinTimeoutError(
-        f"rank {member.rank} waited {deadline.seconds:.1f} s for ranks {missing} of job {reply.job!r} to join "
-        f"(world size {reply.world_size}); joined: {joined}",
-        ranks=reply.missing,
+        f"rank {member.rank} waited {deadline.seconds:.1f} s for ranks {', '.join(map(str, missing))} of job {job!r} to "
+        f"join (world size {world_size}); joined: {joined}",
+        ranks=missing,
     )
 
 
@@ -177,7 +197,7 @@ def _refusal(response: httpx.Response, url: str) -> Exception:
 
 def _stranger(response: httpx.Response, url: str) -> DistNetworkError:
     return DistNetworkError(
-        f"{url} answered {response.status_code} to a join, but not as a RankMesh gateway does; is the port another "
+        f"{url} is not a RankMesh gateway: it answered {response.status_code} to a join; is the port another "
         "program's (torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)?",
         address=url,
     )

@@ -9,10 +9,12 @@ are made once and waited for.
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.server
 import inspect
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -21,6 +23,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,8 @@ HEADER = """\
 import json, os, signal, socket, sys, threading, time
 import numpy as np
 import rankmesh as dist
-from support.processes import Me
+from support.processes import Me, wait_until
+import contextlib, urllib.request
 """
 _MARKER = "RANKS_OF_TEST"
 _OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "GLOO_", "NCCL_")
@@ -131,10 +135,11 @@ class Me:
 
     def resources(self) -> tuple[list[str], dict[str, int]]:
         """Return the names of the threads, and the open descriptors by kind and how many."""
+        gc.collect()
         kinds: dict[str, int] = {}
         for descriptor in os.listdir("/proc/self/fd"):
             try:
-                target = os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")[0]
+                target = re.sub(r":\[\d+\]|-[0-9a-f]{16}\b", "", os.readlink(f"/proc/self/fd/{descriptor}"))
             except OSError:
                 continue  # the descriptor of the listing itself
             kinds[target] = kinds.get(target, 0) + 1
@@ -147,10 +152,10 @@ class Me:
 
         def watch() -> None:
             seen = 0
-            while seen < 5:
+            while seen < 10:
                 time.sleep(0.05)
-                frame = sys._current_frames().get(main)
-                seen = seen + 1 if frame is not None and "rankmesh" in frame.f_code.co_filename else 0
+                frames = traceback.extract_stack(sys._current_frames()[main])
+                seen = seen + 1 if any("/rankmesh" in frame.filename for frame in frames) else 0
             self.say(interrupted_at=time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 

@@ -1,0 +1,279 @@
+"""Every way into a job, end to end: ranks are processes, and what they compute is compared with NumPy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.processes import Me, Rank, Ranks, free_port, plain_http_server, wait_until
+
+import rankmesh as dist
+
+pytestmark = pytest.mark.processes
+
+
+def exercise() -> None:
+    """Every call once, against NumPy."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in (5, 300_000):
+        everyone = [np.arange(count, dtype=np.float32) % 1000 * (each + 1) for each in range(size)]
+        reduced = everyone[rank].copy()
+        dist.all_reduce(reduced)
+        np.testing.assert_array_equal(reduced, np.sum(everyone, axis=0))
+        largest = everyone[rank].copy()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        np.testing.assert_array_equal(largest, np.max(everyone, axis=0))
+        copied = everyone[rank].copy()
+        dist.broadcast(copied, src=size - 1)
+        np.testing.assert_array_equal(copied, everyone[size - 1])
+        gathered = [np.empty(count, np.float32) for _ in range(size)]
+        dist.all_gather(gathered, everyone[rank])
+        np.testing.assert_array_equal(gathered, everyone)
+        dist.barrier()
+        if size > 1:  # round the ring
+            got = np.empty(count, np.float32)
+            sending = dist.isend(everyone[rank], dst=(rank + 1) % size)
+            assert dist.recv(got, src=(rank - 1) % size) == (rank - 1) % size
+            sending.wait()
+            np.testing.assert_array_equal(got, everyone[rank - 1])
+            if rank == 0:
+                dist.send(everyone[0], dst=1, tag=7)
+            if rank == 1:
+                dist.recv(got, src=0, tag=7)
+                np.testing.assert_array_equal(got, everyone[0])
+    ends = dist.new_group([0, size - 1])
+    if rank in (0, size - 1):
+        value = np.array(10.0**rank)
+        dist.all_reduce(value, group=ends)
+        assert value == sum(10.0**each for each in {0, size - 1})
+        assert dist.get_process_group_ranks(ends) == sorted({0, size - 1})
+    else:
+        assert ends is dist.GroupMember.NON_GROUP_MEMBER
+    dist.barrier()
+
+
+def by(me: Me, options: dict) -> None:
+    """Join by an init method, do everything, leave."""
+    if "init_method" in options:
+        options |= {"rank": me.rank, "world_size": me.size}
+    dist.init_process_group(**options)
+    assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (me.rank, me.size, "mesh")
+    exercise()
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+
+
+def launched(me: Me) -> None:
+    dist.init_process_group()
+    me.mark(f"launched-{dist.get_rank()}-{dist.get_world_size()}")
+    exercise()
+    dist.destroy_process_group()
+
+
+def torch_variables(size: int, port: int) -> object:
+    return lambda rank: {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+@pytest.fixture
+def gateway(ranks: Ranks) -> Iterator[str]:
+    """The URL of a gateway in a process of its own."""
+    process = ranks.command("-m", "rankmesh_gateway", "--port", "0", name="gateway")
+    ready = r"ready at (http://\S+)\n"
+    found = wait_until(lambda: re.search(ready, process.stdout), f"the gateway to be ready: {process!r}")
+    yield found[1]
+    process.process.terminate()
+    assert process.process.wait(10) == 0, process
+
+
+def test_env_with_rank_0_hosting_the_gateway(ranks: Ranks) -> None:
+    ranks.run(by, 3, uses=[exercise], env=torch_variables(3, free_port()), options={})
+
+
+def test_env_under_the_launcher(ranks: Ranks) -> None:
+    script = ranks.script(launched, arguments={}, uses=[exercise])
+    launcher = ranks.command("-m", "rankmesh.launch", "--nproc-per-node", "3", str(script), "0", "0", name="launcher")
+    ranks.wait([launcher])
+    assert launcher.code == 0, launcher
+    ranks.wait_for(*(f"launched-{rank}-3" for rank in range(3)))
+
+
+def test_tcp(ranks: Ranks) -> None:
+    ranks.run(by, 3, uses=[exercise], options={"init_method": f"tcp://127.0.0.1:{free_port()}"})
+
+
+def test_tcp_by_the_name_localhost(ranks: Ranks) -> None:
+    ranks.run(by, 2, uses=[exercise], options={"init_method": f"tcp://localhost:{free_port()}"})
+
+
+def test_file(ranks: Ranks) -> None:
+    path = ranks.folder / "with space" / "meet"
+    path.parent.mkdir()
+    ranks.run(by, 3, uses=[exercise], options={"init_method": f"file://{path}"})
+    assert not path.exists(), "rank 0 removes the file of its gateway when it leaves"
+
+
+def test_a_gateway_of_its_own(ranks: Ranks, gateway: str) -> None:
+    ranks.succeed(ranks.start(by, 3, uses=[exercise], options={"init_method": gateway}))
+
+
+def test_ipv6(ranks: Ranks) -> None:
+    try:
+        port = free_port("::1")
+    except OSError:
+        pytest.skip("this machine has no ::1")
+    ranks.run(by, 2, uses=[exercise], options={"init_method": f"tcp://[::1]:{port}"})
+
+
+def test_ipv6_in_the_environment(ranks: Ranks) -> None:
+    try:
+        port = free_port("::1")
+    except OSError:
+        pytest.skip("this machine has no ::1")
+    variables = torch_variables(2, port)
+    ranks.run(by, 2, uses=[exercise], env=lambda rank: {**variables(rank), "MASTER_ADDR": "::1"}, options={})
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_transport_can_be_forced(ranks: Ranks, transport: str) -> None:
+    env = {"RANKMESH_TRANSPORT": transport, "RANKMESH_TOKEN": "secret"}
+    ranks.run(by, 2, uses=[exercise], env=env, options={"init_method": f"tcp://127.0.0.1:{free_port()}"})
+
+
+def test_rank_and_world_size_of_slurm_open_mpi_and_pmi(ranks: Ranks) -> None:
+    port = str(free_port())
+    names = [
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "3"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"},
+        {"PMI_RANK": "2", "PMI_SIZE": "3"},
+    ]
+    env = lambda rank: {**names[rank], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # noqa: E731
+    ranks.run(by, 3, uses=[exercise], env=env, options={})
+
+
+# Order, and again
+
+
+def rank_0_late(me: Me, method: str, timeout: float = 30) -> None:
+    if me.rank == 0:
+        me.wait_for(*(f"trying-{rank}" for rank in range(1, me.size)))
+        time.sleep(0.5)  # long enough for the others to find nobody there
+    me.mark(f"trying-{me.rank}")
+    dist.init_process_group(init_method=method, rank=me.rank, world_size=me.size, timeout=timeout)
+    exercise()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "file"])
+def test_ranks_in_reverse_order_and_rank_0_late(ranks: Ranks, scheme: str) -> None:
+    method = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{ranks.folder}/meet"
+    ranks.succeed(ranks.start(rank_0_late, 3, ranks=[2, 1, 0], uses=[exercise], method=method))
+
+
+def again(me: Me, methods: list[str]) -> None:
+    """Join and leave by every method, several times in the same process, rank and size being in the URL."""
+    before = None
+    for number in range(2):
+        for method in methods:
+            dist.init_process_group(init_method=method.format(rank=me.rank, size=me.size))
+            assert (dist.get_rank(), dist.get_world_size()) == (me.rank, me.size), method
+            value = np.full(100, me.rank + 1)
+            dist.all_reduce(value)
+            assert (value == sum(range(1, me.size + 1))).all(), method
+            group = dist.new_group([0, 1])
+            work = dist.all_reduce(np.ones(3), group=group, async_op=True)
+            work.wait()
+            dist.destroy_process_group(group)
+            dist.destroy_process_group()
+            assert not dist.is_initialized()
+            del group, work  # they keep the group's memory as long as we have them
+        if number == 0:
+            before = me.resources()
+    after = me.resources()
+    assert after == before, f"{before} became {after}"
+    assert after[0] == ["MainThread"], after
+
+
+def test_join_and_leave_again_and_again_by_every_method(ranks: Ranks, gateway: str) -> None:
+    asked = "?rank={rank}&world_size={size}"
+    port = free_port()
+    path = ranks.folder / "meet"
+    methods = [
+        f"tcp://127.0.0.1:{port}{asked}",
+        f"tcp://127.0.0.1:{port}{asked}",
+        f"file://{path}{asked}",
+        f"file://{path}{asked}",
+        f"{gateway}{asked}",
+        f"{gateway}{asked}",
+        f"env://{asked}",
+        f"env://{asked}",
+    ]
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks.succeed(ranks.start(again, 2, env=env, methods=methods))
+
+
+# Apart
+
+
+def one_of_two_jobs(me: Me, method: str, group_name: str, amount: int) -> None:
+    me.meet("started")
+    dist.init_process_group(init_method=method, rank=me.rank, world_size=2, group_name=group_name)
+    for _ in range(50):
+        value = np.full(10, amount)
+        dist.all_reduce(value)
+        assert (value == 2 * amount).all(), value
+    me.say(ranks=dist.get_process_group_ranks())
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("by_name", [True, False], ids=["group_name", "RANKMESH_JOB"])
+def test_two_jobs_at_one_gateway_do_not_mix(ranks: Ranks, gateway: str, by_name: bool) -> None:
+    started: list[Rank] = []
+    for job, amount in (("one", 1), ("two", 100)):
+        env = {} if by_name else {"RANKMESH_JOB": f"{ranks.job}-{job}"}
+        name = f"{ranks.job}-{job}" if by_name else ""
+        started += ranks.start(one_of_two_jobs, 2, env=env, method=gateway, group_name=name, amount=amount)
+    ranks.succeed(started)
+
+
+STALE = {
+    "dead gateway": lambda: json.dumps({"gateway": f"http://127.0.0.1:{free_port()}"}),
+    "no json": lambda: "http://",
+    "empty": lambda: "",
+    "longer than the new one": lambda: json.dumps({"gateway": f"http://127.0.0.1:{free_port()}", "more": "x" * 500}),
+}
+
+
+@pytest.mark.parametrize("content", STALE.values(), ids=STALE)
+def test_a_stale_file_does_not_matter(ranks: Ranks, content: object) -> None:
+    (ranks.folder / "meet").write_text(content())
+    ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], uses=[exercise], method=f"file://{ranks.folder}/meet"))
+
+
+def test_a_stale_file_that_names_another_programs_port_does_not_matter(ranks: Ranks) -> None:
+    # The port of a gateway that died may by now be anybody's; what is there answers 404 to a join.
+    with plain_http_server() as port:
+        (ranks.folder / "meet").write_text(json.dumps({"gateway": f"http://127.0.0.1:{port}"}))
+        method = f"file://{ranks.folder}/meet"
+        ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], uses=[exercise], method=method, timeout=3))
+
+
+def killed_with_its_gateway(me: Me) -> None:
+    me.init()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_job_can_start_from_the_file_of_a_killed_one(ranks: Ranks) -> None:
+    ranks.wait(ranks.start(killed_with_its_gateway, 1))
+    assert (ranks.folder / "rendezvous").exists()
+    ranks.run(by, 2, uses=[exercise], options={"init_method": f"file://{ranks.folder}/rendezvous"})
