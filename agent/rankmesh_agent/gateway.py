@@ -197,7 +197,7 @@ def _refusal(response: httpx.Response, url: str) -> Exception:
 
 def _stranger(response: httpx.Response, url: str) -> DistNetworkError:
     return DistNetworkError(
-        f"{url} is not a RankMesh gateway: it answered {response.status_code} to a join; is the port another "
-        "program's (torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)?",
+        f"{url} is not a RankMesh gateway: it answered {response.status_code} to a join. Is the port another program's? "
+        "(torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)",
         address=url,
     )

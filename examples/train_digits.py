@@ -1,0 +1,192 @@
+"""Train a network on handwritten digits, its gradients averaged over all ranks: synchronous data-parallel SGD.
+
+    python -m rankmesh.launch --nproc-per-node=4 examples/train_digits.py
+    python examples/train_digits.py                 # one rank, no launcher
+
+Every rank holds the same network. A batch is split over the ranks, each computes the gradient of its part, one
+``all_reduce`` adds the parts up, and every rank takes the same step. So the result does not depend on how many ranks
+there are, and the script checks that: all ranks must end with bitwise identical parameters, and rank 0 trains once
+more, alone and without communication, and must arrive at the same parameters but for rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from loss_curve import draw
+from network import Momentum, Network
+from sklearn.datasets import load_digits
+from tqdm import tqdm
+
+import rankmesh as dist
+
+SEED = 2024
+TEST_SHARE = 0.2
+WIDTHS = (64, 64, 32, 10)
+"""8 by 8 pixels, two hidden layers, ten digits."""
+
+WANTED_ACCURACY = 0.95
+TOLERANCE = 1e-9
+"""How far rounding may take parameters away from the single process's: ranks add the same numbers in another order."""
+
+
+class Digits(NamedTuple):
+    """Images ``[n, 64]`` with values 0 to 1, and the digits ``[n]`` they show."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def load() -> tuple[Digits, Digits]:
+    """Return scikit-learn's 1797 handwritten digits, always split the same way into training and test set."""
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(SEED).permutation(len(labels))
+    images, labels = images[order] / 16, labels[order]
+    tested = round(TEST_SHARE * len(labels))
+    return Digits(images[tested:], labels[tested:]), Digits(images[:tested], labels[:tested])
+
+
+def batches(samples: int, batch: int, epochs: int) -> Iterator[np.ndarray]:
+    """Yield the indices of each global batch: another order every epoch, the same on every rank.
+
+    The last batch of an epoch holds what is left.
+    """
+    random = np.random.default_rng(SEED)
+    for _ in range(epochs):
+        order = random.permutation(samples)
+        yield from (order[begin : begin + batch] for begin in range(0, samples, batch))
+
+
+def train(
+    network: Network,
+    digits: Digits,
+    options: argparse.Namespace,
+    *,
+    rank: int,
+    size: int,
+    add_up: Callable[[np.ndarray], object],
+    shown: bool = False,
+) -> np.ndarray:
+    """Train in place and return the mean loss of every step.
+
+    Args:
+        network: what to train.
+        digits: the training set; every rank has all of it and works on its part of each batch.
+        options: epochs, batch and lr.
+        rank: which part is ours.
+        size: how many parts there are.
+        add_up: replaces an array by its sum over all ranks, such as ``dist.all_reduce``.
+        shown: whether to draw a progress bar.
+    """
+    optimizer = Momentum(network.parameters, options.lr)
+    plan = list(batches(len(digits.labels), options.batch, options.epochs))
+    losses = np.empty(len(plan))
+    for step, batch in enumerate(tqdm(plan, desc="training", unit=" steps", disable=not shown)):
+        ours = np.array_split(batch, size)[rank]
+        loss, gradient = network.loss_and_gradient(digits.images[ours], digits.labels[ours])
+        message = np.append(gradient, loss)  # one message carries both
+        add_up(message)
+        message /= len(batch)  # by samples, not by ranks: the parts need not be equally large
+        optimizer.step(message[:-1])
+        losses[step] = message[-1]
+    return losses
+
+
+def identical_on_all_ranks(array: np.ndarray) -> bool:
+    """Whether this array has the very same bytes on every rank."""
+    digest = np.frombuffer(hashlib.sha256(array.tobytes()).digest(), np.uint8)
+    digests = [np.empty_like(digest) for _ in range(dist.get_world_size())]
+    dist.all_gather(digests, digest)
+    return all(np.array_equal(digest, other) for other in digests)
+
+
+def report(network: Network, losses: np.ndarray, training: Digits, test: Digits, options: argparse.Namespace) -> bool:
+    """Compare with one process on its own, draw the loss curve, and say whether all is well. For rank 0."""
+    alone = Network(WIDTHS, SEED)
+    losses_alone = train(alone, training, options, rank=0, size=1, add_up=lambda array: None)
+    difference = float(np.abs(network.parameters - alone.parameters).max())
+    accuracy = network.accuracy(test.images, test.labels)
+    size = dist.get_world_size()
+    draw(
+        {f"{size} rank{'s' * (size > 1)}": losses, "single process": losses_alone},
+        epochs=options.epochs,
+        title=f"Handwritten digits, {accuracy:.1%} of the test set right",
+        path=options.out,
+    )
+    same = difference <= TOLERANCE
+    print(f"single process: {'equal' if same else 'DIFFERENT'}, max difference of a parameter {difference:.1e}")
+    print(f"test accuracy: {accuracy:.2%} (wanted: at least {WANTED_ACCURACY:.0%})")
+    print(f"loss curve: {options.out}")
+    return same and accuracy >= WANTED_ACCURACY
+
+
+def run(options: argparse.Namespace) -> bool:
+    """Train as a rank of the world; return whether this rank found everything as it should be."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    training, test = load()
+    network = Network(WIDTHS, SEED)
+    began = time.perf_counter()
+    losses = train(network, training, options, rank=rank, size=size, add_up=dist.all_reduce, shown=rank == 0)
+    took = time.perf_counter() - began
+    well = identical_on_all_ranks(network.parameters)
+    if rank == 0:
+        print(f"{len(losses)} steps on {size} rank(s) in {took:.1f} s, loss {losses[0]:.3f} -> {losses[-1]:.4f}")
+        print("all ranks identical" if well else "RANKS DIFFER")
+        well = report(network, losses, training, test, options) and well
+    if options.hold:
+        hold(options.hold, rank)
+    return well
+
+
+def hold(seconds: float, rank: int) -> None:
+    """Stay alive, so that one can look at the job from outside."""
+    if rank == 0:
+        gateway = f"http://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        print(f"holding for {seconds:g} s: curl {gateway}/health", flush=True)
+    time.sleep(seconds)
+
+
+def join() -> None:
+    """Join the world that the launcher's environment describes; without a launcher, make a world of one rank."""
+    if "MASTER_ADDR" not in os.environ:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            free_port = probe.getsockname()[1]
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port), RANK="0", WORLD_SIZE="1")
+    dist.init_process_group()
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line (None: this process's)."""
+    parser = argparse.ArgumentParser(
+        description="Train a network on handwritten digits by synchronous SGD over all ranks.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--epochs", type=int, default=30, help="times to go through the training set")
+    parser.add_argument("--batch", type=int, default=64, help="samples of a global batch, split over the ranks")
+    parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
+    parser.add_argument("--out", type=Path, default=Path("out/digits_loss.png"), help="where the loss curve goes")
+    parser.add_argument("--hold", type=float, default=0, metavar="SECONDS", help="stay alive so long after training")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Train as the command line says and return the exit code."""
+    options = parse()
+    join()
+    try:
+        return 0 if run(options) else 1
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The tutorial's ``run.py``: start a function as several ranks on this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable
+
+import rankmesh as dist
+
+Function = Callable[[int, int], None]
+"""What each rank runs, given its rank and the world size."""
+
+
+def init_process(rank: int, size: int, port: int, function: Function) -> None:
+    """Initialize the distributed environment and run the function; the body of each process."""
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = str(port)
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    try:
+        function(rank, size)
+    finally:
+        dist.destroy_process_group()
+
+
+def launch(function: Function, size: int) -> None:
+    """Run the function in ``size`` processes and wait for all of them.
+
+    Raises:
+        SystemExit: with code 1 when one of them failed.
+    """
+    context = multiprocessing.get_context("spawn")
+    port = free_port()
+    processes = [context.Process(target=init_process, args=(rank, size, port, function)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        sys.exit(1)
+
+
+def free_port() -> int:
+    """Return a port nobody listens on, so that programs started at the same time do not meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
