@@ -180,8 +180,8 @@ def _missing(
     joined = ", ".join(seen[rank].described() for rank in sorted(seen))
     missing = [rank for rank in range(world_size) if rank not in seen]
     return JoinTimeoutError(
-        f"rank {member.rank} waited {deadline.seconds:.1f} s for ranks {', '.join(map(str, missing))} of job {job!r} to "
-        f"join (world size {world_size}); joined: {joined}",
+        f"rank {member.rank} waited {deadline.seconds:.1f} s for ranks {', '.join(map(str, missing))} of job {job!r} "
+        f"to join (world size {world_size}); joined: {joined}",
         ranks=missing,
     )
 
@@ -197,7 +197,7 @@ def _refusal(response: httpx.Response, url: str) -> Exception:
 
 def _stranger(response: httpx.Response, url: str) -> DistNetworkError:
     return DistNetworkError(
-        f"{url} is not a RankMesh gateway: it answered {response.status_code} to a join. Is the port another program's? "
-        "(torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)",
+        f"{url} is not a RankMesh gateway: it answered {response.status_code} to a join. Is the port another program's "
+        "(torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)?",
         address=url,
     )
