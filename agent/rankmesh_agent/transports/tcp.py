@@ -148,18 +148,16 @@ class TcpListener(Listener):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the accept below
         self._socket.close()
         self._thread.join()
-        self._ready.put(None)
         self._close_unclaimed()
 
     def _close_unclaimed(self) -> None:
-        """Close what nobody will accept any more: everything in the queue but the end mark."""
+        """Close what nobody will accept any more, and leave an end mark: a late one may have come behind the last."""
         with contextlib.suppress(queue.Empty):
             while True:
                 unclaimed = self._ready.get_nowait()
-                if unclaimed is None:
-                    break
-                unclaimed.close()
-            self._ready.put(None)
+                if unclaimed is not None:
+                    unclaimed.close()
+        self._ready.put(None)
 
     def _accept_all(self) -> None:
         while True:

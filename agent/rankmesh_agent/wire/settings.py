@@ -81,7 +81,7 @@ class Settings:
             transport=cast(Transport, transport),
             bind=environ.get("RANKMESH_BIND") or None,
             advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
-            interface=interface.split(",")[0] if interface else None,
+            interface=_first_interface(interface) if interface else None,
             shm_dir=environ.get("RANKMESH_SHM_DIR") or "/dev/shm",
             slot_bytes=_whole(environ, ("RANKMESH_SLOT_BYTES",), at_least=4096) or cls.slot_bytes,
             eager_bytes=_or_default(_whole(environ, ("RANKMESH_EAGER_BYTES",), at_most=1 << 20), cls.eager_bytes),
@@ -129,6 +129,11 @@ def _whole(
             raise ValueError(f"{name}={value} is out of range: it must be at least {at_least}{upper}")
         return value
     return None
+
+
+def _first_interface(names: str) -> str | None:
+    """Return the first of the interfaces to use; NCCL's ``^a,b`` says only which not to use."""
+    return None if names.startswith("^") else names.split(",")[0].removeprefix("=")
 
 
 def _or_default(value: int | None, default: int) -> int:

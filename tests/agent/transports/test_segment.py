@@ -192,6 +192,22 @@ def test_only_the_first_step_of_a_call_compares(segments):
 # Waiting in vain
 
 
+def test_who_waits_is_woken(segments, monkeypatch):
+    monkeypatch.setattr("rankmesh_agent.transports.segment.SLICE_SECONDS", 10.0)
+    group = segments(2)
+    began = time.monotonic()
+
+    def take_part(rank: int) -> None:
+        for seq in range(40):
+            if seq % 2 == rank:
+                time.sleep(0.005)  # the other one falls asleep
+            group[rank].begin(seq, 1, give_up())
+            group[rank].step()
+
+    in_threads(2, take_part)
+    assert time.monotonic() - began < 9, "no wake-up was missed: a missed one costs a slice of 10 s"
+
+
 class BoredError(Exception):
     pass
 

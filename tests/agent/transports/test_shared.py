@@ -69,9 +69,12 @@ def test_names_do_not_repeat(shm):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "passwd", "../rankmesh-a", "rankmesh-", "rankmesh-a/b", "rankmesh-../a", "rankmesh-" + "a" * 129]
-    + ["rankmesh-ä", "rankmesh-a b", "rankmesh-a\0", "rankmesh-a\n", "\nrankmesh-a"],
-)  # fmt: skip
+    "name",
+    [
+        *("", "passwd", "../rankmesh-a", "rankmesh-", "rankmesh-a/b", "rankmesh-../a", "rankmesh-" + "a" * 129),
+        *("rankmesh-ä", "rankmesh-a b", "rankmesh-a\0", "rankmesh-a\n", "\nrankmesh-a"),
+    ],
+)
 def test_other_names_are_refused(shm, name):
     with pytest.raises(DistNetworkError, match="is not a name of shared memory"):
         Mapping.open(str(shm), name, SIZE)
@@ -138,7 +141,7 @@ def test_sleep_does_not_begin_when_the_word_has_changed(shm):
 def test_the_low_half_of_a_large_count_is_compared(shm):
     memory = Mapping.create(str(shm), "job", SIZE)
     words = memory.bytes.view("u8")
-    words[0] = (5 << 32) + 7
+    words[0] = (5 << 32) + 70_000
     began = time.monotonic()
     sleep(memory.address, int(words[0]), slice_of(0.05))
     assert time.monotonic() - began >= 0.04

@@ -55,7 +55,7 @@ def test_another_name_of_the_same_bytes_has_the_same_code(alias, code):
     "dtype", ["O", "S5", "U5", "M8[ns]", "m8[s]", "V8", [("x", "f4"), ("y", "i4")], (np.float32, (2,))], ids=str
 )
 def test_what_is_not_a_number_is_refused(dtype):
-    with pytest.raises(TypeError, match="cannot be communicated; supported are bool, int8, .*, complex128"):
+    with pytest.raises(TypeError, match=r"cannot be communicated; supported are bool, int8, .*, complex128"):
         dtypes.code_of(np.dtype(dtype))
 
 

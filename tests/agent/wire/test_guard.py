@@ -122,18 +122,35 @@ def test_without_a_token_none_is_asked_for(app):
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "localhost:8000", "LocalHost:8000", "127.0.0.1", "127.0.0.1:8000", "10.1.2.3:80", "[::1]", "[::1]:8000"]
-    + ["[2001:db8::1]:8000", "::1", "trainer-2", "trainer-2:8000", "TRAINER-2"],
-)  # fmt: skip
+    [
+        "localhost",
+        "localhost:8000",
+        "LocalHost:8000",
+        "127.0.0.1",
+        "127.0.0.1:8000",
+        "10.1.2.3:80",
+        "[::1]",
+        "[::1]:8000",
+        "[2001:db8::1]:8000",
+        "::1",
+        "trainer-2",
+        "trainer-2:8000",
+        "TRAINER-2",
+    ],
+)
 def test_hosts_we_are_known_by(app, host):
     assert status(guarded(app, names=["Trainer-2"]), host=host) == 200
 
 
 @pytest.mark.parametrize(
     "host",
-    ["", None, "evil.com", "evil.com:8000", "trainer-2.evil.com", "127.0.0.1.evil.com", "localhost.evil.com", "[evil.com]"]
-    + ["evil.com:80:80", ":8000", "trainer-3", "127.0.0.1@evil.com", "256.0.0.1"],
-)  # fmt: skip
+    [
+        "",
+        None,
+        *["evil.com", "evil.com:8000", "trainer-2.evil.com", "127.0.0.1.evil.com", "localhost.evil.com", "[evil.com]"],
+        *["evil.com:80:80", ":8000", "trainer-3", "127.0.0.1@evil.com", "256.0.0.1"],
+    ],
+)
 @pytest.mark.parametrize("path", ["/health", "/v1/info"])
 def test_other_hosts_are_refused(app, host, path):
     code, _, body = ask(guarded(app, names=["trainer-2"]), path, host=host)
@@ -153,9 +170,12 @@ def test_letter_case_of_the_host_is_no_other_origin(app):
 
 @pytest.mark.parametrize(
     "origin",
-    ["http://evil.com", "http://localhost", "http://localhost:8001", "http://localhost:8000.evil.com", "null", ""]
-    + ["http://127.0.0.1:8000", "ws://localhost:8000"],
-)  # fmt: skip
+    [
+        *["http://evil.com", "http://localhost", "http://localhost:8001", "http://localhost:8000.evil.com"],
+        *["http://127.0.0.1:8000", "ws://localhost:8000", "null"],
+        "",
+    ],
+)
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 @pytest.mark.parametrize("path", ["/health", "/v1/info"])
 def test_other_sites_pages_may_not(app, origin, method, path):
@@ -180,8 +200,6 @@ def test_a_content_length_that_is_no_number_is_refused(app, length):
     assert app.calls == 0
 
 
-# Fails: ValueError from int() (Python refuses more than 4300 digits), guard.py line 115; h11 and httptools refuse such a
-# header themselves, so it takes another server to get here. len(length) > 20 as a first question would do.
 def test_a_content_length_of_very_many_digits_is_refused(app):
     assert 400 <= status(guarded(app), method="PUT", content_length="9" * 5000) < 500
     assert app.calls == 0

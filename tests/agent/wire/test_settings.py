@@ -51,8 +51,6 @@ def test_nothing_set_is_the_defaults():
     assert Settings().timeout == DEFAULT_TIMEOUT == 30 * 60
 
 
-# Fails for RANKMESH_TRANSPORT: ValueError "RANKMESH_TRANSPORT='': set it to 'tcp' or 'shm', or leave it out" (settings.py
-# line 67 takes .get(…, "auto"), which '' passes by; all others use 'or'). Compose's ${RANKMESH_TRANSPORT:-} sets it empty.
 @pytest.mark.parametrize("variable", dict.fromkeys(variable for variable, *_ in VARIABLES))
 def test_an_empty_variable_is_one_that_is_not_set(variable):
     assert Settings.from_env({variable: ""}) == Settings()
