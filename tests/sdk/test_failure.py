@@ -1,0 +1,209 @@
+"""What the others see when a rank fails, strays or leaves: ranks are processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+
+pytestmark = pytest.mark.processes
+
+TRANSPORTS = ("shm", "tcp")
+SOON = 3.0
+"""Seconds within which a failure must be known everywhere."""
+
+
+def reduce_for_ever() -> None:
+    """Go round in all_reduce until something happens."""
+    array = np.ones(1000)
+    while True:
+        dist.all_reduce(array)
+        array[:] = 1
+
+
+def reduce_until_killed(me: Me) -> None:
+    me.init()
+    dist.barrier()
+    me.mark(f"going-{me.rank}")
+    me.say(**me.attempt(reduce_for_ever))
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_is_killed_is_named_at_all_others_soon(ranks: Ranks, transport: str, size: int) -> None:
+    started = ranks.start(reduce_until_killed, size, uses=[reduce_for_ever], env={"RANKMESH_TRANSPORT": transport})
+    ranks.wait_for(*(f"going-{rank}" for rank in range(size)))
+    killed = started[1].kill()
+    ranks.wait(started)
+    assert started[1].code == -signal.SIGKILL
+    for rank in (each for each in started if each is not started[1]):
+        assert rank.said["error"] == "RankFailedError"
+        assert rank.said["ranks"] == [1]
+        assert f"pid {started[1].process.pid}" in rank.said["text"]
+        assert rank.said["at"] - killed < SOON
+
+
+def raise_at_rank_1(me: Me) -> None:
+    me.init()
+    dist.barrier()
+    if me.rank == 1:
+        raise ValueError("no such file: weights.npy")
+    me.say(**me.attempt(dist.all_reduce, np.ones(3)))
+
+
+def test_an_uncaught_exception_is_told_to_the_others(ranks: Ranks) -> None:
+    started = ranks.start(raise_at_rank_1, 3)
+    ranks.wait(started)
+    assert started[1].code == 1
+    for rank in (started[0], started[2]):
+        assert rank.said["error"] == "RankFailedError"
+        assert rank.said["ranks"] == [1]
+        assert "ValueError: no such file: weights.npy" in rank.said["text"]
+
+
+def stay_away(me: Me) -> None:
+    me.init()
+    dist.barrier()
+    if me.rank != 1:
+        said = me.attempt(dist.all_reduce, np.ones(3), timeout=1)
+        again = me.attempt(dist.all_reduce, np.ones(3))
+        me.say(**said, again=again["text"], then=again["seconds"])
+    me.meet("given up")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_stays_away_is_named(ranks: Ranks, transport: str) -> None:
+    started = ranks.run(stay_away, 3, env={"RANKMESH_TRANSPORT": transport})
+    errors = [started[rank].said for rank in (0, 2)]
+    assert {said["error"] for said in errors} <= {"CollectiveTimeoutError", "GroupAbortedError"}
+    for said in errors:
+        assert said["ranks"] == [1]
+        assert "waited 1.0 s for rank 1" in said["text"]
+        assert "waited 1.0 s for rank 1" in said["again"]
+        assert said["then"] < SOON
+
+
+def differ(me: Me) -> None:
+    me.init()
+    calls = [
+        lambda: dist.all_reduce(ours, op=dist.ReduceOp.MAX if me.rank == 1 else dist.ReduceOp.SUM),
+        lambda: dist.all_reduce(ours[: 100 + me.rank]),
+        lambda: dist.all_reduce(ours if me.rank else ours.view(np.int64)),
+        lambda: dist.broadcast(ours, src=me.rank),
+        lambda: dist.barrier() if me.rank == 0 else dist.all_reduce(ours),
+    ]
+    ours = np.full(20_000, me.rank + 1.0)
+    texts = []
+    for call in calls:
+        said = me.attempt(call)
+        assert said["error"] == "CollectiveMismatchError", said
+        assert (ours == me.rank + 1).all()
+        texts.append(said["text"])
+        array = np.ones(50_000)
+        dist.all_reduce(array)
+        assert (array == me.size).all()
+    me.say(texts=texts)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_different_calls_are_told_to_every_rank_and_the_group_goes_on(ranks: Ranks, transport: str) -> None:
+    started = ranks.run(differ, 3, env={"RANKMESH_TRANSPORT": transport})
+    texts = started[0].said["texts"]
+    assert all(rank.said["texts"] == texts for rank in started)
+    assert "rank 1: all_reduce(float64[20000], MAX)" in texts[0]
+    assert "rank 2: all_reduce(float64[102], SUM)" in texts[1]
+    assert "rank 0: all_reduce(int64[20000], SUM)" in texts[2]
+    assert "rank 2: broadcast(float64[20000], src=2)" in texts[3]
+    assert "rank 0: barrier()" in texts[4]
+
+
+def wait_and_be_interrupted(me: Me, receiving: bool) -> None:
+    me.init()
+    dist.barrier()
+    if me.rank == 0:
+        me.interrupt_when_waiting()
+        array = np.ones(3)
+        said = me.attempt(dist.recv, array, 1) if receiving else me.attempt(dist.all_reduce, array)
+        me.say(**said)
+        me.mark("interrupted")
+        sys.exit(0)
+    me.wait_for("interrupted")
+    me.say(**me.attempt(reduce_for_ever))  # what rank 0 had contributed may still be enough for the first
+
+
+@pytest.mark.parametrize("receiving", [False, True], ids=["collective", "recv"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ctrl_c_gets_through_and_the_others_are_told(ranks: Ranks, transport: str, receiving: bool) -> None:
+    started = ranks.run(
+        wait_and_be_interrupted, 2, env={"RANKMESH_TRANSPORT": transport}, uses=[reduce_for_ever], receiving=receiving
+    )
+    assert started[0].said["error"] == "KeyboardInterrupt"
+    assert started[0].said["at"] - started[0].said["interrupted_at"] < SOON
+    assert started[1].said["error"] in ("GroupAbortedError", "RankFailedError")
+    assert "rank 0" in started[1].said["text"]
+
+
+def end_without_goodbye(me: Me) -> None:
+    me.init()
+    array = np.ones(100_000)
+    dist.all_reduce(array)
+    time.sleep(0.05 * (me.size - me.rank))  # in any order
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_script_that_just_ends_ends_quietly(ranks: Ranks, transport: str) -> None:
+    started = ranks.run(end_without_goodbye, 4, env={"RANKMESH_TRANSPORT": transport})
+    assert not any(rank.stderr for rank in started)
+
+
+def send_all_and_leave(me: Me) -> None:
+    me.init()
+    if me.rank == 0:
+        for number in range(50):
+            dist.send(np.full(512, float(number)), dst=1)
+        dist.destroy_process_group()
+        me.mark("left")
+        return
+    me.wait_for("left")
+    for number in range(50):
+        got = np.zeros(512)
+        dist.recv(got, src=0)
+        assert (got == number).all()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_was_sent_arrives_although_its_sender_has_left(ranks: Ranks, transport: str) -> None:
+    ranks.run(send_all_and_leave, 2, env={"RANKMESH_TRANSPORT": transport})
+
+
+def fork_a_child(me: Me) -> None:
+    me.init()
+    dist.barrier()
+    if me.rank == 0:
+        child = os.fork()
+        if child == 0:
+            sys.exit(0 if not dist.is_initialized() else 1)  # runs what is registered for the exit
+        assert os.waitpid(child, 0)[1] == 0
+    me.meet("forked")
+    array = np.ones(5)
+    dist.all_reduce(array)
+    if me.rank == 0:
+        dist.send(array, dst=1)
+    else:
+        dist.recv(array, src=0)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_forked_child_that_ends_does_not_say_goodbye_for_its_parent(ranks: Ranks, transport: str) -> None:
+    ranks.run(fork_a_child, 2, env={"RANKMESH_TRANSPORT": transport})
