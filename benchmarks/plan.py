@@ -78,4 +78,4 @@ class Effort:
 
 
 FULL = Effort()
-QUICK = Effort(rounds=2, seconds=0.03)
+QUICK = Effort(rounds=2, seconds=0.02)

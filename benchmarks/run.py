@@ -84,10 +84,10 @@ def _round(teams: Sequence[Team], results: Results) -> None:
 
 
 def _calibrate(team: Team, nbytes: int, effort: Effort) -> int:
-    """Return how many calls make a timing of the wanted length; the second look is at calls that have warmed up."""
+    """Return how many calls make a timing of the wanted length; later looks are at more calls, so they see better."""
     calls = 1
-    for _ in range(2):
-        calls = effort.calls(min(team.measure(nbytes, calls, repetitions=2)))
+    for _ in range(3):
+        calls = effort.calls(min(team.measure(nbytes, calls, repetitions=3)))
     return calls
 
 
