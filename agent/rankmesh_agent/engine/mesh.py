@@ -81,7 +81,6 @@ class Mesh:
         self._asked = [peer for peer in self._peers.values() if peer.connection.medium != "tcp"]
         self._crowded = crowded
         self._restless: set[Peer] = set()
-        self._whole = {peer: _Whole(self, peer) for peer in self._peers.values()}
         self._ports: dict[int, Port] = {}
         self._dropped: set[int] = set()
         self._early: list[tuple[int, Header, memoryview | bytes]] = []
@@ -137,11 +136,13 @@ class Mesh:
         peer = self._peers[rank]
         if rank in self.lost or self._closed:
             return
-        with self._whole[peer]:
-            try:
-                peer.send(buffers, transfer)
-            except DistNetworkError:
-                peer.mute()  # what it sent before is still to be received; that tells whether it said goodbye
+        try:
+            peer.send(buffers, transfer)
+        except DistNetworkError:
+            peer.mute()  # what it sent before is still to be received; that tells whether it said goodbye
+        except BaseException as error:
+            self._cut_off(peer, error)
+            raise
         if peer.writing:
             self._watch(peer)
 
@@ -262,11 +263,13 @@ class Mesh:
     def _receive(self, peer: Peer) -> None:
         self._restless.discard(peer)
         try:
-            with self._whole[peer]:
-                more = peer.receive(self._port_of)
-        except (DistNetworkError, ProtocolError) as error:
+            more = peer.receive(self._port_of)
+        except DistNetworkError as error:
             self._lose(peer, Lost(error.message, clean=False))
             return
+        except BaseException as error:
+            self._cut_off(peer, error)
+            raise
         if peer.rank in self.lost:
             return
         self._watch(peer)
@@ -274,12 +277,18 @@ class Mesh:
             self._restless.add(peer)
 
     def _flush(self, peer: Peer) -> None:
-        with self._whole[peer]:
-            try:
-                peer.flush()
-            except DistNetworkError:
-                peer.mute()
+        try:
+            peer.flush()
+        except DistNetworkError:
+            peer.mute()
+        except BaseException as error:
+            self._cut_off(peer, error)
+            raise
         self._watch(peer)
+
+    def _cut_off(self, peer: Peer, error: BaseException) -> None:
+        """End a connection in which a frame is half done: whatever it was, Ctrl-C included, nobody knows where."""
+        self._lose(peer, Lost(f"interrupted in a frame by {type(error).__name__}", clean=False))
 
     def _hang_up(self, peer: Peer) -> None:
         """Have poll report a connection no longer that has ended, but whose last bytes have nowhere to go yet."""
@@ -410,23 +419,6 @@ class Mesh:
 
     def _all_flushed(self) -> bool:
         return not any(peer.writing for rank, peer in self._peers.items() if rank not in self.lost)
-
-
-class _Whole:
-    """Sees to it that a frame is never half done: whatever cuts it off, Ctrl-C included, ends the connection."""
-
-    __slots__ = ("_mesh", "_peer")
-
-    def __init__(self, mesh: Mesh, peer: Peer) -> None:
-        self._mesh = mesh
-        self._peer = peer
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is not None and not isinstance(error, DistNetworkError):
-            self._mesh._lose(self._peer, Lost(f"interrupted in a frame by {kind}", clean=False))
 
 
 class _Farewell(Port):
