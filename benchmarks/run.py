@@ -84,10 +84,13 @@ def _round(teams: Sequence[Team], results: Results) -> None:
 
 
 def _calibrate(team: Team, nbytes: int, effort: Effort) -> int:
-    """Return how many calls make a timing of the wanted length; later looks are at more calls, so they see better."""
+    """Return how many calls make a timing of the wanted length; looks again at as many, which sees better."""
     calls = 1
     for _ in range(3):
-        calls = effort.calls(min(team.measure(nbytes, calls, repetitions=3)))
+        fitting = effort.calls(min(team.measure(nbytes, calls, repetitions=3)))
+        if fitting <= calls:
+            break
+        calls = fitting
     return calls
 
 
