@@ -24,7 +24,7 @@ def source(tensor: Any, name: str) -> Array:
     array = _checked(tensor, name)
     if array.ndim == 1 and array.flags.c_contiguous:
         return array
-    return array.reshape(-1)  # a copy exactly where the elements do not lie in order
+    return np.ascontiguousarray(array).reshape(-1)  # a copy exactly where the elements do not lie in order
 
 
 def destination(tensor: Any, name: str) -> tuple[Array, Callable[[], None] | None]:

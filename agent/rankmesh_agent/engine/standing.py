@@ -111,7 +111,7 @@ class Standing:
             failure = error
         else:
             text = f"{me} gave up {self._now()}: {type(error).__name__} {error}".rstrip()
-            failure = GroupAbortedError(text, group=self._name)
+            failure = GroupAbortedError(text, ranks=[self.mesh.rank], group=self._name)
         told = failure
         if isinstance(error, CollectiveTimeoutError):  # it was our deadline, not theirs
             told = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **error.details())
