@@ -97,6 +97,8 @@ class GatewayClient:
                     if reply.complete:
                         return reply
                     seen |= {there.rank: there for there in reply.members}
+                    # A gateway that is about to end answers at once: asking again at once would keep it from ending.
+                    time.sleep(min(_SHORTEST_POLL_SECONDS, deadline.remaining()))
                     continue
             if patience.passed():
                 _log.warning("rank %d still waits for the gateway at %s: %s", member.rank, url, failure)

@@ -9,12 +9,20 @@ import re
 import socket
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from support.processes import Me, Ranks, free_port, plain_http_server, wait_until
 
 import rankmesh as dist
+from rankmesh_agent.gateway import GatewayClient
+from rankmesh_agent.serving import HttpThread
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.schemas import JoinRequest, Member
+from rankmesh_agent.wire.sockets import bind, url_of
+from rankmesh_gateway.app import create_app
+from rankmesh_gateway.registry import Registry
 
 pytestmark = pytest.mark.processes
 
@@ -413,3 +421,32 @@ def test_init_twice(tmp_path: object) -> None:
     finally:
         dist.destroy_process_group()
     assert not dist.is_initialized()
+
+
+# The client once asked again at once whenever an answer is incomplete, a thousand times a second at a gateway that is
+# about to end. When a rank leaves and joins again at the same address (test_init's again_and_again, now and then), this
+# keeps the old gateway busy until uvicorn cancels the request, and the 500 it answers then ends the join.
+def test_a_gateway_that_is_about_to_end_is_asked_again_after_a_pause() -> None:
+    registry = Registry()
+    registry.close()
+    asked = 0
+    join = registry.join
+
+    def counted(request: JoinRequest) -> Any:
+        nonlocal asked
+        asked += 1
+        return join(request)
+
+    registry.join = counted  # type: ignore[method-assign]
+    listener = bind("127.0.0.1", 0, what="the test serves a gateway")
+    server = HttpThread(lambda: create_app(registry), listener, "gateway")
+    server.start()
+    client = GatewayClient(lambda: url_of(listener), "")
+    member = Member(0, "0" * 32, "here", "host", os.getpid(), ["127.0.0.1:1"], "http://127.0.0.1:1")
+    try:
+        with pytest.raises(dist.DistNetworkError):
+            client.join("job", 2, member, Deadline(1))
+    finally:
+        client.close()
+        server.stop()
+    assert 0 < asked < 30

@@ -100,7 +100,8 @@ class Standing:
             self.failure = _read(payload)
 
     def destroyed(self) -> None:
-        """Take note that this rank has left the group."""
+        """Take note that this rank has left the group: its goodbye says why, not the calls that fail here now."""
+        self._told = True
         if self.failure is None:
             self.failure = GroupAbortedError(f"group {self._name!r} has been destroyed", group=self._name)
 
