@@ -11,6 +11,7 @@ from typing import Any
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.order import Options
 from rankmesh_agent.transports.base import Transport
 from rankmesh_agent.transports.inproc import InprocTransport
 from rankmesh_agent.transports.ring import RingTransport
@@ -21,6 +22,11 @@ from rankmesh_agent.wire.schemas import Member
 TRANSPORTS = ("inproc", "tcp", "segment")
 WORLD = 1
 SHM = "/dev/shm"
+TIMEOUT = 30.0
+NOW = Options(TIMEOUT)
+"""How to make a call that waits."""
+LATER = Options(TIMEOUT, async_op=True)
+"""How to make one that does not."""
 
 
 def transport_named(name: str, token: str = "secret") -> Transport:

@@ -1,4 +1,4 @@
-"""all_gather: every rank ends with every rank's array."""
+"""all_gather: every rank ends with every rank's array. The arrays may differ in length."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, octets, pieces
+from rankmesh_agent.collectives.link import Array, Link, octets
 from rankmesh_agent.transports.segment import Segment
 
 
 def over_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> None:
     """Chunk by chunk: all write, all read everything.
 
-    Steps: 1 a chunk, at least 1. Each rank writes its bytes once and reads all ranks'.
+    Steps: 1 a chunk of the longest array, at least 1. Each rank writes its bytes once and reads all ranks'.
     """
     rank = segment.rank
-    for chunk in pieces(array.size, segment.slot_bytes // array.itemsize) or [slice(0, 0)]:
-        part = array[chunk]
-        slots = segment.slots(array.dtype, part.size)
-        slots[rank][:] = part
+    widest = max(output.size for output in outputs)
+    room = segment.slot_bytes // array.itemsize
+    for begin in range(0, widest or 1, room):
+        part = array[begin : begin + room]
+        slots = segment.slots(array.dtype, min(room, widest - begin))
+        slots[rank][: part.size] = part
         segment.step()
         for owner, output in enumerate(outputs):
             if owner != rank:
-                output[chunk] = slots[owner]
+                wanted = output[begin : begin + room]
+                wanted[:] = slots[owner][: wanted.size]
     outputs[rank][:] = array
 
 
@@ -33,13 +36,13 @@ def small_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
     Steps: 1. Each rank sends (size - 1) times its bytes. At most frames.SMALL bytes.
     """
     for output, payload in zip(outputs, link.enter(octets(array)), strict=True):
-        output[:] = np.frombuffer(payload, array.dtype)
+        output[:] = np.frombuffer(payload, np.uint8).view(array.dtype)
 
 
 def direct_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
     """Everyone sends its array to everyone, straight into their outputs.
 
-    Steps: 1. Each rank sends and receives (size - 1) times its bytes.
+    Steps: 1. Each rank sends (size - 1) times its bytes and receives all others'.
     """
     link.enter()
     others = link.others()

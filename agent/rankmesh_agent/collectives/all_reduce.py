@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import PIECE, Array, Link, octets, pieces, shares
-from rankmesh_agent.collectives.reduce import combine
+from rankmesh_agent.collectives.link import Array, Link, octets, pieces, shares
+from rankmesh_agent.collectives.reduce_scatter import reduce_pieces
+from rankmesh_agent.collectives.reduction import combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -49,7 +50,8 @@ def small_link(link: Link, array: Array, op: ReduceOp) -> None:
     Steps: 1. Each rank sends and receives (size - 1) times its bytes. At most frames.SMALL bytes.
     """
     arrived = link.enter(octets(array))
-    _combine_in_place(op, [np.frombuffer(payload, array.dtype) for payload in arrived], link.rank, array)
+    parts = [np.frombuffer(payload, np.uint8).view(array.dtype) for payload in arrived]
+    combine_in_place(op, parts, link.rank, array)
 
 
 def direct_link(link: Link, array: Array, op: ReduceOp) -> None:
@@ -59,28 +61,8 @@ def direct_link(link: Link, array: Array, op: ReduceOp) -> None:
     a share is reduced in rank order by one rank: no transport gives another result, and float16 is rounded once.
     """
     link.enter()
+    split = [array[share] for share in shares(array.size, link.size)]
+    mine = split[link.rank]
+    reduce_pieces(link, mine, split, op)
     others = link.others()
-    split = shares(array.size, link.size)
-    widest = split[0].stop
-    piece = max(1, PIECE // array.itemsize)
-    scratch = np.empty((link.size, min(piece, widest)), array.dtype)
-    mine = array[split[link.rank]]
-    for begin in range(0, widest, piece):
-        wanted = mine[begin : begin + piece]
-        parts = [wanted if rank == link.rank else scratch[rank, : wanted.size] for rank in range(link.size)]
-        link.exchange(
-            [(rank, octets(array[split[rank]][begin : begin + piece])) for rank in others],
-            [(rank, octets(parts[rank])) for rank in others],
-        )
-        _combine_in_place(op, parts, link.rank, wanted)
-    link.exchange(
-        [(rank, octets(mine)) for rank in others],
-        [(rank, octets(array[split[rank]])) for rank in others],
-    )
-
-
-def _combine_in_place(op: ReduceOp, parts: list[Array], rank: int, out: Array) -> None:
-    """Reduce in rank order although ``out`` is one of the parts and not the first."""
-    if rank > 1:
-        parts[rank] = out.copy()
-    combine(op, parts, out)
+    link.exchange([(rank, octets(mine)) for rank in others], [(rank, octets(split[rank])) for rank in others])

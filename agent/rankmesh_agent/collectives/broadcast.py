@@ -32,7 +32,7 @@ def small_link(link: Link, array: Array, root: int) -> None:
     if link.rank == root:
         link.enter(octets(array))
     else:
-        array[:] = np.frombuffer(link.enter()[root], array.dtype)
+        array[:] = np.frombuffer(link.enter()[root], np.uint8).view(array.dtype)
 
 
 def scatter_link(link: Link, array: Array, root: int) -> None:

@@ -28,11 +28,17 @@ class Link(ABC):
     size: int
 
     @abstractmethod
-    def enter(self, payload: memoryview | bytes = b"") -> list[memoryview | bytes]:
+    def enter(
+        self, payload: memoryview | bytes = b"", each: Sequence[memoryview | bytes] | None = None
+    ) -> list[memoryview | bytes]:
         """Arrive at the call: tell everyone, with at most frames.SMALL bytes of payload, and wait for everyone.
 
+        Args:
+            payload: what everyone is told.
+            each: what each rank is told, by rank, where that differs.
+
         Returns:
-            Every rank's payload, by rank.
+            Every rank's payload for this one, by rank.
 
         Raises:
             CollectiveMismatchError: the ranks did not make the same call.

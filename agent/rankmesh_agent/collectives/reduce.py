@@ -1,67 +1,74 @@
-"""The arithmetic of reductions: the only place with any."""
+"""reduce: the root ends with the reduction of all ranks' arrays; the others' stay as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array
+from rankmesh_agent.collectives.link import Array, Link, octets, pieces, shares
+from rankmesh_agent.collectives.reduce_scatter import reduce_pieces
+from rankmesh_agent.collectives.reduction import combine, combine_in_place
+from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
-_UFUNCS: dict[ReduceOp, np.ufunc] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.PRODUCT: np.multiply,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
-}
-_HALF = np.dtype(np.float16)
-_WIDE = np.dtype(np.float32)
-_WIDE_PIECE = 1 << 15
-"""Elements widened at a time: 128 KiB of float32, which stay in the cache."""
 
+def small_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> None:
+    """All write, the root reads everything and reduces it.
 
-def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
-    """Reduce ``parts``, one a rank, in rank order, into ``out``.
-
-    The order is fixed, so the result is the same bit for bit wherever and by whomever it is computed. float16 is
-    accumulated in float32 and rounded once. Integers wrap around; NaN is propagated by MIN and MAX.
-
-    Args:
-        op: how.
-        parts: at least one array of ``out``'s dtype and length; none may overlap ``out`` but the first.
-        out: where the result goes.
+    Steps: 1. Each rank writes its bytes once, the root reads all ranks' once. At most a slot.
     """
-    if out.dtype == _HALF:
-        _combine_wide(_UFUNCS[op], parts, out)
-        return
-    if len(parts) == 1:
-        out[:] = parts[0]
-        return
-    ufunc = _UFUNCS[op]
-    # Infinity is the answer on every rank; the user's numpy.seterr must not make one of them raise half-way.
-    with np.errstate(all="ignore"):
-        ufunc(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            ufunc(out, part, out=out)
+    slots = segment.slots(array.dtype, array.size)
+    slots[segment.rank][:] = array
+    segment.step()
+    if segment.rank == root:
+        combine(op, slots, array)
 
 
-def _combine_wide(ufunc: np.ufunc, parts: Sequence[Array], out: Array) -> None:
-    for begin in range(0, out.size, _WIDE_PIECE):
-        piece = slice(begin, begin + _WIDE_PIECE)
-        wide = parts[0][piece].astype(_WIDE)
-        with np.errstate(all="ignore"):
-            for part in parts[1:]:
-                ufunc(wide, part[piece], out=wide)
-            out[piece] = wide
+def chunked_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> None:
+    """Chunk by chunk: all write, each rank reduces its share and writes it back, the root reads the shares.
 
-
-def refuse(op: ReduceOp, dtype: np.dtype[Any]) -> None:
-    """Refuse a reduction that has no meaning.
-
-    Raises:
-        TypeError: MIN or MAX of complex numbers, which have no order.
+    Steps: 2 a chunk. Each rank writes 1 + 1/size of its bytes and reads 1; the root reads 2.
     """
-    if dtype.kind == "c" and op in (ReduceOp.MIN, ReduceOp.MAX):
-        raise TypeError(f"ReduceOp.{op.name} is not defined for {dtype}: complex numbers have no order")
+    rank = segment.rank
+    room = segment.slot_bytes // array.itemsize
+    scratch = np.empty(-(-min(room, array.size) // segment.size), array.dtype)
+    for chunk in pieces(array.size, room):
+        part = array[chunk]
+        slots = segment.slots(array.dtype, part.size)
+        slots[rank][:] = part
+        segment.step()
+        split = shares(part.size, segment.size)
+        mine = split[rank]
+        reduced = scratch[: mine.stop - mine.start]
+        combine(op, [slot[mine] for slot in slots], reduced)
+        slots[rank][mine] = reduced
+        segment.step()
+        if rank == root:
+            for owner, share in enumerate(split):
+                part[share] = slots[owner][share]
+
+
+def small_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
+    """Everyone sends its array along to the root as it arrives.
+
+    Steps: 1. Each rank sends its bytes once, the root receives all. At most frames.SMALL bytes.
+    """
+    arrived = link.enter(each=[octets(array) if rank == root else b"" for rank in range(link.size)])
+    if link.rank == root:
+        parts = [np.frombuffer(payload, np.uint8).view(array.dtype) for payload in arrived]
+        combine_in_place(op, parts, root, array)
+
+
+def direct_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
+    """Reduce-scatter, piece by piece, then everyone sends its share to the root.
+
+    Steps: one a piece, then 1. Each rank sends its bytes once; the root receives 2 (size - 1) / size of its own.
+    """
+    link.enter()
+    split = shares(array.size, link.size)
+    mine = array[split[link.rank]]
+    reduced = mine if link.rank == root else np.empty_like(mine)
+    reduce_pieces(link, reduced, [array[share] for share in split], op)
+    if link.rank == root:
+        link.exchange([], [(rank, octets(array[split[rank]])) for rank in link.others()])
+    else:
+        link.exchange([(root, octets(reduced))], [])

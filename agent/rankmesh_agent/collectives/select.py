@@ -6,7 +6,17 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from rankmesh_agent.collectives import all_gather, all_reduce, barrier, broadcast
+from rankmesh_agent.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
@@ -18,10 +28,20 @@ _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     # Reducing everything everywhere costs size times the additions, but one step less: worth it in the L2 cache.
     (Kind.ALL_REDUCE, "segment"): ((1 << 17, all_reduce.small_segment), (_ALWAYS, all_reduce.chunked_segment)),
     (Kind.ALL_REDUCE, "link"): ((SMALL, all_reduce.small_link), (_ALWAYS, all_reduce.direct_link)),
+    (Kind.REDUCE, "segment"): ((1 << 17, reduce.small_segment), (_ALWAYS, reduce.chunked_segment)),
+    (Kind.REDUCE, "link"): ((SMALL, reduce.small_link), (_ALWAYS, reduce.direct_link)),
     (Kind.BROADCAST, "segment"): ((_ALWAYS, broadcast.over_segment),),
     (Kind.BROADCAST, "link"): ((SMALL, broadcast.small_link), (_ALWAYS, broadcast.scatter_link)),
     (Kind.ALL_GATHER, "segment"): ((_ALWAYS, all_gather.over_segment),),
     (Kind.ALL_GATHER, "link"): ((SMALL, all_gather.small_link), (_ALWAYS, all_gather.direct_link)),
+    (Kind.GATHER, "segment"): ((_ALWAYS, gather.over_segment),),
+    (Kind.GATHER, "link"): ((SMALL, gather.small_link), (_ALWAYS, gather.direct_link)),
+    (Kind.SCATTER, "segment"): ((_ALWAYS, scatter.over_segment),),
+    (Kind.SCATTER, "link"): ((SMALL, scatter.small_link), (_ALWAYS, scatter.direct_link)),
+    (Kind.REDUCE_SCATTER, "segment"): ((_ALWAYS, reduce_scatter.over_segment),),
+    (Kind.REDUCE_SCATTER, "link"): ((SMALL, reduce_scatter.small_link), (_ALWAYS, reduce_scatter.direct_link)),
+    (Kind.ALL_TO_ALL, "segment"): ((_ALWAYS, all_to_all.over_segment),),
+    (Kind.ALL_TO_ALL, "link"): ((_ALWAYS, all_to_all.over_link),),
     (Kind.BARRIER, "segment"): ((_ALWAYS, barrier.over_segment),),
     (Kind.BARRIER, "link"): ((_ALWAYS, barrier.over_link),),
 }

@@ -1,48 +1,35 @@
-"""A group at one rank: the order of its calls, its queue, and its messages.
-
-Calls have one sequence number a group. A synchronous call with nothing queued runs in the caller's thread; asynchronous
-calls, and synchronous ones behind them, go through one worker thread.
-"""
+"""A group at one rank: its collectives, its messages, and what others ask about it."""
 
 from __future__ import annotations
 
-import queue
-import threading
+import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rankmesh_agent.collectives.link import octets
-from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.engine.backends.base import Backend
+from rankmesh_agent.engine.backends.custom import CustomBackend
 from rankmesh_agent.engine.backends.mesh import MeshBackend, share_memory
+from rankmesh_agent.engine.batch import merged
 from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.p2p import ANY, Matching
 from rankmesh_agent.engine.peer import Port, Transfer
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
-from rankmesh_agent.engine.waits import After, Message, RunningCall
-from rankmesh_agent.engine.work import MessageWork, QueuedWork, Work
+from rankmesh_agent.engine.waits import Message, RunningCall
+from rankmesh_agent.engine.work import MessageWork, Work
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.dtypes import code_of
-from rankmesh_agent.wire.errors import (
-    CollectiveMismatchError,
-    DistError,
-)
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
 from rankmesh_agent.wire.schemas import GroupInfo, Member
 
-_PLANS = 1024
-_WORKER_SECONDS = 5.0
-"""How long closing waits for the call under way, which the failure ends, and its callbacks."""
-
-
-class _Plan(NamedTuple):
-    call: Call
-    algorithm: Algorithm
+Array = np.ndarray[Any, Any]
+_log = logging.getLogger("rankmesh")
 
 
 class Communicator(Port):
@@ -55,6 +42,10 @@ class Communicator(Port):
         ranks: global ranks of the members, by group rank; this process is one.
         members: who the ranks are, by global rank, for error messages.
         timeout: default seconds a call may take.
+
+    Attributes:
+        numbers: the numbers the user knows the members by, by group rank: ``ranks``, unless the user's world is no
+            longer the mesh.
     """
 
     def __init__(
@@ -63,7 +54,7 @@ class Communicator(Port):
         self.mesh = mesh
         self.id = group
         self.name = name
-        self.ranks = tuple(ranks)
+        self.ranks = self.numbers = tuple(ranks)
         self.rank = self.ranks.index(mesh.rank)
         self.size = len(self.ranks)
         self._others = frozenset(self.ranks) - {mesh.rank}
@@ -71,14 +62,7 @@ class Communicator(Port):
         self._standing = Standing(mesh, group, name, self.ranks, members)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = Matching(mesh, group)
-        self._backend: Backend = MeshBackend(self._link, self.ranks, None)
-        self._plans: dict[Any, _Plan] = {}
-        self._seq = 0
-        self._last = ""
-        self._turn = threading.Lock()
-        self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
-        self._queued = 0
-        self._worker: threading.Thread | None = None
+        self._order = Order(self._standing, name, MeshBackend(self._link, self.ranks, None))
         self._closed = False
         mesh.open_port(group, self)
 
@@ -90,7 +74,25 @@ class Communicator(Port):
     @property
     def medium(self) -> str:
         """What carries the collectives: ``shm``, ``tcp`` or ``self``."""
-        return self._backend.medium
+        return self._order.backend.medium
+
+    @property
+    def backend(self) -> str:
+        """The name of what carries out the collectives."""
+        return self._order.backend.name
+
+    def use_engine(self, name: str, engine: Any) -> None:
+        """Have an engine from outside carry out the collectives from now on; the members do so at the same point.
+
+        Args:
+            name: what get_backend() says.
+            engine: see backends.custom.CustomBackend.
+        """
+        self._order.use(CustomBackend(name, engine, self._link, self.ranks))
+
+    def abort(self, error: BaseException) -> None:
+        """End the group at all members because of an error here."""
+        self._standing.give_up(error)
 
     def start(
         self, *, share: bool, directory: str, job: str, slot_bytes: int, crowded: bool, strict: bool, timeout: float
@@ -128,92 +130,123 @@ class Communicator(Port):
                 strict=strict,
             )
 
-        self._carry_out(share_it, (), running)
-        self._backend = MeshBackend(self._link, self.ranks, segment)
+        self._order.carry_out(share_it, (), running)
+        self._order.use(MeshBackend(self._link, self.ranks, segment))
 
-    # Collectives: arrays are one-dimensional, contiguous and of a supported dtype
+    # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks
 
-    def all_reduce(
-        self, array: np.ndarray[Any, Any], op: ReduceOp, timeout: float, async_op: bool, user: list[Any], after: After
-    ) -> Work | None:
+    def all_reduce(self, array: Array, op: ReduceOp, options: Options) -> Work | None:
         """Reduce ``array`` over all members, in place."""
-        plan = self._plan(Kind.ALL_REDUCE, array.dtype, array.size, op, None)
-        return self._submit(plan, (array, op), timeout, async_op, user, after)
+        return self._order.submit((Kind.ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
 
-    def broadcast(
-        self, array: np.ndarray[Any, Any], root: int, timeout: float, async_op: bool, user: list[Any], after: After
-    ) -> Work | None:
-        """Copy the array of group rank ``root`` to all members."""
-        plan = self._plan(Kind.BROADCAST, array.dtype, array.size, None, root)
-        return self._submit(plan, (array, root), timeout, async_op, user, after)
+    def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
+        """Reduce ``array`` over all members, into the root's."""
+        key = Kind.REDUCE, array.dtype, array.size, op, self.numbers[root]
+        return self._order.submit(key, (array, op, root), options)
 
-    def all_gather(
-        self,
-        outputs: Sequence[np.ndarray[Any, Any]],
-        array: np.ndarray[Any, Any],
-        timeout: float,
-        async_op: bool,
-        user: list[Any],
-        after: After,
-    ) -> Work | None:
-        """Copy every member's ``array`` to the output of its group rank."""
-        plan = self._plan(Kind.ALL_GATHER, array.dtype, array.size, None, None)
-        return self._submit(plan, (outputs, array), timeout, async_op, user, after)
+    def broadcast(self, array: Array, root: int, options: Options) -> Work | None:
+        """Copy the root's array to all members."""
+        key = Kind.BROADCAST, array.dtype, array.size, None, self.numbers[root]
+        return self._order.submit(key, (array, root), options)
 
-    def barrier(self, timeout: float, async_op: bool) -> Work | None:
+    def all_gather(self, outputs: Sequence[Array], array: Array, options: Options) -> Work | None:
+        """Copy every member's ``array`` to the output of its group rank; they may differ in length."""
+        count, counts = _counts(outputs)
+        key = Kind.ALL_GATHER, array.dtype, count, None, None, counts
+        return self._order.submit(key, (outputs, array), options)
+
+    def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
+        """Copy every member's ``array`` to the root's output of its group rank; no outputs elsewhere."""
+        key = Kind.GATHER, array.dtype, array.size, None, self.numbers[root]
+        return self._order.submit(key, (outputs, array, root), options)
+
+    def scatter(self, output: Array, inputs: Sequence[Array], root: int, options: Options) -> Work | None:
+        """Copy the root's input of each group rank to that member's ``output``; no inputs elsewhere."""
+        key = Kind.SCATTER, output.dtype, output.size, None, self.numbers[root]
+        return self._order.submit(key, (output, inputs, root), options)
+
+    def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
+        """Reduce every member's input of each group rank into that member's ``output``; they may differ in length."""
+        count, counts = _counts(inputs)
+        key = Kind.REDUCE_SCATTER, output.dtype, count, op, None, counts
+        return self._order.submit(key, (output, inputs, op), options)
+
+    def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], options: Options) -> Work | None:
+        """Copy every member's input of each group rank to that member's output of its own; each of its own length."""
+        return self._order.submit((Kind.ALL_TO_ALL, inputs[0].dtype, -1), (outputs, inputs), options)
+
+    def barrier(self, options: Options) -> Work | None:
         """Wait until all members have come."""
-        return self._submit(self._plan(Kind.BARRIER, None, 0, None, None), (), timeout, async_op, [], None)
+        return self._order.submit((Kind.BARRIER,), (), options)
 
-    # Point-to-point: ranks are global
+    def open_batch(self) -> None:
+        """Record this thread's collectives instead of making them.
 
-    def send(
-        self, array: np.ndarray[Any, Any], rank: int, tag: int, timeout: float, async_op: bool, user: list[Any]
-    ) -> Work | None:
+        Raises:
+            RuntimeError: a batch is open.
+        """
+        self._order.open_batch()
+
+    @property
+    def batching(self) -> bool:
+        """Whether this thread's collectives are being recorded."""
+        return self._order.batching
+
+    def close_batch(self, options: Options | None) -> list[Work]:
+        """Make the recorded collectives, or with None forget them; return the Works of asynchronous ones."""
+        recorded = self._order.close_batch()
+        if options is None:
+            return []
+        works = []
+        for call in merged(recorded):
+            how = options._replace(user=call.user, after=call.after)
+            works.append(self._order.submit(call.key, call.arguments, how))
+        return [work for work in works if work is not None]
+
+    # Point-to-point: ranks are the mesh's
+
+    def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
         """Send ``array`` to a rank."""
         self._standing.raise_if_failed()
         with self.mesh.lock:
             transfer = self._matching.send(rank, octets(array), code_of(array.dtype), tag)
-        message = self._message(transfer, f"send to rank {rank} (tag {tag})", [rank], timeout, None)
-        return self._follow_up(message, async_op, user)
+        return self._follow_up(self._message(transfer, f"send to rank {rank} (tag {tag})", [rank], options), options)
 
-    def receive(
-        self,
-        array: np.ndarray[Any, Any],
-        rank: int,
-        tag: int,
-        timeout: float,
-        async_op: bool,
-        user: list[Any],
-        after: After,
-    ) -> Work | int:
-        """Receive into ``array`` from a rank, or from ANY; return the source's rank, or the Work."""
+    def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
+        """Receive into ``array`` from a rank, or from ANY; return the source's number, or the Work."""
         self._standing.raise_if_failed()
         with self.mesh.lock:
             transfer = self._matching.receive(rank, octets(array), code_of(array.dtype), tag)
         sources = [member for member in self.ranks if member != self.mesh.rank] if rank == ANY else [rank]
         where = "any rank" if rank == ANY else f"rank {rank}"
-        message = self._message(transfer, f"recv from {where} (tag {tag})", sources, timeout, after)
-        work = self._follow_up(message, async_op, user)
-        return transfer.source if work is None else work
+        message = self._message(transfer, f"recv from {where} (tag {tag})", sources, options)
+        work = self._follow_up(message, options)
+        return self._number(transfer.source) if work is None else work
 
-    def _message(self, transfer: Transfer, words: str, partners: list[int], timeout: float, after: After) -> Message:
-        return Message(self._standing, self._matching, transfer, words, partners, Deadline(timeout), after)
+    def _message(self, transfer: Transfer, words: str, partners: list[int], options: Options) -> Message:
+        deadline = Deadline(options.timeout)
+        return Message(self._standing, self._matching, transfer, words, partners, deadline, options.after)
 
-    def _follow_up(self, message: Message, async_op: bool, user: list[Any]) -> Work | None:
-        if not async_op:
+    def _follow_up(self, message: Message, options: Options) -> Work | None:
+        if not options.async_op:
             message.settle(message.deadline)
             return None
         with self.mesh.lock:
             if not message.transfer.done:
                 self.mesh.hold(self.id, message.transfer)
-        return MessageWork(message.settle, user, message.deadline, lambda: message.transfer.source)
+        return MessageWork(message.settle, options.user, message.deadline, lambda: self._number(message.transfer.source))
+
+    def _number(self, rank: int) -> int:
+        return self.numbers[self.ranks.index(rank)]
 
     # What others ask
 
     def info(self) -> GroupInfo:
         """Return the group as this member sees it."""
         failure = self.failure.message if self.failure is not None else ""
-        return GroupInfo(f"{self.id:016x}", self.name, list(self.ranks), self._seq, self.medium, self._last, failure)
+        return GroupInfo(
+            f"{self.id:016x}", self.name, list(self.ranks), self._order.seq, self.medium, self._order.last, failure
+        )
 
     def close(self) -> None:
         """End the group at this member: queued calls fail, the worker ends. Does nothing the second time."""
@@ -222,12 +255,11 @@ class Communicator(Port):
         self._closed = True
         with self.mesh.lock:
             self._standing.destroyed()
+            unread = list(self._matching.refusals.values())
+        for refusal in unread:
+            _log.warning("group %r has ended, and a message was lost before: %s", self.name, refusal.message)
         self.mesh.close_port(self.id)
-        if self._worker is not None:
-            self._queue.put(None)
-            if self._worker is not threading.current_thread():
-                self._worker.join(_WORKER_SECONDS)
-        self._backend.close()
+        self._order.close()
 
     # Port: with the mesh's lock held
 
@@ -253,87 +285,11 @@ class Communicator(Port):
         else:
             self._matching.deliver(rank, header, payload)
 
-    # The order of calls
 
-    def _plan(
-        self, kind: Kind, dtype: np.dtype[Any] | None, count: int, op: ReduceOp | None, root: int | None
-    ) -> _Plan:
-        key = (kind, dtype, count, op, root)
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _PLANS:
-                self._plans.clear()
-            call = Call(kind, dtype, count, op, root)
-            plan = self._plans[key] = _Plan(call, self._backend.algorithm(call))
-        return plan
-
-    def _submit(
-        self, plan: _Plan, arguments: Sequence[Any], timeout: float, async_op: bool, user: list[Any], after: After
-    ) -> Work | None:
-        if not async_op and not self._queued and self._turn.acquire(blocking=False):
-            try:
-                self._run(plan, arguments, Deadline(timeout), after)
-            finally:
-                self._turn.release()
-            return None
-        if not async_op and threading.current_thread() is self._worker:
-            raise RuntimeError(
-                f"a synchronous {plan.call.name} in a callback would wait for itself: use async_op=True there"
-            )
-        work = self._enqueue(plan, arguments, timeout, user, after)
-        if async_op:
-            return work
-        try:
-            work.wait()
-        except KeyboardInterrupt as error:
-            self._standing.give_up(error)  # the worker must not go on with the caller's array
-            raise
-        return None
-
-    def _enqueue(
-        self, plan: _Plan, arguments: Sequence[Any], timeout: float, user: list[Any], after: After
-    ) -> QueuedWork:
-        def run() -> None:
-            with self._turn:
-                self._run(plan, arguments, Deadline(timeout), after)
-
-        work = QueuedWork(run, user, plan.call.name)
-        with self.mesh.lock:
-            self._standing.raise_if_failed()  # close() takes the lock, too: nothing is queued behind its end mark
-            self._queued += 1
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name=f"rankmesh-{self.name}", daemon=True)
-                self._worker.start()
-            self._queue.put(work)
-        return work
-
-    def _work(self) -> None:
-        while (work := self._queue.get()) is not None:
-            work.run()
-            with self.mesh.lock:
-                self._queued -= 1
-
-    def _run(self, plan: _Plan, arguments: Sequence[Any], deadline: Deadline, after: After) -> None:
-        if self._standing.failure is not None:
-            self._standing.raise_if_failed()
-        call = plan.call
-        self._seq += 1
-        self._last = call.name
-        standing = self._standing
-        standing.call, standing.seq, standing.busy = call.name, self._seq, True
-        if self.size > 1:
-            self._carry_out(plan.algorithm, arguments, RunningCall(self._standing, call, self._seq, deadline))
-        elif call.kind is Kind.ALL_GATHER:
-            arguments[0][0][:] = arguments[1]
-        if after is not None:
-            after()
-        standing.busy = False
-
-    def _carry_out(self, algorithm: Algorithm, arguments: Sequence[Any], running: RunningCall) -> None:
-        try:
-            self._backend.run(algorithm, arguments, running)
-        except CollectiveMismatchError:
-            raise  # nothing has moved, everyone knows: the group goes on
-        except BaseException as error:
-            self._standing.give_up(error)
-            raise
+def _counts(arrays: Sequence[Array]) -> tuple[int, tuple[int, ...] | None]:
+    """Return the length of the arrays, and their lengths if they differ."""
+    first = arrays[0].size
+    for array in arrays:
+        if array.size != first:
+            return -1, tuple(array.size for array in arrays)
+    return first, None

@@ -8,8 +8,9 @@
                                BULK ──────────────▶            straight into the receiver's array
 
 A receiver that does not receive holds at most WINDOW bytes a sender, then only announcements: a slow receiver bounds
-memory. A receive with another dtype or size than its message is refused; an announced message is refused to its sender
-too. Ranks are global here; every method is called with the mesh's lock held.
+memory. A receive with another dtype or size than its message is refused, and the sender is told: where its send has
+returned already, as that of an eager message has, its next message to or from that rank raises. Ranks are global here;
+every method is called with the mesh's lock held.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ WINDOW = 1 << 20
 """Bytes of eager messages a sender may have in the receiver's queue."""
 _MIN_COST = 1 << 10
 """What a message counts at least: empty ones take memory too."""
+_EAGER = 0
+"""Number of a message that was not announced."""
 ANY = -1
 """Source of a receive that takes from every rank."""
 
@@ -58,7 +61,7 @@ class _Message:
     tag: int
     dtype: int
     nbytes: int
-    id: int = 0
+    id: int = _EAGER
     payload: memoryview | bytes | None = None
 
 
@@ -90,11 +93,17 @@ class Matching:
     cleared: dict[tuple[int, int], _Receive] = field(default_factory=dict)
     accounts: dict[int, _Account] = field(default_factory=dict)
     ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    refusals: dict[int, DistBackendError] = field(default_factory=dict)
 
     # What the caller asks for
 
     def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
-        """Begin to send ``view`` to a rank; it must not change until the transfer is done."""
+        """Begin to send ``view`` to a rank; it must not change until the transfer is done.
+
+        Raises:
+            DistBackendError: the rank refused an earlier message.
+        """
+        self._raise_refusal(rank)
         transfer = Transfer()
         account = self._account(rank)
         cost = max(len(view), _MIN_COST)
@@ -110,7 +119,12 @@ class Matching:
         return transfer
 
     def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
-        """Begin to receive into ``view`` from a rank, or from ANY."""
+        """Begin to receive into ``view`` from a rank, or from ANY.
+
+        Raises:
+            DistBackendError: the rank refused an earlier message.
+        """
+        self._raise_refusal(source)
         wanted = _Receive(source, tag, dtype, view, Transfer())
         if not self._match(wanted):
             self.receives.append(wanted)
@@ -192,9 +206,9 @@ class Matching:
             self._give_credit(message.source, message.nbytes)
             if not refusal:
                 wanted.view[:] = message.payload
-        elif refusal:
+        if refusal:
             self._refuse(message.source, message.id, refusal)
-        else:
+        elif message.payload is None:
             self.cleared[message.source, message.id] = wanted
             self.mesh.send(message.source, [self._frame(Opcode.CTS, seq=message.id)])
             return
@@ -203,10 +217,18 @@ class Matching:
         transfer.done = True
 
     def _refused(self, rank: int, number: int, why: str) -> None:
+        error = DistBackendError(f"rank {rank} refused the message: {why}", ranks=[rank])
         announced = self.announced.pop(number, None)
         if announced is not None:
-            announced.transfer.error = DistBackendError(f"rank {rank} refused the message: {why}", ranks=[rank])
+            announced.transfer.error = error
             announced.transfer.done = True
+        elif number == _EAGER:
+            self.refusals.setdefault(rank, error)
+
+    def _raise_refusal(self, rank: int) -> None:
+        error = self.refusals.pop(rank, None)
+        if error is not None:
+            raise error
 
     def _withdrawn(self, rank: int, number: int) -> None:
         """A message is not coming; the receive that was to take it waits for the next."""

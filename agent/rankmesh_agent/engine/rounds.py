@@ -52,13 +52,13 @@ class MessageLink(Link):
         self._fingerprint = fingerprint
         self._wait = wait
 
-    def enter(self, payload: Payload = b"") -> list[Payload]:
+    def enter(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
         """Arrive; see Link.enter.
 
         Raises:
             DisagreementError: the ranks did not make the same call.
         """
-        arrived = self._meet(self._round, payload)
+        arrived = self._meet(self._round, payload, each)
         self._round += 1
         if any(fingerprint != self._fingerprint for fingerprint, _ in arrived.values()):
             raise DisagreementError
@@ -69,24 +69,20 @@ class MessageLink(Link):
         arrived = self._meet(_RETELL, payload)
         return [arrived[member][1] for member in range(self.size)]
 
-    def _meet(self, part: int, payload: Payload) -> dict[int, tuple[int, Payload]]:
+    def _meet(
+        self, part: int, payload: Payload, each: Sequence[Payload] | None = None
+    ) -> dict[int, tuple[int, Payload]]:
         key = self._seq, part
-        header = frames.encode(
-            Opcode.ENTER,
-            group=self._group,
-            epoch=self._mesh.epoch,
-            part=part,
-            seq=self._seq,
-            length=len(payload),
-            fingerprint=self._fingerprint,
-        )
-        buffers = [header, payload] if len(payload) else [header]
+        header = self._arrival(part, len(payload))
         going = []
         with self._mesh.lock:
             arrived = self._arrived.setdefault(key, {})
             for member in self._others:
+                if each is not None:
+                    payload = each[member]
+                    header = self._arrival(part, len(payload))
                 transfer = Transfer()
-                self._mesh.send(self._ranks[member], buffers, transfer)
+                self._mesh.send(self._ranks[member], [header, payload] if len(payload) else [header], transfer)
                 if not transfer.done:
                     going.append(transfer)
         expected = len(self._others)
@@ -96,8 +92,19 @@ class MessageLink(Link):
         )
         with self._mesh.lock:
             del self._arrived[key]
-        arrived[self.rank] = self._fingerprint, payload
+        arrived[self.rank] = self._fingerprint, payload if each is None else each[self.rank]
         return arrived
+
+    def _arrival(self, part: int, length: int) -> bytes:
+        return frames.encode(
+            Opcode.ENTER,
+            group=self._group,
+            epoch=self._mesh.epoch,
+            part=part,
+            seq=self._seq,
+            length=length,
+            fingerprint=self._fingerprint,
+        )
 
     def exchange(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> None:
         """Send and receive; see Link.exchange."""

@@ -13,18 +13,25 @@ from rankmesh_agent.wire.ops import Call
 
 After = Callable[[], None] | None
 """What to do with the arrays once the data is there (copy a staged one back)."""
+Note = Callable[[], str] | None
+"""Says what else there is to say of a call when the ranks' calls do not fit together (splits, shapes, call site)."""
 
 
 class RunningCall:
     """A collective call under way: a backends.base.Watch."""
 
-    __slots__ = ("_deadline", "_standing", "call", "seq")
+    __slots__ = ("_deadline", "_note", "_standing", "call", "seq")
 
-    def __init__(self, standing: Standing, call: Call, seq: int, deadline: Deadline) -> None:
+    def __init__(self, standing: Standing, call: Call, seq: int, deadline: Deadline, note: Note = None) -> None:
         self._standing = standing
         self._deadline = deadline
+        self._note = note
         self.call = call
         self.seq = seq
+
+    def note(self) -> str:
+        """See Watch."""
+        return "" if self._note is None else self._note()
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See Watch."""

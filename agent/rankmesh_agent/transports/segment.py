@@ -23,6 +23,7 @@ from rankmesh_agent.transports.shared import LINE, Mapping, sleep, slice_of, wak
 
 _PAGE = 4096
 _WORDS = LINE // 8
+_LEAST_LANE = 64
 _SPINS = 1000
 _YIELDS = 20
 SLICE_SECONDS = 0.05
@@ -73,9 +74,18 @@ class Segment:
         self._views: tuple[dict[Any, list[Typed]], dict[Any, list[Typed]]] = ({}, {})
 
     @staticmethod
+    def least_slot_bytes(size: int) -> int:
+        """Return the smallest slot in which every rank has a lane, whatever the dtype."""
+        return _round_up(size * _LEAST_LANE)
+
+    @staticmethod
     def size_of(size: int, slot_bytes: int) -> int:
         """Return the bytes a segment for ``size`` ranks takes."""
         return _round_up(size * LINE) + 2 * size * slot_bytes
+
+    def lane(self, dtype: np.dtype[Any], head: int = 0) -> int:
+        """Return how many elements of a slot each rank gets when it is split evenly behind ``head`` bytes."""
+        return (self.slot_bytes - head) // (dtype.itemsize * self.size)
 
     def slots(self, dtype: np.dtype[Any], count: int) -> list[Typed]:
         """Return everyone's slots of the next turn as arrays of ``count`` elements, by rank. Begins a step."""

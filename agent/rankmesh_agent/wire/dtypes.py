@@ -1,38 +1,74 @@
-"""NumPy's element types and their numbers on the wire."""
+"""Element types: their numbers on the wire, their names, and what arithmetic they have.
+
+NumPy's numbers and bool; bfloat16 and the float8 types of ml_dtypes; complex32, a record of two float16 here, as NumPy
+has no such number; and opaque bytes, which carry element types that nobody computes with: they are moved, not reduced.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
-_NAMES: tuple[tuple[int, str], ...] = (
-    (1, "bool"),
-    (2, "int8"),
-    (3, "int16"),
-    (4, "int32"),
-    (5, "int64"),
-    (6, "uint8"),
-    (7, "uint16"),
-    (8, "uint32"),
-    (9, "uint64"),
-    (10, "float16"),
-    (11, "float32"),
-    (12, "float64"),
-    (13, "longdouble"),
-    (14, "complex64"),
-    (15, "complex128"),
-    (16, "clongdouble"),
+Family = Literal["bool", "int", "float", "complex", "opaque"]
+
+COMPLEX32: np.dtype[Any] = np.dtype([("real", np.float16), ("imag", np.float16)])
+
+_TYPES: tuple[tuple[int, str, np.dtype[Any], Family], ...] = (
+    (1, "bool", np.dtype("bool"), "bool"),
+    (2, "int8", np.dtype("int8"), "int"),
+    (3, "int16", np.dtype("int16"), "int"),
+    (4, "int32", np.dtype("int32"), "int"),
+    (5, "int64", np.dtype("int64"), "int"),
+    (6, "uint8", np.dtype("uint8"), "int"),
+    (7, "uint16", np.dtype("uint16"), "int"),
+    (8, "uint32", np.dtype("uint32"), "int"),
+    (9, "uint64", np.dtype("uint64"), "int"),
+    (10, "float16", np.dtype("float16"), "float"),
+    (11, "float32", np.dtype("float32"), "float"),
+    (12, "float64", np.dtype("float64"), "float"),
+    (13, "longdouble", np.dtype("longdouble"), "float"),
+    (14, "complex64", np.dtype("complex64"), "complex"),
+    (15, "complex128", np.dtype("complex128"), "complex"),
+    (16, "clongdouble", np.dtype("clongdouble"), "complex"),
+    (17, "bfloat16", np.dtype(ml_dtypes.bfloat16), "float"),
+    (18, "float8_e4m3fn", np.dtype(ml_dtypes.float8_e4m3fn), "float"),
+    (19, "float8_e5m2", np.dtype(ml_dtypes.float8_e5m2), "float"),
+    (20, "float8_e4m3fnuz", np.dtype(ml_dtypes.float8_e4m3fnuz), "float"),
+    (21, "float8_e5m2fnuz", np.dtype(ml_dtypes.float8_e5m2fnuz), "float"),
+    (22, "float8_e8m0fnu", np.dtype(ml_dtypes.float8_e8m0fnu), "float"),
+    (23, "complex32", COMPLEX32, "complex"),
+    (24, "opaque8", np.dtype("V1"), "opaque"),
+    (25, "opaque16", np.dtype("V2"), "opaque"),
+    (26, "opaque32", np.dtype("V4"), "opaque"),
+    (27, "opaque64", np.dtype("V8"), "opaque"),
+    (28, "opaque128", np.dtype("V16"), "opaque"),
 )  # fmt: skip
 
 NONE = 0
 """The code of a frame that carries no array."""
 
-FROM_CODE: dict[int, np.dtype[Any]] = {code: np.dtype(name) for code, name in _NAMES}
+FROM_CODE: dict[int, np.dtype[Any]] = {code: dtype for code, _, dtype, _ in _TYPES}
 """Element type by wire code. Codes are never reused."""
 
+FROM_NAME: dict[str, np.dtype[Any]] = {name: dtype for _, name, dtype, _ in _TYPES}
+"""Element type by the name it has in messages to users."""
+
+OPAQUE: frozenset[np.dtype[Any]] = frozenset(dtype for _, _, dtype, family in _TYPES if family == "opaque")
+"""Element types that are moved, not reduced."""
+
+WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
+    **{dtype: np.dtype(np.float32) for _, _, dtype, family in _TYPES if family == "float" and dtype.itemsize <= 2},
+    COMPLEX32: np.dtype(np.complex64),
+}
+"""What an element type too narrow to accumulate in is accumulated in."""
+
 # int64 and longlong are two type numbers of the same bytes: dtype equality makes them one key here.
-_CODES: dict[np.dtype[Any], int] = {dtype: code for code, dtype in FROM_CODE.items()}
+_CODES: dict[np.dtype[Any], int] = {dtype: code for code, _, dtype, _ in _TYPES}
+_NAMES: dict[np.dtype[Any], str] = {dtype: name for _, name, dtype, _ in _TYPES}
+_FAMILIES: dict[np.dtype[Any], Family] = {dtype: family for _, _, dtype, family in _TYPES}
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
@@ -44,11 +80,44 @@ def code_of(dtype: np.dtype[Any]) -> int:
     try:
         return _CODES[dtype]
     except KeyError:
-        supported = ", ".join(name for _, name in _NAMES)
-        raise TypeError(f"arrays of dtype {dtype} cannot be communicated; supported are {supported}") from None
+        raise TypeError(
+            f"arrays of dtype {dtype} cannot be communicated; supported are {', '.join(FROM_NAME)}"
+        ) from None
+
+
+def family(dtype: np.dtype[Any]) -> Family:
+    """Return which arithmetic an element type has; ``dtype.kind`` cannot tell for those of ml_dtypes.
+
+    Raises:
+        KeyError: the type has no code.
+    """
+    return _FAMILIES[dtype]
+
+
+def display(dtype: np.dtype[Any]) -> str:
+    """Return an element type's name for messages: ``float32``, ``bfloat16``, ``complex32``, ``opaque8``."""
+    return _NAMES.get(dtype) or str(dtype)
 
 
 def name_of(code: int) -> str:
-    """Return an element type's name for error messages, also when the code is not known here."""
+    """Return an element type's name for messages, also when the code is not known here."""
     dtype = FROM_CODE.get(code)
-    return str(dtype) if dtype is not None else f"dtype #{code}"
+    return display(dtype) if dtype is not None else f"dtype #{code}"
+
+
+def widen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a copy of a one-dimensional, contiguous array of a dtype in WIDE in the dtype it is accumulated in."""
+    if array.dtype == COMPLEX32:
+        return array.view(np.float16).astype(np.float32).view(np.complex64)
+    return array.astype(WIDE[array.dtype])
+
+
+def narrow(wide: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    """Round what ``widen`` made, and the arithmetic changed, into ``out``: as long, contiguous, of the narrow dtype.
+
+    Overflow and NaN are reported the way the caller's ``numpy.errstate`` says.
+    """
+    if out.dtype == COMPLEX32:
+        out.view(np.float16)[:] = wide.view(np.float32)
+    else:
+        out[:] = wide

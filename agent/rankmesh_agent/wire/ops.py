@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rankmesh_agent.wire.dtypes import display
+
 
 class Kind(enum.IntEnum):
     """A collective operation."""
@@ -19,15 +21,49 @@ class Kind(enum.IntEnum):
     BROADCAST = 3
     ALL_GATHER = 4
     NEW_GROUP = 5
+    REDUCE = 6
+    GATHER = 7
+    SCATTER = 8
+    REDUCE_SCATTER = 9
+    ALL_TO_ALL = 10
 
 
 class ReduceOp(enum.IntEnum):
-    """How elements of several ranks become one, as torch.distributed.ReduceOp names it."""
+    """How elements of several ranks become one, as torch.distributed.ReduceOp names it; the numbers are torch's.
+
+    ``PREMUL_SUM`` needs its factor: ``ReduceOp.PREMUL_SUM(0.5)``.
+    """
 
     SUM = 0
+    AVG = 1
     PRODUCT = 2
     MIN = 3
     MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+    PREMUL_SUM = 8
+
+    def __call__(self, factor: complex) -> PremulSum:
+        """Return the sum of what every rank multiplies by its factor first.
+
+        Raises:
+            TypeError: this is not PREMUL_SUM.
+        """
+        if self is not ReduceOp.PREMUL_SUM:
+            raise TypeError(f"ReduceOp.{self.name} takes no factor; only ReduceOp.PREMUL_SUM(factor) does")
+        return PremulSum(factor)
+
+
+@dataclass(frozen=True)
+class PremulSum:
+    """PREMUL_SUM with its factor, which may differ from rank to rank.
+
+    Attributes:
+        factor: a number; a whole one for arrays of integers.
+    """
+
+    factor: complex
 
 
 @dataclass(frozen=True)
@@ -37,9 +73,10 @@ class Call:
     Attributes:
         kind: the collective.
         dtype: element type of the arrays, None where there are none.
-        count: elements each rank contributes.
+        count: elements each rank contributes, or gets; -1 where every rank has its own splits.
         reduce_op: how elements are combined, None for collectives that do not.
-        root: group rank that data comes from, None for collectives without one.
+        root: global rank that data comes from or goes to, None for collectives without one.
+        counts: elements of each rank where they differ, None where they do not.
         subject: anything else that has to be equal, in words (a new group's ranks, say).
     """
 
@@ -48,6 +85,7 @@ class Call:
     count: int = 0
     reduce_op: ReduceOp | None = None
     root: int | None = None
+    counts: tuple[int, ...] | None = None
     subject: str = ""
 
     @cached_property
@@ -57,19 +95,21 @@ class Call:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes each rank contributes."""
-        return 0 if self.dtype is None else self.count * self.dtype.itemsize
+        """Bytes of the largest contribution."""
+        widest = self.count if self.counts is None else max(self.counts)
+        return 0 if self.dtype is None else max(widest, 0) * self.dtype.itemsize
 
     @cached_property
     def arguments(self) -> str:
         """The arguments in words, for example ``float32[1024], SUM``."""
         parts = []
         if self.dtype is not None:
-            parts.append(f"{self.dtype}[{self.count}]")
+            counts = self.counts or ((self.count,) if self.count >= 0 else ())
+            parts.append(display(self.dtype) + (f"[{'+'.join(map(str, counts))}]" if counts else ""))
         if self.reduce_op is not None:
             parts.append(self.reduce_op.name)
         if self.root is not None:
-            parts.append(f"src={self.root}")
+            parts.append(f"{'src' if self.kind in _FROM_ROOT else 'dst'}={self.root}")
         if self.subject:
             parts.append(self.subject)
         return ", ".join(parts)
@@ -82,3 +122,6 @@ class Call:
 
     def __str__(self) -> str:
         return f"{self.name}({self.arguments})"
+
+
+_FROM_ROOT = frozenset({Kind.BROADCAST, Kind.SCATTER})

@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
-from rankmesh_agent.collectives import all_reduce
+from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
 from rankmesh_agent.collectives.link import pieces, shares
 from rankmesh_agent.collectives.select import algorithm, algorithms
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
+COLLECTIVES = sorted(set(Kind) - {Kind.NEW_GROUP})
+OVER_LINKS = [
+    (Kind.ALL_REDUCE, all_reduce.small_link, all_reduce.direct_link),
+    (Kind.REDUCE, reduce.small_link, reduce.direct_link),
+    (Kind.BROADCAST, broadcast.small_link, broadcast.scatter_link),
+    (Kind.ALL_GATHER, all_gather.small_link, all_gather.direct_link),
+    (Kind.GATHER, gather.small_link, gather.direct_link),
+    (Kind.SCATTER, scatter.small_link, scatter.direct_link),
+    (Kind.REDUCE_SCATTER, reduce_scatter.small_link, reduce_scatter.direct_link),
+]
+OVER_SEGMENTS = [
+    (Kind.ALL_REDUCE, all_reduce.small_segment, all_reduce.chunked_segment),
+    (Kind.REDUCE, reduce.small_segment, reduce.chunked_segment),
+]
 
-def test_small_arrays_ride_along_with_the_arrival():
-    assert algorithm(Kind.ALL_REDUCE, "link", SMALL) is all_reduce.small_link
-    assert algorithm(Kind.ALL_REDUCE, "link", SMALL + 1) is all_reduce.direct_link
+
+@pytest.mark.parametrize("medium", ["segment", "link"])
+@pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("nbytes", [0, 1, SMALL, 1 << 20, 1 << 40])
+def test_there_is_an_algorithm_for_every_collective_medium_and_size(kind, medium, nbytes):
+    found = algorithm(kind, medium, nbytes, slot_bytes=1 << 20 if medium == "segment" else None)
+    assert found.__module__.rpartition(".")[2] == kind.name.lower()
+    assert (kind, medium, found) in algorithms()
+    assert next(iter(inspect.signature(found).parameters)) == medium
 
 
-def test_an_array_larger_than_a_slot_is_cut_into_chunks():
-    assert algorithm(Kind.ALL_REDUCE, "segment", 8192, slot_bytes=8192) is all_reduce.small_segment
-    assert algorithm(Kind.ALL_REDUCE, "segment", 8193, slot_bytes=8192) is all_reduce.chunked_segment
+@pytest.mark.parametrize(("kind", "small", "large"), OVER_LINKS, ids=lambda value: getattr(value, "name", None))
+def test_small_arrays_ride_along_with_the_arrival(kind, small, large):
+    assert algorithm(kind, "link", SMALL) is small
+    assert algorithm(kind, "link", SMALL + 1) is large
+
+
+@pytest.mark.parametrize(("kind", "small", "large"), OVER_SEGMENTS, ids=lambda value: getattr(value, "name", None))
+def test_an_array_larger_than_a_slot_is_cut_into_chunks(kind, small, large):
+    assert algorithm(kind, "segment", 8192, slot_bytes=8192) is small
+    assert algorithm(kind, "segment", 8193, slot_bytes=8192) is large
+
+
+@pytest.mark.parametrize(("kind", "small", "large"), OVER_SEGMENTS, ids=lambda value: getattr(value, "name", None))
+def test_an_array_larger_than_the_cache_is_not_reduced_everywhere(kind, small, large):
+    assert algorithm(kind, "segment", 1 << 17, slot_bytes=1 << 20) is small
+    assert algorithm(kind, "segment", (1 << 17) + 1, slot_bytes=1 << 20) is large
 
 
 def test_every_algorithm_says_its_steps_and_its_bytes():
-    for _, _, found in algorithms():
-        assert "Steps:" in (found.__doc__ or ""), found
+    for kind, _, found in algorithms():
+        steps = (found.__doc__ or "").partition("Steps:")[2]
+        assert steps, found
+        assert "byte" in steps or kind is Kind.BARRIER, found
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 9, 10, 1000])

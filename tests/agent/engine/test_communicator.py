@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.threads import TRANSPORTS, World, world
+from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.engine.order import Options
 from rankmesh_agent.wire.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -31,7 +32,11 @@ def trio(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 def reduce(members: Communicator, array: Any, op: ReduceOp = ReduceOp.SUM, timeout: float = TIMEOUT) -> None:
-    members.all_reduce(array, op, timeout, False, array, None)
+    members.all_reduce(array, op, Options(timeout))
+
+
+def arrays(size: int, count: int = 1) -> list[np.ndarray[Any, Any]]:
+    return [np.ones(count) for _ in range(size)]
 
 
 CALLS = {
@@ -39,8 +44,12 @@ CALLS = {
     "count": lambda members: reduce(members, np.ones(4 + members.rank)),
     "large against small": lambda members: reduce(members, np.ones(4 if members.rank == 1 else 100_000)),
     "dtype": lambda members: reduce(members, np.ones(4, np.int32 if members.rank == 2 else np.float32)),
-    "root": lambda members: members.broadcast(np.ones(4), members.rank, TIMEOUT, False, None, None),
-    "kind": lambda members: members.barrier(TIMEOUT, False) if members.rank == 0 else reduce(members, np.ones(2)),
+    "root": lambda members: members.broadcast(np.ones(4), members.rank, NOW),
+    "splits": lambda members: members.all_to_all(arrays(3), arrays(3, 1 + members.rank), NOW),
+    "one split": lambda members: members.all_to_all(arrays(3), arrays(3, 1 + (members.rank == 1) * 90_000), NOW),
+    "counts": lambda members: members.all_gather([np.ones(n + members.rank) for n in (1, 2, 3)], np.ones(1), NOW),
+    "destination": lambda members: members.reduce(np.ones(4), ReduceOp.SUM, members.rank, NOW),
+    "kind": lambda members: members.barrier(NOW) if members.rank == 0 else reduce(members, np.ones(2)),
 }
 
 
@@ -118,8 +127,8 @@ def test_a_rank_that_left_does_not_disturb_those_who_do_not_need_it(trio: World)
         assert left.wait(TIMEOUT)
         other = 1 - members.rank
         got = np.zeros(200_000)
-        work = members.send(np.ones(200_000), other, 0, TIMEOUT, True, [])
-        members.receive(got, other, 0, TIMEOUT, False, [], None)
+        work = members.send(np.ones(200_000), other, 0, LATER)
+        members.receive(got, other, 0, NOW)
         assert work is not None
         work.wait()
         assert got.all()
@@ -144,7 +153,7 @@ def test_a_connection_that_breaks_is_a_failed_rank(trio: World) -> None:
 def test_queued_calls_fail_when_the_group_is_destroyed(trio: World) -> None:
     def attempt(members: Communicator) -> None:
         if members.rank == 0:
-            work = members.all_reduce(np.ones(3), ReduceOp.SUM, TIMEOUT, True, [], None)
+            work = members.all_reduce(np.ones(3), ReduceOp.SUM, LATER)
             members.close()
             assert work is not None
             with pytest.raises(GroupAbortedError, match="has been destroyed"):

@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from rankmesh_agent.wire import dtypes
 
-CODES = {
-    "bool": 1,
-    "int8": 2,
-    "int16": 3,
-    "int32": 4,
-    "int64": 5,
-    "uint8": 6,
-    "uint16": 7,
-    "uint32": 8,
-    "uint64": 9,
-    "float16": 10,
-    "float32": 11,
-    "float64": 12,
-    "longdouble": 13,
-    "complex64": 14,
-    "complex128": 15,
-    "clongdouble": 16,
+COMPLEX32 = [("real", "f2"), ("imag", "f2")]
+TYPES = {
+    "bool": (1, "bool", "bool"),
+    "int8": (2, "int8", "int"),
+    "int16": (3, "int16", "int"),
+    "int32": (4, "int32", "int"),
+    "int64": (5, "int64", "int"),
+    "uint8": (6, "uint8", "int"),
+    "uint16": (7, "uint16", "int"),
+    "uint32": (8, "uint32", "int"),
+    "uint64": (9, "uint64", "int"),
+    "float16": (10, "float16", "float"),
+    "float32": (11, "float32", "float"),
+    "float64": (12, "float64", "float"),
+    "longdouble": (13, "longdouble", "float"),
+    "complex64": (14, "complex64", "complex"),
+    "complex128": (15, "complex128", "complex"),
+    "clongdouble": (16, "clongdouble", "complex"),
+    "bfloat16": (17, ml_dtypes.bfloat16, "float"),
+    "float8_e4m3fn": (18, ml_dtypes.float8_e4m3fn, "float"),
+    "float8_e5m2": (19, ml_dtypes.float8_e5m2, "float"),
+    "float8_e4m3fnuz": (20, ml_dtypes.float8_e4m3fnuz, "float"),
+    "float8_e5m2fnuz": (21, ml_dtypes.float8_e5m2fnuz, "float"),
+    "float8_e8m0fnu": (22, ml_dtypes.float8_e8m0fnu, "float"),
+    "complex32": (23, COMPLEX32, "complex"),
+    "opaque8": (24, "V1", "opaque"),
+    "opaque16": (25, "V2", "opaque"),
+    "opaque32": (26, "V4", "opaque"),
+    "opaque64": (27, "V8", "opaque"),
+    "opaque128": (28, "V16", "opaque"),
 }
+ALL = pytest.mark.parametrize("dtype", dtypes.FROM_CODE.values(), ids=dtypes.FROM_NAME)
+NARROW = pytest.mark.parametrize("dtype", dtypes.WIDE, ids=dtypes.display)
 
 
-@pytest.mark.parametrize(("name", "code"), CODES.items())
-def test_codes_are_stable(name, code):
-    dtype = np.dtype(name)
+@pytest.mark.parametrize(("name", "what"), TYPES.items(), ids=TYPES)
+def test_codes_are_stable(name, what):
+    code, kind, family = what
+    dtype = np.dtype(kind)
     assert dtypes.code_of(dtype) == code
-    assert dtypes.FROM_CODE[code] == dtype
-    assert dtypes.name_of(code) == str(dtype)
+    assert dtypes.FROM_CODE[code] == dtypes.FROM_NAME[name] == dtype
+    assert dtypes.name_of(code) == dtypes.display(dtype) == name
+    assert dtypes.family(dtype) == family
 
 
 def test_there_are_no_others():
-    assert set(dtypes.FROM_CODE) == set(CODES.values())
+    assert set(dtypes.FROM_CODE) == {code for code, _, _ in TYPES.values()}
+    assert len(set(dtypes.FROM_CODE.values())) == len(TYPES), "no two types are taken for each other"
     assert dtypes.NONE not in dtypes.FROM_CODE
 
 
@@ -51,19 +70,75 @@ def test_another_name_of_the_same_bytes_has_the_same_code(alias, code):
     assert dtypes.code_of(np.dtype(alias)) == code
 
 
-@pytest.mark.parametrize(
-    "dtype", ["O", "S5", "U5", "M8[ns]", "m8[s]", "V8", [("x", "f4"), ("y", "i4")], (np.float32, (2,))], ids=str
-)
-def test_what_is_not_a_number_is_refused(dtype):
-    with pytest.raises(TypeError, match=r"cannot be communicated; supported are bool, int8, .*, complex128"):
+REFUSED = [
+    "O", "S5", "S1", "U5", "M8[ns]", "m8[s]", "V3", "V0", (np.float32, (2,)), ml_dtypes.int4, ml_dtypes.float4_e2m1fn,
+    [("x", "f4"), ("y", "i4")], [("re", "f2"), ("im", "f2")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", REFUSED, ids=str)
+def test_what_is_not_supported_is_refused(dtype):
+    with pytest.raises(TypeError, match=r"cannot be communicated; supported are bool, int8, .*, complex32, opaque8"):
         dtypes.code_of(np.dtype(dtype))
 
 
-@pytest.mark.parametrize("name", ["int16", "float32", "complex128"])
+@pytest.mark.parametrize("name", ["int16", "float32", "complex128", "bfloat16", "complex32"])
 def test_the_other_byte_order_is_refused(name):
     with pytest.raises(TypeError, match="cannot be communicated"):
-        dtypes.code_of(np.dtype(name).newbyteorder())
+        dtypes.code_of(dtypes.FROM_NAME[name].newbyteorder())
 
 
-def test_an_unknown_code_has_a_name_too():
+def test_what_is_not_known_has_a_name_too():
     assert dtypes.name_of(999) == "dtype #999"
+    assert dtypes.display(np.dtype("datetime64[s]")) == "datetime64[s]"
+
+
+@ALL
+def test_arrays_can_be_made_of_bytes_and_give_them(dtype):
+    octets = np.random.default_rng(1).integers(0, 2, 5 * dtype.itemsize, np.uint8)
+    array = np.empty(5, dtype)
+    array.view(np.uint8).data[:] = octets.data
+    assert array.tobytes() == octets.tobytes()
+    assert np.frombuffer(array.view(np.uint8).data, dtype).tobytes() == octets.tobytes()
+
+
+def test_opaque_types_are_those_without_arithmetic():
+    assert {np.dtype(f"V{size}") for size in (1, 2, 4, 8, 16)} == dtypes.OPAQUE
+
+
+def test_what_is_accumulated_in_a_wider_type():
+    wide = {dtypes.display(dtype): dtypes.display(wide) for dtype, wide in dtypes.WIDE.items()}
+    assert wide.pop("complex32") == "complex64"
+    assert set(wide.values()) == {"float32"}
+    assert set(wide) == {"float16", "bfloat16", *(name for name in TYPES if name.startswith("float8"))}
+
+
+@NARROW
+def test_widening_loses_nothing(dtype):
+    patterns = np.arange(1 << 16, dtype=np.uint16) if dtype.itemsize > 1 else np.arange(256, dtype=np.uint8)
+    array = np.repeat(patterns, 2).view(dtype) if dtypes.family(dtype) == "complex" else patterns.view(dtype)
+    wide = dtypes.widen(array)
+    back = np.empty_like(array)
+    with np.errstate(all="ignore"):
+        dtypes.narrow(wide, back)
+    assert wide.dtype == dtypes.WIDE[dtype]
+    assert wide.shape == array.shape
+    number = ~np.isnan(wide)
+    np.testing.assert_array_equal(back[number].view(patterns.dtype), array[number].view(patterns.dtype))
+    assert np.isnan(dtypes.widen(back)[~number]).all()
+
+
+ROUNDED = [
+    ("float16", 2049, 2048),
+    ("bfloat16", 257, 256),
+    ("float8_e4m3fn", 17, 16),
+    ("complex32", 2049 - 2051j, 2048 - 2052j),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "rounded"), ROUNDED)
+def test_narrowing_rounds_to_even(name, value, rounded):
+    dtype = dtypes.FROM_NAME[name]
+    out = np.empty(1, dtype)
+    dtypes.narrow(np.array([value], dtypes.WIDE[dtype]), out)
+    assert dtypes.widen(out)[0] == rounded

@@ -16,6 +16,9 @@ class Watch(Protocol):
     seq: int
     call: Call
 
+    def note(self) -> str:
+        """Return what else there is to say of this rank's call when the ranks' calls do not fit together."""
+
     def check(self, missing: Callable[[], list[int]]) -> None:
         """Raise if waiting for those ``missing`` tells is in vain or too long; called now and then while asleep."""
 

@@ -16,6 +16,8 @@ from rankmesh_agent.wire.errors import CollectiveMismatchError, DistNetworkError
 from rankmesh_agent.wire.ops import Call
 
 _log = logging.getLogger("rankmesh")
+_NOTE = 4096
+"""Characters of a rank's note that the others are told."""
 
 
 class MeshBackend(Backend):
@@ -58,14 +60,17 @@ class MeshBackend(Backend):
     def _disagree(self, watch: Watch) -> NoReturn:
         """Ask everyone what they called, over messages in any case, and say it."""
         call = watch.call
-        mine = json.dumps(str(call)).encode()
+        mine = json.dumps([str(call), watch.note()[:_NOTE]]).encode()
         self._link.begin(watch.seq, 0, watch.wait)
         said = [json.loads(bytes(payload)) for payload in self._link.retell(mine)]
-        table = "; ".join(f"rank {rank}: {words}" for rank, words in zip(self._ranks, said, strict=True))
+        table = "; ".join(
+            f"rank {rank}: {words}{f' ({note})' if note else ''}"
+            for rank, (words, note) in zip(self._ranks, said, strict=True)
+        )
         raise CollectiveMismatchError(
             f"the ranks did not make the same call as #{watch.seq} of the group: {table}. No array was changed; find "
             "the rank that took another branch, or whose array has another shape or dtype",
-            ranks=[rank for rank, words in zip(self._ranks, said, strict=True) if words != str(call)],
+            ranks=[rank for rank, (words, _) in zip(self._ranks, said, strict=True) if words != str(call)],
             op=call.name,
             seq=watch.seq,
         )
@@ -93,6 +98,7 @@ def share_memory(
         DisagreementError: the ranks did not make the same call.
     """
     link.enter()
+    slot_bytes = max(slot_bytes, Segment.least_slot_bytes(link.size))
     size = Segment.size_of(link.size, slot_bytes)
     mapping: Mapping | None = None
     offer: dict[str, Any] = {"why": "" if share else "the members are not all on one host"}

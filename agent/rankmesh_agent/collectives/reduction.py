@@ -1,0 +1,143 @@
+"""The arithmetic of reductions: the only place with any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rankmesh_agent.collectives.link import Array
+from rankmesh_agent.wire.dtypes import WIDE, display, family, narrow, widen
+from rankmesh_agent.wire.ops import PremulSum, ReduceOp
+
+_UFUNCS: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.AVG: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+    ReduceOp.PREMUL_SUM: np.add,
+}
+_FAMILIES: dict[ReduceOp, frozenset[str]] = {
+    ReduceOp.SUM: frozenset({"bool", "int", "float", "complex"}),
+    ReduceOp.AVG: frozenset({"int", "float", "complex"}),
+    ReduceOp.PRODUCT: frozenset({"bool", "int", "float", "complex"}),
+    ReduceOp.MIN: frozenset({"bool", "int", "float"}),
+    ReduceOp.MAX: frozenset({"bool", "int", "float"}),
+    ReduceOp.BAND: frozenset({"bool", "int"}),
+    ReduceOp.BOR: frozenset({"bool", "int"}),
+    ReduceOp.BXOR: frozenset({"bool", "int"}),
+    ReduceOp.PREMUL_SUM: frozenset({"int", "float", "complex"}),
+}
+_INT, _UINT = np.dtype(np.int64), np.dtype(np.uint64)
+_WIDE_PIECE = 1 << 15
+"""Elements widened at a time: 128 KiB of float32, which stay in the cache."""
+
+
+def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
+    """Reduce ``parts``, one a rank, in rank order, into ``out``.
+
+    The order is fixed, so the result is the same bit for bit wherever and by whomever it is computed. Types narrower
+    than float32 are accumulated in float32 and rounded once; the average of integers is accumulated in 64 bits and
+    rounded towards zero, as NCCL does. Other integers wrap around; NaN is propagated by MIN and MAX. SUM of bool is
+    'or', PRODUCT is 'and'.
+
+    Args:
+        op: how, one that ``refuse`` lets through. PREMUL_SUM adds: ``premultiplied`` comes before.
+        parts: at least one array of ``out``'s dtype and length; none may overlap ``out`` but the first.
+        out: where the result goes.
+    """
+    ufunc = _UFUNCS[op]
+    average = op is ReduceOp.AVG
+    wide = _accumulator(out.dtype, average)
+    # Infinity is the answer on every rank; the user's numpy.seterr must not make one of them raise half-way.
+    with np.errstate(all="ignore"):
+        if wide is not None:
+            for begin in range(0, out.size, _WIDE_PIECE):
+                piece = slice(begin, begin + _WIDE_PIECE)
+                _combine_wide(ufunc, [part[piece] for part in parts], out[piece], wide, average)
+            return
+        if len(parts) == 1:
+            out[:] = parts[0]
+            return
+        ufunc(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            ufunc(out, part, out=out)
+        if average:
+            np.divide(out, len(parts), out=out)
+
+
+def combine_in_place(op: ReduceOp, parts: list[Array], rank: int, out: Array) -> None:
+    """Do what ``combine`` does, also where ``out`` is part number ``rank``."""
+    if rank > 1 and np.may_share_memory(parts[rank], out):
+        parts[rank] = parts[rank].copy()
+    combine(op, parts, out)
+
+
+def premultiplied(factor: complex, array: Array) -> Array:
+    """Return a copy of ``array`` multiplied by ``factor``, rounded once to its own dtype."""
+    out = np.empty_like(array)
+    with np.errstate(all="ignore"):
+        if array.dtype in WIDE:
+            narrow(widen(array) * factor, out)
+        else:
+            np.multiply(array, factor, out=out)
+    return out
+
+
+def refuse(op: ReduceOp | PremulSum, dtype: np.dtype[Any]) -> None:
+    """Refuse a reduction that has no meaning.
+
+    Raises:
+        TypeError: the operation is not defined for the dtype, or its factor does not fit it.
+    """
+    if op is ReduceOp.PREMUL_SUM:
+        raise TypeError("ReduceOp.PREMUL_SUM needs its factor: pass ReduceOp.PREMUL_SUM(0.5), for example")
+    named = ReduceOp.PREMUL_SUM if isinstance(op, PremulSum) else op
+    kind = family(dtype)
+    if kind not in _FAMILIES[named]:
+        raise TypeError(f"ReduceOp.{named.name} is not defined for {display(dtype)}{_WHY.get(kind, '')}")
+    if isinstance(op, PremulSum):
+        _refuse_factor(op.factor, kind, dtype)
+
+
+def _refuse_factor(factor: complex, kind: str, dtype: np.dtype[Any]) -> None:
+    if isinstance(factor, complex) and kind != "complex":
+        raise TypeError(f"PREMUL_SUM of {display(dtype)} needs a real factor, got {factor!r}")
+    if kind == "int":
+        if not isinstance(factor, int):
+            raise TypeError(f"PREMUL_SUM of {dtype} needs a factor of type int, got {factor!r}")
+        limits = np.iinfo(dtype)
+        if not limits.min <= factor <= limits.max:
+            raise TypeError(f"the factor {factor} of PREMUL_SUM does not fit into {dtype}")
+
+
+_WHY = {
+    "complex": ": complex numbers have no order and no bits to combine",
+    "float": ": it combines the bits of integers and bool",
+    "opaque": ": it is moved as it is, without arithmetic",
+}
+
+
+def _accumulator(dtype: np.dtype[Any], average: bool) -> np.dtype[Any] | None:
+    """Return the dtype to accumulate in, None for the arrays' own."""
+    if average and dtype.kind in "iu":
+        return _INT if dtype.kind == "i" else _UINT
+    return WIDE.get(dtype)
+
+
+def _combine_wide(ufunc: np.ufunc, parts: list[Array], out: Array, wide: np.dtype[Any], average: bool) -> None:
+    integers = wide is _INT or wide is _UINT
+    total = parts[0].astype(wide) if integers else widen(parts[0])
+    for part in parts[1:]:
+        ufunc(total, part.astype(wide) if integers else widen(part), out=total)
+    if not integers:
+        narrow(total / len(parts) if average else total, out)
+        return
+    if wide is _INT:
+        total += np.where(total < 0, len(parts) - 1, 0)  # floor division then rounds towards zero
+    out[:] = (total // len(parts)).astype(out.dtype)

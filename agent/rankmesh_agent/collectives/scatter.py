@@ -1,0 +1,49 @@
+"""scatter: every rank ends with its own one of the root's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rankmesh_agent.collectives.link import Array, Link, octets
+from rankmesh_agent.transports.segment import Segment
+
+
+def over_segment(segment: Segment, output: Array, inputs: Sequence[Array], root: int) -> None:
+    """Chunk by chunk: the root writes a lane of its slot for each rank, which reads it.
+
+    Steps: 1 a chunk, at least 1. The root writes all bytes once, the others read theirs.
+    """
+    rank = segment.rank
+    lane = segment.lane(output.dtype)
+    for begin in range(0, output.size or 1, lane):
+        wanted = output[begin : begin + lane]
+        lanes = segment.slots(output.dtype, lane * segment.size)[root]
+        if rank == root:
+            for owner, part in enumerate(inputs):
+                lanes[owner * lane : owner * lane + wanted.size] = part[begin : begin + lane]
+        segment.step()
+        wanted[:] = lanes[rank * lane : rank * lane + wanted.size]
+
+
+def small_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -> None:
+    """The root sends each rank its array along as it arrives.
+
+    Steps: 1. The root sends all bytes once, the others receive theirs. At most frames.SMALL bytes a rank.
+    """
+    each = [octets(part) for part in inputs] if link.rank == root else None
+    output[:] = np.frombuffer(link.enter(each=each)[root], np.uint8).view(output.dtype)
+
+
+def direct_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -> None:
+    """The root sends each rank its array, straight into its output.
+
+    Steps: 1. The root sends all bytes once, the others receive theirs.
+    """
+    link.enter()
+    if link.rank == root:
+        link.exchange([(rank, octets(inputs[rank])) for rank in link.others()], [])
+        output[:] = inputs[root]
+    else:
+        link.exchange([], [(root, octets(output))])

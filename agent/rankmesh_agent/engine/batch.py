@@ -1,0 +1,84 @@
+"""A batch of collectives: recorded while it is open, then made in one go, small all_reduces together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from rankmesh_agent.engine.waits import After
+from rankmesh_agent.engine.work import Future, Work
+from rankmesh_agent.wire.ops import Kind
+
+
+class Recorded(NamedTuple):
+    """A call that is to be made when the batch ends.
+
+    Attributes:
+        key: the fields of its Call, equal at all ranks.
+        arguments: what the algorithm takes.
+        user: the user's arrays.
+        after: what to do once the data is there.
+    """
+
+    key: tuple[Any, ...]
+    arguments: Sequence[Any]
+    user: list[Any]
+    after: After
+
+
+class BatchedWork(Work):
+    """What an asynchronous call in a batch returns: it is the batch that one waits for."""
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeError("this call is part of a batch: wait for the batch, not for its calls")
+
+    def is_completed(self) -> bool:
+        self._refuse()
+
+    def exception(self) -> BaseException | None:
+        self._refuse()
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._refuse()
+
+    def result(self) -> list[Any]:
+        self._refuse()
+
+    def get_future(self) -> Future:
+        self._refuse()
+
+
+def merged(calls: Sequence[Recorded]) -> list[Recorded]:
+    """Return the calls with neighbouring all_reduces of one dtype and operation made one."""
+    found: list[list[Recorded]] = []
+    for call in calls:
+        alike = found and call.key[0] is Kind.ALL_REDUCE and _alike(found[-1][-1].key, call.key)
+        if alike:
+            found[-1].append(call)
+        else:
+            found.append([call])
+    return [run[0] if len(run) == 1 else _one(run) for run in found]
+
+
+def _alike(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return (key[0], key[1], key[3:]) == (other[0], other[1], other[3:])
+
+
+def _one(calls: list[Recorded]) -> Recorded:
+    """Return one all_reduce of the arrays behind one another."""
+    kind, dtype, _, op = calls[0].key
+    arrays = [call.arguments[0] for call in calls]
+    together = np.concatenate(arrays)
+
+    def apart() -> None:
+        begin = 0
+        for call, array in zip(calls, arrays, strict=True):
+            array[:] = together[begin : begin + array.size]
+            begin += array.size
+            if call.after is not None:
+                call.after()
+
+    user = [array for call in calls for array in call.user]
+    return Recorded((kind, dtype, together.size, op), (together, op), user, apart)

@@ -1,0 +1,198 @@
+"""The order of a group's calls at one rank: one sequence number, one turn, one queue.
+
+A synchronous call with nothing queued runs in the caller's thread; asynchronous calls, and synchronous ones behind
+them, go through one worker thread, made when it is first needed.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.engine.backends.base import Backend
+from rankmesh_agent.engine.batch import BatchedWork, Recorded
+from rankmesh_agent.engine.standing import Standing
+from rankmesh_agent.engine.waits import After, Note, RunningCall
+from rankmesh_agent.engine.work import QueuedWork, Work
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import CollectiveMismatchError
+from rankmesh_agent.wire.ops import Call
+
+_PLANS = 1024
+_WORKER_SECONDS = 5.0
+"""How long closing waits for the call under way, which the failure ends, and its callbacks."""
+
+
+class _Plan(NamedTuple):
+    call: Call
+    algorithm: Algorithm
+
+
+class Options(NamedTuple):
+    """How a call is to be made, whatever it does.
+
+    Attributes:
+        timeout: seconds it may take.
+        async_op: return at once.
+        user: the user's arrays, for Work.result().
+        after: what to do once the data is there.
+        note: what to say of it when the ranks' calls do not fit together.
+    """
+
+    timeout: float
+    async_op: bool = False
+    user: list[Any] = []  # noqa: RUF012  # never changed
+    after: After = None
+    note: Note = None
+
+
+class Order:
+    """One rank's calls in a group, one after the other.
+
+    Args:
+        standing: whether the group can go on.
+        name: the group's name, for the worker thread's.
+        backend: what carries the calls out; ``use`` changes it.
+
+    Attributes:
+        seq: number of the latest call.
+        last: its name.
+    """
+
+    def __init__(self, standing: Standing, name: str, backend: Backend) -> None:
+        self.backend = backend
+        self.seq = 0
+        self.last = ""
+        self._standing = standing
+        self._name = name
+        self._plans: dict[Any, _Plan] = {}
+        self._turn = threading.Lock()
+        self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
+        self._queued = 0
+        self._worker: threading.Thread | None = None
+        self._batch: list[Recorded] | None = None
+        self._batcher: threading.Thread | None = None
+
+    def use(self, backend: Backend) -> None:
+        """Carry calls out by another backend from now on; none is under way."""
+        self.backend = backend
+        self._plans.clear()
+
+    def submit(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
+        """Make a call: now, or behind the others in the queue.
+
+        Args:
+            key: the fields of its Call, equal at all ranks.
+            arguments: what the algorithm takes.
+            options: how.
+        """
+        if self._batch is not None and self.batching:
+            self._batch.append(Recorded(key, arguments, options.user, options.after))
+            return BatchedWork() if options.async_op else None
+        plan = self._plans.get(key) or self._plan(key)
+        if not options.async_op and not self._queued and self._turn.acquire(blocking=False):
+            try:
+                self._run(plan, arguments, options)
+            finally:
+                self._turn.release()
+            return None
+        if not options.async_op and threading.current_thread() is self._worker:
+            raise RuntimeError(
+                f"a synchronous {plan.call.name} in a callback would wait for itself: use async_op=True there"
+            )
+        work = self._enqueue(plan, arguments, options)
+        if options.async_op:
+            return work
+        try:
+            work.wait()
+        except KeyboardInterrupt as error:
+            self._standing.give_up(error)  # the worker must not go on with the caller's array
+            raise
+        return None
+
+    @property
+    def batching(self) -> bool:
+        """Whether this thread's calls are being recorded."""
+        return self._batch is not None and threading.current_thread() is self._batcher
+
+    def open_batch(self) -> None:
+        """Record this thread's calls from now on.
+
+        Raises:
+            RuntimeError: a batch is open.
+        """
+        if self._batch is not None:
+            raise RuntimeError(f"a batch is already open for group {self._name!r}; batches of a group do not nest")
+        self._batch, self._batcher = [], threading.current_thread()
+
+    def close_batch(self) -> list[Recorded]:
+        """Record no more; return what was recorded, to be submitted or forgotten."""
+        recorded, self._batch, self._batcher = self._batch or [], None, None
+        return recorded
+
+    def carry_out(self, algorithm: Algorithm, arguments: Sequence[Any], running: RunningCall) -> None:
+        """Run an algorithm; an error half-way ends the group.
+
+        Raises:
+            CollectiveMismatchError: nothing has moved and everyone knows: the group goes on.
+        """
+        try:
+            self.backend.run(algorithm, arguments, running)
+        except CollectiveMismatchError:
+            raise
+        except BaseException as error:
+            self._standing.give_up(error)
+            raise
+
+    def close(self) -> None:
+        """End the worker; the group has failed by now, so what is queued fails."""
+        if self._worker is not None:
+            self._queue.put(None)
+            if self._worker is not threading.current_thread():
+                self._worker.join(_WORKER_SECONDS)
+        self.backend.close()
+
+    def _plan(self, key: tuple[Any, ...]) -> _Plan:
+        if len(self._plans) >= _PLANS:
+            self._plans.clear()
+        call = Call(*key)
+        plan = self._plans[key] = _Plan(call, self.backend.algorithm(call))
+        return plan
+
+    def _enqueue(self, plan: _Plan, arguments: Sequence[Any], options: Options) -> QueuedWork:
+        def run() -> None:
+            with self._turn:
+                self._run(plan, arguments, options)
+
+        work = QueuedWork(run, options.user, plan.call.name)
+        with self._standing.mesh.lock:
+            self._standing.raise_if_failed()  # close() takes the lock, too: nothing is queued behind its end mark
+            self._queued += 1
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name=f"rankmesh-{self._name}", daemon=True)
+                self._worker.start()
+            self._queue.put(work)
+        return work
+
+    def _work(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work.run()
+            with self._standing.mesh.lock:
+                self._queued -= 1
+
+    def _run(self, plan: _Plan, arguments: Sequence[Any], options: Options) -> None:
+        standing = self._standing
+        if standing.failure is not None:
+            standing.raise_if_failed()
+        call = plan.call
+        self.seq += 1
+        self.last = call.name
+        standing.call, standing.seq, standing.busy = call.name, self.seq, True
+        running = RunningCall(standing, call, self.seq, Deadline(options.timeout), options.note)
+        self.carry_out(plan.algorithm, arguments, running)
+        if options.after is not None:
+            options.after()
+        standing.busy = False

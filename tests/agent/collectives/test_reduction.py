@@ -1,0 +1,98 @@
+"""The arithmetic alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.oracle import OPS, ops_of
+
+from rankmesh_agent.collectives.reduction import combine, premultiplied, refuse
+from rankmesh_agent.wire.dtypes import FROM_CODE, display
+from rankmesh_agent.wire.ops import ReduceOp
+
+
+def test_half_precision_is_accumulated_in_single_precision_and_rounded_once():
+    parts = [np.array([2048.0], np.float16), *[np.array([1.0], np.float16)] * 4]
+    out = np.empty(1, np.float16)
+    combine(ReduceOp.SUM, parts, out)
+    assert out[0] == 2052  # in float16, 2048 + 1 is 2048
+
+
+def test_half_precision_over_many_pieces():
+    rng = np.random.default_rng(1)
+    parts = [rng.normal(size=100_000).astype(np.float16) for _ in range(3)]
+    out = np.empty(100_000, np.float16)
+    combine(ReduceOp.SUM, parts, out)
+    want = (parts[0].astype(np.float32) + parts[1].astype(np.float32) + parts[2].astype(np.float32)).astype(np.float16)
+    assert out.tobytes() == want.tobytes()
+
+
+def test_the_first_part_may_be_the_output():
+    out = np.array([1, 2])
+    combine(ReduceOp.PRODUCT, [out, np.array([3, 4]), np.array([5, 6])], out)
+    assert out.tolist() == [15, 48]
+
+
+def test_one_part_is_copied():
+    out = np.zeros(2)
+    combine(ReduceOp.MIN, [np.array([1.0, 2.0])], out)
+    assert out.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", FROM_CODE.values(), ids=display)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_operations_are_refused_exactly_where_they_make_no_sense(op, dtype):
+    if op in ops_of(dtype):
+        refuse(op, dtype)
+    else:
+        with pytest.raises(TypeError, match=f"ReduceOp.{op.name} is not defined for {display(dtype)}"):
+            refuse(op, dtype)
+
+
+def test_an_average_of_integers_is_exact_and_rounds_towards_zero():
+    out = np.empty(3, np.int8)
+    combine(ReduceOp.AVG, [np.array([127, -128, -1], np.int8), np.array([127, -128, 0], np.int8)], out)
+    assert out.tolist() == [127, -128, 0]
+
+
+def test_bool_is_or_and_and():
+    out = np.empty(2, bool)
+    parts = [np.array([True, True]), np.array([False, True])]
+    combine(ReduceOp.SUM, parts, out)
+    assert out.tolist() == [True, True]
+    combine(ReduceOp.PRODUCT, parts, out)
+    assert out.tolist() == [False, True]
+
+
+# PREMUL_SUM
+
+
+def test_the_factor_is_applied_in_the_wide_dtype_and_rounded_once():
+    array = np.array([3.0, 60000.0], np.float16)
+    assert (
+        premultiplied(0.1, array).tolist() == (array.astype(np.float32) * np.float32(0.1)).astype(np.float16).tolist()
+    )
+    assert array.tolist() == [3.0, 60000.0]
+
+
+def test_premul_sum_without_a_factor_says_how_to_give_one():
+    with pytest.raises(TypeError, match=r"PREMUL_SUM\(0.5\)"):
+        refuse(ReduceOp.PREMUL_SUM, np.dtype(np.float32))
+    with pytest.raises(TypeError, match=r"ReduceOp.SUM takes no factor"):
+        ReduceOp.SUM(2)
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype"), [(2, np.int32), (0.5, np.float32), (2, np.float16), (1j, np.complex64), (0.5, np.complex128)]
+)
+def test_factors_that_fit_are_accepted(factor, dtype):
+    refuse(ReduceOp.PREMUL_SUM(factor), np.dtype(dtype))
+    assert premultiplied(factor, np.array([2, 4], dtype)).tolist() == [2 * factor, 4 * factor]
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype"), [(0.5, np.int32), (300, np.uint8), (-1, np.uint16), (1j, np.float32), (1, bool)]
+)
+def test_factors_that_do_not_fit_are_refused(factor, dtype):
+    with pytest.raises(TypeError, match="PREMUL_SUM"):
+        refuse(ReduceOp.PREMUL_SUM(factor), np.dtype(dtype))
