@@ -46,7 +46,7 @@ class Agent:
     Args:
         settings: what the environment says.
         find_gateway: returns the gateway's URL, None while it is not known.
-        rank: this process's rank.
+        rank: this process's rank, UNASSIGNED (-1) to be given one; ``member.rank`` says which.
         world_size: ranks in the job.
         host: address to listen on.
         timeout: seconds for the join, and the default for calls.
@@ -93,6 +93,7 @@ class Agent:
             undo.callback(self._client.close)
             self._joined = self._client.join(settings.job, world_size, self.member, Deadline(timeout))
             undo.callback(self._say_goodbye, "it could not connect to its peers")
+            self.member = next(each for each in self._joined.members if each.instance == self.member.instance)
             self._members = {member.rank: member for member in self._joined.members}
             connections = connect_all(
                 self.member,
@@ -104,7 +105,11 @@ class Agent:
             )
             listener.close()
             self.mesh = Mesh(
-                rank, self._joined.epoch, connections, eager_limit=settings.eager_bytes, crowded=self._crowded()
+                self.member.rank,
+                self._joined.epoch,
+                connections,
+                eager_limit=settings.eager_bytes,
+                crowded=self._crowded(),
             )
             undo.callback(self.mesh.close, "it could not set up the world group")
             self.store: Store = self._make_store()
@@ -115,6 +120,11 @@ class Agent:
         self._heart = Heart(self._client, self._heartbeat)
         self._heart.start()
 
+    @property
+    def settings(self) -> Settings:
+        """What the environment said when the job was joined."""
+        return self._settings
+
     # Groups
 
     def new_group(self, ranks: Sequence[int], timeout: float) -> Communicator:
@@ -124,6 +134,10 @@ class Agent:
             DistBackendError: a member did not come, or failed.
         """
         return self._make_group(ranks, "", timeout)
+
+    def host_of(self, rank: int) -> str:
+        """Return what is equal for ranks that share memory: the id of the rank's host."""
+        return self._members[rank].host_id
 
     def drop_group(self, group: Communicator) -> None:
         """End a group at this rank."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rankmesh_agent.wire.dtypes import FROM_CODE
-
-Array = npt.NDArray[Any]
+from rankmesh._containers import Array, Store, kind_of, memory
+from rankmesh_agent.wire.dtypes import FROM_CODE, display
 
 _SUPPORTED = frozenset(FROM_CODE.values())
 
@@ -18,52 +15,116 @@ _SUPPORTED = frozenset(FROM_CODE.values())
 def source(tensor: Any, name: str) -> Array:
     """Return the elements of ``tensor`` to be sent; a copy where they are not contiguous.
 
+    Args:
+        tensor: what _containers.memory takes, of any shape.
+        name: the argument's name, for errors.
+
     Raises:
-        TypeError: it is not an array that can be communicated.
+        TypeError, ValueError: it is nothing whose elements can be communicated.
     """
-    array = _checked(tensor, name)
-    if array.ndim == 1 and array.flags.c_contiguous:
-        return array
-    return np.ascontiguousarray(array).reshape(-1)  # a copy exactly where the elements do not lie in order
+    if type(tensor) is np.ndarray and tensor.dtype in _SUPPORTED:
+        array: Array = tensor
+        if array.ndim == 1 and array.flags.c_contiguous:
+            return array
+    else:
+        array, _ = memory(tensor, name)
+    # A copy exactly where the elements do not lie in order, in this machine's byte order.
+    return np.ascontiguousarray(array, _native(array.dtype, name)).reshape(-1)
 
 
-def destination(tensor: Any, name: str) -> tuple[Array, Callable[[], None] | None]:
+def destination(tensor: Any, name: str) -> tuple[Array, Store | None]:
     """Return memory for the elements of ``tensor``, holding them, and what copies it back where it is not their own.
 
+    Args:
+        tensor: what _containers.memory takes, of any shape, writable.
+        name: the argument's name, for errors.
+
     Raises:
-        TypeError: it is not an array that can be communicated.
-        ValueError: it is read-only.
+        TypeError: it is nothing whose elements can be communicated.
+        ValueError: it is read-only, or some of its elements share memory.
     """
-    array = _checked(tensor, name, writable=True)
+    if type(tensor) is np.ndarray and tensor.dtype in _SUPPORTED:
+        array: Array = tensor
+        store: Store | None = None
+        native = array.dtype
+    else:
+        array, store = memory(tensor, name)
+        native = _native(array.dtype, name)
     flags = array.flags
     if not flags.writeable:
-        raise ValueError(f"{name} is read-only, and the operation writes to it; pass a copy: {name}.copy()")
-    if flags.c_contiguous and array.dtype is getattr(tensor, "dtype", None):
-        return (array if array.ndim == 1 else array.reshape(-1)), None
-    staged = np.ascontiguousarray(array).reshape(-1)
+        raise ValueError(
+            f"{name} is read-only, and the operation writes to it; pass a writable copy: numpy.array({name})"
+        )
+    if flags.c_contiguous and array.dtype is native:
+        return (array if array.ndim == 1 else array.reshape(-1)), store
+    if _overlaps(array):
+        raise ValueError(
+            f"{name} has elements that share memory (it is expanded, or its strides overlap), and the operation writes "
+            f"to it; pass a copy: numpy.array({name})"
+        )
+    staged = np.ascontiguousarray(array, native)
 
     def copy_back() -> None:
-        tensor[...] = staged.reshape(tensor.shape)
+        array[...] = staged.reshape(array.shape)
 
-    return staged, copy_back
+    return staged.reshape(-1), copy_back
 
 
-def _checked(tensor: Any, name: str, writable: bool = False) -> Array:
-    if not isinstance(tensor, np.ndarray):
-        raise TypeError(
-            f"{name} must be a NumPy array, got {type(tensor).__module__}.{type(tensor).__qualname__}; "
-            f"convert it with numpy.asarray()"
-        )
-    if isinstance(tensor, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array, whose mask would be lost; pass {name}.filled() or {name}.data")
-    array: Array = np.asarray(tensor)  # a subclass, np.matrix say, may have its own idea of shapes
-    if array.dtype in _SUPPORTED:
-        return array
-    native = array.dtype.newbyteorder("=")
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """Return the shape of anything ``source`` takes.
+
+    Raises:
+        TypeError: it has none.
+    """
+    shape = getattr(tensor, "shape", None)
+    if shape is not None:
+        return tuple(shape)
+    with memoryview(tensor) as view:
+        return view.shape or ()
+
+
+def first_dim(tensor: Any) -> int:
+    """Return the length of the first dimension of anything ``source`` takes: 1 if it is 0-dimensional."""
+    return (*shape_of(tensor), 1)[0]
+
+
+def describe(tensor: Any) -> str:
+    """Return dtype and shape in words, ``float32 (3, 4)``, or the type of what has none; never fails."""
+    try:
+        dtype = tensor.dtype if hasattr(tensor, "dtype") else np.asarray(memoryview(tensor)).dtype
+        words = display(dtype) if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
+        return f"{words} {shape_of(tensor)}"
+    except (TypeError, ValueError, BufferError, RuntimeError):  # RuntimeError: torch's, of nested tensors say
+        return kind_of(tensor)
+
+
+def _native(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
+    if dtype in _SUPPORTED:
+        return dtype
+    native = dtype.newbyteorder("=")
     if native in _SUPPORTED:
-        if writable and not array.flags.writeable:
-            raise ValueError(f"{name} is read-only, and the operation writes to it; pass a copy: {name}.copy()")
-        return array.astype(native)
+        return native
     raise TypeError(
-        f"{name} has dtype {array.dtype}, which cannot be communicated: integers, floats, complex numbers and bool can"
+        f"{name} has dtype {dtype}, which cannot be communicated: integers, floats, complex numbers and bool can, "
+        "other elements as bytes, with .view(numpy.uint8), and objects with all_gather_object and its kin"
     )
+
+
+def _overlaps(array: Array) -> bool:
+    """Tell whether two elements of an array share a byte."""
+    if not array.size:
+        return False
+    steps = sorted((abs(step), size) for step, size in zip(array.strides, array.shape, strict=True) if size > 1)
+    reach = array.itemsize
+    for step, size in steps:
+        if step < reach:
+            break
+        reach += step * (size - 1)
+    else:
+        return False  # each dimension steps over all that the smaller steps reach
+    if not steps[0][0]:
+        return True
+    addresses = np.zeros(1, np.int64)
+    for step, size in steps:
+        addresses = np.add.outer(addresses, np.arange(size) * step).reshape(-1)
+    return bool((np.diff(np.sort(addresses)) < array.itemsize).any())

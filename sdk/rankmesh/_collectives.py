@@ -1,44 +1,51 @@
-"""The collectives of torch.distributed, over NumPy arrays."""
+"""The collectives in which every rank has one array: reductions, broadcast, barriers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 from rankmesh._arrays import destination, source
-from rankmesh._world import Group, _NonMember, communicator
-from rankmesh_agent.collectives.reduce import refuse
+from rankmesh._call import Timeout, all_of, group_root, members_of, options
+from rankmesh._containers import Array
+from rankmesh._reduce_op import reduction
+from rankmesh._world import Group
+from rankmesh_agent.collectives.reduction import premultiplied
 from rankmesh_agent.engine.work import Work
-from rankmesh_agent.wire.deadline import seconds_of
-from rankmesh_agent.wire.ops import ReduceOp
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
+from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 
 def all_reduce(
     tensor: Any,
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | PremulSum = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
     *,
-    timeout: timedelta | float | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Reduce ``tensor`` over all ranks, in place: afterwards it is the same, bit for bit, everywhere.
 
-    Elements are reduced in rank order, whatever the transport; float16 is accumulated in float32.
+    Elements are reduced in rank order, whatever the transport. float16, bfloat16 and float8 are accumulated in float32
+    and rounded once; integers wrap around, but for AVG, which accumulates in 64 bits and rounds towards zero; SUM and
+    PRODUCT of bool are 'or' and 'and'.
 
     Args:
-        tensor: NumPy array of any shape, the same number of elements and dtype on all ranks; integers, floats, complex
-            (SUM and PRODUCT) or bool. Non-contiguous arrays work (through a copy).
-        op: ReduceOp.SUM, PRODUCT, MIN or MAX.
+        tensor: array of any shape, with the same number of elements and dtype on all ranks: a NumPy array, a CPU torch
+            tensor, or what else exports a writable buffer or DLPack. Non-contiguous ones work (through a copy).
+        op: SUM, PRODUCT or AVG of integers (AVG not of bool), floats and complex numbers; MIN or MAX of integers, bool
+            and floats; BAND, BOR or BXOR of integers and bool; ``ReduceOp.PREMUL_SUM(factor)``, the sum of what each
+            rank multiplies by its own factor first.
         group: the group, the world by default.
         async_op: return at once; ``tensor`` must not be touched before the Work's ``wait()`` returns.
         timeout: how long the operation may take, timedelta or seconds; the group's by default.
 
     Returns:
-        A Work if ``async_op``, else None. None also at ranks that are not in the group.
+        A Work if ``async_op``, else None. None also, with a warning, at ranks that are not in the group.
 
     Raises:
-        TypeError, ValueError: ``tensor`` is no array of such a dtype, or read-only.
+        TypeError: ``tensor`` is no array that can be communicated, or ``op`` is not defined for its dtype.
+        ValueError: ``tensor`` is read-only.
         CollectiveMismatchError: the ranks did not make the same call.
         RankFailedError: a rank died or left; names it.
         CollectiveTimeoutError: a rank did not come in time; names it.
@@ -46,109 +53,99 @@ def all_reduce(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_reduce
     """
-    if isinstance(group, _NonMember):
+    members = members_of(group, "all_reduce")
+    if members is None:
         return None
-    members = communicator(group)
     array, after = destination(tensor, "tensor")
-    if not isinstance(op, ReduceOp):
-        raise TypeError(f"op must be a rankmesh.ReduceOp, got {op!r}")
-    if array.dtype.kind == "c":
-        refuse(op, array.dtype)
-    limit = members.timeout if timeout is None else seconds_of(timeout, members.timeout)
-    return members.all_reduce(array, op, limit, async_op, [tensor], after)
+    how, factor = reduction(op, array.dtype)
+    if factor is not None:
+        array, after = _scaled(array, after, factor)
+    return members.all_reduce(array, how, options(members, timeout, async_op, [tensor], after))
+
+
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: ReduceOp | PremulSum = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Reduce ``tensor`` over all ranks into that of one rank; the others' stay as they are.
+
+    Args:
+        tensor: as for all_reduce; written on the destination only.
+        dst: global rank that gets the result.
+        op: as for all_reduce.
+        group: the group, the world by default.
+        async_op: return at once; ``tensor`` must not be touched before the Work's ``wait()`` returns.
+        group_dst: the destination's rank in the group, instead of ``dst``.
+        timeout: how long the operation may take, timedelta or seconds; the group's by default.
+
+    Returns:
+        A Work if ``async_op``, else None. None also, with a warning, at ranks that are not in the group.
+
+    Raises:
+        ValueError: the destination is missing, given twice, or not in the group.
+        As all_reduce.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce
+    """
+    members = members_of(group, "reduce")
+    if members is None:
+        return None
+    root = group_root(members, dst, group_dst, "dst")
+    receives = members.rank == root
+    array, after = destination(tensor, "tensor") if receives else (source(tensor, "tensor"), None)
+    how, factor = reduction(op, array.dtype)
+    if factor is not None:
+        array, after = _scaled(array, after, factor) if receives else (premultiplied(factor, array), None)
+    return members.reduce(array, how, root, options(members, timeout, async_op, [tensor], after))
 
 
 def broadcast(
     tensor: Any,
-    src: int,
+    src: int | None = None,
     group: Group = None,
     async_op: bool = False,
+    group_src: int | None = None,
     *,
-    timeout: timedelta | float | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
-    """Copy ``tensor`` of rank ``src`` to all ranks.
+    """Copy ``tensor`` of one rank to all ranks.
 
     Args:
-        tensor: NumPy array, the same number of elements and dtype on all ranks; read on ``src``, written elsewhere.
+        tensor: array with the same number of elements and dtype on all ranks; read on the source, written elsewhere.
         src: global rank whose data is copied.
         group: the group, the world by default.
         async_op: return at once; ``tensor`` must not be touched before the Work's ``wait()`` returns.
+        group_src: the source's rank in the group, instead of ``src``.
         timeout: how long the operation may take, timedelta or seconds; the group's by default.
 
     Returns:
-        A Work if ``async_op``, else None. None also at ranks that are not in the group.
+        A Work if ``async_op``, else None. None also, with a warning, at ranks that are not in the group.
 
     Raises:
-        ValueError: ``src`` is not in the group.
+        ValueError: the source is missing, given twice, or not in the group.
         As all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.broadcast
     """
-    if isinstance(group, _NonMember):
+    members = members_of(group, "broadcast")
+    if members is None:
         return None
-    members = communicator(group)
-    root = member_rank(members.ranks, src, "src")
-    if members.rank == root:
-        array, after = source(tensor, "tensor"), None
-    else:
-        array, after = destination(tensor, "tensor")
-    limit = members.timeout if timeout is None else seconds_of(timeout, members.timeout)
-    return members.broadcast(array, root, limit, async_op, [tensor], after)
-
-
-def all_gather(
-    tensor_list: Sequence[Any],
-    tensor: Any,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: timedelta | float | None = None,
-) -> Work | None:
-    """Copy every rank's ``tensor`` into ``tensor_list`` on all ranks.
-
-    Args:
-        tensor_list: one NumPy array a rank, by group rank, each with as many elements as ``tensor`` and its dtype.
-        tensor: NumPy array, the same number of elements and dtype on all ranks.
-        group: the group, the world by default.
-        async_op: return at once; no array must be touched before the Work's ``wait()`` returns.
-        timeout: how long the operation may take, timedelta or seconds; the group's by default.
-
-    Returns:
-        A Work if ``async_op``, else None. None also at ranks that are not in the group.
-
-    Raises:
-        ValueError: ``tensor_list`` has another length than the group, or an array of another size or dtype.
-        As all_reduce.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather
-    """
-    if isinstance(group, _NonMember):
-        return None
-    members = communicator(group)
-    array = source(tensor, "tensor")
-    if len(tensor_list) != members.size:
-        raise ValueError(f"tensor_list has {len(tensor_list)} arrays, but the group has {members.size} ranks")
-    outputs, copies = [], []
-    for number, output in enumerate(tensor_list):
-        flat, copy = destination(output, f"tensor_list[{number}]")
-        if flat.size != array.size or flat.dtype != array.dtype:
-            raise ValueError(
-                f"tensor_list[{number}] is {flat.dtype}[{flat.size}], but tensor is {array.dtype}[{array.size}]: "
-                "all must have the same dtype and number of elements"
-            )
-        outputs.append(flat)
-        if copy is not None:
-            copies.append(copy)
-    limit = members.timeout if timeout is None else seconds_of(timeout, members.timeout)
-    return members.all_gather(outputs, array, limit, async_op, list(tensor_list), _all_of(copies))
+    root = group_root(members, src, group_src, "src")
+    array, after = (source(tensor, "tensor"), None) if members.rank == root else destination(tensor, "tensor")
+    return members.broadcast(array, root, options(members, timeout, async_op, [tensor], after))
 
 
 def barrier(
     group: Group = None,
     async_op: bool = False,
     device_ids: Sequence[int] | None = None,
-    *,
-    timeout: timedelta | float | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Wait until all ranks of the group have come here.
 
@@ -159,36 +156,64 @@ def barrier(
         timeout: how long to wait, timedelta or seconds; the group's by default.
 
     Returns:
-        A Work if ``async_op``, else None. None also at ranks that are not in the group.
+        A Work if ``async_op``, else None. None also, with a warning, at ranks that are not in the group.
 
     Raises:
+        TypeError: ``device_ids`` is no list.
         As all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.barrier
     """
-    if isinstance(group, _NonMember):
+    members = members_of(group, "barrier")
+    if members is None:
         return None
-    members = communicator(group)
-    return members.barrier(members.timeout if timeout is None else seconds_of(timeout, members.timeout), async_op)
+    if device_ids is not None and not isinstance(device_ids, list | tuple):
+        raise TypeError(f"device_ids must be a list of device numbers, got {device_ids!r}")
+    return members.barrier(options(members, timeout, async_op, []))
 
 
-def member_rank(ranks: Sequence[int], rank: int, name: str) -> int:
-    """Return the group rank of a global rank.
+def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
+    """Wait until all ranks of the group have come here, and say which did not come in time.
+
+    Unlike with torch every rank that came says so, not rank 0 alone. After a failure the group is given up.
+
+    Args:
+        group: the group, the world by default.
+        timeout: how long to wait, timedelta or seconds; the group's by default.
+        wait_all_ranks: name all ranks that did not come, not only the first.
 
     Raises:
-        ValueError: it is not a member.
+        CollectiveTimeoutError: ranks did not come; ``ranks`` are the first, or all, of them.
+        As all_reduce.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.monitored_barrier
     """
-    if rank not in ranks:
-        raise ValueError(f"{name}={rank!r} is not in the group, whose ranks are {list(ranks)}")
-    return ranks.index(rank)
+    members = members_of(group, "monitored_barrier")
+    if members is None:
+        return
+    how = options(members, timeout, False, [])
+    try:
+        members.barrier(how)
+    except DistBackendError as error:
+        missing = [members.numbers[members.ranks.index(rank)] for rank in error.ranks]
+        if not isinstance(error, CollectiveTimeoutError) or not missing:
+            raise
+        named = missing if wait_all_ranks else missing[:1]
+        words = f"ranks {', '.join(map(str, named))}" if len(named) > 1 else f"rank {named[0]}"
+        raise CollectiveTimeoutError(
+            f"{words} failed to pass monitored_barrier in {how.timeout * 1000:.0f} ms ({error.message})",
+            ranks=named,
+            op="monitored_barrier",
+            group=members.name,
+            seq=error.seq,
+        ) from None
 
 
-def _all_of(copies: list[Callable[[], None]]) -> Callable[[], None] | None:
-    if not copies:
-        return None
+def _scaled(array: Array, after: Callable[[], None] | None, factor: complex) -> tuple[Array, Callable[[], None] | None]:
+    """Return a copy of ``array`` times ``factor`` to be reduced, and what brings the result back."""
+    scaled = premultiplied(factor, array)
 
-    def run() -> None:
-        for copy in copies:
-            copy()
+    def back() -> None:
+        array[:] = scaled
 
-    return run
+    return scaled, all_of([back, after])

@@ -1,133 +1,234 @@
-"""Point-to-point messages of torch.distributed, over NumPy arrays."""
+"""Point-to-point messages of torch.distributed."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from rankmesh._arrays import destination, source
-from rankmesh._collectives import member_rank
-from rankmesh._world import Group, _NonMember, communicator
+from rankmesh._call import Timeout, group_root, members_of, options
+from rankmesh._world import Group
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.p2p import ANY
 from rankmesh_agent.engine.work import Work
-from rankmesh_agent.wire.deadline import seconds_of
 
 
-def send(tensor: Any, dst: int, group: Group = None, tag: int = 0, *, timeout: timedelta | float | None = None) -> None:
-    """Send ``tensor`` to rank ``dst``; returns when ``tensor`` may be changed again.
+def send(
+    tensor: Any,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> None:
+    """Send ``tensor`` to another rank; returns when ``tensor`` may be changed again.
 
     A small message may still be on its way then; a large one has been asked for by its receiver.
 
     Args:
-        tensor: NumPy array.
+        tensor: array.
         dst: global rank of the receiver, not this one.
         group: a group both are in, the world by default.
         tag: which receive it is for: the receive with the same tag.
+        group_dst: the receiver's rank in the group, instead of ``dst``.
         timeout: how long it may take, timedelta or seconds; the group's by default.
 
     Raises:
-        ValueError: ``dst`` is not in the group, or is this rank.
-        DistBackendError: the receive has another size or dtype (large messages).
+        TypeError: ``tensor`` is no array that can be communicated.
+        ValueError: the receiver is missing, given twice, not in the group, or this rank.
+        DistBackendError: the receive has another size or dtype; or that of an earlier small message had.
         RankFailedError: the receiver died or left; names it.
         CollectiveTimeoutError: it did not receive in time; names it.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.send
     """
-    _send(tensor, dst, group, tag, timeout, async_op=False)
+    members = members_of(group, "send")
+    if members is not None:
+        _send(members, tensor, dst, tag, group_dst, timeout, async_op=False)
 
 
-def isend(tensor: Any, dst: int, group: Group = None, tag: int = 0) -> Work | None:
-    """Begin to send ``tensor`` to rank ``dst``; it must not change before the Work's ``wait()`` returns.
+def isend(
+    tensor: Any, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
+) -> Work | None:
+    """Begin to send ``tensor`` to another rank; it must not change before the Work's ``wait()`` returns.
 
     Arguments and errors are those of send; errors of the transfer are raised by ``wait()``.
 
     Returns:
-        A Work; None if this rank is not in the group.
+        A Work; None, with a warning, if this rank is not in the group.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.isend
     """
-    return _send(tensor, dst, group, tag, None, async_op=True)
+    members = members_of(group, "isend")
+    return None if members is None else _send(members, tensor, dst, tag, group_dst, None, async_op=True)
 
 
 def recv(
-    tensor: Any, src: int | None = None, group: Group = None, tag: int = 0, *, timeout: timedelta | float | None = None
+    tensor: Any,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
 ) -> int:
     """Receive into ``tensor``.
 
     Args:
-        tensor: NumPy array with the message's dtype and number of elements.
+        tensor: array with the message's dtype and number of elements.
         src: global rank of the sender; any rank of the group if None.
         group: a group both are in, the world by default.
         tag: take only a message sent with this tag.
+        group_src: the sender's rank in the group, instead of ``src``.
         timeout: how long it may take, timedelta or seconds; the group's by default.
 
     Returns:
-        The sender's global rank; -1 if this rank is not in the group.
+        The sender's global rank; -1, with a warning, if this rank is not in the group.
 
     Raises:
-        ValueError: ``src`` is not in the group, or is this rank; or ``tensor`` is read-only.
-        DistBackendError: the message has another size or dtype; ``tensor`` is unchanged, the message is gone.
+        TypeError: ``tensor`` is no array that can be communicated.
+        ValueError: the sender is given twice, not in the group, or this rank; or ``tensor`` is read-only.
+        DistBackendError: the message has another size or dtype; ``tensor`` is unchanged, the message is gone, and the
+            sender is told.
         RankFailedError: the sender died or left; names it.
         CollectiveTimeoutError: nothing was sent in time; names who should have.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.recv
     """
-    if isinstance(group, _NonMember):
+    members = members_of(group, "recv")
+    if members is None:
         return -1
-    return cast(int, _recv(tensor, src, group, tag, timeout, async_op=False))
+    return cast(int, _recv(members, tensor, src, tag, group_src, timeout, async_op=False))
 
 
-def irecv(tensor: Any, src: int | None = None, group: Group = None, tag: int = 0) -> Work | None:
+def irecv(
+    tensor: Any, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
+) -> Work | None:
     """Begin to receive into ``tensor``; it must not be touched before the Work's ``wait()`` returns.
 
     Arguments and errors are those of recv; errors of the transfer are raised by ``wait()``.
 
     Returns:
-        A Work, whose ``source_rank()`` is the sender; None if this rank is not in the group.
+        A Work, whose ``source_rank()`` is the sender; None, with a warning, if this rank is not in the group.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.irecv
     """
-    if isinstance(group, _NonMember):
-        return None
-    return cast(Work, _recv(tensor, src, group, tag, None, async_op=True))
+    members = members_of(group, "irecv")
+    return None if members is None else cast(Work, _recv(members, tensor, src, tag, group_src, None, async_op=True))
+
+
+class P2POp:
+    """One message of a batch; see batch_isend_irecv.
+
+    Args:
+        op: ``isend`` or ``irecv``.
+        tensor: what is sent, or received into.
+        peer: global rank at the other end.
+        group: a group both are in, the world by default.
+        tag: as for send and recv.
+        group_peer: the peer's rank in the group, instead of ``peer``.
+
+    Raises:
+        ValueError: ``op`` is neither; or the peer is missing, given twice, or not in the group.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.P2POp
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Work | None],
+        tensor: Any,
+        peer: int | None = None,
+        group: Group = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op is not isend and op is not irecv:
+            raise ValueError(f"op must be rankmesh.isend or rankmesh.irecv, got {op!r}")
+        members = members_of(group, "P2POp")
+        if members is not None:
+            group_peer = group_root(members, peer, group_peer, "peer")
+            peer = members.numbers[group_peer]
+        self.op = op
+        self.tensor = tensor
+        self.peer = peer
+        self.group = group
+        self.tag = tag
+        self.group_peer = group_peer
+
+    def __repr__(self) -> str:
+        return f"P2POp({self.op.__name__}, peer={self.peer}, tag={self.tag})"
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+    """Begin several messages at once.
+
+    Args:
+        p2p_op_list: the messages, begun in this order; the arrays must not be touched before they are complete.
+
+    Returns:
+        The Works, in the same order; none for groups that this rank is not in.
+
+    Raises:
+        ValueError: the list is empty, or its messages are of several groups.
+        TypeError: something in it is no P2POp.
+        As isend and irecv.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.batch_isend_irecv
+    """
+    if not isinstance(p2p_op_list, list | tuple) or not all(isinstance(one, P2POp) for one in p2p_op_list):
+        raise TypeError("p2p_op_list must be a list of P2POp")
+    if not p2p_op_list:
+        raise ValueError("p2p_op_list is empty")
+    if any(one.group is not p2p_op_list[0].group for one in p2p_op_list):
+        raise ValueError("all messages of a batch must be of the same group")
+    begun = []
+    for one in p2p_op_list:
+        side = "group_dst" if one.op is isend else "group_src"
+        begun.append(one.op(one.tensor, group=one.group, tag=one.tag, **{side: one.group_peer}))
+    return [work for work in begun if work is not None]
 
 
 def _send(
-    tensor: Any, dst: int, group: Group, tag: int, timeout: timedelta | float | None, *, async_op: bool
+    members: Communicator,
+    tensor: Any,
+    dst: int | None,
+    tag: int,
+    group_dst: int | None,
+    timeout: Timeout,
+    *,
+    async_op: bool,
 ) -> Work | None:
-    if isinstance(group, _NonMember):
-        return None
-    members = communicator(group)
-    _check(members, dst, tag, "dst")
+    rank = _peer(members, group_root(members, dst, group_dst, "dst"), "dst")
+    _check_tag(tag)
     array = source(tensor, "tensor")
-    return members.send(array, dst, tag, seconds_of(timeout, members.timeout), async_op, [tensor])
+    return members.send(array, rank, tag, options(members, timeout, async_op, [tensor]))
 
 
 def _recv(
+    members: Communicator,
     tensor: Any,
     src: int | None,
-    group: Any,
     tag: int,
-    timeout: timedelta | float | None,
+    group_src: int | None,
+    timeout: Timeout,
     *,
     async_op: bool,
 ) -> Work | int:
-    members = communicator(group)
-    if src is not None:
-        _check(members, src, tag, "src")
-    else:
-        _check_tag(tag)
-    array, after = destination(tensor, "tensor")
-    limit = seconds_of(timeout, members.timeout)
-    return members.receive(array, ANY if src is None else src, tag, limit, async_op, [tensor], after)
-
-
-def _check(members: Communicator, rank: int, tag: int, name: str) -> None:
-    member_rank(members.ranks, rank, name)
-    if rank == members.mesh.rank:
-        raise ValueError(f"{name}={rank} is this rank: a process does not send to itself, copy the array instead")
+    rank = ANY
+    if src is not None or group_src is not None:
+        rank = _peer(members, group_root(members, src, group_src, "src"), "src")
     _check_tag(tag)
+    array, after = destination(tensor, "tensor")
+    return members.receive(array, rank, tag, options(members, timeout, async_op, [tensor], after))
+
+
+def _peer(members: Communicator, group_rank: int, name: str) -> int:
+    """Return the mesh's number of a rank that is to be another one."""
+    if group_rank == members.rank:
+        raise ValueError(f"{name} is this rank: a process does not send to itself, copy the array instead")
+    return members.ranks[group_rank]
 
 
 def _check_tag(tag: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from rankmesh._backend import BackendOptions, create, resolve
 from rankmesh_agent.wire.deadline import seconds_of
 from rankmesh_agent.wire.settings import Settings
 
@@ -22,16 +23,13 @@ if TYPE_CHECKING:
 default_pg_timeout: Final = timedelta(minutes=30)
 """Default time an operation may take, as in torch.distributed; RANKMESH_TIMEOUT (seconds) changes it."""
 
-BACKENDS = ("mesh", "gloo")
-"""Names that mean the CPU data plane. Scripts written for gloo run unchanged; get_backend() says 'mesh'."""
-
 
 class ProcessGroup:
     """A group of ranks, this process among them. Made by init_process_group and new_group, not by hand."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, description: str = "") -> None:
         self._communicator = communicator
-        self._ranks = communicator.ranks
+        self._description = description
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
@@ -43,43 +41,110 @@ class ProcessGroup:
 
     def name(self) -> str:
         """Return the name of the backend, as torch's ProcessGroup does."""
-        return "mesh"
+        return self._communicator.backend
 
     @property
     def group_name(self) -> str:
         """The group's name, the same at all members: ``world`` for the default group."""
         return self._communicator.name
 
+    @property
+    def group_desc(self) -> str:
+        """What new_group was told the group is for."""
+        return self._description or "undefined"
+
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name!r} rank {self.rank()} of {self.size()}>"
 
 
-class _NonMember:
+class NonMember:
     """What new_group returns to ranks that are not in the group; collectives on it do nothing."""
 
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"
 
 
-class GroupMember:
+class _HasWorld(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  # torch's name
+        """The default group, None before init_process_group."""
+        return None if _world is None else _world.group
+
+
+class group(metaclass=_HasWorld):  # noqa: N801  # torch's name
+    """``group.WORLD`` is the default group, as in torch.distributed."""
+
+
+class GroupMember(metaclass=_HasWorld):
     """Names for the two groups that are not made by new_group, as in torch.distributed.
 
-    ``GroupMember.NON_GROUP_MEMBER`` is what ``new_group`` returns to a rank that is not a member.
+    ``GroupMember.NON_GROUP_MEMBER`` is what ``new_group`` returns to a rank that is not a member; ``GroupMember.WORLD``
+    is the default group.
     """
 
-    NON_GROUP_MEMBER: Final = _NonMember()
+    NON_GROUP_MEMBER: Final = NonMember()
 
 
-Group = ProcessGroup | _NonMember | None
+Group = ProcessGroup | NonMember | None
 
 
 class _World:
     """Everything one init_process_group made."""
 
-    def __init__(self, agent: Agent, rendezvous: Rendezvous) -> None:
+    def __init__(self, agent: Agent, rendezvous: Rendezvous, backend: str, pg_options: Any) -> None:
         self.agent = agent
         self.rendezvous = rendezvous
+        self.backend = backend
+        self.pg_options = pg_options
+        self.groups: list[ProcessGroup] = []
         self.group = ProcessGroup(agent.world)
+        self._equip(agent.world, backend, pg_options)
+
+    def new_group(
+        self, ranks: Sequence[int], timeout: float, backend: str | None, pg_options: Any, description: str
+    ) -> ProcessGroup:
+        """Make a group of these ranks of the mesh, this one among them."""
+        made = self.agent.new_group(ranks, timeout)
+        default = self.group._communicator
+        made.numbers = tuple(default.ranks.index(rank) for rank in made.ranks)
+        self._equip(made, backend or self.backend, pg_options)
+        found = ProcessGroup(made, description)
+        self.groups.append(found)
+        return found
+
+    def drop_group(self, group: ProcessGroup) -> None:
+        """End a group at this rank."""
+        self.groups = [other for other in self.groups if other is not group]
+        self.agent.drop_group(group._communicator)
+
+    def shrink_to(self, group: ProcessGroup) -> None:
+        """Make a group the default one, which numbers its members anew; all others end."""
+        for other in [self.group, *self.groups]:
+            if other is not group:
+                self.drop_group(other)
+        self.groups, self.group = [], group
+        group._communicator.numbers = tuple(range(group.size()))
+
+    def _equip(self, made: Communicator, backend: str, pg_options: Any) -> None:
+        """Have a backend from outside carry out a group's collectives, if it is one."""
+        if backend == "mesh":
+            return
+        from rankmesh._stores import PrefixStore, agent_store
+
+        try:
+            options = BackendOptions(
+                PrefixStore(f"group/{made.id:016x}", agent_store(self.agent)),
+                made.rank,
+                made.size,
+                timedelta(seconds=made.timeout),
+                made.name,
+                list(made.numbers),
+            )
+            made.use_engine(backend, create(backend, options, pg_options))
+        except BaseException as error:
+            made.abort(error)
+            self.agent.drop_group(made)
+            raise
 
     def close(self, reason: str) -> None:
         self.agent.close(reason)
@@ -103,11 +168,14 @@ def init_process_group(
     store: Any = None,
     group_name: str = "",
     pg_options: Any = None,
+    device_id: Any = None,
 ) -> None:
     """Join the job and make the default group; returns when every rank has.
 
     Args:
-        backend: ``"mesh"`` (default) or ``"gloo"``: the CPU data plane for NumPy arrays.
+        backend: what carries out the collectives: ``"mesh"`` (default; ``"gloo"`` and ``"tcp"`` mean the same), the
+            CPU data plane; a name given to Backend.register_backend(); or pairs of device and name, as in
+            ``"cpu:gloo,cuda:nccl"``, of which the one for ``cpu`` counts.
         init_method: where the ranks find each other. All of these end at a gateway's HTTP address:
 
             * ``"env://"`` (default): MASTER_ADDR and MASTER_PORT; rank 0 hosts the gateway unless the launcher does.
@@ -115,18 +183,21 @@ def init_process_group(
             * ``"file:///path"``: rank 0 writes the address of its gateway to the file; the path must be shared.
             * ``"http://host:port"``: a gateway that runs already.
 
-            ``?rank=…&world_size=…`` may be appended to each.
+            ``?rank=…&world_size=…`` may be appended to each. Not together with ``store``.
         timeout: how long the join, and later by default each operation, may take: timedelta or seconds; 30 minutes
             unless RANKMESH_TIMEOUT says otherwise.
         world_size: how many ranks there are; WORLD_SIZE, Slurm's or Open MPI's variables if left out.
         rank: which one this is; RANK, Slurm's or Open MPI's variables if left out.
-        store: not supported yet, must be None.
+        store: a Store that all ranks share, through which they find each other instead; needs ``rank`` and
+            ``world_size``.
         group_name: keeps several jobs apart at one gateway; RANKMESH_JOB if left out.
-        pg_options: accepted and ignored.
+        pg_options: passed to the creator of a backend registered with ``extended_api``; ignored otherwise.
+        device_id: accepted for torch's sake and ignored: arrays are in host memory.
 
     Raises:
-        RuntimeError: called twice without destroy_process_group in between.
-        ValueError: an argument or environment variable is missing or makes no sense.
+        ValueError: called twice without destroy_process_group in between; an argument or environment variable is
+            missing or makes no sense.
+        DistBackendError: the backend is one of torch's that is not available here.
         AddressInUseError: rank 0 cannot host the gateway because somebody else listens there.
         GatewayUnreachableError: no gateway answers there.
         JoinTimeoutError: ranks are missing when the timeout is over; names them.
@@ -141,10 +212,8 @@ def init_process_group(
 
     with _lock:
         if _world is not None:
-            raise RuntimeError("init_process_group() was called before; call destroy_process_group() first")
-        if store is not None:
-            raise ValueError("store= is not supported yet; use init_method")
-        _check_backend(backend)
+            raise ValueError("init_process_group() was called before; call destroy_process_group() first")
+        engine = resolve(backend)
         settings = Settings.from_env(os.environ)
         if group_name:
             settings = replace(settings, job=group_name)
@@ -164,7 +233,7 @@ def init_process_group(
         except BaseException:
             meeting.close()
             raise
-        _world = _World(agent, meeting)
+        _world = _World(agent, meeting, engine, pg_options)
     atexit.register(_leave_at_exit)
 
 
@@ -177,8 +246,8 @@ def destroy_process_group(group: Group = None) -> None:
     Source: torch.distributed.destroy_process_group
     """
     global _world
-    world = _require_world()
-    if isinstance(group, _NonMember):
+    world = require_world()
+    if isinstance(group, NonMember):
         return
     if group is None or group is world.group:
         with _lock:
@@ -186,99 +255,13 @@ def destroy_process_group(group: Group = None) -> None:
         atexit.unregister(_leave_at_exit)
         world.close("")
     else:
-        world.agent.drop_group(communicator(group))
+        communicator(group)  # says what is wrong with it, if anything
+        world.drop_group(group)
 
 
 def is_initialized() -> bool:
     """Return whether init_process_group has been called."""
     return _world is not None
-
-
-def is_available() -> bool:
-    """Return True: the package has no optional native part."""
-    return True
-
-
-def get_rank(group: Group = None) -> int:
-    """Return this process's rank in ``group`` (default: the world), -1 if it is not a member.
-
-    Raises:
-        ValueError: init_process_group has not been called.
-    """
-    return -1 if isinstance(group, _NonMember) else communicator(group).rank
-
-
-def get_world_size(group: Group = None) -> int:
-    """Return the number of ranks in ``group`` (default: the world), -1 if this process is not a member.
-
-    Raises:
-        ValueError: init_process_group has not been called.
-    """
-    return -1 if isinstance(group, _NonMember) else communicator(group).size
-
-
-def get_backend(group: Group = None) -> str:
-    """Return what carries out the group's calls: ``"mesh"``, also when the script asked for ``"gloo"``.
-
-    Raises:
-        ValueError: init_process_group has not been called, or this process is not a member.
-    """
-    if isinstance(group, _NonMember):
-        raise ValueError("this process is not a member of the group")
-    return "mesh" if communicator(group) else ""
-
-
-def get_process_group_ranks(group: Group = None) -> list[int]:
-    """Return the global ranks of the members, by group rank.
-
-    Raises:
-        ValueError: init_process_group has not been called, or this process is not a member.
-    """
-    if isinstance(group, _NonMember):
-        raise ValueError("this process is not a member of the group")
-    return list(communicator(group).ranks)
-
-
-def new_group(
-    ranks: Sequence[int] | None = None,
-    timeout: timedelta | float | None = None,
-    backend: str | None = None,
-    pg_options: Any = None,
-    use_local_synchronization: bool = False,
-) -> ProcessGroup | _NonMember:
-    """Make a group of some ranks. Members wait for each other; other ranks may call it, as torch wants, or not.
-
-    Ranks that are members of several groups with the same members must make these in the same order.
-
-    Args:
-        ranks: global ranks of the members, all ranks if None; sorted, they get the group ranks 0, 1, …
-        timeout: default time an operation of the group may take; the world's if None.
-        backend: as for init_process_group.
-        pg_options: accepted and ignored.
-        use_local_synchronization: accepted; only members ever synchronize.
-
-    Returns:
-        The group, or GroupMember.NON_GROUP_MEMBER at ranks that are not members.
-
-    Raises:
-        ValueError: a rank is out of range or given twice.
-        DistBackendError: a member did not come in time, or failed.
-
-    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.new_group
-    """
-    world = _require_world()
-    _check_backend(backend)
-    size = world.group.size()
-    members = list(range(size)) if ranks is None else sorted(int(rank) for rank in ranks)
-    if not members:
-        raise ValueError("new_group() needs at least one rank")
-    if len(set(members)) != len(members):
-        raise ValueError(f"new_group() got a rank twice: {members}")
-    if members[0] < 0 or members[-1] >= size:
-        raise ValueError(f"new_group() got ranks {members}, but the world's ranks are 0 to {size - 1}")
-    if world.group.rank() not in members:
-        return GroupMember.NON_GROUP_MEMBER
-    return ProcessGroup(world.agent.new_group(members, seconds_of(timeout, communicator(None).timeout)))
 
 
 def communicator(group: ProcessGroup | None) -> Communicator:
@@ -297,21 +280,15 @@ def communicator(group: ProcessGroup | None) -> Communicator:
     return group._communicator
 
 
-def _require_world() -> _World:
+def require_world() -> _World:
+    """Return what init_process_group made.
+
+    Raises:
+        ValueError: it has not been called.
+    """
     if _world is None:
         raise ValueError("the default process group has not been initialized; call init_process_group() first")
     return _world
-
-
-def _check_backend(backend: str | None) -> None:
-    if backend is None:
-        return
-    for part in str(backend).lower().split(","):
-        device, _, name = part.rpartition(":")
-        if name not in BACKENDS and device != "cuda":
-            raise ValueError(
-                f"backend {backend!r} is not available: use {' or '.join(map(repr, BACKENDS))} for NumPy arrays"
-            )
 
 
 def _leave_at_exit() -> None:

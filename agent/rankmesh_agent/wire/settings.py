@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 Transport = Literal["auto", "tcp", "shm"]
+Pickle = Literal["authenticated", "never"]
 
 DEFAULT_TIMEOUT = 1800.0
 """Seconds an operation may take when nobody says otherwise: torch's 30 minutes."""
@@ -38,6 +39,10 @@ class Settings:
         slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory.
         eager_bytes: RANKMESH_EAGER_BYTES, largest message sent before its receiver asked for it.
         timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
+        pickle: RANKMESH_PICKLE, whether objects that are not plain data may be pickled: only ``authenticated`` ranks do
+            (those of a job with a token), or ``never``.
+        elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
+        debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
 
     rank: int | None = None
@@ -56,6 +61,9 @@ class Settings:
     slot_bytes: int = 1 << 20
     eager_bytes: int = 1 << 16
     timeout: float = DEFAULT_TIMEOUT
+    pickle: Pickle = "authenticated"
+    elastic_run: str | None = None
+    debug: str = "OFF"
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -67,6 +75,9 @@ class Settings:
         transport = (environ.get("RANKMESH_TRANSPORT") or "auto").lower()
         if transport not in ("auto", "tcp", "shm"):
             raise ValueError(f"RANKMESH_TRANSPORT={transport!r}: set it to 'tcp' or 'shm', or leave it out")
+        pickle = (environ.get("RANKMESH_PICKLE") or "authenticated").lower()
+        if pickle not in ("authenticated", "never"):
+            raise ValueError(f"RANKMESH_PICKLE={pickle!r}: set it to 'authenticated' or 'never', or leave it out")
         interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
         timeout = environ.get("RANKMESH_TIMEOUT")
         return cls(
@@ -86,6 +97,9 @@ class Settings:
             slot_bytes=_whole(environ, ("RANKMESH_SLOT_BYTES",), at_least=4096) or cls.slot_bytes,
             eager_bytes=_or_default(_whole(environ, ("RANKMESH_EAGER_BYTES",), at_most=1 << 20), cls.eager_bytes),
             timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
+            pickle=cast(Pickle, pickle),
+            elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
+            debug=(environ.get("RANKMESH_DEBUG") or environ.get("TORCH_DISTRIBUTED_DEBUG") or "OFF").upper(),
         )
 
 

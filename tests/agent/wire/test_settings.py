@@ -38,6 +38,8 @@ VARIABLES = [
     ("RANKMESH_EAGER_BYTES", "0", "eager_bytes", 0),
     ("RANKMESH_EAGER_BYTES", "1048576", "eager_bytes", 1 << 20),
     ("RANKMESH_TIMEOUT", "2.5", "timeout", 2.5),
+    ("RANKMESH_PICKLE", "never", "pickle", "never"),
+    ("RANKMESH_PICKLE", "Authenticated", "pickle", "authenticated"),
 ]
 
 
@@ -99,6 +101,8 @@ def test_gloos_interface_comes_before_nccls():
         ("RANKMESH_TIMEOUT", "-1"),
         ("RANKMESH_TIMEOUT", "nan"),
         ("RANKMESH_TIMEOUT", "30s"),
+        ("RANKMESH_PICKLE", "always"),
+        ("RANKMESH_PICKLE", "0"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(variable, text):

@@ -1,0 +1,248 @@
+"""Backends by name: which there are, how the strings that name them are read, and those from outside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, NamedTuple
+
+from rankmesh_agent.wire.errors import DistBackendError
+from rankmesh_agent.wire.settings import Settings
+
+_MESH = ("mesh", "gloo", "tcp")
+"""Names that mean the CPU data plane: scripts written for gloo, or for torch's first 'tcp', run unchanged."""
+_ABSENT = {
+    "nccl": "arrays on GPUs are not supported yet; for arrays in host memory use 'gloo', or 'cpu:gloo,cuda:nccl'",
+    "mpi": "it is not supported yet; 'gloo' does the same for arrays in host memory",
+    "ucc": "use 'gloo' for arrays in host memory",
+    "xccl": "use 'gloo' for arrays in host memory",
+}
+"""Names of torch's that mean nothing here, and what to use."""
+
+
+class BackendOptions(NamedTuple):
+    """What a creator registered with ``extended_api=True`` gets.
+
+    Attributes:
+        store: a store of the group's own.
+        group_rank: this process's rank in the group.
+        group_size: ranks in the group.
+        timeout: how long an operation may take by default.
+        group_id: the group's name.
+        global_ranks_in_group: the members, by group rank.
+    """
+
+    store: Any
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    group_id: str
+    global_ranks_in_group: list[int]
+
+
+class _Creator(NamedTuple):
+    function: Callable[..., Any]
+    extended_api: bool
+
+
+class Backend(str):
+    """Names of backends: ``Backend.GLOO == "gloo"``, ``Backend("GLOO") == "gloo"``.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Backend
+    """
+
+    UNDEFINED: ClassVar[str] = "undefined"
+    MESH: ClassVar[str] = "mesh"
+    GLOO: ClassVar[str] = "gloo"
+    NCCL: ClassVar[str] = "nccl"
+    UCC: ClassVar[str] = "ucc"
+    MPI: ClassVar[str] = "mpi"
+    XCCL: ClassVar[str] = "xccl"
+    backend_list: ClassVar[list[str]] = ["undefined", "mesh", "gloo", "nccl", "xccl", "ucc", "mpi"]
+    _creators: ClassVar[dict[str, _Creator]] = {}
+
+    def __new__(cls, name: str) -> Backend:
+        """Return the name in lower case.
+
+        Raises:
+            ValueError: it is no string.
+        """
+        if not isinstance(name, str):
+            raise ValueError(f"a backend is named by a string, got {name!r}")
+        return super().__new__(cls, name.lower())
+
+    @classmethod
+    def register_backend(
+        cls, name: str, func: Callable[..., Any], extended_api: bool = False, devices: str | Sequence[str] | None = None
+    ) -> None:
+        """Make an engine from outside known under a name; ``init_process_group`` and ``new_group`` then take it.
+
+        Args:
+            name: the name; it becomes ``Backend.NAME``.
+            func: called as ``func(store, rank, size, timeout)`` for each group made with the backend; returns the
+                engine, an object with a method for each collective it carries out:
+                ``all_reduce(array, op)``, ``reduce(array, op, root)``, ``broadcast(array, root)``,
+                ``all_gather(outputs, array)``, ``gather(outputs, array, root)``, ``scatter(output, inputs, root)``,
+                ``reduce_scatter(output, inputs, op)``, ``all_to_all(outputs, inputs)``, ``barrier()``, and optionally
+                ``close()``. Arrays are one-dimensional, contiguous NumPy arrays, filled in place; roots are group
+                ranks; ``outputs`` of gather and ``inputs`` of scatter are empty but at the root; with PREMUL_SUM the
+                factor has been applied. The ranks have met and agreed on the call by then; point-to-point messages go
+                over the mesh.
+            extended_api: call ``func(options, pg_options)`` instead, with BackendOptions.
+            devices: device types it is for; only ``"cpu"`` has a meaning here, also if left out.
+
+        Raises:
+            RuntimeError: there is a backend of that name.
+            TypeError: ``func`` cannot be called.
+            ValueError: ``name`` cannot be a name in a backend string, or ``devices`` leave out ``"cpu"``.
+
+        Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Backend.register_backend
+        """
+        lower = Backend(name)
+        if not lower.isidentifier():
+            raise ValueError(f"backend name {name!r} must be an identifier")
+        if lower in cls.backend_list or lower in _MESH:
+            raise RuntimeError(f"there is a backend {lower!r} already")
+        if not callable(func):
+            raise TypeError(f"func must be callable, got {func!r}")
+        wanted = [devices] if isinstance(devices, str) else list(devices or ["cpu"])
+        if "cpu" not in wanted:
+            raise ValueError(f"devices={wanted}: only engines for 'cpu' can be registered")
+        cls._creators[lower] = _Creator(func, extended_api)
+        cls.backend_list.append(lower)
+        setattr(cls, lower.upper(), lower)
+
+
+def resolve(backend: str | None) -> str:
+    """Return the name of what carries out the collectives on arrays in host memory: ``mesh``, or a registered name.
+
+    Args:
+        backend: a name, or ``device:name`` pairs with commas; None for the mesh.
+
+    Raises:
+        ValueError: the string cannot be read, or names no backend.
+        DistBackendError: the backend is one of torch's that is not available here; says what to use.
+    """
+    if backend is None:
+        return "mesh"
+    named = _by_device(Backend(backend))
+    for name in named.values():
+        if name not in _ABSENT and not _usable(name):
+            raise ValueError(
+                f"backend {name!r} is not known: use {', '.join(map(repr, [*_MESH, *Backend._creators]))}, or make it "
+                "known with Backend.register_backend()"
+            )
+    chosen = named.get("cpu") or next(iter(named.values()))
+    if chosen in _ABSENT:
+        raise DistBackendError(f"backend {chosen!r} is not available: {_ABSENT[chosen]}")
+    return "mesh" if chosen in _MESH else chosen
+
+
+def _by_device(backend: str) -> dict[str, str]:
+    """Return the names in a backend string by device; a name alone is for ``cpu``.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    parts = backend.split(",") if ":" in backend else [f"cpu:{backend}"]
+    pairs = [tuple(word.strip() for word in part.split(":")) for part in parts]
+    found = {pair[0]: pair[-1] for pair in pairs}
+    if len(found) < len(pairs) or any(len(pair) != 2 or not all(pair) for pair in pairs):
+        raise ValueError(f"backend {backend!r} cannot be read: write a name, or 'cpu:name,cuda:name'")
+    return found
+
+
+def _usable(name: str) -> bool:
+    return name in _MESH or name in Backend._creators
+
+
+def create(name: str, options: BackendOptions, pg_options: Any) -> Any:
+    """Return a registered backend's engine for a group."""
+    creator = Backend._creators[name]
+    if creator.extended_api:
+        return creator.function(options, pg_options)
+    return creator.function(options.store, options.group_rank, options.group_size, options.timeout)
+
+
+def is_backend_available(backend: str) -> bool:
+    """Return whether a backend can be used; of ``device:name`` pairs, whether all can.
+
+    Raises:
+        ValueError: the string cannot be read.
+
+    Source: torch.distributed.is_backend_available
+    """
+    return all(map(_usable, _by_device(Backend(backend)).values()))
+
+
+def is_gloo_available() -> bool:
+    """Return True: ``"gloo"`` means the mesh.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_gloo_available
+    """
+    return True
+
+
+def is_nccl_available() -> bool:
+    """Return whether arrays on GPUs can go through NCCL: not yet.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_nccl_available
+    """
+    return is_backend_available("nccl")
+
+
+def is_mpi_available() -> bool:
+    """Return whether a cluster's own MPI can carry the traffic: not yet.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_mpi_available
+    """
+    return is_backend_available("mpi")
+
+
+def is_ucc_available() -> bool:
+    """Return False: there is no UCC backend here.
+
+    Source: torch.distributed.is_ucc_available
+    """
+    return is_backend_available("ucc")
+
+
+def is_xccl_available() -> bool:
+    """Return False: there is no XCCL backend here.
+
+    Source: torch.distributed.is_xccl_available
+    """
+    return is_backend_available("xccl")
+
+
+def is_available() -> bool:
+    """Return True: the package has no optional native part.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_available
+    """
+    return True
+
+
+def is_torchelastic_launched() -> bool:
+    """Return whether torchrun started this process: TORCHELASTIC_RUN_ID is set.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_torchelastic_launched
+    """
+    return Settings.from_env(os.environ).elastic_run is not None
+
+
+def get_default_backend_for_device(device: Any) -> str:
+    """Return the backend for arrays on a device: ``"mesh"`` for the CPU.
+
+    Args:
+        device: a device type, ``"cpu"`` or ``"cpu:0"``, or a torch.device.
+
+    Raises:
+        ValueError: there is none for the device.
+
+    Source: torch.distributed.get_default_backend_for_device
+    """
+    if str(device).partition(":")[0] != "cpu":
+        raise ValueError(f"there is no backend for device {device!s}; there is one for 'cpu'")
+    return "mesh"

@@ -1,0 +1,119 @@
+"""What every call has in common: whose group it is, which ranks it names, and how it is to be made."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from rankmesh._debug import note_of
+from rankmesh._world import Group, NonMember, communicator
+from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.engine.order import Options
+from rankmesh_agent.engine.waits import After, Note
+from rankmesh_agent.wire.deadline import seconds_of
+
+Timeout = timedelta | float | None
+
+
+def members_of(group: Group, called: str) -> Communicator | None:
+    """Return what carries out a group's calls; warn and return None if this process is not a member.
+
+    Raises:
+        ValueError: init_process_group has not been called.
+        TypeError: ``group`` is not a group.
+    """
+    if isinstance(group, NonMember):
+        warnings.warn(
+            f"{called}() does nothing on this rank, which is not a member of the group", RuntimeWarning, stacklevel=3
+        )
+        return None
+    return communicator(group)
+
+
+def group_root(
+    members: Communicator, rank: int | None, group_rank: int | None, name: str, default: int | None = None
+) -> int:
+    """Return the group rank of the rank a call names, globally or in the group.
+
+    Args:
+        members: the group.
+        rank: the global rank, None if not given.
+        group_rank: the rank in the group, None if not given.
+        name: ``src`` or ``dst``.
+        default: the global rank if neither is given.
+
+    Raises:
+        ValueError: both are given, or none and there is no default; or it is not a member.
+        TypeError: it is no whole number.
+    """
+    if rank is not None and group_rank is not None:
+        raise ValueError(f"give {name} (a global rank) or group_{name} (a rank in the group), not both")
+    if group_rank is not None:
+        if not 0 <= whole(group_rank, f"group_{name}") < members.size:
+            raise ValueError(f"group_{name}={group_rank} is not in the group, whose ranks are 0 to {members.size - 1}")
+        return group_rank
+    if rank is None:
+        rank = default
+    if rank is None:
+        raise ValueError(f"{name} is missing: give {name} (a global rank) or group_{name} (a rank in the group)")
+    ranks = members.numbers
+    if whole(rank, name) not in ranks:
+        raise ValueError(f"{name}={rank} is not in the group, whose ranks are {list(ranks)}")
+    return ranks.index(rank)
+
+
+def whole(number: Any, name: str) -> int:
+    """Return a whole number.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise TypeError(f"{name} must be a whole number, got {number!r}")
+    return int(number.__index__())
+
+
+def options(
+    members: Communicator,
+    timeout: Timeout,
+    async_op: bool,
+    tensors: list[Any],
+    after: After = None,
+    note: Note = None,
+) -> Options:
+    """Return how a call is to be made.
+
+    Args:
+        members: the group, whose timeout is the default.
+        timeout: how long it may take.
+        async_op: whether it returns at once.
+        tensors: the user's, for Work.result() and for errors.
+        after: what to do once the data is there.
+        note: what the call itself has to say when the ranks' calls do not fit together.
+
+    Raises:
+        ValueError: the timeout is negative.
+    """
+    limit = members.timeout if timeout is None else seconds_of(timeout, members.timeout)
+    detail = note_of(tensors)
+    if note is None or detail is None:
+        return Options(limit, async_op, tensors, after, note or detail)
+    first, second = note, detail
+    return Options(limit, async_op, tensors, after, lambda: f"{first()}, {second()}")
+
+
+def all_of(steps: Sequence[Callable[[], None] | None]) -> After:
+    """Return what does all the steps that are not None, in order; None if there are none."""
+    found = [step for step in steps if step is not None]
+    if not found:
+        return None
+    if len(found) == 1:
+        return found[0]
+
+    def run() -> None:
+        for step in found:
+            step()
+
+    return run

@@ -1,0 +1,133 @@
+"""The memory behind what users pass as a tensor, as a NumPy array: nothing is copied that can be shared."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankmesh_agent.wire.dtypes import FROM_NAME
+
+Array = npt.NDArray[Any]
+Store = Callable[[], None]
+"""Brings what was written to a copy to where it belongs."""
+
+_HOST_DEVICES = frozenset((1, 3, 11))
+"""DLPack's device types whose memory the CPU reads: CPU, pinned for CUDA, pinned for ROCm."""
+
+
+def memory(tensor: Any, name: str) -> tuple[Array, Store | None]:
+    """Return an array of any layout over the elements of a container, read-only if they must not be written.
+
+    Args:
+        tensor: NumPy array; CPU torch tensor; what exports a buffer (bytearray, array.array, mmap, ctypes array) or CPU
+            DLPack; what NumPy can at least read (``__array__``).
+        name: the argument's name, for errors.
+
+    Returns:
+        The array, and None where it shares the container's memory; else what stores the array's elements there.
+
+    Raises:
+        TypeError: it is none of these, is on a device, or is no plain array of numbers (sparse, quantized, masked).
+        ValueError: its buffer was closed, or cannot be read.
+    """
+    if isinstance(tensor, np.ndarray):
+        if isinstance(tensor, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array, whose mask would be lost; pass {name}.filled() or {name}.data")
+        return np.asarray(tensor), None  # a subclass, np.matrix say, may have its own idea of shapes
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return _of_torch(torch, tensor, name)
+    return _exported(tensor, name), None
+
+
+def kind_of(tensor: Any) -> str:
+    """Return the full name of an object's type, for errors."""
+    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+
+
+def _of_torch(torch: Any, tensor: Any, name: str) -> tuple[Array, Store | None]:
+    _refuse_not_dense(torch, tensor, name)
+    plain = tensor.detach()  # as in torch, a collective is nothing that autograd sees
+    if not (plain.is_conj() or plain.is_neg()):
+        return _shared(torch, plain, name), None
+    # A conjugated or negated view differs from its memory by a bit that torch keeps: the numbers exist in a copy only.
+    resolved = plain.resolve_conj().resolve_neg().contiguous()
+    array = _shared(torch, resolved, name)
+    if not all(stride for stride, size in zip(plain.stride(), plain.shape, strict=True) if size > 1):
+        array.flags.writeable = False  # an expanded view: its elements have no memory each
+    return array, lambda: plain.copy_(resolved)
+
+
+def _refuse_not_dense(torch: Any, tensor: Any, name: str) -> None:
+    if not tensor.is_cpu:
+        raise TypeError(
+            f"{name} is a torch tensor on device {tensor.device}: only tensors in host memory can be communicated; "
+            f"pass one on the CPU, {name}.cpu() say"
+        )
+    if tensor.is_quantized:
+        raise TypeError(f"{name} is a quantized torch tensor, whose scale would be lost; pass {name}.int_repr()")
+    if tensor.is_nested:
+        raise TypeError(f"{name} is a nested torch tensor; pass its tensors, {name}.unbind(), one by one")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} is a torch tensor of layout {tensor.layout}, not dense; pass {name}.to_dense()")
+
+
+def _shared(torch: Any, tensor: Any, name: str) -> Array:
+    carrier, dtype = _carrier(torch, tensor.dtype)
+    try:
+        array: Array = tensor.numpy() if carrier is None else tensor.view(carrier).numpy().view(dtype)
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(
+            f"{name} is a {kind_of(tensor)} whose memory cannot be shared ({error}); pass a plain torch.Tensor"
+        ) from error
+    if array.size and not tensor.untyped_storage().nbytes():
+        raise ValueError(f"{name} is a torch tensor whose storage was freed (resized to 0); allocate it first")
+    return array
+
+
+@functools.cache
+def _carrier(torch: Any, dtype: Any) -> tuple[Any, np.dtype[Any]]:
+    """Return the torch dtype to pass a dtype to NumPy as, None if it is the same, and the dtype it has there.
+
+    What neither NumPy nor ml_dtypes know (float4_e2m1fn_x2, int4, bits8, …) are opaque bytes.
+    """
+    try:
+        return None, torch.empty(0, dtype=torch.uint8).view(dtype).numpy().dtype
+    except TypeError:
+        opaque = np.dtype(f"V{dtype.itemsize}")
+        return getattr(torch, f"int{8 * dtype.itemsize}"), FROM_NAME.get(str(dtype).removeprefix("torch."), opaque)
+
+
+def _exported(tensor: Any, name: str) -> Array:
+    why = ""
+    try:
+        return np.asarray(memoryview(tensor))
+    except (TypeError, BufferError):
+        pass  # no buffer, or one of a dtype that buffers have no letter for, bfloat16 say
+    except ValueError as error:
+        raise ValueError(f"{name}, a {kind_of(tensor)}, cannot be read: {error}") from error
+    if hasattr(type(tensor), "__dlpack_device__"):
+        device = tensor.__dlpack_device__()[0]
+        if device not in _HOST_DEVICES:
+            where = getattr(device, "name", device)
+            raise TypeError(
+                f"{name} is a {kind_of(tensor)} on DLPack device {where}: only arrays in host memory can be "
+                "communicated; pass a copy on the CPU"
+            )
+        try:
+            return np.from_dlpack(tensor)
+        except (BufferError, RuntimeError) as error:
+            why = f" ({error})"  # a dtype that NumPy does not take this way, most often
+    if hasattr(type(tensor), "__array__"):
+        array = np.asarray(tensor).view()
+        array.flags.writeable = False  # this may be a copy
+        return array
+    raise TypeError(
+        f"{name} must be a NumPy array, a CPU torch tensor, or something that exports a buffer or CPU DLPack, "
+        f"got {kind_of(tensor)}{why}; convert it with numpy.asarray()"
+    )

@@ -1,0 +1,91 @@
+"""Which reductions the functions take, and torch's deprecated name for them."""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rankmesh_agent.collectives.reduction import refuse
+from rankmesh_agent.wire.ops import PremulSum, ReduceOp
+
+_NOT_COMPLEX = frozenset({ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
+
+
+class Reduction(NamedTuple):
+    """A checked operation.
+
+    Attributes:
+        op: what the engine does.
+        factor: what this rank's elements are multiplied by first, None for PREMUL_SUM's sisters.
+    """
+
+    op: ReduceOp
+    factor: complex | None
+
+
+def reduction(op: Any, dtype: np.dtype[Any]) -> Reduction:
+    """Return the operation a user asked for.
+
+    Args:
+        op: a ReduceOp, ``ReduceOp.PREMUL_SUM(factor)``, or torch's own ReduceOp.
+        dtype: element type it is to work on.
+
+    Raises:
+        TypeError: ``op`` is no operation, or has no meaning for the dtype.
+    """
+    if not isinstance(op, ReduceOp | PremulSum):
+        op = _from_torch(op)
+    return _checked(op, dtype)
+
+
+@lru_cache(1024)
+def _checked(op: ReduceOp | PremulSum, dtype: np.dtype[Any]) -> Reduction:
+    refuse(op, dtype)
+    return Reduction(ReduceOp.PREMUL_SUM, op.factor) if isinstance(op, PremulSum) else Reduction(op, None)
+
+
+def _from_torch(op: Any) -> ReduceOp:
+    """Return ours for torch's: a script may import ReduceOp from there."""
+    inner = getattr(op, "op", op)
+    if type(op).__module__.startswith("torch.") and getattr(inner, "name", None) in ReduceOp.__members__:
+        return ReduceOp[inner.name]
+    raise TypeError(f"op must be a rankmesh.ReduceOp, got {op!r}")
+
+
+def supports_complex(reduceOp: ReduceOp | PremulSum) -> bool:  # noqa: N803  # torch's name
+    """Return whether a reduction works on complex numbers: SUM, AVG, PRODUCT and PREMUL_SUM do.
+
+    Source: torch.distributed.distributed_c10d.supports_complex (where PRODUCT does not)
+    """
+    return reduceOp not in _NOT_COMPLEX
+
+
+def _make_nccl_premul_sum(factor: Any) -> PremulSum:
+    """Return ReduceOp.PREMUL_SUM(factor).
+
+    Args:
+        factor: a number, or an array or tensor of one element.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.ReduceOp
+    """
+    return ReduceOp.PREMUL_SUM(factor.item() if hasattr(factor, "item") else factor)
+
+
+class _ReduceOps:
+    """The deprecated ``reduce_op``: the names of ReduceOp, with a warning."""
+
+    def __getattr__(self, name: str) -> ReduceOp:
+        if name not in ReduceOp.__members__:
+            raise AttributeError(f"reduce_op has no {name!r}; it has {', '.join(ReduceOp.__members__)}")
+        warnings.warn("rankmesh.reduce_op is deprecated; use rankmesh.ReduceOp", FutureWarning, stacklevel=2)
+        return ReduceOp[name]
+
+    def __dir__(self) -> list[str]:
+        return list(ReduceOp.__members__)
+
+
+reduce_op = _ReduceOps()
+"""Deprecated: use ReduceOp. Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce_op"""
