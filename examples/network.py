@@ -1,12 +1,12 @@
 """A small neural network in plain NumPy: ReLU layers, softmax cross-entropy, SGD with momentum.
 
-All parameters live in one flat array, and the weights and biases of the layers are views into it; the gradient is laid
-out the same way. So whoever wants to send the gradient to other processes has one array to send.
+The backward pass is written by hand. It goes from the last layer to the first, and says of each gradient when it is
+complete, so that whoever wants to send gradients to other processes need not wait for the whole pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,18 +20,6 @@ class Layer(NamedTuple):
     biases: np.ndarray
 
 
-def views(flat: np.ndarray, widths: Sequence[int]) -> list[Layer]:
-    """Return the layers between ``widths`` as views into the flat array: writing to one writes to the other."""
-    layers = []
-    begin = 0
-    for inputs, outputs in pairwise(widths):
-        middle = begin + inputs * outputs
-        end = middle + outputs
-        layers.append(Layer(flat[begin:middle].reshape(inputs, outputs), flat[middle:end]))
-        begin = end
-    return layers
-
-
 class Network:
     """A multi-layer perceptron that classifies.
 
@@ -40,38 +28,51 @@ class Network:
         seed: of the initial weights; the same seed gives the same network, on every rank.
 
     Attributes:
-        parameters: all weights and biases, one flat float64 array.
+        parameters: the arrays to train, by name: ``weights 0``, ``biases 0``, ``weights 1`` and so on.
     """
 
     def __init__(self, widths: Sequence[int], seed: int) -> None:
-        self.widths = tuple(widths)
-        size = sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))
-        self.parameters = np.zeros(size)
-        self.layers = views(self.parameters, widths)
         random = np.random.default_rng(seed)
-        for layer in self.layers:
-            scale = np.sqrt(2 / len(layer.weights))  # He et al. 2015: keeps the variance through ReLU layers
-            layer.weights[:] = random.normal(scale=scale, size=layer.weights.shape)
+        self.layers = []
+        for inputs, outputs in pairwise(widths):
+            scale = np.sqrt(2 / inputs)  # He et al. 2015: keeps the variance through ReLU layers
+            self.layers.append(Layer(random.normal(scale=scale, size=(inputs, outputs)), np.zeros(outputs)))
+        self.parameters = {
+            f"{kind} {number}": array
+            for number, layer in enumerate(self.layers)
+            for kind, array in layer._asdict().items()
+        }
 
-    def loss_and_gradient(self, samples: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the cross-entropy *summed* over the samples, and its gradient, flat like ``parameters``.
+    def backward(
+        self,
+        samples: np.ndarray,
+        labels: np.ndarray,
+        gradients: Mapping[str, np.ndarray],
+        ready: Callable[[str], object],
+    ) -> float:
+        """Return the mean cross-entropy of the samples, and compute its gradients.
 
-        A sum, and not a mean, because sums over parts of a batch add up to the sum over the batch however uneven the
-        parts are. No samples at all give zero.
+        Args:
+            samples: ``[n, features]``, at least one.
+            labels: ``[n]``, their classes.
+            gradients: where the gradients go, by the parameters' names.
+            ready: called with the name of each gradient that is complete.
         """
         inputs = self._inputs_of_layers(samples)
         log_probabilities = log_softmax(inputs.pop())
         rows = np.arange(len(labels))
-        loss = -log_probabilities[rows, labels].sum()
+        loss = -log_probabilities[rows, labels].mean()
 
-        gradient = np.empty_like(self.parameters)
         delta = np.exp(log_probabilities)
-        delta[rows, labels] -= 1  # the derivative by the logits
-        for layer, given, slot in reversed(list(zip(self.layers, inputs, views(gradient, self.widths), strict=True))):
-            np.matmul(given.T, delta, out=slot.weights)
-            delta.sum(axis=0, out=slot.biases)
+        delta[rows, labels] -= 1
+        delta /= len(labels)  # the derivative by the logits
+        for number, (layer, given) in reversed(list(enumerate(zip(self.layers, inputs, strict=True)))):
+            delta.sum(axis=0, out=gradients[f"biases {number}"])
+            ready(f"biases {number}")
+            np.matmul(given.T, delta, out=gradients[f"weights {number}"])
+            ready(f"weights {number}")
             delta = (delta @ layer.weights.T) * (given > 0)
-        return float(loss), gradient
+        return float(loss)
 
     def accuracy(self, samples: np.ndarray, labels: np.ndarray) -> float:
         """Return the share of samples whose likeliest class is the right one."""
@@ -89,19 +90,20 @@ class Network:
 
 
 class Momentum:
-    """Stochastic gradient descent with momentum, in place on a flat array of parameters."""
+    """Stochastic gradient descent with momentum, in place."""
 
-    def __init__(self, parameters: np.ndarray, rate: float, momentum: float = 0.9) -> None:
+    def __init__(self, parameters: Mapping[str, np.ndarray], rate: float, momentum: float = 0.9) -> None:
         self.parameters = parameters
         self.rate = rate
         self.momentum = momentum
-        self.velocity = np.zeros_like(parameters)
+        self.velocities = {name: np.zeros_like(parameter) for name, parameter in parameters.items()}
 
-    def step(self, gradient: np.ndarray) -> None:
-        """Go one step down the gradient."""
-        self.velocity *= self.momentum
-        self.velocity += gradient
-        self.parameters -= self.rate * self.velocity
+    def step(self, gradients: Mapping[str, np.ndarray]) -> None:
+        """Go one step down the gradients."""
+        for name, velocity in self.velocities.items():
+            velocity *= self.momentum
+            velocity += gradients[name]
+            self.parameters[name][...] -= self.rate * velocity
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -1,12 +1,13 @@
 """Train a network on handwritten digits, its gradients averaged over all ranks: synchronous data-parallel SGD.
 
-    python -m rankmesh.launch --nproc-per-node=4 examples/train_digits.py
+    rankmesh run --nproc-per-node=4 examples/train_digits.py
     python examples/train_digits.py                 # one rank, no launcher
 
-Every rank holds the same network. A batch is split over the ranks, each computes the gradient of its part, one
-``all_reduce`` adds the parts up, and every rank takes the same step. So the result does not depend on how many ranks
-there are, and the script checks that: all ranks must end with bitwise identical parameters, and rank 0 trains once
-more, alone and without communication, and must arrive at the same parameters but for rounding.
+Every rank holds the same network and works on its share of the samples, which a DistributedSampler deals out. Each
+computes the gradients of its part of a batch, a GradientBucketer averages them over all ranks, and every rank takes the
+same step. So the ranks together do what one process would do with the whole batches, and the script checks that: all
+ranks must end with bitwise identical parameters, and rank 0 trains once more, alone and without communication, and must
+arrive at the same parameters but for rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ from sklearn.datasets import load_digits
 from tqdm import tqdm
 
 import rankmesh as dist
+from rankmesh.nn import GradientBucketer
+from rankmesh.utils.data import DistributedSampler
 
 SEED = 2024
 TEST_SHARE = 0.2
@@ -55,50 +58,70 @@ def load() -> tuple[Digits, Digits]:
     return Digits(images[tested:], labels[tested:]), Digits(images[:tested], labels[:tested])
 
 
-def batches(samples: int, batch: int, epochs: int) -> Iterator[np.ndarray]:
-    """Yield the indices of each global batch: another order every epoch, the same on every rank.
+def batches(samples: int, options: argparse.Namespace, *, rank: int, size: int) -> Iterator[np.ndarray]:
+    """Yield the indices of a rank's part of each batch: another order every epoch, and equally many on all ranks.
 
-    The last batch of an epoch holds what is left.
+    The last batch of an epoch holds what is left. Where the samples cannot be shared out evenly, the epoch's first ones
+    come once more.
     """
-    random = np.random.default_rng(SEED)
-    for _ in range(epochs):
-        order = random.permutation(samples)
-        yield from (order[begin : begin + batch] for begin in range(0, samples, batch))
+    sampler = DistributedSampler(range(samples), num_replicas=size, rank=rank, seed=SEED)
+    part = max(1, options.batch // size)  # equally large parts: then the mean of the parts' means is the batch's mean
+    for epoch in range(options.epochs):
+        sampler.set_epoch(epoch)
+        indices = np.array(list(sampler))
+        yield from (indices[begin : begin + part] for begin in range(0, len(indices), part))
+
+
+def whole_batches(samples: int, options: argparse.Namespace, size: int) -> list[np.ndarray]:
+    """Return the indices of each batch: the parts of all ranks."""
+    parts = (batches(samples, options, rank=rank, size=size) for rank in range(size))
+    return [np.concatenate(batch) for batch in zip(*parts, strict=True)]
+
+
+class LocalGradients:
+    """Stands in for a GradientBucketer where there is nobody to average with."""
+
+    def __init__(self, parameters: Mapping[str, np.ndarray]) -> None:
+        self.grads = {name: np.empty_like(parameter) for name, parameter in parameters.items()}
+
+    def ready(self, name: str) -> None:
+        """Do nothing: the gradient is where it belongs."""
+
+    def wait(self) -> None:
+        """Do nothing: all gradients are there."""
 
 
 def train(
     network: Network,
     digits: Digits,
-    options: argparse.Namespace,
+    plan: Sequence[np.ndarray],
+    gradients: GradientBucketer | LocalGradients,
     *,
-    rank: int,
-    size: int,
-    add_up: Callable[[np.ndarray], object],
+    rate: float,
     shown: bool = False,
 ) -> np.ndarray:
-    """Train in place and return the mean loss of every step.
+    """Train in place and return the mean loss of every step over our samples.
 
     Args:
         network: what to train.
-        digits: the training set; every rank has all of it and works on its part of each batch.
-        options: epochs, batch and lr.
-        rank: which part is ours.
-        size: how many parts there are.
-        add_up: replaces an array by its sum over all ranks, such as ``dist.all_reduce``.
+        digits: the training set.
+        plan: the indices of our samples of every step.
+        gradients: where the backward pass puts them, and what averages them over the ranks.
+        rate: learning rate.
         shown: whether to draw a progress bar.
     """
-    optimizer = Momentum(network.parameters, options.lr)
-    plan = list(batches(len(digits.labels), options.batch, options.epochs))
+    optimizer = Momentum(network.parameters, rate)
     losses = np.empty(len(plan))
-    for step, batch in enumerate(tqdm(plan, desc="training", unit=" steps", disable=not shown)):
-        ours = np.array_split(batch, size)[rank]
-        loss, gradient = network.loss_and_gradient(digits.images[ours], digits.labels[ours])
-        message = np.append(gradient, loss)  # one message carries both
-        add_up(message)
-        message /= len(batch)  # by samples, not by ranks: the parts need not be equally large
-        optimizer.step(message[:-1])
-        losses[step] = message[-1]
+    for step, ours in enumerate(tqdm(plan, desc="training", unit=" steps", disable=not shown)):
+        losses[step] = network.backward(digits.images[ours], digits.labels[ours], gradients.grads, gradients.ready)
+        gradients.wait()
+        optimizer.step(gradients.grads)
     return losses
+
+
+def flat(network: Network) -> np.ndarray:
+    """Return all parameters of a network in one array."""
+    return np.concatenate([parameter.ravel() for parameter in network.parameters.values()])
 
 
 def identical_on_all_ranks(array: np.ndarray) -> bool:
@@ -111,11 +134,12 @@ def identical_on_all_ranks(array: np.ndarray) -> bool:
 
 def report(network: Network, losses: np.ndarray, training: Digits, test: Digits, options: argparse.Namespace) -> bool:
     """Compare with one process on its own, draw the loss curve, and say whether all is well. For rank 0."""
-    alone = Network(WIDTHS, SEED)
-    losses_alone = train(alone, training, options, rank=0, size=1, add_up=lambda array: None)
-    difference = float(np.abs(network.parameters - alone.parameters).max())
-    accuracy = network.accuracy(test.images, test.labels)
     size = dist.get_world_size()
+    alone = Network(WIDTHS, SEED)
+    plan = whole_batches(len(training.labels), options, size)
+    losses_alone = train(alone, training, plan, LocalGradients(alone.parameters), rate=options.lr)
+    difference = float(np.abs(flat(network) - flat(alone)).max())
+    accuracy = network.accuracy(test.images, test.labels)
     draw(
         {f"{size} rank{'s' * (size > 1)}": losses, "single process": losses_alone},
         epochs=options.epochs,
@@ -135,9 +159,11 @@ def run(options: argparse.Namespace) -> bool:
     training, test = load()
     network = Network(WIDTHS, SEED)
     began = time.perf_counter()
-    losses = train(network, training, options, rank=rank, size=size, add_up=dist.all_reduce, shown=rank == 0)
+    plan = list(batches(len(training.labels), options, rank=rank, size=size))
+    losses = train(network, training, plan, GradientBucketer(network.parameters), rate=options.lr, shown=rank == 0)
     took = time.perf_counter() - began
-    well = identical_on_all_ranks(network.parameters)
+    dist.all_reduce(losses, dist.ReduceOp.AVG)
+    well = identical_on_all_ranks(flat(network))
     if rank == 0:
         print(f"{len(losses)} steps on {size} rank(s) in {took:.1f} s, loss {losses[0]:.3f} -> {losses[-1]:.4f}")
         print("all ranks identical" if well else "RANKS DIFFER")
@@ -171,7 +197,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--epochs", type=int, default=30, help="times to go through the training set")
-    parser.add_argument("--batch", type=int, default=64, help="samples of a global batch, split over the ranks")
+    parser.add_argument("--batch", type=int, default=64, help="samples of a batch, split over the ranks")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
     parser.add_argument("--out", type=Path, default=Path("out/digits_loss.png"), help="where the loss curve goes")
     parser.add_argument("--hold", type=float, default=0, metavar="SECONDS", help="stay alive so long after training")

@@ -6,9 +6,10 @@ import importlib
 import subprocess
 import threading
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,58 +22,78 @@ def train_digits(examples: Path) -> ModuleType:
     return importlib.import_module("train_digits")
 
 
-class Adder:
-    """all_reduce for ranks that are threads."""
+class ThreadGradients:
+    """A GradientBucketer for ranks that are threads."""
 
-    def __init__(self, size: int) -> None:
-        self._parts: list[np.ndarray] = [np.empty(0)] * size
-        self._barrier = threading.Barrier(size, timeout=30)
+    def __init__(self, parameters: Mapping[str, np.ndarray], everyones: list[Any], barrier: threading.Barrier) -> None:
+        self.grads = {name: np.empty_like(parameter) for name, parameter in parameters.items()}
+        self._everyones = everyones
+        self._barrier = barrier
+        everyones.append(self.grads)
 
-    def of(self, rank: int) -> Callable[[np.ndarray], None]:
-        def add_up(array: np.ndarray) -> None:
-            self._parts[rank] = array.copy()
-            self._barrier.wait()
-            array[:] = sum(self._parts)
-            self._barrier.wait()
+    def ready(self, name: str) -> None:
+        pass
 
-        return add_up
+    def wait(self) -> None:
+        self._barrier.wait()
+        means = {name: np.mean([grads[name] for grads in self._everyones], axis=0) for name in self.grads}
+        self._barrier.wait()
+        self.grads.update(means)
 
 
 def train_as_threads(train_digits: ModuleType, size: int, options: Namespace) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the parameters and losses of each rank."""
     training, _ = train_digits.load()
-    adder = Adder(size)
+    everyones: list[Any] = []
+    barrier = threading.Barrier(size, timeout=30)
     networks = [train_digits.Network(train_digits.WIDTHS, train_digits.SEED) for _ in range(size)]
+    gradients = [ThreadGradients(network.parameters, everyones, barrier) for network in networks]
     losses = [np.empty(0)] * size
 
     def work(rank: int) -> None:
-        losses[rank] = train_digits.train(
-            networks[rank], training, options, rank=rank, size=size, add_up=adder.of(rank)
-        )
+        plan = list(train_digits.batches(len(training.labels), options, rank=rank, size=size))
+        losses[rank] = train_digits.train(networks[rank], training, plan, gradients[rank], rate=options.lr)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [(network.parameters, curve) for network, curve in zip(networks, losses, strict=True)]
+    return [(train_digits.flat(network), curve) for network, curve in zip(networks, losses, strict=True)]
 
 
 @pytest.mark.parametrize("size", range(2, 9))
 @pytest.mark.parametrize("batch", [5, 61])
-def test_any_number_of_ranks_trains_as_one_does(train_digits: ModuleType, size: int, batch: int) -> None:
+def test_any_number_of_ranks_trains_as_one_does_on_their_samples(
+    train_digits: ModuleType, size: int, batch: int
+) -> None:
     options = Namespace(epochs=1, batch=batch, lr=0.01)
-    [(wanted, wanted_losses)] = train_as_threads(train_digits, 1, options)
-    for parameters, losses in train_as_threads(train_digits, size, options):
-        np.testing.assert_allclose(parameters, wanted, atol=1e-12)
-        np.testing.assert_allclose(losses, wanted_losses, atol=1e-12)
+    training, _ = train_digits.load()
+    alone = train_digits.Network(train_digits.WIDTHS, train_digits.SEED)
+    plan = train_digits.whole_batches(len(training.labels), options, size)
+    gradients = train_digits.LocalGradients(alone.parameters)
+    wanted_losses = train_digits.train(alone, training, plan, gradients, rate=options.lr)
+
+    found = train_as_threads(train_digits, size, options)
+    for parameters, _ in found:
+        np.testing.assert_allclose(parameters, train_digits.flat(alone), atol=1e-12)
+    np.testing.assert_allclose(np.mean([losses for _, losses in found], axis=0), wanted_losses, atol=1e-12)
 
 
-def test_batches_cover_every_sample_once_an_epoch(train_digits: ModuleType) -> None:
-    plan = list(train_digits.batches(samples=10, batch=4, epochs=2))
-    assert [len(batch) for batch in plan] == [4, 4, 2, 4, 4, 2]
-    for epoch in (plan[:3], plan[3:]):
-        assert sorted(np.concatenate(epoch)) == list(range(10))
+def test_an_epoch_covers_every_sample_in_an_order_of_its_own(train_digits: ModuleType) -> None:
+    options = Namespace(epochs=2, batch=6)
+    plan = train_digits.whole_batches(10, options, size=3)
+    assert [len(batch) for batch in plan] == [6, 6, 6, 6]
+    epochs = [np.concatenate(plan[:2]), np.concatenate(plan[2:])]
+    for epoch in epochs:
+        assert sorted(np.bincount(epoch)) == [1] * 8 + [2] * 2, "two of ten come once more, as three ranks share 12"
+    assert epochs[0].tolist() != epochs[1].tolist()
+
+
+def test_every_rank_has_equally_many_samples_in_every_step(train_digits: ModuleType) -> None:
+    options = Namespace(epochs=1, batch=8)
+    plans = [list(train_digits.batches(21, options, rank=rank, size=3)) for rank in range(3)]
+    assert [[len(part) for part in plan] for plan in plans] == [[2, 2, 2, 1]] * 3
 
 
 def test_digits_are_split_without_overlap(train_digits: ModuleType) -> None:
@@ -90,7 +111,7 @@ def test_launched_training_keeps_its_promises(
     python: Run, examples: Path, tmp_path: Path, ranks: int, batch: int
 ) -> None:
     done = python(
-        *("-m", "rankmesh.launch", f"--nproc-per-node={ranks}"),
+        *("-m", "rankmesh.run", f"--nproc-per-node={ranks}"),
         *(examples / "train_digits.py", f"--batch={batch}", "--out=curves/loss.png"),
     )
     assert done.returncode == 0, done.stdout + done.stderr

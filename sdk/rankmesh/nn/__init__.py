@@ -1,0 +1,7 @@
+"""Training helpers, laid out like torch.nn."""
+
+from __future__ import annotations
+
+from rankmesh._bucketer import GradientBucketer
+
+__all__ = ["GradientBucketer"]

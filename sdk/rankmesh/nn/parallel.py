@@ -1,0 +1,44 @@
+"""torch's DistributedDataParallel over the mesh, laid out like torch.nn.parallel. torch is imported when it is used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["DistributedDataParallel"]
+
+
+class DistributedDataParallel:
+    """Wraps a torch module with torch's own DistributedDataParallel, over the mesh and nothing else.
+
+    What comes back is an instance of ``torch.nn.parallel.DistributedDataParallel``, which is also the class to use with
+    ``isinstance``. For arrays without torch there is ``rankmesh.nn.GradientBucketer``.
+
+    Args:
+        module: the ``torch.nn.Module`` to train.
+        arguments, options: as torch's DistributedDataParallel takes them.
+        process_group: the torch process group, made with torch's backend ``"rankmesh"``; torch's default group if None.
+
+    Raises:
+        ImportError: torch is not installed.
+        ValueError: the process group is not there, or is of another backend, which the mesh does not carry.
+
+    Source: https://pytorch.org/docs/2.1/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+
+    def __new__(cls, module: Any, *arguments: Any, process_group: Any = None, **options: Any) -> Any:
+        try:
+            torchs, parallel = import_module("torch.distributed"), import_module("torch.nn.parallel")
+        except ImportError as error:
+            raise ImportError(
+                "DistributedDataParallel is torch's, and torch is not installed: pip install 'rankmesh[torch]', or use "
+                "rankmesh.nn.GradientBucketer with NumPy arrays"
+            ) from error
+        backend = torchs.get_backend(process_group) if torchs.is_initialized() else None
+        if backend != "rankmesh":
+            found = "there is none" if backend is None else f"this one has the backend {backend!r}"
+            raise ValueError(
+                f"DistributedDataParallel needs a torch process group over the mesh, and {found}: call "
+                'torch.distributed.init_process_group("rankmesh") first'
+            )
+        return parallel.DistributedDataParallel(module, *arguments, process_group=process_group, **options)

@@ -1,0 +1,1 @@
+"""Helpers for training programs, laid out like torch.utils."""

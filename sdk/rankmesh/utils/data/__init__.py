@@ -1,0 +1,7 @@
+"""Loading data on several ranks, after torch.utils.data."""
+
+from __future__ import annotations
+
+from rankmesh._sampler import DistributedSampler
+
+__all__ = ["DistributedSampler"]

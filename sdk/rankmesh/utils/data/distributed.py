@@ -1,0 +1,7 @@
+"""The sampler under the path that torch has it at, too: torch.utils.data.distributed."""
+
+from __future__ import annotations
+
+from rankmesh._sampler import DistributedSampler
+
+__all__ = ["DistributedSampler"]
