@@ -83,11 +83,6 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
         return view.shape or ()
 
 
-def first_dim(tensor: Any) -> int:
-    """Return the length of the first dimension of anything ``source`` takes: 1 if it is 0-dimensional."""
-    return (*shape_of(tensor), 1)[0]
-
-
 def describe(tensor: Any) -> str:
     """Return dtype and shape in words, ``float32 (3, 4)``, or the type of what has none; never fails."""
     try:

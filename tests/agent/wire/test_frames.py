@@ -108,7 +108,7 @@ def test_decode_takes_any_bytes_at_any_offset(kind):
         (5, b"\0", "unknown opcode 0"),
         (5, b"\x7f", "unknown opcode 127"),
         (5, b"\xff", "unknown opcode 255"),
-        (6, b"\x00\x11", "unknown dtype code 17"),
+        (6, b"\x00\x1d", "unknown dtype code 29"),
         (6, b"\xff\xff", "unknown dtype code 65535"),
     ],
 )

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, Kind, PremulSum, ReduceOp
 
 F4, F8 = np.dtype("float32"), np.dtype("float64")
 
@@ -18,6 +18,16 @@ GOLDEN = [
     (Call(Kind.ALL_REDUCE, F4, 1024, ReduceOp.SUM), "all_reduce(float32[1024], SUM)", 0x248F0E273C4BF962),
     (Call(Kind.BROADCAST, np.dtype("uint8"), 0, root=3), "broadcast(uint8[0], src=3)", 0xE6B12AFD3E45DCF7),
     (Call(Kind.NEW_GROUP, subject="ranks 0, 2"), "new_group(ranks 0, 2)", 0xB6F44CCB498FE5AB),
+    (Call(Kind.REDUCE, F8, 2, ReduceOp.AVG, root=1), "reduce(float64[2], AVG, dst=1)", 0x80B864D8D6DDAE45),
+    (Call(Kind.GATHER, F4, 5, root=0), "gather(float32[5], dst=0)", 0xB3D522743E21C78E),
+    (Call(Kind.SCATTER, F4, 5, root=0), "scatter(float32[5], src=0)", 0xD9F40BC639D49701),
+    (Call(Kind.ALL_GATHER, F4, -1, counts=(3, 0, 4)), "all_gather(float32[3+0+4])", 0x234F588FC84F7405),
+    (
+        Call(Kind.REDUCE_SCATTER, F4, -1, ReduceOp.PREMUL_SUM, counts=(1, 2)),
+        "reduce_scatter(float32[1+2], PREMUL_SUM)",
+        0x3340AA242D31D55C,
+    ),
+    (Call(Kind.ALL_TO_ALL, np.dtype("bool"), -1), "all_to_all(bool)", 0xC38479AE0DE903A5),
 ]
 
 
@@ -51,6 +61,13 @@ def test_each_field_makes_a_difference():
         Call(Kind.BROADCAST, F4, 10, root=1),
         Call(Kind.BROADCAST, F4, 10),
         Call(Kind.BROADCAST, F4, 10, root=0, subject="ranks 0, 1"),
+        Call(Kind.ALL_GATHER, F4, -1, counts=(4, 6)),
+        Call(Kind.ALL_GATHER, F4, -1, counts=(6, 4)),
+        Call(Kind.ALL_GATHER, F4, -1, counts=(4, 6, 0)),
+        Call(Kind.ALL_GATHER, F4, -1),
+        Call(Kind.REDUCE, F4, 10, ReduceOp.SUM, root=0),
+        Call(Kind.SCATTER, F4, 10, root=0),
+        Call(Kind.GATHER, F4, 10, root=0),
     ]
     for one, other in itertools.combinations(calls, 2):
         assert one.fingerprint != other.fingerprint, f"{one} and {other}"
@@ -62,9 +79,15 @@ def test_fingerprints_fit_into_64_bits():
 
 @pytest.mark.parametrize(
     ("call", "nbytes"),
-    [(Call(Kind.BARRIER), 0), (Call(Kind.BROADCAST, F8, 3, root=0), 24), (Call(Kind.BROADCAST, F4, 1 << 31), 1 << 33)],
+    [
+        (Call(Kind.BARRIER), 0),
+        (Call(Kind.BROADCAST, F8, 3, root=0), 24),
+        (Call(Kind.BROADCAST, F4, 1 << 31), 1 << 33),
+        (Call(Kind.ALL_GATHER, F8, -1, counts=(1, 5, 0)), 40),
+        (Call(Kind.ALL_TO_ALL, F8, -1), 0),
+    ],
 )
-def test_bytes_each_rank_contributes(call, nbytes):
+def test_bytes_of_the_largest_contribution(call, nbytes):
     assert call.nbytes == nbytes
 
 
@@ -75,5 +98,20 @@ def test_numbers_of_kinds_and_reduce_ops_are_stable():
         "BROADCAST": 3,
         "ALL_GATHER": 4,
         "NEW_GROUP": 5,
+        "REDUCE": 6,
+        "GATHER": 7,
+        "SCATTER": 8,
+        "REDUCE_SCATTER": 9,
+        "ALL_TO_ALL": 10,
     }
-    assert {op.name: op.value for op in ReduceOp} == {"SUM": 0, "PRODUCT": 2, "MIN": 3, "MAX": 4}, "torch's numbers"
+    torchs = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
+    assert [op.name for op in sorted(ReduceOp)] == torchs
+    assert [op.value for op in sorted(ReduceOp)] == list(range(9))
+
+
+def test_only_premul_sum_takes_a_factor():
+    assert ReduceOp.PREMUL_SUM(0.5) == PremulSum(0.5)
+    assert ReduceOp.PREMUL_SUM(2j).factor == 2j
+    for op in set(ReduceOp) - {ReduceOp.PREMUL_SUM}:
+        with pytest.raises(TypeError, match=rf"ReduceOp\.{op.name} takes no factor"):
+            op(0.5)
