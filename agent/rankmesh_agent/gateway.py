@@ -22,6 +22,8 @@ from rankmesh_agent.wire.errors import (
 from rankmesh_agent.wire.schemas import (
     HEARTBEAT_SECONDS,
     LONG_POLL_SECONDS,
+    SUSPECT_SECONDS,
+    UNASSIGNED,
     Heartbeat,
     JoinReply,
     JoinRequest,
@@ -42,20 +44,27 @@ _ANSWER_SECONDS = 2.0
 """How long an answer may take beyond what it was asked to wait."""
 _PATIENCE = 5.0
 """Seconds in vain after which a warning says what we wait for."""
+_NOT_NOW = frozenset({500, 502, 503, 504})
+"""HTTP statuses of a gateway that cannot answer at the moment (it is closing, say), or of a proxy in front of it."""
+
+
+class _NotNowError(Exception):
+    """The gateway is there, but cannot answer at the moment."""
 
 
 class GatewayClient:
     """One connection to a gateway.
 
     Args:
-        find: returns the gateway's base URL, or None while it is not known; asked again after each failure, because a
-            rendezvous file may change.
+        find: returns the gateway's base URL, or None while it is not known; asked again after each failure, because
+            the gateway may be elsewhere by then, or this process's to host.
         token: the job's token.
     """
 
     def __init__(self, find: Callable[[], str | None], token: str) -> None:
         self._find = find
         self.url = ""
+        self._heard = time.monotonic()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Proxies are for the outside world: trust_env would send requests for 127.0.0.1 to one.
         self._http = httpx.Client(headers=headers, trust_env=False, timeout=_ANSWER_SECONDS)
@@ -63,12 +72,18 @@ class GatewayClient:
     def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
         """Join a job and wait until everyone has.
 
+        Args:
+            job: the job's name.
+            world_size: how many ranks it has.
+            member: who joins; if its rank is UNASSIGNED, the reply's member with the same instance has one.
+            deadline: when to give up. A gateway that is away or closing is asked again until then.
+
         Raises:
             GatewayUnreachableError: nobody answers there before the deadline.
             JoinTimeoutError: ranks are missing at the deadline; names them.
             RankTakenError, WorldSizeMismatchError: the gateway refuses.
         """
-        seen: dict[int, Member] = {}
+        seen: dict[int | str, Member] = {}
         try:
             return self._keep_joining(job, world_size, member, deadline, seen)
         except BaseException as error:
@@ -78,46 +93,59 @@ class GatewayClient:
             raise
 
     def _keep_joining(
-        self, job: str, world_size: int, member: Member, deadline: Deadline, seen: dict[int, Member]
+        self, job: str, world_size: int, member: Member, deadline: Deadline, seen: dict[int | str, Member]
     ) -> JoinReply:
-        failure = "it is not known yet: rank 0 has not written it"
+        failure = "its address is not known yet"
         patience = Deadline(_PATIENCE)
+        url: str | None = None
         while not deadline.passed():
-            url = self._find()
+            url = url or self._find()
             if url is not None:
                 self.url = url
-                # The last looks are close together: who gives up a little before us is not one who never came.
-                wait = max(_SHORTEST_POLL_SECONDS, min(LONG_POLL_SECONDS, deadline.remaining() / 2))
+                # Who gives up before us, perhaps taking the gateway along, is not one who never came: the first look is
+                # at once, and the last ones are close together.
+                wait = max(_SHORTEST_POLL_SECONDS, min(LONG_POLL_SECONDS, deadline.remaining() / 2)) if seen else 0.0
                 limit = min(wait, deadline.remaining()) + _ANSWER_SECONDS
                 try:
                     reply = self._join(url, JoinRequest(job, world_size, member, wait), limit)
-                except httpx.TransportError as error:
+                except (httpx.TransportError, _NotNowError) as error:
                     failure = str(error) or type(error).__name__
                 else:
                     if reply.complete:
+                        self._heard = time.monotonic()
                         return reply
-                    seen |= {there.rank: there for there in reply.members}
-                    # A gateway that is about to end answers at once: asking again at once would keep it from ending.
-                    time.sleep(min(_SHORTEST_POLL_SECONDS, deadline.remaining()))
+                    seen |= {_key(there): there for there in reply.members}
+                    time.sleep(min(_SHORTEST_POLL_SECONDS, deadline.remaining()) if wait else 0)
                     continue
             if patience.passed():
-                _log.warning("rank %d still waits for the gateway at %s: %s", member.rank, url, failure)
+                where = url or "an unknown address"
+                _log.warning("%s still waits for the gateway at %s: %s", member.described(), where, failure)
                 patience = Deadline(deadline.remaining() + 1)
+            url = None
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
         if seen:
             raise _missing(job, world_size, member, seen, deadline)
         raise GatewayUnreachableError(
-            f"rank {member.rank} could not reach the gateway at {self.url or 'an unknown address'} within "
-            f"{deadline.seconds:.0f} s: {failure}. The gateway runs in rank 0 unless a launcher hosts it: is rank 0 "
-            "running, and are MASTER_ADDR and MASTER_PORT (or the init_method) the same on every rank?",
-            ranks=[member.rank],
+            f"{_who(member)} could not reach the gateway at {self.url or 'an unknown address'} within "
+            f"{deadline.seconds:.0f} s: {failure}. The gateway runs in rank 0, or in the first process to come where "
+            "ranks are left out, unless a launcher hosts it: is that running, and are MASTER_ADDR and MASTER_PORT (or "
+            "the init_method) the same on every rank?",
+            ranks=[] if member.rank == UNASSIGNED else [member.rank],
             address=self.url or None,
         )
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Tell the gateway that this rank lives; a gateway that is away for the moment does not matter."""
+        """Tell the gateway that this rank lives; a gateway that is away for the moment does not matter.
+
+        One that has been away for SUSPECT_SECONDS is looked for again: it may be elsewhere by now, or have ended with
+        the process that hosted it and be this one's to host. The ranks' next signs of life tell it who they are.
+        """
         with contextlib.suppress(httpx.HTTPError):
-            self._http.post(f"{self.url}/v1/heartbeat", json=asdict(heartbeat))
+            if self._http.post(f"{self.url}/v1/heartbeat", json=asdict(heartbeat)).status_code not in _NOT_NOW:
+                self._heard = time.monotonic()
+        if time.monotonic() - self._heard > SUSPECT_SECONDS:
+            with contextlib.suppress(DistNetworkError):
+                self.url = self._find() or self.url
 
     def leave(self, leave: Leave) -> None:
         """Say goodbye; a gateway that is gone already does not matter."""
@@ -130,6 +158,8 @@ class GatewayClient:
 
     def _join(self, url: str, request: JoinRequest, limit: float) -> JoinReply:
         response = self._http.post(f"{url}/v1/join", json=asdict(request), timeout=limit)
+        if response.status_code in _NOT_NOW:
+            raise _NotNowError(str(_refusal(response, url)))
         if response.status_code != httpx.codes.OK:
             raise _refusal(response, url)
         try:
@@ -139,13 +169,13 @@ class GatewayClient:
             raise _stranger(response, url) from None
 
 
-def is_gateway(url: str, timeout: float = 2.0) -> bool:
-    """Whether a RankMesh gateway answers at ``url``."""
+def gateway_id(url: str, timeout: float = 2.0) -> str | None:
+    """Return the random id of the RankMesh gateway that answers at ``url``, None if none does within ``timeout`` s."""
     try:
-        response = httpx.get(f"{url}/health", timeout=timeout, trust_env=False)
-        return bool(response.json().get("service") == "rankmesh-gateway")
-    except (httpx.HTTPError, ValueError, AttributeError):
-        return False
+        health = httpx.get(f"{url}/health", timeout=timeout, trust_env=False).json()
+        return str(health["id"]) if health["service"] == "rankmesh-gateway" else None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return None
 
 
 class Heart(threading.Thread):
@@ -176,14 +206,26 @@ class Heart(threading.Thread):
         self.join()
 
 
+def _key(member: Member) -> int | str:
+    """What tells joiners apart: their ranks, as far as they have any."""
+    return member.instance if member.rank == UNASSIGNED else member.rank
+
+
+def _who(member: Member) -> str:
+    return member.described() if member.rank == UNASSIGNED else f"rank {member.rank}"
+
+
 def _missing(
-    job: str, world_size: int, member: Member, seen: dict[int, Member], deadline: Deadline
+    job: str, world_size: int, member: Member, seen: dict[int | str, Member], deadline: Deadline
 ) -> JoinTimeoutError:
-    joined = ", ".join(seen[rank].described() for rank in sorted(seen))
+    joined = ", ".join(there.described() for there in sorted(seen.values(), key=lambda there: there.rank))
     missing = [rank for rank in range(world_size) if rank not in seen]
+    awaited = f"ranks {', '.join(map(str, missing))}"
+    if any(there.rank == UNASSIGNED for there in seen.values()):  # any of the others may get any of the missing ranks
+        missing, awaited = [], f"{max(1, world_size - len(seen))} more process(es)"
     return JoinTimeoutError(
-        f"rank {member.rank} waited {deadline.seconds:.1f} s for ranks {', '.join(map(str, missing))} of job {job!r} "
-        f"to join (world size {world_size}); joined: {joined}",
+        f"{_who(member)} waited {deadline.seconds:.1f} s for {awaited} of job {job!r} to join "
+        f"(world size {world_size}); joined: {joined}",
         ranks=missing,
     )
 

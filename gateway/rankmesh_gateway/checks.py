@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.schemas import Heartbeat, JoinRequest, Member
+from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinRequest, Member
 
 MAX_WORLD_SIZE = 65_536
 """The largest world a gateway forms."""
@@ -23,6 +23,13 @@ class InvalidRequestError(ValueError):
     """A request whose fields have the right types but values that make no sense; answered with HTTP status 422."""
 
 
+class GatewayClosingError(DistNetworkError):
+    """The gateway is about to end and takes nobody in any more; the job's next one may be at the same address."""
+
+    code = "gateway-closing"
+    status = 503
+
+
 class GatewayFullError(DistNetworkError):
     """The gateway keeps as many jobs as it may, and all of them have live ranks."""
 
@@ -31,13 +38,13 @@ class GatewayFullError(DistNetworkError):
 
 
 def check_join(request: JoinRequest) -> None:
-    """Raise InvalidRequestError unless the request names a job and a rank that its world has."""
-    _check_place(request.job, request.world_size, request.member)
+    """Raise InvalidRequestError unless the request names a job, and a rank that its world has or none at all."""
+    _check_place(request.job, request.world_size, request.member, at_least=UNASSIGNED)
 
 
 def check_heartbeat(beat: Heartbeat) -> None:
     """Raise InvalidRequestError unless the heartbeat can come from a rank that has joined."""
-    _check_place(beat.job, beat.world_size, beat.member)
+    _check_place(beat.job, beat.world_size, beat.member, at_least=0)
     if beat.epoch < 1:
         raise InvalidRequestError(
             f"epoch {beat.epoch}: epochs count from 1; send the epoch that the join was answered with"
@@ -49,7 +56,7 @@ def check_heartbeat(beat: Heartbeat) -> None:
         )
 
 
-def _check_place(job: str, world_size: int, member: Member) -> None:
+def _check_place(job: str, world_size: int, member: Member, *, at_least: int) -> None:
     for what, text in (("job", job), ("member.instance", member.instance)):
         if not text.strip():
             raise InvalidRequestError(f"{what} is empty; give it a name")
@@ -63,7 +70,7 @@ def _check_place(job: str, world_size: int, member: Member) -> None:
         raise InvalidRequestError(f"{len(member.addresses)} addresses given, at most {MAX_ADDRESSES} are allowed")
     if not 1 <= world_size <= MAX_WORLD_SIZE:
         raise InvalidRequestError(f"world size {world_size} is not between 1 and {MAX_WORLD_SIZE}; check WORLD_SIZE")
-    if not 0 <= member.rank < world_size:
+    if not at_least <= member.rank < world_size:
         raise InvalidRequestError(
             f"rank {member.rank} is not in a world of {world_size}: ranks go from 0 to {world_size - 1}; "
             "check RANK and WORLD_SIZE"

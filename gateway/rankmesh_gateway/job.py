@@ -35,7 +35,7 @@ class Job:
             The world the rank is in: the one that is complete when this very process joined it earlier.
 
         Raises:
-            RankTakenError: another process that runs holds the rank.
+            RankTakenError: another process that runs holds the rank, or others hold all ranks.
             WorldSizeMismatchError: the forming world has another size.
         """
         member = request.member
@@ -43,7 +43,9 @@ class Job:
         if joined is not None:
             return joined
         if self.worlds:
-            self.worlds[self._latest()].refuse_taken_rank(member, now)
+            latest = self.worlds[self._latest()]
+            latest.refuse_taken_rank(member, now)
+            latest.refuse_one_too_many(request.world_size, member, now)
         world = self._forming(request.world_size, now)
         world.refuse_other_size(request.world_size, member)
         world.refuse_taken_rank(member, now)
@@ -100,10 +102,13 @@ class Job:
             The world it waited for, if it did.
         """
         world = self.forming
-        if world is None or world.holder(rank, instance) is None:
+        if world is None:
             return None
-        del world.records[rank]
-        if not world.records:
+        record = world.holder(rank, instance)
+        if record is None:
+            return None
+        world.remove(record)
+        if not world.everyone():
             self.forming = None
         return world
 
@@ -113,14 +118,14 @@ class Job:
 
     def last_seen(self) -> float:
         """The clock at the last sign of life of any rank."""
-        return max((record.seen for world in self for record in world.records.values()), default=float("-inf"))
+        return max((record.seen for world in self for record in world.everyone()), default=float("-inf"))
 
     def drop_silent_joiners(self, now: float) -> None:
         """Forget joiners whose processes died, and the forming world if there are no others."""
         if self.forming is None:
             return
         self.forming.drop_silent_joiners(now)
-        if not self.forming.records:
+        if not self.forming.everyone():
             self.forming = None
 
     def _latest(self) -> int:

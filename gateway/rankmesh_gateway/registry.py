@@ -18,7 +18,7 @@ from rankmesh_agent.wire.schemas import (
     RankGroupInfo,
     RankInfo,
 )
-from rankmesh_gateway.checks import MAX_JOBS, GatewayFullError, check_heartbeat, check_join
+from rankmesh_gateway.checks import MAX_JOBS, GatewayClosingError, GatewayFullError, check_heartbeat, check_join
 from rankmesh_gateway.groups import groups_of
 from rankmesh_gateway.job import Job
 from rankmesh_gateway.world import World
@@ -61,30 +61,34 @@ class Registry:
 
         Raises:
             InvalidRequestError: the request makes no sense.
-            RankTakenError: another process that runs holds the rank.
+            RankTakenError: another process that runs holds the rank, or others hold all ranks.
             WorldSizeMismatchError: the forming world has another size.
             GatewayFullError: the job is new and there are MAX_JOBS with live ranks.
+            GatewayClosingError: the registry is closed, and the rank's world was not complete before.
         """
         check_join(request)
         future: Future[JoinReply] = Future()
         with self._lock:
+            self._refuse_when_closed(request)
             job = self._job(request.job)
             world = job.join(request, self._clock())
             self._jobs[job.name] = job
             world.waits[future] = request.member.instance
             reply = world.reply()
             ready = _take_all(world.waits) if reply.complete else []
-            closed = self._closed
         for waiting in ready:
             _resolve(waiting, reply)
         future.add_done_callback(lambda ended: self._stop_waiting(world, ended))
-        if closed:
-            future.cancel()
         return future
 
     def pending(self, request: JoinRequest) -> JoinReply:
-        """Tell where a join stands, without joining: who is there, and which ranks are missing."""
+        """Tell where a join stands, without joining: who is there, and which ranks are missing.
+
+        Raises:
+            GatewayClosingError: the registry is closed, and the rank's world was not complete before.
+        """
         with self._lock:
+            self._refuse_when_closed(request)
             job = self._jobs.get(request.job) or Job(request.job)
             return job.standing(request).reply()
 
@@ -111,9 +115,12 @@ class Registry:
             RankTakenError: another process that runs holds this rank of the epoch.
             WorldSizeMismatchError: the epoch's other ranks have another world size.
             GatewayFullError: the job is new and there are MAX_JOBS with live ranks.
+            GatewayClosingError: the registry is closed.
         """
         check_heartbeat(beat)
         with self._lock:
+            if self._closed:
+                raise _closing()
             now = self._clock()
             job = self._job(beat.job)
             world = job.heartbeat(beat, now)
@@ -135,7 +142,7 @@ class Registry:
         _cancel(waits)
 
     def close(self) -> None:
-        """End all waits now, and later ones at once, so that a server can shut down. Reading goes on to work."""
+        """End all waits and take nobody in any more, so that a server can shut down. Reading goes on to work."""
         with self._lock:
             self._closed = True
             waits = [wait for job in self._jobs.values() for world in job for wait in world.waits]
@@ -158,6 +165,13 @@ class Registry:
             now = self._clock()
             present = [job.present(now) for job in self._jobs.values()]
             return Counts(sum(ranks > 0 for ranks in present), sum(present))
+
+    def _refuse_when_closed(self, request: JoinRequest) -> None:
+        """Raise GatewayClosingError for a join that can no longer come to an end here."""
+        if self._closed:
+            job = self._jobs.get(request.job)
+            if job is None or job.joined(request.member) is None:
+                raise _closing()
 
     def _worlds(self, name: str | None) -> list[World]:
         names = sorted(self._jobs) if name is None else [name]
@@ -186,6 +200,10 @@ class Registry:
     def _stop_waiting(self, world: World, future: Future[JoinReply]) -> None:
         with self._lock:
             world.waits.pop(future, None)
+
+
+def _closing() -> GatewayClosingError:
+    return GatewayClosingError("this gateway is about to end; ask again, the job's next one may be at the same address")
 
 
 def _take_all(waits: dict[Future[JoinReply], str]) -> list[Future[JoinReply]]:

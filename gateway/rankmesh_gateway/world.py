@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, LONG_POLL_SECONDS, JoinReply, Member, RankInfo
+from rankmesh_agent.wire.schemas import (
+    FAILED_SECONDS,
+    LONG_POLL_SECONDS,
+    UNASSIGNED,
+    JoinReply,
+    Member,
+    RankInfo,
+)
 from rankmesh_gateway.record import RankRecord
 
 JOIN_SILENCE_SECONDS = LONG_POLL_SECONDS + 10.0
@@ -22,6 +29,7 @@ class World:
         epoch: the job's epoch.
         size: how many ranks it has when complete.
         records: the ranks that are there, in the order they came.
+        unplaced: who is there without a rank, by instance, in the order they came; empty once the world is complete.
         waits: the joins that wait for it to be complete, each with the instance that waits.
     """
 
@@ -29,30 +37,46 @@ class World:
     epoch: int
     size: int
     records: dict[int, RankRecord] = field(default_factory=dict)
+    unplaced: dict[str, RankRecord] = field(default_factory=dict)
     waits: dict[Future[JoinReply], str] = field(default_factory=dict)
 
     def missing(self) -> list[int]:
-        """The ranks that are not there."""
+        """The ranks that nobody came with."""
         return [rank for rank in range(self.size) if rank not in self.records]
 
     @property
     def complete(self) -> bool:
         """Whether every rank is there."""
-        return len(self.records) == self.size
+        return len(self.records) + len(self.unplaced) == self.size
+
+    def everyone(self) -> list[RankRecord]:
+        """The records by rank, then those without a rank in the order they came."""
+        return [*(self.records[rank] for rank in sorted(self.records)), *self.unplaced.values()]
 
     def holder(self, rank: int, instance: str) -> RankRecord | None:
-        """The record of a rank, if this very process holds it."""
+        """The record of a rank, if this very process holds it; of UNASSIGNED, whatever this very process holds."""
+        if rank == UNASSIGNED:
+            return next((record for record in self.everyone() if record.member.instance == instance), None)
         record = self.records.get(rank)
         return record if record is not None and record.member.instance == instance else None
 
     def admit(self, member: Member, now: float) -> RankRecord:
-        """Put a member at its rank, in place of who held it before."""
-        record = self.records[member.rank] = RankRecord(member, now)
+        """Put a member at its rank, in place of who held it before; without a rank, among those without one."""
+        record = RankRecord(member, now)
+        if member.rank == UNASSIGNED:
+            self.unplaced[member.instance] = record
+        else:
+            self.records[member.rank] = record
         return record
+
+    def remove(self, record: RankRecord) -> None:
+        """Free the place of somebody who is there."""
+        self.unplaced.pop(record.member.instance, None)
+        self.records.pop(record.member.rank, None)
 
     def present(self, now: float) -> int:
         """How many of the ranks are neither gone nor failed."""
-        return sum(record.present(now) for record in self.records.values())
+        return sum(record.present(now) for record in self.everyone())
 
     def failed(self, now: float) -> list[int]:
         """The ranks that have failed."""
@@ -60,15 +84,19 @@ class World:
 
     def reply(self) -> JoinReply:
         """Where the coming together stands."""
-        members = [self.records[rank].member for rank in sorted(self.records)]
+        members = [record.member for record in self.everyone()]
         return JoinReply(self.complete, self.job, self.epoch, self.size, members, self.missing())
 
     def infos(self, now: float) -> list[RankInfo]:
         """The ranks as they are shown, in rank order."""
-        return [self.records[rank].info(self.job, self.epoch, now) for rank in sorted(self.records)]
+        return [record.info(self.job, self.epoch, now) for record in self.everyone()]
 
     def begin(self, now: float) -> None:
-        """Count every rank as just seen: from now on heartbeats are expected of them."""
+        """Give a rank to those without one, and count all as just seen: from now on heartbeats are expected."""
+        for rank, record in zip(self.missing(), self.unplaced.values(), strict=True):
+            record.member = replace(record.member, rank=rank)
+            self.records[rank] = record
+        self.unplaced = {}
         for record in self.records.values():
             record.joining, record.seen = False, now
 
@@ -78,11 +106,9 @@ class World:
 
     def drop_silent_joiners(self, now: float) -> None:
         """Forget joiners that neither wait nor asked again lately: their processes died."""
-        self.records = {
-            rank: record
-            for rank, record in self.records.items()
-            if now - record.seen <= JOIN_SILENCE_SECONDS or self.awaited_by(record.member.instance)
-        }
+        for record in self.everyone():
+            if now - record.seen > JOIN_SILENCE_SECONDS and not self.awaited_by(record.member.instance):
+                self.remove(record)
 
     def refuse_taken_rank(self, member: Member, now: float) -> None:
         """Raise RankTakenError if another process that runs holds the member's rank."""
@@ -100,15 +126,32 @@ class World:
             address=holder.http,
         )
 
+    def refuse_one_too_many(self, world_size: int, member: Member, now: float) -> None:
+        """Raise RankTakenError if processes that run hold all ranks, one of which a member without a rank could get.
+
+        A member that expects another world size is not one too many: it belongs to the world that comes next.
+        """
+        if member.rank != UNASSIGNED or world_size != self.size or self.present(now) < self.size:
+            return
+        first = self.records[0].member
+        raise RankTakenError(
+            f"all {self.size} ranks of job {self.job!r} (epoch {self.epoch}) are held by processes that run, the first "
+            f"by {first.described()} at {first.http}, so there is none left for process {member.pid} on {member.host}. "
+            "Start no more processes than WORLD_SIZE and give each job its own RANKMESH_JOB or group_name; if the "
+            f"holders have died, their ranks are free after {FAILED_SECONDS:g} s of silence",
+            address=first.http,
+        )
+
     def refuse_other_size(self, world_size: int, member: Member) -> None:
         """Raise WorldSizeMismatchError if the member does not expect as many ranks as those already here."""
-        if world_size == self.size or not self.records:
+        there = [*self.records.values(), *self.unplaced.values()]
+        if world_size == self.size or not there:
             return
-        first = next(iter(self.records.values())).member
+        first = there[0].member
         raise WorldSizeMismatchError(
             f"{member.described()} says that job {self.job!r} has {world_size} ranks, but {first.described()} at "
             f"{first.http}, which came first, says {self.size}. Start all ranks with the same WORLD_SIZE, or give each "
             "job its own RANKMESH_JOB",
-            ranks=[first.rank],
+            ranks=[] if first.rank == UNASSIGNED else [first.rank],
             address=first.http,
         )

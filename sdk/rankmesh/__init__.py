@@ -74,6 +74,7 @@ from rankmesh._objects import (
 from rankmesh._p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from rankmesh._reduce_op import _make_nccl_premul_sum as _make_nccl_premul_sum
 from rankmesh._reduce_op import reduce_op, supports_complex
+from rankmesh._rendezvous.handlers import register_rendezvous_handler, rendezvous
 from rankmesh._stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from rankmesh._world import (
     GroupMember,
@@ -119,6 +120,8 @@ __all__ = [
     "init_process_group",
     "destroy_process_group",
     "is_initialized",
+    "rendezvous",
+    "register_rendezvous_handler",
     "default_pg_timeout",
     # Backends
     "Backend",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
-from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, JoinRequest, Leave, Member
+from rankmesh_agent.wire.schemas import UNASSIGNED, GroupInfo, Heartbeat, JoinRequest, Leave, Member
 from rankmesh_agent.wire.sockets import bind, url_of
 from rankmesh_gateway.app import create_app
 from rankmesh_gateway.registry import Registry
@@ -45,6 +46,13 @@ class Requests:
         self, rank: int, world_size: int = 2, *, life: int = 1, job: str = "job", wait: float = 20.0
     ) -> JoinRequest:
         return JoinRequest(job, world_size, self.member(rank, life), wait)
+
+    def join_unassigned(self, number: int, world_size: int = 2, *, life: int = 1, job: str = "job") -> JoinRequest:
+        """A join of process ``number`` that leaves its rank to the gateway."""
+        return JoinRequest(job, world_size, replace(self.member(number, life), rank=UNASSIGNED))
+
+    def leave_unassigned(self, number: int, *, life: int = 1, job: str = "job", reason: str = "") -> Leave:
+        return Leave(job, 1, UNASSIGNED, self.member(number, life).instance, reason)
 
     def heartbeat(
         self, rank: int, world_size: int = 2, *groups: GroupInfo, life: int = 1, epoch: int = 1, job: str = "job"

@@ -21,6 +21,7 @@ from rankmesh_gateway.checks import (
 def test_an_ordinary_request_passes(ask):
     check_join(ask.join(0))
     check_join(ask.join(MAX_WORLD_SIZE - 1, MAX_WORLD_SIZE))
+    check_join(ask.join_unassigned(0))
     check_heartbeat(ask.heartbeat(1))
 
 
@@ -42,7 +43,7 @@ def test_the_job(ask, change, said):
     ("change", "said"),
     [
         ({"rank": 2}, "ranks go from 0 to 1"),
-        ({"rank": -1}, "rank -1"),
+        ({"rank": -2}, "rank -2"),
         ({"instance": ""}, "member.instance is empty"),
         ({"http": "h" * (MAX_NAME + 1)}, "member.http has 256"),
         ({"addresses": ["a" * (MAX_NAME + 1)]}, r"member.addresses\[0\]"),
@@ -57,6 +58,8 @@ def test_the_member(ask, change, said):
 def test_the_heartbeat(ask):
     with pytest.raises(InvalidRequestError, match="epoch -1"):
         check_heartbeat(ask.heartbeat(0, epoch=-1))
+    with pytest.raises(InvalidRequestError, match="rank -1"):
+        check_heartbeat(ask.heartbeat(-1))
     group = GroupInfo("aa", "g", [0], 0, "self", "", "")
     with pytest.raises(InvalidRequestError, match="1025 groups"):
         check_heartbeat(ask.heartbeat(0, 2, *[group] * (MAX_GROUPS + 1)))

@@ -55,7 +55,7 @@ def refusal(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_until_a_signal_and_cuts_waiting_joins(start, ask, eventually, number):
+def test_it_serves_until_a_signal_and_sends_waiting_joins_away(start, ask, eventually, number):
     process = start("--port", "0")
     url = url_of(process)
     answers = []
@@ -68,7 +68,7 @@ def test_it_serves_until_a_signal_and_cuts_waiting_joins(start, ask, eventually,
     rest, said = process.communicate(timeout=10)
     client.join(10)
     assert (process.returncode, rest, said) == (0, "", "")
-    assert answers[0].json()["missing"] == [1]
+    assert (answers[0].status_code, answers[0].json()["code"]) == (503, "gateway-closing")
 
 
 @pytest.mark.parametrize("source", ["file", "environment"])

@@ -10,7 +10,7 @@ import pytest
 from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, JoinReply
 from rankmesh_gateway import registry as registry_module
-from rankmesh_gateway.checks import GatewayFullError, InvalidRequestError
+from rankmesh_gateway.checks import GatewayClosingError, GatewayFullError, InvalidRequestError
 from rankmesh_gateway.registry import FORGET_SECONDS, Registry
 from rankmesh_gateway.world import JOIN_SILENCE_SECONDS
 
@@ -186,13 +186,117 @@ class TestPlaces:
         form(registry, ask)
         assert world.waits == {}
 
-    def test_close_ends_waits_and_those_that_come_later(self, registry, ask):
-        early = registry.join(ask.join(0, 3))
+
+class TestUnassigned:
+    """Joiners that leave it to the gateway which rank they get."""
+
+    @staticmethod
+    def ranks(reply: JoinReply) -> dict[str, int]:
+        return {member.instance: member.rank for member in reply.members}
+
+    def test_they_get_ranks_in_the_order_they_came(self, registry, ask):
+        futures = [registry.join(ask.join_unassigned(number, 3)) for number in (5, 9, 7)]
+        reply = futures[0].result(timeout=0)
+        assert self.ranks(reply) == {"r5-1": 0, "r9-1": 1, "r7-1": 2}
+        assert [member.rank for member in reply.members] == [0, 1, 2]
+        assert futures[1].result(timeout=0) is futures[2].result(timeout=0) is reply
+
+    def test_they_fill_the_gaps_that_explicit_ranks_leave_even_late_ones(self, registry, ask):
+        registry.join(ask.join_unassigned(8, 4))
+        registry.join(ask.join(2, 4))
+        registry.join(ask.join_unassigned(9, 4))
+        reply = registry.join(ask.join(0, 4)).result(timeout=0)
+        assert self.ranks(reply) == {"r0-1": 0, "r8-1": 1, "r2-1": 2, "r9-1": 3}
+
+    def test_until_everyone_is_there_none_is_given_away(self, registry, ask):
+        registry.join(ask.join_unassigned(8, 4))
+        registry.join(ask.join(3, 4))
+        reply = registry.pending(ask.join_unassigned(8, 4))
+        assert [(member.rank, member.instance) for member in reply.members] == [(3, "r3-1"), (-1, "r8-1")]
+        assert reply.missing == [0, 1, 2]
+        assert [info.state for info in registry.ranks()] == ["joining", "joining"]
+        assert registry.counts().ranks == 2
+
+    def test_repeating_the_join_keeps_the_place_in_the_order(self, registry, ask):
+        registry.join(ask.join_unassigned(5, 3)).cancel()
+        registry.join(ask.join_unassigned(6, 3))
+        again = registry.join(ask.join_unassigned(5, 3))
+        registry.join(ask.join_unassigned(7, 3))
+        assert self.ranks(again.result(timeout=0)) == {"r5-1": 0, "r6-1": 1, "r7-1": 2}
+
+    def test_repeating_the_join_after_completion_gives_the_same_rank(self, registry, ask):
+        registry.join(ask.join_unassigned(5))
+        reply = registry.join(ask.join_unassigned(6)).result(timeout=0)
+        assert registry.join(ask.join_unassigned(6)).result(timeout=0) == reply
+        assert registry.pending(ask.join_unassigned(5)) == reply
+        assert states(registry) == {(1, 0): "alive", (1, 1): "alive"}
+
+    def test_one_that_gave_up_frees_its_place(self, registry, ask):
+        waiting = registry.join(ask.join_unassigned(5))
+        registry.leave(ask.leave_unassigned(5, reason="it gave up joining"))
+        assert waiting.cancelled()
+        assert registry.counts() == (0, 0)
+        registry.join(ask.join_unassigned(5, life=2))
+        reply = registry.join(ask.join_unassigned(6)).result(timeout=0)
+        assert self.ranks(reply) == {"r5-2": 0, "r6-1": 1}
+
+    def test_one_that_gave_up_just_when_the_world_was_complete_has_failed(self, registry, ask):
+        registry.join(ask.join_unassigned(5))
+        registry.join(ask.join_unassigned(6))
+        registry.leave(ask.leave_unassigned(6, reason="it gave up joining"))
+        assert states(registry) == {(1, 0): "alive", (1, 1): "failed"}
+
+    def test_one_whose_connection_broke_or_that_went_silent_frees_its_place(self, registry, ask, clock):
+        registry.join(ask.join_unassigned(5, 3)).cancel()
+        registry.withdraw(ask.join_unassigned(5, 3))
+        assert registry.ranks() == []
+        registry.join(ask.join_unassigned(5, 3)).cancel()
+        clock.advance(JOIN_SILENCE_SECONDS + 0.1)
+        registry.join(ask.join_unassigned(6, 3))
+        assert registry.counts().ranks == 1
+
+    def test_one_more_than_there_are_ranks_is_refused(self, registry, ask):
+        form(registry, ask)
+        with pytest.raises(RankTakenError, match=r"all 2 ranks of job 'job' .* none left for process 108 on host8"):
+            registry.join(ask.join_unassigned(8))
+        registry.leave(ask.leave(1))
+        assert not registry.join(ask.join_unassigned(8)).done(), "it may belong to the next world"
+
+    def test_the_first_of_a_world_of_another_size_is_not_one_too_many(self, registry, ask):
+        form(registry, ask)
+        assert not registry.join(ask.join_unassigned(8, 3)).done()
+
+    def test_another_world_size_names_who_came_first(self, registry, ask):
+        registry.join(ask.join_unassigned(5, 2))
+        with pytest.raises(WorldSizeMismatchError, match=r"a process without a rank yet \(host5, pid 105\)") as caught:
+            registry.join(ask.join(1, 3))
+        assert caught.value.ranks == ()
+
+
+class TestClosing:
+    def test_waits_end_and_nobody_is_taken_in_any_more(self, registry, ask):
+        early = registry.join(ask.join(0))
         registry.close()
-        late = registry.join(ask.join(1, 3))
         assert early.cancelled()
-        assert late.cancelled()
-        assert registry.pending(ask.join(1, 3)).missing == [2]
+        for call in (registry.join, registry.pending):
+            for rank in range(2):  # the second would complete the world, but the first has been sent away
+                with pytest.raises(GatewayClosingError, match="about to end"):
+                    call(ask.join(rank))
+        with pytest.raises(GatewayClosingError):
+            registry.heartbeat(ask.heartbeat(0))
+
+    def test_who_did_not_hear_that_its_world_is_complete_still_can(self, registry, ask):
+        reply = form(registry, ask)
+        registry.close()
+        assert registry.join(ask.join(0)).result(timeout=0) == registry.pending(ask.join(0)) == reply
+        with pytest.raises(GatewayClosingError):
+            registry.join(ask.join(0, life=2))
+
+    def test_reading_and_leaving_go_on(self, registry, ask):
+        form(registry, ask)
+        registry.close()
+        registry.leave(ask.leave(0))
+        assert states(registry) == {(1, 0): "left", (1, 1): "alive"}
 
 
 class TestEpochs:

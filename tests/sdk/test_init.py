@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 
 import numpy as np
@@ -102,7 +105,7 @@ def test_env_with_rank_0_hosting_the_gateway(ranks: Ranks) -> None:
 
 def test_env_under_the_launcher(ranks: Ranks) -> None:
     script = ranks.script(launched, arguments={}, uses=[exercise])
-    launcher = ranks.command("-m", "rankmesh.launch", "--nproc-per-node", "3", str(script), "0", "0", name="launcher")
+    launcher = ranks.command("-m", "rankmesh.run", "--nproc-per-node", "3", str(script), "0", "0", name="launcher")
     ranks.wait([launcher])
     assert launcher.code == 0, launcher
     ranks.wait_for(*(f"launched-{rank}-3" for rank in range(3)))
@@ -120,7 +123,7 @@ def test_file(ranks: Ranks) -> None:
     path = ranks.folder / "with space" / "meet"
     path.parent.mkdir()
     ranks.run(by, 3, uses=[exercise], options={"init_method": f"file://{path}"})
-    assert not path.exists(), "rank 0 removes the file of its gateway when it leaves"
+    assert not path.exists(), "who hosted the gateway removes its file when it leaves"
 
 
 def test_a_gateway_of_its_own(ranks: Ranks, gateway: str) -> None:
@@ -159,6 +162,117 @@ def test_rank_and_world_size_of_slurm_open_mpi_and_pmi(ranks: Ranks) -> None:
     ]
     env = lambda rank: {**names[rank], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # noqa: E731
     ranks.run(by, 3, uses=[exercise], env=env, options={})
+
+
+# Ranks left out
+
+
+def without_ranks(me: Me, methods: list[str], explicit: dict[str, int]) -> None:
+    """Join by every method twice, rank left out or explicit; say the ranks got."""
+    rank = explicit.get(str(me.rank), -1)
+    before, got = None, []
+    for number in range(2):
+        for method in methods:
+            dist.init_process_group(init_method=method, world_size=me.size, rank=rank, timeout=30)
+            everyone = [np.empty(2, np.int64) for _ in range(me.size)]
+            dist.all_gather(everyone, np.array([dist.get_rank(), os.getpid()]))
+            assert [got[0] for got in everyone] == list(range(me.size)), method
+            assert len({got[1] for got in everyone}) == me.size, method
+            got.append(dist.get_rank())
+            dist.destroy_process_group()
+        if number == 0:
+            before = me.resources()
+    assert me.resources() == before, f"{before} became {me.resources()}"
+    me.say(got=got)
+
+
+def test_ranks_that_are_left_out_are_given_out(ranks: Ranks, gateway: str) -> None:
+    methods = [
+        gateway,
+        f"tcp://127.0.0.1:{free_port()}",
+        f"file://{ranks.folder}/meet",
+        f"tcp://239.255.41.7:{free_port()}",
+    ]
+    env = {"RANKMESH_BIND": "127.0.0.1"}  # the multicast stays on this machine
+    started = ranks.start(without_ranks, 3, env=env, methods=methods, explicit={"1": 2})
+    ranks.succeed(started)
+    got = [rank.said["got"] for rank in started]
+    assert got[1] == [2] * 8, "an explicit rank is kept"
+    assert all({got[0][number], got[2][number]} == {0, 1} for number in range(8)), got
+
+
+def one_by_ipv6_multicast(me: Me, method: str, explicit: bool) -> None:
+    dist.init_process_group(init_method=method, world_size=2, rank=me.rank if explicit else -1, timeout=30)
+    value = np.array([1.0])
+    dist.all_reduce(value)
+    assert value == 2
+    dist.destroy_process_group()
+
+
+def ipv6_multicast_address() -> str:
+    """The address of this machine from which datagrams to an IPv6 multicast group leave; '' if there is no way."""
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("ff15::4d4d", 9))
+        except OSError:
+            return ""
+        address = str(probe.getsockname()[0])
+        return "" if address.startswith("fe80") else address
+
+
+def test_ipv6_multicast(ranks: Ranks) -> None:
+    # The loopback interface has no route for IPv6 multicast on most machines, so this takes another one, with a token.
+    if not ipv6_multicast_address():
+        pytest.skip("this machine has no route for IPv6 multicast, or no global address on it")
+    method = f"tcp://[ff15:1e18:5d4c:4cf0:d02d:b659:53ba:b0a7]:{free_port()}"
+    env = {"RANKMESH_TOKEN": "secret"}
+    ranks.succeed(ranks.start(one_by_ipv6_multicast, 2, env=env, method=method, explicit=True))
+
+
+# A store
+
+
+class Folder:
+    """The least that can be a store: a file a key."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def path(self, key: str) -> str:
+        return os.path.join(self.folder, key.replace("/", "-"))
+
+    def set(self, key: str, value: str) -> None:
+        with open(self.path(f"{key}.new"), "w") as file:
+            file.write(value)
+        os.rename(self.path(f"{key}.new"), self.path(key))
+
+    def get(self, key: str) -> bytes:
+        with open(self.path(key), "rb") as file:
+            return file.read()
+
+    def wait(self, keys: list, timeout: object) -> None:
+        wait_until(lambda: all(os.path.exists(self.path(key)) for key in keys), "keys", timeout.total_seconds())
+
+
+def by_store(me: Me) -> None:
+    """Join three times with one store, the last time by a name for it."""
+    store = Folder(str(me.folder))
+
+    def handler(url: str, timeout: object) -> object:
+        assert (url, timeout.total_seconds()) == ("folder://here", 30)
+        yield store, me.rank, me.size
+
+    dist.register_rendezvous_handler("folder", handler)
+    by_argument = {"store": store, "rank": me.rank, "world_size": me.size}
+    for options in (by_argument, by_argument, {"init_method": "folder://here"}):
+        dist.init_process_group(**options, timeout=30)
+        assert (dist.get_rank(), dist.get_world_size()) == (me.rank, me.size)
+        exercise()
+        dist.destroy_process_group()
+
+
+def test_a_store(ranks: Ranks) -> None:
+    ranks.succeed(ranks.start(by_store, 2, uses=[exercise, Folder]))
 
 
 # Order, and again
@@ -236,34 +350,73 @@ def one_of_two_jobs(me: Me, method: str, group_name: str, amount: int) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("by_name", [True, False], ids=["group_name", "RANKMESH_JOB"])
-def test_two_jobs_at_one_gateway_do_not_mix(ranks: Ranks, gateway: str, by_name: bool) -> None:
+@pytest.mark.parametrize("way", ["http by group_name", "http by RANKMESH_JOB", "tcp", "file"])
+def test_two_jobs_at_one_place_do_not_mix(ranks: Ranks, gateway: str, way: str) -> None:
     started: list[Rank] = []
+    by_name = way != "http by RANKMESH_JOB"
+    methods = {"tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{ranks.folder}/meet"}
     for job, amount in (("one", 1), ("two", 100)):
         env = {} if by_name else {"RANKMESH_JOB": f"{ranks.job}-{job}"}
         name = f"{ranks.job}-{job}" if by_name else ""
-        started += ranks.start(one_of_two_jobs, 2, env=env, method=gateway, group_name=name, amount=amount)
+        method = methods.get(way, gateway)
+        started += ranks.start(one_of_two_jobs, 2, env=env, method=method, group_name=name, amount=amount)
     ranks.succeed(started)
+    assert not (ranks.folder / "meet").exists()
+
+
+def job_a(me: Me, method: str) -> None:
+    """Hosts the gateway, and ends when the other job is up."""
+    dist.init_process_group(init_method=method, rank=0, world_size=1, group_name="a")
+    me.mark("a-is-up")
+    me.wait_for("b-0-is-up", "b-1-is-up")
+    dist.destroy_process_group()
+
+
+def job_b(me: Me, method: str) -> None:
+    """Comes to the other job's gateway, outlives it, and is seen at the same address."""
+    me.wait_for("a-is-up")
+    dist.init_process_group(init_method=method, rank=me.rank, world_size=2, group_name="b")
+    me.mark(f"b-{me.rank}-is-up")
+
+    def seen() -> list:
+        url = f"{method.replace('tcp', 'http')}/v1/ranks"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+            return [(there["job"], there["member"]["rank"], there["state"]) for there in json.load(answer)]
+        return []
+
+    wait_until(lambda: seen() == [("b", 0, "alive"), ("b", 1, "alive")], "the new gateway to know both ranks")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_gateway_whose_job_ends_passes_to_the_other_job(ranks: Ranks) -> None:
+    method = f"tcp://127.0.0.1:{free_port()}"
+    ranks.succeed([*ranks.start(job_a, 1, method=method), *ranks.start(job_b, 2, method=method)])
+
+
+def named(job: str, port: int, **more: str) -> str:
+    """What a file says of a job's gateway that was at a port."""
+    return json.dumps({"gateways": {job: {"url": f"http://127.0.0.1:{port}", "id": "0" * 16}}, **more})
 
 
 STALE = {
-    "dead gateway": lambda: json.dumps({"gateway": f"http://127.0.0.1:{free_port()}"}),
-    "no json": lambda: "http://",
-    "empty": lambda: "",
-    "longer than the new one": lambda: json.dumps({"gateway": f"http://127.0.0.1:{free_port()}", "more": "x" * 500}),
+    "dead gateway": lambda job: named(job, free_port()),
+    "no json": lambda job: "http://",
+    "empty": lambda job: "",
+    "longer than the new one": lambda job: named(job, free_port(), more="x" * 500),
 }
 
 
 @pytest.mark.parametrize("content", STALE.values(), ids=STALE)
 def test_a_stale_file_does_not_matter(ranks: Ranks, content: object) -> None:
-    (ranks.folder / "meet").write_text(content())
+    (ranks.folder / "meet").write_text(content(ranks.job))
     ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], uses=[exercise], method=f"file://{ranks.folder}/meet"))
 
 
 def test_a_stale_file_that_names_another_programs_port_does_not_matter(ranks: Ranks) -> None:
     # The port of a gateway that died may by now be anybody's; what is there answers 404 to a join.
     with plain_http_server() as port:
-        (ranks.folder / "meet").write_text(json.dumps({"gateway": f"http://127.0.0.1:{port}"}))
+        (ranks.folder / "meet").write_text(named(ranks.job, port))
         method = f"file://{ranks.folder}/meet"
         ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], uses=[exercise], method=method, timeout=3))
 

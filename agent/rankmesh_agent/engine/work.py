@@ -105,6 +105,10 @@ class Work(ABC):
             DistError: the operation failed.
         """
 
+    def synchronize(self) -> None:
+        """Wait for the end, as ``wait()``: there is no stream of a device to wait for instead."""
+        self.wait()
+
     @abstractmethod
     def result(self) -> list[Any]:
         """Return the arrays of the operation, once it is complete."""

@@ -19,12 +19,18 @@
         │   └── WorldSizeMismatchError     the ranks disagree on the world size
         └── DistStoreError                 a key-value store operation failed
             ├── InvalidKeyError            a key is empty, too long or not text
+            ├── InvalidValueError          a value is too large, or not what its encoding says
             ├── KeyNotFoundError           nobody has set the key
-            ├── NotANumberError            the value cannot be added to
+            ├── NotANumberError            the value cannot be added to (also a ValueError)
+            ├── PreconditionFailedError    the value is not the one that a request was for
+            ├── IdempotencyKeyReusedError  another request came under the key of an earlier one
+            ├── QueueEmptyError            there is nothing in the queue
+            ├── UnsupportedStoreError      this kind of store cannot do that (also a NotImplementedError)
             └── StoreTimeoutError          keys did not appear before the deadline (also a TimeoutError)
 
-The names DistError, DistBackendError, DistNetworkError and DistStoreError are torch.distributed's. Each class owns its
-``code`` (in frames and problem+json bodies) and its HTTP ``status``; the instances carry data, not only text.
+The names DistError, DistBackendError, DistNetworkError, DistStoreError and QueueEmptyError are torch.distributed's.
+Each class owns its ``code`` (in frames and problem+json bodies) and its HTTP ``status``; the instances carry data, not
+only text.
 """
 
 from __future__ import annotations
@@ -199,11 +205,46 @@ class KeyNotFoundError(DistStoreError):
     status = 404
 
 
-class NotANumberError(DistStoreError):
+class InvalidValueError(DistStoreError):
+    """A value is larger than a store takes, or not in the encoding it has to be in."""
+
+    code = "invalid-value"
+    status = 422
+
+
+class NotANumberError(DistStoreError, ValueError):
     """The value is not decimal digits, or the sum would not fit into 64 bits."""
 
     code = "not-a-number"
     status = 409
+
+
+class PreconditionFailedError(DistStoreError):
+    """The key does not hold the value that the request was to replace or remove."""
+
+    code = "precondition-failed"
+    status = 412
+
+
+class IdempotencyKeyReusedError(DistStoreError):
+    """Another request came under the Idempotency-Key of an earlier one."""
+
+    code = "idempotency-key-reused"
+    status = 422
+
+
+class QueueEmptyError(DistStoreError):
+    """There is nothing in the queue."""
+
+    code = "queue-empty"
+    status = 404
+
+
+class UnsupportedStoreError(DistStoreError, NotImplementedError):
+    """This kind of store cannot do what it was asked to."""
+
+    code = "store-unsupported"
+    status = 501
 
 
 class StoreTimeoutError(DistStoreError, TimeoutError):

@@ -13,6 +13,8 @@ FAILED_SECONDS = 10.0
 """A rank silent for this long has failed."""
 LONG_POLL_SECONDS = 20.0
 """The longest a request is held open; who wants to wait longer asks again."""
+UNASSIGNED = -1
+"""The rank of a joiner that leaves it to the gateway which one it gets."""
 
 
 @dataclass
@@ -20,7 +22,7 @@ class Member:
     """One process that holds a rank of a job.
 
     Attributes:
-        rank: its rank.
+        rank: its rank; UNASSIGNED while it joins and has not been given one.
         instance: random name of this very process and join, so that a restarted rank is told from its predecessor.
         host: host name, for people.
         host_id: equal for processes that can share memory, different otherwise.
@@ -39,7 +41,8 @@ class Member:
 
     def described(self) -> str:
         """The member in words, for error messages."""
-        return f"rank {self.rank} ({self.host}, pid {self.pid})"
+        who = "a process without a rank yet" if self.rank == UNASSIGNED else f"rank {self.rank}"
+        return f"{who} ({self.host}, pid {self.pid})"
 
 
 @dataclass
@@ -49,7 +52,7 @@ class JoinRequest:
     Attributes:
         job: name that keeps jobs at one gateway apart.
         world_size: how many ranks the job has.
-        member: who joins.
+        member: who joins. With the rank UNASSIGNED it is given one when everyone is there, see JoinReply.
         wait: seconds the gateway may hold the answer back while ranks are missing, at most LONG_POLL_SECONDS.
     """
 
@@ -63,13 +66,16 @@ class JoinRequest:
 class JoinReply:
     """Where the join stands.
 
+    Those that came without a rank get the ranks that nobody came with, the lowest first, in the order they came. That
+    is settled when everyone is there, so that no rank is given away which somebody comes with later.
+
     Attributes:
         complete: whether every rank is there; if not, ask again.
         job: the job's name.
         epoch: counts the times this job's world came together, from 1.
         world_size: how many ranks the job has.
-        members: who has joined, by rank.
-        missing: the ranks that have not.
+        members: who has joined, by rank, and after them those without a rank yet, in the order they came.
+        missing: the ranks that nobody came with.
     """
 
     complete: bool
@@ -258,6 +264,61 @@ class StoreWait:
 
     keys: list[str]
     timeout: float = LONG_POLL_SECONDS
+
+
+@dataclass
+class StoreHealth:
+    """The health of a store that is served on its own."""
+
+    status: Literal["ok"]
+    service: Literal["rankmesh-store"]
+    version: str
+    keys: int
+
+
+@dataclass
+class StoreKeys:
+    """Some keys of the store."""
+
+    keys: list[str]
+
+
+@dataclass
+class StoreFound:
+    """Whether all the keys exist."""
+
+    found: bool
+
+
+@dataclass
+class StoreCompareSet:
+    """Replace the value ``expected`` of ``key`` by ``desired``, both in base64; no value is expected if it is empty."""
+
+    key: str
+    expected: str
+    desired: str
+
+
+@dataclass
+class StoreValues:
+    """Values by key, in base64."""
+
+    values: dict[str, str]
+
+
+@dataclass
+class StoreQueue:
+    """One of the store's queues, by its key."""
+
+    key: str
+
+
+@dataclass
+class StorePop:
+    """Take the first value of a queue, waiting at most ``timeout`` seconds for one (cut to LONG_POLL_SECONDS)."""
+
+    key: str
+    timeout: float = 0.0
 
 
 @dataclass

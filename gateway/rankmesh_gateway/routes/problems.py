@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.guard import problem, problem_of
 from rankmesh_agent.wire.schemas import Problem
-from rankmesh_gateway.checks import InvalidRequestError
+from rankmesh_gateway.checks import GatewayClosingError, InvalidRequestError
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -22,11 +22,11 @@ _MEANING = {
     400: "The request body cannot be read (`bad-request`).",
     401: "The job's token is missing or wrong.",
     403: "The request comes from another site's page.",
-    409: "Another process holds the rank (`rank-taken`), or the world size differs (`world-size-mismatch`).",
+    409: "Others hold the rank, or all ranks (`rank-taken`), or the world size differs (`world-size-mismatch`).",
     413: "The request body is too large.",
     421: "The Host header is not a name of this gateway.",
     422: "The request is not understood (`invalid-request`).",
-    503: "The gateway keeps as many jobs as it may (`gateway-full`).",
+    503: "The gateway is about to end (`gateway-closing`), or keeps as many jobs as it may (`gateway-full`).",
 }
 
 
@@ -58,7 +58,8 @@ def _answer(document: Problem, headers: Mapping[str, str] | None = None) -> JSON
 
 
 async def _dist_error(_: Request, error: DistError) -> JSONResponse:
-    return _answer(problem_of(error))
+    # Another request on the same connection would keep a gateway from ending.
+    return _answer(problem_of(error), {"Connection": "close"} if isinstance(error, GatewayClosingError) else None)
 
 
 async def _invalid_request(_: Request, error: InvalidRequestError) -> JSONResponse:

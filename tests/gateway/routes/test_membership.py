@@ -57,12 +57,27 @@ async def test_a_joiner_whose_connection_breaks_frees_its_rank(url, ask, registr
     eventually(lambda: registry.ranks() == [])
 
 
-async def test_a_closed_registry_answers_those_who_wait(url, ask, registry, eventually):
+async def test_a_closed_registry_sends_everyone_away(url, ask, registry, eventually):
     async with httpx.AsyncClient(base_url=url) as client:
         waiting = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join(0))))
         await asyncio.to_thread(eventually, lambda: registry.counts().ranks == 1)
         registry.close()
-        assert (await waiting).json()["missing"] == [1]
+        late = client.post("/v1/join", json=asdict(ask.join(1)))
+        beat = client.post("/v1/heartbeat", json=asdict(ask.heartbeat(0)))
+        for answer in (await waiting, await late, await beat):
+            assert (answer.status_code, answer.json()["code"]) == (503, "gateway-closing")
+            assert answer.headers["connection"] == "close", "the next request is to find the next gateway"
+
+
+async def test_those_who_leave_their_rank_open_get_one(url, ask):
+    async with httpx.AsyncClient(base_url=url) as client:
+        first = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join_unassigned(7, 3))))
+        second = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join(0, 3))))
+        last = await client.post("/v1/join", json=asdict(ask.join_unassigned(8, 3)))
+        assert (await first).json() == (await second).json() == last.json()
+    got = {member["instance"]: member["rank"] for member in last.json()["members"]}
+    assert got["r0-1"] == 0
+    assert {got["r7-1"], got["r8-1"]} == {1, 2}
 
 
 async def test_errors_tell_what_the_registry_said(url, ask):

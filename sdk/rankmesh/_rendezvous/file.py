@@ -1,0 +1,178 @@
+"""``file:///path``: a file that everyone sees says where the gateways are.
+
+The file holds JSON, ``{"gateways": {job: {"url": …, "id": …}}}``. Who hosts a job's gateway is settled by fcntl locks
+on single bytes far behind the file's end:
+
+* The byte of a job, found by hashing its name, is locked by the process that hosts the job's gateway, for as long as it
+  does. The kernel takes the lock away when the process dies, so the next one knows that it may host.
+* Another byte is locked by whoever writes the file, for just that time.
+
+An entry left behind by a process that died does no harm: no gateway with its id answers at its URL. All locks are only
+tried, never waited for: the caller of ``find`` keeps to its deadline and tries again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from rankmesh._rendezvous.hosted import Address, HostedGateway
+from rankmesh._rendezvous.meeting import LOOPBACK, Meeting, chosen_host
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.settings import Settings
+
+_WRITER = 1 << 40
+_JOBS = 1 << 41
+_JOB_BYTES = 5
+_MAX_BYTES = 1 << 20
+_CLOSE_SECONDS = 1.0
+_RETRY_SECONDS = 0.01
+
+
+class AtFile(Meeting):
+    """Whichever process is first to lock the job's byte of the file hosts the gateway, whatever its rank.
+
+    Args:
+        path: the file, in a directory that exists; made if needed, and removed with the last gateway it names.
+        settings: what the environment says.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        super().__init__(settings, chosen_host(settings) or LOOPBACK)
+        self._path = path
+        self._job_byte = _byte_of(settings.job)
+        self._descriptor = -1
+        """Holds the locks of a host. Closing any other descriptor of the file would let go of them, too."""
+
+    def find(self) -> str | None:
+        if self._hosted is not None:
+            return self._hosted.address.url
+        there = Address.of(_read(self._path).get(self._settings.job))
+        if there is not None and there.answers():
+            return there.url
+        return self._serve_if_nobody_does()
+
+    def close(self) -> None:
+        if self._hosted is not None:
+            with contextlib.suppress(OSError):
+                self._erase()
+        super().close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def forget(self) -> None:
+        super().forget()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def _serve_if_nobody_does(self) -> str | None:
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ValueError(
+                f"file://{self._path}: {error.strerror}; the file is made if needed, but its directory must exist and "
+                "be writable"
+            ) from error
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            if not (_locked(descriptor, self._job_byte) and _locked(descriptor, _WRITER)):
+                return None
+            if self._replaced(descriptor):
+                return None
+            hosted = HostedGateway(self.bind_host, 0, self._settings)
+            undo.callback(hosted.close, self._settings.job)
+            try:
+                self._write(descriptor, _gateways(descriptor) | {self._settings.job: hosted.address._asdict()})
+            except OSError as error:
+                raise DistNetworkError(
+                    f"cannot write file://{self._path}: {error.strerror}", address=str(self._path)
+                ) from error
+            _unlock(descriptor, _WRITER)
+            undo.pop_all()
+        self._descriptor, self._hosted = descriptor, hosted
+        return hosted.address.url
+
+    def _erase(self) -> None:
+        """Take the job out of the file, and jobs whose hosts have died; remove the file when no job is left."""
+        give_up = time.monotonic() + _CLOSE_SECONDS
+        while not _locked(self._descriptor, _WRITER):
+            if time.monotonic() > give_up:
+                return
+            time.sleep(_RETRY_SECONDS)
+        others = _gateways(self._descriptor)
+        others.pop(self._settings.job, None)
+        others = {job: entry for job, entry in others.items() if not self._abandoned(job)}
+        if others:
+            self._write(self._descriptor, others)
+        elif not self._replaced(self._descriptor):
+            self._path.unlink(missing_ok=True)
+        _unlock(self._descriptor, _WRITER)
+
+    def _abandoned(self, job: str) -> bool:
+        """Whether nobody hosts the gateway of another job."""
+        byte = _byte_of(job)
+        if not _locked(self._descriptor, byte):
+            return False
+        _unlock(self._descriptor, byte)
+        return True
+
+    def _replaced(self, descriptor: int) -> bool:
+        """Whether the path names another file by now: who hosted before has removed this one."""
+        try:
+            return not os.path.samestat(os.fstat(descriptor), os.stat(self._path))
+        except FileNotFoundError:
+            return True
+
+    @staticmethod
+    def _write(descriptor: int, gateways: dict[str, Any]) -> None:
+        content = json.dumps({"gateways": gateways}).encode()
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+
+
+def _byte_of(job: str) -> int:
+    return _JOBS + int.from_bytes(hashlib.blake2b(job.encode(), digest_size=_JOB_BYTES).digest(), "big")
+
+
+def _locked(descriptor: int, byte: int) -> bool:
+    """Lock a byte, and return whether that went well: nobody else has locked it."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except (BlockingIOError, PermissionError):  # POSIX lets a system choose between EAGAIN and EACCES
+        return False
+    except OSError as error:
+        raise DistNetworkError(
+            f"file:// needs a file system with fcntl locks, and this one says: {error.strerror}; use tcp://host:port"
+        ) from error
+    return True
+
+
+def _unlock(descriptor: int, byte: int) -> None:
+    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return {}  # opening it for writing says why
+    try:
+        return _gateways(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _gateways(descriptor: int) -> dict[str, Any]:
+    """Return the entries by job; none when the file is empty, something else, or just being written."""
+    with contextlib.suppress(OSError, ValueError):
+        match json.loads(os.pread(descriptor, _MAX_BYTES, 0)):
+            case {"gateways": dict(gateways)}:
+                return gateways
+    return {}

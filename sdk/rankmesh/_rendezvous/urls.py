@@ -1,0 +1,62 @@
+"""The parts of an init method's URL."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qs, unquote
+
+
+def url_for(host: str, port: int) -> str:
+    """Return the base URL of a host and port."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def place_of(url: SplitResult, text: str) -> tuple[str, int]:
+    """Return host and port.
+
+    Raises:
+        ValueError: one is missing or makes no sense; names the whole ``text``.
+    """
+    try:
+        host, port = url.hostname, url.port
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+    if not host or port is None:
+        raise ValueError(f"{text!r} needs a host and a port, for example {url.scheme}://127.0.0.1:29500")
+    return host, port
+
+
+def path_of(url: SplitResult, text: str) -> Path:
+    """Return the path of a file.
+
+    Raises:
+        ValueError: it is not absolute; names the whole ``text``.
+    """
+    path = unquote(url.path)
+    if url.netloc or not path.startswith("/"):
+        raise ValueError(f"{text!r} needs an absolute path, for example file:///tmp/rendezvous")
+    return Path(path)
+
+
+def number_in(url: SplitResult, name: str) -> int | None:
+    """Return the number after ``?name=``, None if it is not there.
+
+    Raises:
+        ValueError: it is not a whole number.
+    """
+    values = parse_qs(url.query).get(name)
+    if values is None:
+        return None
+    try:
+        return int(values[-1])
+    except ValueError:
+        raise ValueError(f"{name}={values[-1]!r} in the init_method is not a whole number") from None
+
+
+def is_multicast(host: str) -> bool:
+    """Whether a host is a multicast address."""
+    try:
+        return ipaddress.ip_address(host).is_multicast
+    except ValueError:
+        return False

@@ -1,0 +1,109 @@
+"""Which meeting an init method means, and where rank and world size come from. test_join_errors has what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.processes import free_port
+
+from rankmesh._rendezvous import Rendezvous, handlers, rendezvous
+from rankmesh_agent.wire.settings import Settings
+
+
+@pytest.fixture
+def meet() -> Iterator[Callable[..., Rendezvous]]:
+    made: list[Rendezvous] = []
+
+    def make(method: str | None, rank: int = -1, world_size: int = -1, **options: Any) -> Rendezvous:
+        settings = options.pop("settings", None) or Settings(bind="127.0.0.1")
+        made.append(rendezvous(method, rank, world_size, settings, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+LOOPBACK = {"bind": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "variables", "expected"),
+    [
+        ("tcp://127.0.0.1:{port}", (1, 3), {"rank": 2, "world_size": 9}, (1, 3)),
+        ("tcp://127.0.0.1:{port}?rank=1&world_size=3", (-1, -1), {"rank": 2, "world_size": 9}, (1, 3)),
+        ("tcp://127.0.0.1:{port}", (-1, -1), {"rank": 2, "world_size": 9}, (2, 9)),
+        ("tcp://127.0.0.1:{port}", (-1, 3), {}, (-1, 3)),
+        ("tcp://239.1.1.1:{port}?world_size=3", (-1, -1), {}, (-1, 3)),
+        ("file:///{folder}/meet", (-1, 3), {}, (-1, 3)),
+        ("http://127.0.0.1:{port}?rank=-1", (-1, 3), {}, (-1, 3)),
+    ],
+)
+def test_rank_and_world_size(meet, tmp_path, method, given, variables, expected):
+    method = method.format(port=free_port(), folder=tmp_path)
+    met = meet(method, *given, settings=Settings(**LOOPBACK, **variables))
+    assert (met.rank, met.world_size) == expected
+
+
+@pytest.mark.parametrize("gateway", ["http://127.0.0.1:8700", None])
+def test_the_environment_has_to_say_the_rank(meet, gateway):
+    settings = Settings(gateway=gateway, master_addr="127.0.0.1", master_port=1, world_size=2)
+    with pytest.raises(ValueError, match="set RANK"):
+        meet(None, settings=settings)
+
+
+def test_minus_one_in_the_url_says_nothing(meet):
+    with pytest.raises(ValueError, match="set RANK"):
+        meet("env://?rank=-1", world_size=2)
+
+
+def test_a_gateway_in_the_environment(meet):
+    met = meet("env://", 1, 2, settings=Settings(gateway="http://127.0.0.1:8700"))
+    assert met.find() == "http://127.0.0.1:8700"
+
+
+class InMemory:
+    """A store of one process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> Any:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+def test_a_store_instead_of_a_method(meet):
+    store = InMemory()
+    host, other = (meet(None, rank, 2, store=store) for rank in (0, 1))
+    assert (other.rank, other.world_size) == (1, 2)
+    assert host.find() == other.find()
+
+
+@pytest.mark.parametrize("places", [(-1, 2), (0, -1), (2, 2)])
+def test_a_store_needs_a_rank_and_a_world_size_that_fit(meet, places):
+    with pytest.raises(ValueError, match="rank"):
+        meet(None, *places, store=InMemory(), settings=Settings(rank=0, world_size=2))
+
+
+def test_a_scheme_of_ones_own_goes_through_its_store(meet, monkeypatch):
+    monkeypatch.setattr(handlers, "_handlers", {})
+    store, calls = InMemory(), []
+
+    def mine(url: str, **options: Any) -> Iterator[tuple[InMemory, int, int]]:
+        calls.append((url, options))
+        yield store, 0, 1
+
+    handlers.register_rendezvous_handler("mine", mine)
+    met = meet("mine://x", world_size=1, timeout=5)
+    assert (met.rank, met.world_size) == (0, 1)
+    assert met.find() is not None
+    assert calls == [("mine://x?world_size=1", {"timeout": timedelta(seconds=5)})]

@@ -1,0 +1,181 @@
+"""Who hosts the gateway when the address is a multicast group; everything stays on the loopback interface."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rankmesh._rendezvous.datagrams import Channel, Message, digest_of
+from rankmesh._rendezvous.multicast import AtMulticast
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.schemas import JoinRequest, Member
+from rankmesh_agent.wire.settings import Settings
+
+GROUP = "239.255.41.9"
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(job="job", bind="127.0.0.1")
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def meet(opened, settings, port) -> Callable[..., AtMulticast]:
+    def make(rank: int, job: str = "job") -> AtMulticast:
+        return opened(AtMulticast, GROUP, port, rank, Settings(job=job, bind="127.0.0.1"))
+
+    return make
+
+
+def found(*meetings: AtMulticast) -> list[str]:
+    """What they find, each in a thread of its own, when all have found the same gateway or one each."""
+    urls: list[str] = [""] * len(meetings)
+
+    def search(number: int) -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and not urls[number]:
+            urls[number] = meetings[number].find() or ""
+
+    threads = [threading.Thread(target=search, args=(number,)) for number in range(len(meetings))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(urls), urls
+    return urls
+
+
+def test_rank_0_hosts_and_the_others_find_it(meet, answers):
+    others = [meet(2), meet(1)]
+    assert [other.find() for other in others] == [None, None]
+    rank_0 = meet(0)
+    urls = found(*others, rank_0)
+    assert len(set(urls)) == 1
+    assert urls[0].startswith("http://127.0.0.1:")
+    assert answers(urls[0])
+
+
+def test_of_those_without_a_rank_one_hosts(meet, answers):
+    meetings = [meet(-1) for _ in range(4)]
+    urls = found(*meetings)
+    assert len(set(urls)) == 1
+    assert answers(urls[0])
+    assert sum(meeting._hosted is not None for meeting in meetings) == 1
+
+
+def test_rank_0_comes_before_those_without_a_rank_and_the_others_never_host(meet):
+    meetings = [meet(-1), meet(0), meet(3)]
+    urls = found(*meetings)
+    assert len(set(urls)) == 1
+    assert [meeting._hosted is not None for meeting in meetings] == [False, True, False]
+
+
+def test_jobs_do_not_hear_each_other(meet):
+    one, two, one_again = meet(0, "one"), meet(0, "two"), meet(1, "one")
+    urls = found(one, two, one_again)
+    assert urls[0] == urls[2] != urls[1]
+
+
+def test_a_host_that_ends_is_followed_by_another(meet):
+    first, second = meet(-1), meet(-1)
+    urls = found(first)
+    assert found(second) == urls
+    first.close()
+    assert found(second) != urls
+    assert second._hosted is not None
+
+
+def test_of_two_hosts_the_lower_name_stays(meet, answers):
+    """Datagrams may be lost, so that a second process hosts: they hear of each other, and one gives way."""
+    high, low = meet(-1), meet(0)
+    lost = found(high)[0]
+    low._serve()
+    high._host.join(20)
+    assert found(high, low) == [low._hosted.address.url] * 2
+    assert not answers(lost)
+
+
+def test_a_host_whose_world_has_come_together_does_not_give_way(meet, settings, port):
+    host = meet(-1)
+    url = found(host)[0]
+    member = Member(0, "instance", "here", "host", 1, ["127.0.0.1:1"], "http://127.0.0.1:1")
+    host._hosted._registry.join(JoinRequest("job", 1, member))
+    other = meet(0)
+    other._serve()
+    channel = Channel(GROUP, port, "127.0.0.1", "")
+    try:  # both answer, and so hear each other, several times
+        for number in range(3):
+            asker, senders = f"2stranger-{number}", set()
+            channel.say(Message("ask", digest_of("job"), asker))
+            for message in channel.hear(20):
+                senders |= {message.sender} if message.to == asker else set()
+                if senders == {host._name, other._name}:
+                    break
+            assert senders == {host._name, other._name}
+    finally:
+        channel.close()
+    assert host._hosted.address.url == url
+
+
+def test_an_answer_to_somebody_else_is_not_believed(meet, port, answers):
+    """Somebody who plays back an old answer must not be able to send a rank elsewhere with the job's token."""
+    host, asker = meet(0), meet(1)
+    found(host)
+    address = host._hosted.address
+    channel = Channel(GROUP, port, "127.0.0.1", "")
+    host._ending.set()
+    host._host.join()  # the gateway is there, but nobody answers in the group
+    try:
+        for to in ("", "1another"):
+            channel.say(Message("here", digest_of("job"), "0old", to, *address))
+            assert asker.find() is None
+        channel.say(Message("here", digest_of("job"), "0new", asker._name, "http://127.0.0.1:9", address.id))
+        assert asker.find() is None, "nobody is there"
+        channel.say(Message("here", digest_of("job"), "0new", asker._name, *address))
+        assert asker.find() == address.url
+    finally:
+        channel.close()
+
+
+def test_a_token_keeps_strangers_out(opened, port):
+    ours = Settings(job="job", bind="127.0.0.1", token="right")
+    host, friend = (opened(AtMulticast, GROUP, port, rank, ours) for rank in (0, 1))
+    stranger = opened(AtMulticast, GROUP, port, 1, Settings(job="job", bind="127.0.0.1", token="wrong"))
+    assert len(set(found(host, friend))) == 1
+    assert stranger.find() is None
+
+
+def test_beyond_loopback_it_wants_a_token(port):
+    with pytest.raises(ValueError, match="Set RANKMESH_TOKEN"):
+        AtMulticast(GROUP, port, 0, Settings(bind="0.0.0.0"))
+
+
+def test_a_link_local_address_is_no_use_to_others(port):
+    with pytest.raises(ValueError, match="wider scope"):
+        AtMulticast("ff12::77", port, 0, Settings(bind="fe80::1", token="secret"))
+
+
+def test_an_interface_without_multicast(port):
+    with pytest.raises(DistNetworkError, match=r"multicast group 239.*tcp://host:port"):
+        AtMulticast(GROUP, port, 0, Settings(bind="192.0.2.77", token="secret"))
+
+
+def test_nothing_is_left_behind(meet):
+    before = threading.active_count()
+    meeting = meet(0)
+    found(meeting)
+    assert threading.active_count() == before + 2, "one serves HTTP, one answers in the group"
+    meeting.close()
+    meeting.close()
+    assert threading.active_count() == before

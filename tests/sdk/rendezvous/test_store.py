@@ -1,0 +1,124 @@
+"""The gateway's address in a store that all ranks share."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+
+from rankmesh._rendezvous.hosted import Address
+from rankmesh._rendezvous.store import AtStore
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.settings import Settings
+
+
+class Plain:
+    """The least that a store can do, with an error of its own."""
+
+    class TooLateError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not all(key in self.values for key in keys):
+            if time.monotonic() > deadline:
+                raise self.TooLateError
+            time.sleep(0.005)
+
+
+class Checking(Plain):
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        raise AssertionError("it can be asked without waiting")
+
+
+class PureVirtual(Plain):
+    """As a Python subclass of torch's Store that has no ``check`` of its own."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise RuntimeError('Tried to call pure virtual function "Store::check"')
+
+
+@pytest.mark.parametrize("kind", [Plain, Checking, PureVirtual])
+def test_rank_0_hosts_and_the_others_find_it(opened, settings, answers, kind):
+    store = kind()
+    other = opened(AtStore, store, 1, settings)
+    assert other.find() is None
+    rank_0 = opened(AtStore, store, 0, settings)
+    assert rank_0.find() == other.find()
+    assert answers(other.find())
+    assert set(store.values) == {"rankmesh/job/gateway"}
+
+
+def test_the_same_store_serves_again_and_an_old_address_is_not_believed(opened, settings):
+    store = Plain()
+    first = opened(AtStore, store, 0, settings)
+    late = opened(AtStore, store, 1, settings)
+    first.close()
+    assert late.find() is None, "that gateway has ended"
+    second = opened(AtStore, store, 0, settings)
+    assert late.find() == second.find()
+    store.set("rankmesh/job/gateway", Address(second.find(), "another's").encoded())
+    assert late.find() is None, "another gateway is at that port"
+    store.set("rankmesh/job/gateway", "nonsense")
+    assert late.find() is None
+
+
+def test_jobs_do_not_meet(opened):
+    store = Plain()
+    one, two = (opened(AtStore, store, 0, Settings(job=job)) for job in ("one", "two"))
+    assert opened(AtStore, store, 1, Settings(job="one")).find() == one.find() != two.find()
+
+
+class Broken(Plain):
+    def broken(self, *arguments: object) -> None:
+        raise ConnectionError("the store's server is gone")
+
+    set = get = wait = broken
+
+
+def test_a_broken_store_is_told_from_one_that_has_nothing_yet(opened, settings):
+    says_so = r"store= \(Broken\) does not do its work: ConnectionError: the store's server is gone"
+    with pytest.raises(DistNetworkError, match=says_so):
+        AtStore(Broken(), 0, settings)
+    with pytest.raises(DistNetworkError, match=says_so):
+        opened(AtStore, Broken(), 1, settings).find()
+    store = Broken()
+    store.wait = lambda keys, timeout: None
+    with pytest.raises(DistNetworkError, match=says_so):
+        opened(AtStore, store, 1, settings).find()
+
+
+class At(Plain):
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__()
+        self.host, self.port = host, port
+
+
+class Wrapped(Plain):
+    def __init__(self, inner: Plain) -> None:
+        super().__init__()
+        self.underlying_store = inner
+
+
+def test_ranks_listen_where_they_face_the_stores_host(opened, settings):
+    assert opened(AtStore, Wrapped(Wrapped(At("127.0.0.3", 1))), 1, settings).bind_host == "127.0.0.3"
+    assert opened(AtStore, At("127.0.0.3", 1), 1, Settings(bind="127.0.0.2")).bind_host == "127.0.0.2"
+    assert opened(AtStore, Plain(), 1, settings).bind_host == "127.0.0.1"
+
+
+def test_beyond_loopback_it_wants_a_token():
+    with pytest.raises(ValueError, match="Set RANKMESH_TOKEN"):
+        AtStore(At("0.0.0.0", 1), 0, Settings(bind="0.0.0.0"))
