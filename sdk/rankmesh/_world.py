@@ -179,18 +179,22 @@ def init_process_group(
         init_method: where the ranks find each other. All of these end at a gateway's HTTP address:
 
             * ``"env://"`` (default): MASTER_ADDR and MASTER_PORT; rank 0 hosts the gateway unless the launcher does.
-            * ``"tcp://host:port"``: the same, without the environment.
-            * ``"file:///path"``: rank 0 writes the address of its gateway to the file; the path must be shared.
+            * ``"tcp://host:port"``: the same, without the environment; if ranks are left out, the first process of
+              that host to come hosts the gateway.
+            * ``"tcp://239.1.2.3:port"``, any multicast address: one process hosts the gateway, the others find it.
+            * ``"file:///path"``: the first process to come hosts the gateway and writes its address to the file; the
+              path must be shared.
             * ``"http://host:port"``: a gateway that runs already.
 
             ``?rank=…&world_size=…`` may be appended to each. Not together with ``store``.
         timeout: how long the join, and later by default each operation, may take: timedelta or seconds; 30 minutes
             unless RANKMESH_TIMEOUT says otherwise.
         world_size: how many ranks there are; WORLD_SIZE, Slurm's or Open MPI's variables if left out.
-        rank: which one this is; RANK, Slurm's or Open MPI's variables if left out.
+        rank: which one this is; RANK, Slurm's or Open MPI's variables if left out. Where they do not say either, it is
+            given one, but for ``env://`` and a store: the lowest that nobody comes with.
         store: a Store that all ranks share, through which they find each other instead; needs ``rank`` and
             ``world_size``.
-        group_name: keeps several jobs apart at one gateway; RANKMESH_JOB if left out.
+        group_name: keeps several jobs apart at one address, gateway or file; RANKMESH_JOB if left out.
         pg_options: passed to the creator of a backend registered with ``extended_api``; ignored otherwise.
         device_id: accepted for torch's sake and ignored: arrays are in host memory.
 
@@ -218,7 +222,7 @@ def init_process_group(
         if group_name:
             settings = replace(settings, job=group_name)
         seconds = seconds_of(timeout, settings.timeout)
-        meeting = rendezvous(init_method or "env://", rank, world_size, settings)
+        meeting = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
         try:
             from rankmesh_agent.agent import Agent
 

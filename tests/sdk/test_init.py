@@ -201,8 +201,8 @@ def test_ranks_that_are_left_out_are_given_out(ranks: Ranks, gateway: str) -> No
     assert all({got[0][number], got[2][number]} == {0, 1} for number in range(8)), got
 
 
-def one_by_ipv6_multicast(me: Me, method: str, explicit: bool) -> None:
-    dist.init_process_group(init_method=method, world_size=2, rank=me.rank if explicit else -1, timeout=30)
+def by_multicast(me: Me, method: str) -> None:
+    dist.init_process_group(init_method=method, world_size=2, rank=me.rank, timeout=30)
     value = np.array([1.0])
     dist.all_reduce(value)
     assert value == 2
@@ -226,7 +226,7 @@ def test_ipv6_multicast(ranks: Ranks) -> None:
         pytest.skip("this machine has no route for IPv6 multicast, or no global address on it")
     method = f"tcp://[ff15:1e18:5d4c:4cf0:d02d:b659:53ba:b0a7]:{free_port()}"
     env = {"RANKMESH_TOKEN": "secret"}
-    ranks.succeed(ranks.start(one_by_ipv6_multicast, 2, env=env, method=method, explicit=True))
+    ranks.succeed(ranks.start(by_multicast, 2, env=env, method=method))
 
 
 # A store

@@ -8,7 +8,6 @@ one with the higher name gives up; its joiners are sent away and find the other.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
 import time
@@ -120,7 +119,7 @@ class AtMulticast(Meeting):
         """Answer questions until the end, or until this gateway gives way to another."""
         forming, announced = True, 0.0
         while not self._ending.is_set():
-            with contextlib.suppress(DistNetworkError):  # the network may be down for a moment
+            try:
                 if forming and time.monotonic() - announced > ANNOUNCE_SECONDS:
                     forming, announced = not hosted.busy(self._settings.job), time.monotonic()
                     self._say_here(hosted)
@@ -131,6 +130,8 @@ class AtMulticast(Meeting):
                         self._say_here(hosted, to=message.sender)
                     elif message.sender < self._name and self._gives_way(hosted, Address(message.url, message.id)):
                         return
+            except DistNetworkError:  # the network may be down for a moment
+                self._ending.wait(ASK_SECONDS)
 
     def _say_here(self, hosted: HostedGateway, to: str = "") -> None:
         self._channel.say(Message("here", self._job, self._name, to, *hosted.address))

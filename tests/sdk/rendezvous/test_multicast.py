@@ -19,11 +19,6 @@ GROUP = "239.255.41.9"
 
 
 @pytest.fixture
-def settings() -> Settings:
-    return Settings(job="job", bind="127.0.0.1")
-
-
-@pytest.fixture
 def port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("", 0))
@@ -31,7 +26,7 @@ def port() -> int:
 
 
 @pytest.fixture
-def meet(opened, settings, port) -> Callable[..., AtMulticast]:
+def meet(opened, port) -> Callable[..., AtMulticast]:
     def make(rank: int, job: str = "job") -> AtMulticast:
         return opened(AtMulticast, GROUP, port, rank, Settings(job=job, bind="127.0.0.1"))
 
@@ -106,7 +101,7 @@ def test_of_two_hosts_the_lower_name_stays(meet, answers):
     assert not answers(lost)
 
 
-def test_a_host_whose_world_has_come_together_does_not_give_way(meet, settings, port):
+def test_a_host_whose_world_has_come_together_does_not_give_way(meet, port):
     host = meet(-1)
     url = found(host)[0]
     member = Member(0, "instance", "here", "host", 1, ["127.0.0.1:1"], "http://127.0.0.1:1")
@@ -128,7 +123,7 @@ def test_a_host_whose_world_has_come_together_does_not_give_way(meet, settings, 
     assert host._hosted.address.url == url
 
 
-def test_an_answer_to_somebody_else_is_not_believed(meet, port, answers):
+def test_an_answer_to_somebody_else_is_not_believed(meet, port):
     """Somebody who plays back an old answer must not be able to send a rank elsewhere with the job's token."""
     host, asker = meet(0), meet(1)
     found(host)
