@@ -49,7 +49,7 @@ def beside_python(program: str) -> str:
     return str(path) if path.exists() else program
 
 
-RANKMESH = (sys.executable, "-m", "rankmesh.launch", "--nproc-per-node={ranks}")
+RANKMESH = (sys.executable, "-m", "rankmesh.run", "--nproc-per-node={ranks}")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node={ranks}")
 MPIRUN = (beside_python("mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "{ranks}")
 

@@ -147,7 +147,7 @@ def _method(results: Results) -> str:
         "What is timed is `all_reduce` of a float32 array in place, summed, as a user calls it from Python: "
         "`dist.all_reduce(array)`, torch's `dist.all_reduce(tensor)` on a CPU tensor, mpi4py's "
         "`COMM_WORLD.Allreduce(IN_PLACE, array)`. Ranks are processes on one machine, each peer's started by its own "
-        "launcher (`rankmesh.launch`, `torchrun`, `mpirun --oversubscribe --bind-to none`) with OMP_NUM_THREADS=1, "
+        "launcher (`rankmesh.run`, `torchrun`, `mpirun --oversubscribe --bind-to none`) with OMP_NUM_THREADS=1, "
         "and all peers' stay alive together, asleep while it is not their turn. "
         f"There are {effort.rounds} rounds; in each, for every size, the peers take turns, another one first in each "
         f"round. A turn is a check of the result (every element of it), calls to warm up, {effort.repetitions} "

@@ -1,7 +1,10 @@
-"""The launcher: ``python -m rankmesh.launch`` or ``rankmesh run``, with torchrun's arguments.
+"""The launcher: ``rankmesh run``, with torchrun's arguments, or ``python -m rankmesh.launch``, torch's older way.
 
-It starts one process a rank, hosts the job's gateway at MASTER_ADDR:MASTER_PORT (on node 0), prefixes every line of
-output with its rank, and ends all ranks when one fails, saying which was first and what it said last.
+The older way passes each rank ``--local-rank=LOCAL_RANK`` as the script's first argument unless told ``--use-env``; the
+environment says it either way.
+
+The launcher starts one process a rank, hosts the job's gateway at MASTER_ADDR:MASTER_PORT (on node 0), prefixes every
+line of output with its rank, and ends all ranks when one fails, saying which was first and what it said last.
 """
 
 from __future__ import annotations
@@ -29,13 +32,20 @@ from rankmesh_agent.wire.settings import Settings
 from rankmesh_agent.wire.sockets import bind
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Launch what the command line (None: this process's) says, and return the exit code when all of it has ended.
+def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: bool = True) -> int:
+    """Launch what a command line says, and return the exit code when all of it has ended.
+
+    Args:
+        argv: the command line's words after the program's name; None: this process's.
+        prog: the program's name.
+        use_env: what ``--use-env`` is when it is not given: whether ranks find LOCAL_RANK in their environment only.
 
     Raises:
         SystemExit: with code 2 when the command line makes no sense, with 0 after ``--help``.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#launch-utility
     """
-    options = parse(argv)
+    options = parse(argv, prog=prog, use_env=use_env)
     try:
         settings = Settings.from_env(os.environ)
         job = plan(options, settings)
@@ -76,8 +86,8 @@ def _launch(job: Plan, gateway: HttpThread | None) -> int:
         try:
             ranks = _start_ranks(job, sinks, cleanup)
         except OSError as error:
-            return _refuse(f"cannot start {job.options.command[0]}: {error}")
-        messages.show([_greeting(job)])
+            return _refuse(f"cannot start {job.options.program[0]}: {error}")
+        messages.show([_greeting(job), *(f"[rankmesh] {remark}".encode() for remark in job.options.remarks)])
         if gateway is not None:
             # Not before: a process that forks should have no busy threads. Until now the socket's backlog held clients.
             gateway.start()
@@ -97,7 +107,7 @@ def _start_ranks(job: Plan, sinks: tuple[Sink, Sink], cleanup: contextlib.ExitSt
     for number in job.ranks:
         rank = start(
             number,
-            job.options.command,
+            job.command(number),
             job.environment(number, os.environ),
             stdin=None if number == job.ranks.start else subprocess.DEVNULL,
             sinks=sinks,
@@ -120,4 +130,4 @@ def _refuse(reason: object) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="python -m rankmesh.launch", use_env=False))

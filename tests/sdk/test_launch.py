@@ -21,7 +21,7 @@ import pytest
 pytestmark = pytest.mark.processes
 
 DEADLINE = 20.0
-OURS = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_")
+OURS = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "GROUP_", "ROLE_")
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -55,10 +55,10 @@ class Job:
         prologue = "import os, signal, subprocess, sys, time\nrank = int(os.environ['RANK'])\n"
         (self.folder / name).write_text(prologue + textwrap.dedent(text))
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, launcher: str = "rankmesh.run", **environment: str) -> subprocess.Popen[bytes]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-        launcher = subprocess.Popen(
-            [sys.executable, "-m", "rankmesh.launch", *arguments],
+        started = subprocess.Popen(
+            [sys.executable, "-m", launcher, *arguments],
             cwd=self.folder,
             env={**inherited, **environment},
             stdin=subprocess.DEVNULL,
@@ -66,15 +66,15 @@ class Job:
             stderr=subprocess.PIPE,
             preexec_fn=default_signals,
         )
-        self.launchers.append(launcher)
-        return launcher
+        self.launchers.append(started)
+        return started
 
     def finish(self, launcher: subprocess.Popen[bytes]) -> tuple[int, str, str]:
         stdout, stderr = launcher.communicate(timeout=DEADLINE)
         return launcher.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace")
 
-    def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
-        return self.finish(self.start(*arguments, **environment))
+    def run(self, *arguments: str, launcher: str = "rankmesh.run", **environment: str) -> tuple[int, str, str]:
+        return self.finish(self.start(*arguments, launcher=launcher, **environment))
 
     def pids(self, count: int) -> list[int]:
         """The process ids the script wrote to ``count`` files named pid.*, once they are there."""
@@ -119,7 +119,9 @@ def test_environment_and_prefixes(job: Job) -> None:
         told = ranks[f"[rank {rank}"]
         assert told["RANK"] == told["LOCAL_RANK"] == str(rank)
         assert told["WORLD_SIZE"] == told["LOCAL_WORLD_SIZE"] == "3"
-        assert told["GROUP_RANK"] == "0"
+        assert (told["GROUP_RANK"], told["GROUP_WORLD_SIZE"]) == ("0", "1")
+        assert (told["ROLE_NAME"], told["ROLE_RANK"], told["ROLE_WORLD_SIZE"]) == ("default", str(rank), "3")
+        assert told["TORCHELASTIC_RUN_ID"] == told["RANKMESH_JOB"]
         assert told["RANKMESH_GATEWAY"] == f"http://{told['MASTER_ADDR']}:{told['MASTER_PORT']}"
         assert told["MASTER_ADDR"] == "127.0.0.1"
         assert (told["PYTHONUNBUFFERED"], told["OMP_NUM_THREADS"]) == ("1", "1")
@@ -129,6 +131,45 @@ def test_environment_and_prefixes(job: Job) -> None:
     assert told["RANKMESH_TOKEN"] not in stderr
     assert told["RANKMESH_JOB"].startswith("script-")
     assert f"curl {told['RANKMESH_GATEWAY']}/health" in stderr
+
+
+PARSE_LOCAL_RANK = """
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local-rank", type=int)
+    parser.add_argument("--steps", type=int)
+    print(parser.parse_args(), os.environ["LOCAL_RANK"])
+"""
+
+
+def test_torch_distributed_launch_passes_the_local_rank(job: Job) -> None:
+    job.script(PARSE_LOCAL_RANK)
+    code, stdout, stderr = job.run("--nproc_per_node=2", "script.py", "--steps=7", launcher="rankmesh.launch")
+    assert code == 0, stderr
+    assert sorted(stdout.splitlines()) == [
+        f"[rank {rank}] Namespace(local_rank={rank}, steps=7) {rank}" for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize("option", ["--use-env", "--use_env", "--use-env=True"])
+def test_the_local_rank_is_in_the_environment_only(option: str, job: Job) -> None:
+    job.script(PARSE_LOCAL_RANK)
+    code, stdout, stderr = job.run(option, "script.py", "--steps=7", launcher="rankmesh.launch")
+    assert (code, stdout) == (0, "[rank 0] Namespace(local_rank=None, steps=7) 0\n"), stderr
+
+
+def test_a_module_gets_the_local_rank(job: Job) -> None:
+    job.script("print(sys.argv[1:])", "some_module.py")
+    code, stdout, _ = job.run("-m", "some_module", "-x", launcher="rankmesh.launch")
+    assert (code, stdout) == (0, "[rank 0] ['--local-rank=0', '-x']\n")
+
+
+def test_what_torchrun_would_do_and_this_launcher_does_not_is_said(job: Job) -> None:
+    job.script("print('done')")
+    code, stdout, stderr = job.run("--max-restarts=3", "--tee", "3", "--redirects=0", "script.py")
+    assert (code, stdout) == (0, "[rank 0] done\n")
+    assert "[rankmesh] --max-restarts: a job that failed is not started again\n[rankmesh] --tee: " in stderr
+    assert "--redirects" not in stderr
 
 
 def test_modules_and_programs(job: Job) -> None:
@@ -254,7 +295,7 @@ def test_a_progress_bar_on_a_terminal_is_redrawn_in_place(job: Job) -> None:
     """)
     screen, terminal = pty.openpty()
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "rankmesh.launch", "script.py"],
+        [sys.executable, "-m", "rankmesh.run", "script.py"],
         cwd=job.folder,
         stdin=subprocess.PIPE,
         stdout=terminal,

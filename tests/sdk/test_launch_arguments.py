@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rankmesh._launcher import arguments, devices
 from rankmesh._launcher.arguments import DEFAULT_PORT, parse
 from rankmesh._launcher.plan import plan
 from rankmesh_agent.wire.settings import Settings
@@ -27,9 +28,44 @@ def test_both_spellings_of_an_option(spelling: str, joined: bool, script: str) -
     assert parse([*option, script]).nproc == 3
 
 
-@pytest.mark.parametrize("word", ["auto", "cpu"])
-def test_one_rank_a_core(word: str, script: str) -> None:
-    assert parse(["--nproc-per-node", word, script]).nproc == len(os.sched_getaffinity(0))
+@pytest.mark.parametrize(("word", "gpus", "expected"), [("cpu", 3, 5), ("gpu", 3, 3), ("auto", 3, 3), ("auto", 0, 5)])
+def test_one_rank_a_core_or_gpu(
+    word: str, gpus: int, expected: int, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "cores", lambda: 5)
+    monkeypatch.setattr(arguments, "gpus", lambda: gpus)
+    assert parse(["--nproc-per-node", word, script]).nproc == expected
+
+
+def test_cores_are_those_this_process_may_use() -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert devices.cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(("driver_starts", "expected"), [(True, 3), (False, 0)])
+def test_the_driver_counts_the_gpus(driver_starts: bool, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver:
+        def cuInit(self, flags: int) -> int:  # noqa: N802
+            return 0 if driver_starts else 100  # CUDA_ERROR_NO_DEVICE
+
+        def cuDeviceGetCount(self, count: object) -> int:  # noqa: N802
+            count._obj.value = 3  # type: ignore[attr-defined]
+            return 0
+
+    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: Driver())
+    assert devices.gpus() == expected
+
+
+def test_no_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(devices.ctypes, "CDLL", missing)
+    assert devices.gpus() == 0
 
 
 @pytest.mark.parametrize(
@@ -43,22 +79,82 @@ def test_one_rank_a_core(word: str, script: str) -> None:
 )
 def test_arguments_of_the_script_stay_untouched(arguments: list[str], script: str) -> None:
     options = parse(["--nproc-per-node", "2", script, *arguments])
-    assert options.command == (sys.executable, script, *arguments)
+    assert (options.program, options.arguments) == ((sys.executable, script), tuple(arguments))
     assert options.nproc == 2
 
 
 def test_a_double_dash_may_precede_the_script(script: str) -> None:
-    assert parse(["--nproc-per-node=2", "--", script, "--", "x"]).command == (sys.executable, script, "--", "x")
+    options = parse(["--nproc-per-node=2", "--", script, "--", "x"])
+    assert (options.program, options.arguments) == ((sys.executable, script), ("--", "x"))
 
 
-def test_kinds_of_program() -> None:
-    assert parse(["-m", "json.tool", "-h"]).command == (sys.executable, "-m", "json.tool", "-h")
-    assert parse(["--module", "json.tool"]).command == (sys.executable, "-m", "json.tool")
-    assert parse(["--no-python", "true", "-m"]).command == ("true", "-m")
+def command(argv: list[str], *, use_env: bool = True, rank: int = 0) -> tuple[str, ...]:
+    return plan(parse(argv, use_env=use_env), Settings(token="secret")).command(rank)
 
 
-def test_torchrun_arguments_that_are_always_so(script: str) -> None:
-    assert parse(["--standalone", "--use_env", script]).nnodes == 1
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["-m", "json.tool", "-h"], (sys.executable, "-m", "json.tool", "-h")),
+        (["--module", "json.tool"], (sys.executable, "-m", "json.tool")),
+        (["--no-python", "true", "-m"], ("true", "-m")),
+    ],
+)
+def test_kinds_of_program(argv: list[str], words: tuple[str, ...]) -> None:
+    assert command(argv) == words
+
+
+def test_the_local_rank_counts_the_ranks_of_a_node(script: str) -> None:
+    argv = ["--nnodes=2", "--node_rank=1", "--nproc_per_node=2", "--master_addr=::1", script, "x"]
+    assert command(argv, use_env=False, rank=3) == (sys.executable, script, "--local-rank=1", "x")
+    assert command(["--use_env", *argv], use_env=False, rank=3) == (sys.executable, script, "x")
+
+
+def test_arguments_that_ask_for_what_is_so_anyway(script: str) -> None:
+    options = parse(["--standalone", "--use_env", "--run_path", "--monitor-interval=5", "--start_method=spawn", script])
+    assert (options.nnodes, options.remarks) == (1, ())
+
+
+def test_arguments_that_change_nothing_are_remarked_on(script: str) -> None:
+    given = ["--max_restarts", "2", "-t", "3", "-r=0", "--virtual-local-rank", "--local-ranks-filter=0,1"]
+    assert [remark.partition(":")[0] for remark in parse([*given, script]).remarks] == [
+        "--max_restarts",
+        "-t",
+        "--virtual-local-rank",
+        "--local-ranks-filter",
+    ]
+
+
+@pytest.mark.parametrize("option", ["--stop-grace=3", "--shutdown-timeout=3", "--shutdown_timeout=3"])
+def test_seconds_a_rank_may_take_to_end(option: str, script: str) -> None:
+    assert parse([option, script]).stop_grace == 3
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address", "port"),
+    [("node0:1234", "node0", 1234), ("node0", "node0", DEFAULT_PORT), ("[::1]:1234", "::1", 1234)],
+)
+def test_the_rendezvous_endpoint_is_the_master(endpoint: str, address: str, port: int, script: str) -> None:
+    argv = ["--rdzv-backend=c10d", f"--rdzv_endpoint={endpoint}", "--nnodes=2:2", "--node-rank=1", script]
+    options = parse(argv)
+    assert (options.master_addr, options.master_port, options.nnodes) == (address, port, 2)
+
+
+def test_a_standalone_job_heeds_no_endpoint(script: str) -> None:
+    options = parse(["--standalone", "--rdzv-endpoint=node0:1234", script])
+    assert (options.master_addr, options.master_port) == ("127.0.0.1", 0)
+
+
+def test_the_rendezvous_id_names_the_job(script: str) -> None:
+    assert plan(parse(["--rdzv-id=my job", script]), Settings()).job.startswith("my-job-")
+    several = plan(parse(["--nnodes=2", "--rdzv-id=my job", script]), Settings(token="secret", job="theirs"))
+    assert several.job == "my-job"
+
+
+def test_role_and_address_of_a_node(script: str) -> None:
+    environment = plan(parse(["--role=trainer", "--local-addr=10.0.0.7", script]), Settings()).environment(0, {})
+    assert (environment["ROLE_NAME"], environment["RANKMESH_BIND"]) == ("trainer", "10.0.0.7")
+    assert "RANKMESH_BIND" not in plan(parse([script]), Settings()).environment(0, {})
 
 
 def test_ports(script: str) -> None:
@@ -79,6 +175,11 @@ def test_ports(script: str) -> None:
         (["--master-port", "65536"], "out of range"),
         (["--failure-grace", "-1"], "not a number of seconds"),
         (["--module", "--no-python"], "exclude each other"),
+        (["--nnodes", "1:4"], "nodes do not come and go"),
+        (["--nnodes", "2", "--rdzv-backend", "c10d"], "give each its --node-rank"),
+        (["--nnodes", "2", "--rdzv-endpoint", "node0:0"], "cannot know"),
+        (["--rdzv-backend", "etcd"], "invalid choice: 'etcd'"),
+        (["--rdzv-endpoint", "node0:port"], "'node0:port' is not a host, or host:port"),
     ],
 )
 def test_senseless_arguments(
@@ -88,6 +189,19 @@ def test_senseless_arguments(
         parse([*arguments, script] if arguments else [])
     assert raised.value.code == 2
     assert reason in capsys.readouterr().err
+
+
+def test_a_program_need_not_understand_the_local_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--no-python", "true"], use_env=False)
+    assert "--no-python needs --use-env" in capsys.readouterr().err
+
+
+def test_no_gpu_is_no_rank(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(arguments, "gpus", lambda: 0)
+    with pytest.raises(SystemExit):
+        parse(["--nproc-per-node=gpu", script])
+    assert "no GPU that CUDA finds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["no/such.py"], ["--no-python", "no-such-program"]])

@@ -8,6 +8,11 @@ import shutil
 import sys
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
+
+from rankmesh._launcher.devices import cores, gpus
+from rankmesh._launcher.torchrun import spellings
+from rankmesh._launcher.torchrun import take as take_theirs
 
 DEFAULT_PORT = 29500
 """MASTER_PORT of a job on several nodes when nobody chooses one: torchrun's."""
@@ -27,64 +32,94 @@ class Options:
     """What the command line says.
 
     Attributes:
-        command: what each rank executes.
+        program: what each rank executes: the interpreter and the script, or the program.
+        arguments: the script's arguments.
+        use_env: whether a rank finds its LOCAL_RANK in the environment only, not in its first argument too.
         name: the program's name, for people.
         nproc: ranks on this node.
         nnodes: nodes of the job.
         node_rank: which of them this is.
         master_addr: host of the gateway.
         master_port: its port; 0 is any free one.
+        local_addr: address of this node's ranks; empty: the one that faces the gateway.
+        job: name of the job; empty when nobody chose one.
+        role: ROLE_NAME of the ranks.
         failure_grace: seconds the other ranks have to end by themselves once one has failed.
         stop_grace: seconds a rank has to end once it got a signal, before SIGKILL.
+        remarks: what people should know about the arguments they gave.
     """
 
-    command: tuple[str, ...]
+    program: tuple[str, ...]
+    arguments: tuple[str, ...]
+    use_env: bool
     name: str
     nproc: int
     nnodes: int
     node_rank: int
     master_addr: str
     master_port: int
+    local_addr: str
+    job: str
+    role: str
     failure_grace: float
     stop_grace: float
+    remarks: tuple[str, ...]
 
 
-def parse(argv: list[str] | None) -> Options:
+def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool = True) -> Options:
     """Read the command line (None: this process's).
+
+    Args:
+        argv: its words, without the program's name.
+        prog: the program's name.
+        use_env: what ``--use-env`` is when it is not given.
 
     Raises:
         SystemExit: with code 2 after a message on stderr when it makes no sense, with 0 after ``--help``.
     """
-    parser = _parser()
+    parser = _parser(prog, use_env)
     given = parser.parse_args(argv)
     if given.standalone and given.nnodes != 1:
         parser.error("--standalone means one node; leave it out, or leave out --nnodes")
-    if given.node_rank >= given.nnodes:
-        parser.error(f"--node-rank {given.node_rank}: with --nnodes {given.nnodes} it is 0 to {given.nnodes - 1}")
     if given.module and given.no_python:
         parser.error("--module and --no-python exclude each other")
-    port = given.master_port
+    if given.no_python and not given.use_env:
+        parser.error("--no-python needs --use-env: a program need not understand --local-rank")
+    if given.nnodes > 1 and given.rdzv_backend == "c10d" and given.node_rank is None:
+        parser.error("nodes do not number themselves: give each its --node-rank, and 0 to the one that others reach")
+    node_rank = given.node_rank or 0
+    if node_rank >= given.nnodes:
+        parser.error(f"--node-rank {node_rank}: with --nnodes {given.nnodes} it is 0 to {given.nnodes - 1}")
+    address, port = given.master_addr.strip("[]"), given.master_port
+    if given.rdzv_endpoint and not given.standalone:
+        address, port = given.rdzv_endpoint
     if given.nnodes > 1 and port == 0:
-        parser.error("--master-port 0 takes any free port, which the other nodes cannot know; choose one")
+        parser.error("port 0 takes any free port, which the other nodes cannot know; choose one")
     if port is None:
         port = 0 if given.nnodes == 1 else DEFAULT_PORT
-    program = given.program[1:] if given.program[0] == "--" else given.program
+    words = given.program[1:] if given.program[0] == "--" else given.program
     return Options(
-        command=_command(parser, program, module=given.module, no_python=given.no_python),
-        name=os.path.basename(program[0]),
+        program=_program(parser, words[0], module=given.module, no_python=given.no_python),
+        arguments=tuple(words[1:]),
+        use_env=given.use_env,
+        name=os.path.basename(words[0]),
         nproc=given.nproc_per_node,
         nnodes=given.nnodes,
-        node_rank=given.node_rank,
-        master_addr=given.master_addr.strip("[]"),
+        node_rank=node_rank,
+        master_addr=address,
         master_port=port,
+        local_addr=given.local_addr,
+        job=given.rdzv_id,
+        role=given.role,
         failure_grace=given.failure_grace,
         stop_grace=given.stop_grace,
+        remarks=given.remarks,
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="rankmesh run",
+        prog=prog,
         usage="%(prog)s [options] script.py [argument ...]",
         description="Start a script as several ranks, host their gateway, and watch over them until they end.",
         epilog=_EPILOG,
@@ -92,12 +127,13 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
 
-    def add(name: str, **how: Any) -> None:
-        parser.add_argument(*dict.fromkeys([f"--{name}", f"--{name.replace('-', '_')}"]), **how)
+    def add(*names: str, **how: Any) -> None:
+        parser.add_argument(*spellings(*names), **how)
 
-    add("nproc-per-node", type=_nproc, default=1, metavar="N", help="ranks on this node, or 'auto': one a core")
-    add("nnodes", type=_count, default=1, metavar="N", help="nodes of the job (default: 1)")
-    add("node-rank", type=_whole, default=0, metavar="N", help="which node this is, from 0; node 0 hosts the gateway")
+    ranks = "ranks on this node, or 'cpu': one a core, 'gpu': one a GPU, 'auto': gpu if there is one, else cpu"
+    add("nproc-per-node", type=_nproc, default=1, metavar="N", help=ranks)
+    add("nnodes", type=_nodes, default=1, metavar="N", help="nodes of the job (default: 1)")
+    add("node-rank", type=_whole, metavar="N", help="which node this is, from 0 (default); node 0 hosts the gateway")
     add("master-addr", default="127.0.0.1", metavar="HOST", help="address of node 0 (default: 127.0.0.1)")
     add(
         "master-port",
@@ -105,10 +141,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PORT",
         help=f"port of the gateway (default: any free one on one node, {DEFAULT_PORT} on several)",
     )
+    add("rdzv-endpoint", type=_endpoint, metavar="HOST[:PORT]", help="--master-addr and --master-port in one")
+    add("rdzv-backend", choices=["static", "c10d"], default="static", help="either way the ranks meet at the gateway")
+    add("rdzv-id", default="", metavar="NAME", help="the job's name")
+    add("local-addr", default="", metavar="HOST", help="address of this node's ranks (default: one that node 0 sees)")
+    add("role", default="default", metavar="NAME", help="ROLE_NAME of the ranks")
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module: run it with 'python -m'")
     add("no-python", action="store_true", help="the script is a program: run it without Python")
-    add("standalone", action="store_true", help="one node; accepted for torchrun's sake")
-    add("use-env", action="store_true", help="ranks are in the environment; accepted, as it is always so")
+    parser.add_argument(
+        *("--use-env", "--use_env", "--use-env=True", "--use_env=True"),  # torch's page gives it a value
+        action="store_true",
+        default=use_env,
+        help="no --local-rank=LOCAL_RANK as the script's first argument" + (" (it is always so)" if use_env else ""),
+    )
     add(
         "failure-grace",
         type=_seconds,
@@ -118,30 +163,59 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "stop-grace",
+        "shutdown-timeout",
         type=_seconds,
         default=30.0,
         metavar="SECONDS",
         help="how long a rank may take to end after a signal, before SIGKILL (default: 30)",
     )
+    take_theirs(parser)
     # PARSER, 'one or more, whatever they look like': REMAINDER after a positional loses a '--' meant for the script.
     parser.add_argument("program", nargs=argparse.PARSER, metavar="script.py", help="the script and its arguments")
     return parser
 
 
-def _command(parser: argparse.ArgumentParser, program: list[str], *, module: bool, no_python: bool) -> tuple[str, ...]:
+def _program(parser: argparse.ArgumentParser, script: str, *, module: bool, no_python: bool) -> tuple[str, ...]:
     if module:
-        return (sys.executable, "-m", *program)
+        return (sys.executable, "-m", script)
     if no_python:
-        if shutil.which(program[0]) is None:
-            parser.error(f"no such program: {program[0]}")
-        return tuple(program)
-    if not os.path.exists(program[0]):
-        parser.error(f"no such script: {program[0]} (in {os.getcwd()}); use -m for a module, --no-python for a program")
-    return (sys.executable, *program)
+        if shutil.which(script) is None:
+            parser.error(f"no such program: {script}")
+        return (script,)
+    if not os.path.exists(script):
+        parser.error(f"no such script: {script} (in {os.getcwd()}); use -m for a module, --no-python for a program")
+    return (sys.executable, script)
 
 
 def _nproc(text: str) -> int:
-    return len(os.sched_getaffinity(0)) if text in ("auto", "cpu") else _count(text)
+    match text:
+        case "cpu":
+            return cores()
+        case "gpu":
+            if not (found := gpus()):
+                raise argparse.ArgumentTypeError("this node has no GPU that CUDA finds")
+            return found
+        case "auto":
+            return gpus() or cores()
+    return _count(text)
+
+
+def _nodes(text: str) -> int:
+    least, _, most = text.partition(":")
+    if most and most != least:
+        raise argparse.ArgumentTypeError(f"{text!r}: a job's nodes do not come and go, give their number")
+    return _count(least)
+
+
+def _endpoint(text: str) -> tuple[str, int | None]:
+    try:
+        url = urlsplit(f"//{text}")
+        host, port = url.hostname, url.port
+    except ValueError:
+        host = None
+    if not host:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a host, or host:port")
+    return host, port
 
 
 def _count(text: str) -> int:

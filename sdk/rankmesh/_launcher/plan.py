@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from rankmesh._launcher.arguments import Options
@@ -44,16 +44,30 @@ class Plan:
         """Whether no other launcher takes part in this job."""
         return self.options.nnodes == 1
 
+    def command(self, rank: int) -> tuple[str, ...]:
+        """Return what a rank executes."""
+        options = self.options
+        local = () if options.use_env else (f"--local-rank={rank - self.ranks.start}",)
+        return (*options.program, *local, *options.arguments)
+
     def environment(self, rank: int, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a rank: ``base``, and what tells it who it is."""
         options = self.options
+        world_size = str(options.nproc * options.nnodes)
         environment = {
             **base,
             "RANK": str(rank),
             "LOCAL_RANK": str(rank - self.ranks.start),
-            "WORLD_SIZE": str(options.nproc * options.nnodes),
+            "WORLD_SIZE": world_size,
             "LOCAL_WORLD_SIZE": str(options.nproc),
             "GROUP_RANK": str(options.node_rank),
+            "GROUP_WORLD_SIZE": str(options.nnodes),
+            "ROLE_NAME": options.role,
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": world_size,
+            "TORCHELASTIC_RUN_ID": self.job,  # what programs look at to learn whether a launcher started them
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
             "MASTER_ADDR": options.master_addr,
             "MASTER_PORT": str(self.port),
             "RANKMESH_GATEWAY": self.url,
@@ -62,6 +76,8 @@ class Plan:
             # Otherwise a rank's last words sit in its buffer while it hangs, and are lost when it is killed.
             "PYTHONUNBUFFERED": "1",
         }
+        if options.local_addr:
+            environment["RANKMESH_BIND"] = options.local_addr
         if options.nproc > 1:
             # Each rank's BLAS would take all cores: N ranks would run N times as many threads as there are cores.
             environment.setdefault("OMP_NUM_THREADS", "1")
@@ -75,17 +91,28 @@ def plan(options: Options, settings: Settings) -> Plan:
         ValueError: there are several nodes and no token.
     """
     if options.nnodes == 1:
-        job = f"{_plain(options.name.removesuffix('.py'))[:40]}-{secrets.token_hex(4)}"
-        return Plan(options, job, settings.token or secrets.token_hex(32), options.master_port)
+        name = options.job or options.name.removesuffix(".py")
+        job = f"{_plain(name)[:40]}-{secrets.token_hex(4)}"
+        return Plan(options, job, token_of(settings), options.master_port)
     if not settings.token:
         raise ValueError(
             "a job on several nodes needs a token: set RANKMESH_TOKEN to the same secret on every node, for example "
             "the output of 'openssl rand -hex 32'"
         )
-    job = settings.job
+    job = options.job or settings.job
     if job == Settings.job:
-        job = _plain(f"{options.master_addr}-{options.master_port}")
-    return Plan(options, job, settings.token, options.master_port)
+        job = f"{options.master_addr}-{options.master_port}"
+    return Plan(options, _plain(job), settings.token, options.master_port)
+
+
+def token_of(settings: Settings) -> str:
+    """Return the secret of a job whose processes are all started here: the one that is set, or a fresh one."""
+    return settings.token or secrets.token_hex(32)
+
+
+def hand_token(token: str, environ: MutableMapping[str, str]) -> None:
+    """Put a job's secret into the environment of a process that belongs to it."""
+    environ["RANKMESH_TOKEN"] = token
 
 
 def _plain(text: str) -> str:

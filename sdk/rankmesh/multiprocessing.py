@@ -1,0 +1,314 @@
+"""Processes on this machine: the standard library's multiprocessing, and ``spawn``, after torch.multiprocessing.
+
+``import rankmesh.multiprocessing as mp`` where a script had ``import torch.multiprocessing as mp``: everything of the
+standard library's module is here under its own name, and besides it
+
+* ``spawn`` and ``start_processes``, which run a function as several ranks,
+* ``ProcessContext`` (``SpawnContext`` is its old name), which they return,
+* ``ProcessException`` with ``ProcessRaisedException`` and ``ProcessExitedException``, which they raise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing import *  # noqa: F403
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from rankmesh._launcher.child import Report, run
+from rankmesh._launcher.plan import token_of
+from rankmesh_agent.wire.settings import Settings
+
+__all__ = [
+    "ProcessContext",
+    "ProcessException",
+    "ProcessExitedException",
+    "ProcessRaisedException",
+    "SpawnContext",
+    "spawn",
+    "start_processes",
+]
+__all__ += multiprocessing.__all__
+
+_STOP_SECONDS = 30.0
+"""How long a process may take to end after a signal, before SIGKILL: torch's, and the launcher's."""
+
+
+class ProcessException(Exception):
+    """A process of ``spawn`` failed.
+
+    Attributes:
+        msg: what happened.
+        error_index: which process it was, as its function was told.
+        error_pid: its process id.
+    """
+
+    def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
+        super().__init__(msg)
+        self.msg = msg
+        self.error_index = error_index
+        self.error_pid = error_pid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.msg, self.error_index, self.error_pid)
+
+
+class ProcessRaisedException(ProcessException):
+    """A process's function raised an exception; the message has its traceback."""
+
+
+class ProcessExitedException(ProcessException):
+    """A process exited with a code other than 0, or a signal ended it.
+
+    Attributes:
+        exit_code: the exit code; minus the signal's number if one ended it.
+        signal_name: the signal's name; None if the process exited.
+    """
+
+    def __init__(
+        self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
+    ) -> None:
+        super().__init__(msg, error_index, error_pid)
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name)
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None:
+    """Run ``fn(i, *args)`` in ``nprocs`` new processes, ``i`` from 0 to ``nprocs`` - 1.
+
+    When one fails the others are ended, and the first failure is raised. Ctrl-C ends them all. If this process is
+    killed, so are they.
+
+    Unless RANKMESH_TOKEN is set they get a token of their own, the same for all that this process starts; the
+    environment of this process stays as it is. Set RANKMESH_TOKEN when other processes take part in their job.
+
+    Args:
+        fn: what they run; they have to be able to import it, so it stands at the top of a module.
+        args: what it gets besides ``i``; has to be picklable.
+        nprocs: how many processes.
+        join: wait until all have ended.
+        daemon: whether they are daemonic: ended when this process exits, instead of waited for, and without children.
+        start_method: ``"spawn"``; ``start_processes`` takes others.
+
+    Returns:
+        None after waiting, else the ProcessContext to wait with.
+
+    Raises:
+        ProcessRaisedException: the function raised an exception; the message has its traceback.
+        ProcessExitedException: a process exited with a code other than 0, or was ended by a signal.
+        TypeError: ``fn`` cannot be called, or ``args`` is no tuple or list.
+        ValueError: ``nprocs`` is less than 1.
+
+    Source: https://pytorch.org/docs/2.1/multiprocessing.html#torch.multiprocessing.spawn.spawn
+    """
+    if start_method != "spawn":
+        warnings.warn(
+            f"spawn() ignores start_method={start_method!r}; call start_processes() with it",
+            FutureWarning,
+            stacklevel=2,
+        )
+    return start_processes(fn, args, nprocs, join, daemon)
+
+
+def start_processes(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None:
+    """Do what ``spawn`` does, with any start method: ``"spawn"``, ``"fork"`` or ``"forkserver"``.
+
+    Arguments, result and errors are those of ``spawn``. Forked processes are killed when the thread that called ends.
+
+    Source: torch.multiprocessing.start_processes
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function, got {type(fn).__qualname__}")
+    if not isinstance(args, tuple | list):
+        raise TypeError(f"args must be a tuple, got {type(args).__qualname__}; for one argument write (it,)")
+    if nprocs < 1:
+        raise ValueError(f"nprocs must be at least 1, got {nprocs}")
+    make = multiprocessing.get_context(start_method)
+    token = Settings.from_env(os.environ).token or _fresh_token()
+    context = ProcessContext()
+    try:
+        for index in range(nprocs):
+            given = (fn, index, tuple(args), make.get_start_method(), context._new_report(), token)
+            process = make.Process(target=run, args=given, daemon=daemon)  # type: ignore[attr-defined]
+            process.start()
+            context._add(process)
+    except BaseException:
+        context._end(signal.SIGTERM)
+        raise
+    if not join:
+        return context
+    while not context.join():
+        pass
+    return None
+
+
+class ProcessContext:
+    """The processes of one ``spawn``.
+
+    Attributes:
+        processes: the processes, by index.
+        sentinels: what to wait for until a process ends, to its index; of those that have not been joined.
+    """
+
+    def __init__(self) -> None:
+        self.processes: list[BaseProcess] = []
+        self.sentinels: dict[int, int] = {}
+        self._reports: list[Report] = []
+        self._failed: int | None = None
+
+    def pids(self) -> list[int]:
+        """Return the process ids, by index."""
+        return [_pid(process) for process in self.processes]
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Wait until a process ends; when it failed, end the others and raise its error.
+
+        Ctrl-C in here ends all processes, a second one at once.
+
+        Args:
+            timeout: seconds to wait; None as long as it takes.
+            grace_period: seconds the others have to end by themselves after a failure, and again after SIGTERM, before
+                SIGKILL. By default they get SIGTERM at once, and 30 seconds.
+
+        Returns:
+            Whether all processes have ended.
+
+        Raises:
+            ProcessRaisedException: the function raised an exception; the message has its traceback.
+            ProcessExitedException: a process exited with a code other than 0, or was ended by a signal.
+
+        Source: torch.multiprocessing.ProcessContext
+        """
+        if self._failed is None:
+            try:
+                ended = self._await_one(timeout)
+                self._failed = self._first_failure([index for index in ended if self.processes[index].exitcode])
+                if self._failed is not None:
+                    self._await_all(grace_period or 0.0)
+            except BaseException as error:
+                self._end(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+                raise
+            if self._failed is not None:
+                self._end(signal.SIGTERM, _STOP_SECONDS if grace_period is None else grace_period)
+            elif not self.sentinels:
+                self._close()
+        if self._failed is not None:
+            raise self._error(self._failed)
+        return not self.sentinels
+
+    def _new_report(self) -> Report:
+        self._reports.append(Report())
+        return self._reports[-1]
+
+    def _add(self, process: BaseProcess) -> None:
+        self.sentinels[process.sentinel] = len(self.processes)
+        self.processes.append(process)
+
+    def _await_one(self, timeout: float | None) -> list[int]:
+        """Wait for the end of a process; return those that have ended."""
+        ended = []
+        for sentinel in connection.wait(list(self.sentinels), timeout) if self.sentinels else []:
+            assert isinstance(sentinel, int)
+            ended.append(self.sentinels.pop(sentinel))
+            self.processes[ended[-1]].join()
+        return ended
+
+    def _await_all(self, seconds: float) -> None:
+        """Wait for the end of all processes."""
+        deadline = time.monotonic() + seconds
+        while self.sentinels and (left := deadline - time.monotonic()) > 0:
+            self._await_one(left)
+
+    def _first_failure(self, failed: Sequence[int]) -> int | None:
+        """Return which process failed first, given those that are found to have failed.
+
+        That need not be the first to end: a rank may still say goodbye while another, which failed because of it, is
+        gone already. A process that was ended says nothing; who speaks of its end speaks later.
+        """
+        if not failed:
+            return None
+        said = {index: words.at for index, report in enumerate(self._reports) if (words := report.read())}
+        silent = [index for index in failed if index not in said]
+        return silent[0] if silent else min(said, key=lambda index: said[index])
+
+    def _error(self, index: int) -> ProcessException:
+        """Return the error of a process that failed, once all have ended."""
+        process, words = self.processes[index], self._reports[index].read()
+        pid = _pid(process)
+        if words is not None and words.trace:
+            return ProcessRaisedException(f"process {index} (pid {pid}) raised:\n\n{words.trace}", index, pid)
+        code = words.code if words is not None else process.exitcode or 0
+        if code >= 0:
+            text = f"process {index} (pid {pid}) terminated with exit code {code}"
+            return ProcessExitedException(text, index, pid, code)
+        name = _signal_name(-code)
+        text = f"process {index} (pid {pid}) terminated with signal {name}"
+        return ProcessExitedException(text, index, pid, code, name)
+
+    def _end(self, number: signal.Signals, seconds: float = _STOP_SECONDS) -> None:
+        """Send all processes a signal, give them time to end, kill those that have not."""
+        try:
+            self._send(number)
+            self._await_all(seconds)
+        finally:
+            self._send(signal.SIGKILL)
+            for process in self.processes:
+                process.join()
+            self.sentinels.clear()
+            self._close()
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(_pid(process), number)
+
+    def _close(self) -> None:
+        for report in self._reports:
+            report.close()
+
+
+SpawnContext = ProcessContext
+
+
+@functools.cache
+def _fresh_token() -> str:
+    """Return this process's token for all processes it starts."""
+    return token_of(Settings())
+
+
+def _pid(process: BaseProcess) -> int:
+    assert process.pid is not None, "it has been started"
+    return process.pid
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"<Unknown signal {number}>"

@@ -1,0 +1,646 @@
+"""spawn: processes on this machine that run a function as ranks. The programs that call it are processes, too."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import json
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.processes import Rank, Ranks, free_port, wait_until
+
+import rankmesh as dist
+import rankmesh.multiprocessing as mp
+
+HEADER = """\
+from __future__ import annotations
+import atexit, json, os, signal, sys, threading, time
+from datetime import timedelta
+from pathlib import Path
+import numpy as np
+import rankmesh as dist
+import rankmesh.multiprocessing as mp
+from support.processes import wait_until
+"""
+METHODS = ("spawn", "fork", "forkserver")
+SOON = 5.0
+"""Seconds within which all must have ended; sleeping processes would take much longer."""
+
+processes = pytest.mark.processes
+
+
+def program(ranks: Ranks, main: Callable[..., Any], *uses: Callable[..., Any], **arguments: Any) -> Rank:
+    """Start a program that calls ``main(**arguments)``; it has the source of the functions in ``uses``."""
+    path = ranks.folder / f"{main.__name__}.py"
+    sources = [textwrap.dedent(inspect.getsource(function)) for function in (*uses, main)]
+    call = f"if __name__ == '__main__':\n    {main.__name__}(**json.loads({json.dumps(arguments)!r}))\n"
+    path.write_text("\n\n".join([HEADER, *sources, call]))
+    return ranks.command(str(path), name=main.__name__)
+
+
+def run(ranks: Ranks, main: Callable[..., Any], *uses: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Run a program to its end; return what it said as JSON."""
+    started = program(ranks, main, *uses, **arguments)
+    ranks.succeed([started])
+    helpers_end(ranks)
+    return started.said
+
+
+def helpers_end(ranks: Ranks) -> None:
+    """Wait for the standard library's helpers, which end when they find that the program has."""
+    wait_until(lambda: not ranks.left(), "helpers to end", SOON)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def pids(ranks: Ranks, count: int) -> list[int]:
+    """The ids of the processes that wrote pid.* files, once they have."""
+
+    def written() -> list[int]:
+        return [int(text) for path in ranks.folder.glob("pid.*") if (text := path.read_text()).endswith("\n")]
+
+    return wait_until(lambda: len(written()) == count and written(), f"{count} processes to begin: {ranks.told()}")
+
+
+def write_pid(i: int) -> None:
+    Path(f"pid.{i}").write_text(f"{os.getpid()}\n")
+
+
+def tell(error: BaseException, began: float) -> None:
+    """Print what a failed spawn raised."""
+    names = ("error_index", "error_pid", "exit_code", "signal_name")
+    what = {name: getattr(error, name, None) for name in names}
+    print(json.dumps({"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - began, **what}))
+
+
+# What the processes are told
+
+
+def write_arguments(i: int, *rest: object) -> None:
+    Path(f"told.{i}").write_text(json.dumps(rest))
+
+
+def spawn_with_arguments(method: str) -> None:
+    assert mp.start_processes(write_arguments, args=("a", [1, 2]), nprocs=3, start_method=method) is None
+
+
+@processes
+@pytest.mark.parametrize("method", METHODS)
+def test_each_process_gets_its_index_and_the_arguments(ranks: Ranks, method: str) -> None:
+    run(ranks, spawn_with_arguments, write_arguments, method=method)
+    told = {path.name: json.loads(path.read_text()) for path in ranks.folder.glob("told.*")}
+    assert told == {f"told.{i}": ["a", [1, 2]] for i in range(3)}
+
+
+def write_token(i: int, name: str) -> None:
+    Path(f"{name}.{i}").write_text(os.environ["RANKMESH_TOKEN"])
+
+
+def spawn_twice() -> None:
+    before = dict(os.environ)
+    mp.spawn(write_token, args=("first",), nprocs=2)
+    mp.spawn(write_token, args=("second",), nprocs=2)
+    assert os.environ == before
+    os.environ["RANKMESH_TOKEN"] = "given"
+    mp.spawn(write_token, args=("given",), nprocs=1)
+
+
+@processes
+def test_the_processes_share_a_fresh_token_unless_one_is_set(ranks: Ranks) -> None:
+    run(ranks, spawn_twice, write_token)
+    tokens = {(ranks.folder / f"{name}.{i}").read_text() for name in ("first", "second") for i in range(2)}
+    assert len(tokens) == 1
+    assert re.fullmatch("[0-9a-f]{64}", tokens.pop())
+    assert (ranks.folder / "given.0").read_text() == "given"
+
+
+def be_a_rank(i: int, size: int) -> None:
+    dist.init_process_group("gloo", rank=i, world_size=size)
+    array = np.full(1000, i + 1.0)
+    dist.all_reduce(array)
+    assert (array == size * (size + 1) / 2).all()
+    objects = [None] * size
+    dist.all_gather_object(objects, Path(f"rank {i}"))  # only authenticated ranks unpickle
+    assert objects == [Path(f"rank {rank}") for rank in range(size)]
+    dist.destroy_process_group()
+    Path(f"done.{i}").touch()
+
+
+def spawn_ranks(size: int, port: int) -> None:
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(port)
+    mp.spawn(be_a_rank, args=(size,), nprocs=size)
+
+
+@processes
+def test_the_processes_are_ranks(ranks: Ranks) -> None:
+    run(ranks, spawn_ranks, be_a_rank, size=3, port=free_port())
+    assert len(list(ranks.folder.glob("done.*"))) == 3
+
+
+# Failures
+
+
+class Unpicklable(Exception):
+    def __init__(self, one: str, two: Callable[[], None]) -> None:
+        super().__init__(one)
+        self.two = two
+
+
+def fail(i: int, how: str) -> None:
+    """Process 1 fails once the others sleep."""
+    write_pid(i)
+    if i != 1:
+        time.sleep(1000)
+    wait_until(lambda: len(list(Path().glob("pid.*"))) == 3, "all to begin")
+    match how:
+        case "raise":
+            raise ValueError("no such file: weights.npy")
+        case "unpicklable":
+            raise Unpicklable("out of ideas", lambda: None)
+        case "base":
+            raise BaseException("not even an Exception")
+        case "long":
+            raise ValueError("x" * 1_000_000 + "!")
+        case "exit":
+            sys.exit(3)
+        case "say why":
+            sys.exit("no space left")
+        case "abrupt":
+            os._exit(4)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "real-time":
+            os.kill(os.getpid(), signal.SIGRTMIN + 3)
+
+
+def spawn_failing(how: str, method: str) -> None:
+    began = time.monotonic()
+    try:
+        mp.start_processes(fail, args=(how,), nprocs=3, start_method=method)
+    except mp.ProcessException as error:
+        tell(error, began)
+    assert not mp.active_children()
+
+
+@processes
+@pytest.mark.parametrize(
+    ("how", "end", "method"),
+    [
+        *(("raise", "\nValueError: no such file: weights.npy\n", method) for method in METHODS),
+        ("unpicklable", "Unpicklable: out of ideas\n", "spawn"),
+        ("base", "\nBaseException: not even an Exception\n", "fork"),
+        ("long", "xxxx!\n", "fork"),
+    ],
+)
+def test_an_exception_comes_back_with_its_traceback(ranks: Ranks, how: str, end: str, method: str) -> None:
+    said = run(ranks, spawn_failing, write_pid, Unpicklable, fail, tell, how=how, method=method)
+    assert (said["error"], said["error_index"]) == ("ProcessRaisedException", 1)
+    assert said["text"].startswith(f"process 1 (pid {said['error_pid']}) raised:\n\nTraceback (most recent call last):")
+    assert ", in fail\n" in said["text"]
+    assert said["text"].endswith(end)
+    assert said["seconds"] < SOON
+    assert said["error_pid"] in pids(ranks, 3)
+    assert not any(alive(pid) for pid in pids(ranks, 3))
+
+
+@processes
+@pytest.mark.parametrize(
+    ("how", "code", "name", "method"),
+    [
+        *(("kill", -signal.SIGKILL, "SIGKILL", method) for method in METHODS),
+        ("exit", 3, None, "spawn"),
+        ("abrupt", 4, None, "fork"),
+        ("real-time", -signal.SIGRTMIN - 3, f"<Unknown signal {signal.SIGRTMIN + 3}>", "fork"),
+    ],
+)
+def test_an_exit_code_or_signal_comes_back(ranks: Ranks, how: str, code: int, name: str | None, method: str) -> None:
+    said = run(ranks, spawn_failing, write_pid, Unpicklable, fail, tell, how=how, method=method)
+    assert (said["error"], said["error_index"]) == ("ProcessExitedException", 1)
+    assert (said["exit_code"], said["signal_name"]) == (code, name)
+    assert said["text"].endswith(f"terminated with signal {name}" if name else f"terminated with exit code {code}")
+    assert said["seconds"] < SOON
+    assert not any(alive(pid) for pid in pids(ranks, 3))
+
+
+@processes
+def test_what_a_process_said_as_it_exited_is_on_standard_error(ranks: Ranks) -> None:
+    started = program(ranks, spawn_failing, write_pid, Unpicklable, fail, tell, how="say why", method="spawn")
+    ranks.wait([started])
+    helpers_end(ranks)
+    assert started.code == 0, started
+    assert started.stderr == "no space left\n"
+    assert (started.said["error"], started.said["exit_code"]) == ("ProcessExitedException", 1)
+
+
+def fail_slowly(i: int, how: str) -> None:
+    """Process 0 fails because of process 1, and is gone before it."""
+    if i == 0:
+        wait_until(Path("failing").exists, "process 1 to fail")
+        raise RuntimeError("rank 1 is gone")
+    atexit.register(time.sleep, 1)
+    atexit.register(Path("failing").touch)
+    if how == "raise":
+        raise ValueError("this was first")
+    sys.exit(5)
+
+
+def spawn_failing_slowly(how: str) -> None:
+    began = time.monotonic()
+    try:
+        mp.spawn(fail_slowly, args=(how,), nprocs=2)
+    except mp.ProcessException as error:
+        tell(error, began)
+
+
+@processes
+@pytest.mark.parametrize(("how", "end"), [("raise", "ValueError: this was first\n"), ("exit", "with exit code 5")])
+def test_the_first_failure_is_raised_although_another_process_ended_before(ranks: Ranks, how: str, end: str) -> None:
+    said = run(ranks, spawn_failing_slowly, fail_slowly, tell, how=how)
+    assert said["error_index"] == 1
+    assert said["text"].endswith(end)
+
+
+def raise_among_ranks(i: int, size: int) -> None:
+    dist.init_process_group(rank=i, world_size=size)
+    dist.barrier()
+    if i == 1:
+        raise ValueError("bad sample")
+    try:
+        dist.all_reduce(np.ones(3))
+    except dist.RankFailedError as error:
+        Path(f"heard.{i}").write_text(str(error))
+
+
+def wait_for_failing_ranks(size: int, port: int) -> None:
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(port)
+    context = mp.spawn(raise_among_ranks, args=(size,), nprocs=size, join=False)
+    began = time.monotonic()
+    try:
+        while not context.join(grace_period=20):
+            pass
+    except mp.ProcessException as error:
+        tell(error, began)
+
+
+@processes
+def test_the_other_ranks_hear_of_an_exception_before_they_are_ended(ranks: Ranks) -> None:
+    said = run(ranks, wait_for_failing_ranks, raise_among_ranks, tell, size=3, port=free_port())
+    assert (said["error"], said["error_index"]) == ("ProcessRaisedException", 1)
+    for other in (0, 2):
+        heard = (ranks.folder / f"heard.{other}").read_text()
+        assert heard.startswith("rank 1 ")
+        assert "ValueError: bad sample" in heard
+    assert said["seconds"] < 20, "a grace period ends with the last process"
+
+
+def ignore_signals(i: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    write_pid(i)
+    if i == 1:
+        wait_until(lambda: len(list(Path().glob("pid.*"))) == 2, "both to begin")
+        raise ValueError("the other does not heed signals")
+    time.sleep(1000)
+
+
+def end_the_stubborn() -> None:
+    context = mp.spawn(ignore_signals, nprocs=2, join=False)
+    for _ in range(2):
+        began = time.monotonic()
+        try:
+            while not context.join(grace_period=0.3):
+                pass
+        except mp.ProcessRaisedException as error:
+            tell(error, began)
+
+
+@processes
+def test_who_heeds_no_signal_is_killed_and_joining_again_tells_the_same(ranks: Ranks) -> None:
+    started = program(ranks, end_the_stubborn, write_pid, ignore_signals, tell)
+    ranks.wait([started])
+    helpers_end(ranks)
+    first, again = map(json.loads, started.stdout.splitlines())
+    assert first["error_index"] == again["error_index"] == 1
+    assert first["text"] == again["text"]
+    assert not any(alive(pid) for pid in pids(ranks, 2))
+
+
+# Waiting oneself
+
+
+def sleep_until_told(i: int) -> None:
+    write_pid(i)
+    wait_until(Path(f"end.{i}").exists, "the word to end")
+
+
+def join_by_hand() -> None:
+    context = mp.spawn(sleep_until_told, nprocs=2, join=False)
+    assert isinstance(context, mp.ProcessContext)
+    assert isinstance(context, mp.SpawnContext)
+    assert context.pids() == [process.pid for process in context.processes]
+    assert context.join(timeout=0) is False
+    assert context.join(timeout=0.05) is False
+    Path("end.0").touch()
+    assert context.join() is False
+    Path("end.1").touch()
+    assert context.join() is True
+    assert context.join() is True
+    assert [process.exitcode for process in context.processes] == [0, 0]
+    print(json.dumps({"pids": context.pids()}))
+
+
+@processes
+def test_a_context_is_joined_by_hand(ranks: Ranks) -> None:
+    said = run(ranks, join_by_hand, write_pid, sleep_until_told)
+    assert sorted(said["pids"]) == sorted(pids(ranks, 2))
+
+
+def leave_daemons() -> None:
+    context = mp.spawn(sleep_until_told, nprocs=2, join=False, daemon=True)
+    wait_until(lambda: len(list(Path().glob("pid.*"))) == 2, "both to begin")
+    assert all(process.daemon for process in context.processes)
+
+
+@processes
+def test_daemons_end_with_the_program(ranks: Ranks) -> None:
+    run(ranks, leave_daemons, write_pid, sleep_until_told)
+    assert not any(alive(pid) for pid in pids(ranks, 2))
+
+
+# Ends from outside
+
+
+def clean_up_slowly(i: int) -> None:
+    write_pid(i)
+    try:
+        time.sleep(1000)
+    finally:
+        time.sleep(0.5)
+        with Path(f"cleaned.{i}").open("a") as file:
+            file.write("once\n")
+
+
+def wait_for_the_slow(method: str, in_a_loop: bool) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    context = mp.start_processes(clean_up_slowly, nprocs=3, join=not in_a_loop, start_method=method)
+    while not context.join(timeout=1):
+        pass
+
+
+@processes
+@pytest.mark.parametrize(
+    ("method", "in_a_loop"), [("spawn", False), ("spawn", True), ("fork", False), ("forkserver", False)]
+)
+@pytest.mark.parametrize("to_all", [False, True], ids=["kill", "terminal"])
+def test_ctrl_c_ends_all_in_order(ranks: Ranks, method: str, in_a_loop: bool, to_all: bool) -> None:
+    started = program(ranks, wait_for_the_slow, write_pid, clean_up_slowly, method=method, in_a_loop=in_a_loop)
+    children = pids(ranks, 3)
+    for pid in (started.pid, *(children if to_all else ())):
+        os.kill(pid, signal.SIGINT)
+    ranks.wait([started], SOON)
+    assert started.code in (-signal.SIGINT, 1), started
+    assert started.stderr.count("Traceback") == 1, started
+    assert started.stderr.endswith("\nKeyboardInterrupt\n")
+    assert [(ranks.folder / f"cleaned.{i}").read_text() for i in range(3)] == ["once\n"] * 3
+    helpers_end(ranks)
+
+
+def ignore_all(i: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    write_pid(i)
+    time.sleep(1000)
+
+
+def wait_for_those_who_ignore() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    mp.spawn(ignore_all, nprocs=2)
+
+
+@processes
+def test_a_second_ctrl_c_kills(ranks: Ranks) -> None:
+    started = program(ranks, wait_for_those_who_ignore, write_pid, ignore_all)
+    children = pids(ranks, 2)
+    os.kill(started.pid, signal.SIGINT)
+    time.sleep(0.5)  # nothing tells when the first one has arrived
+    assert all(alive(pid) for pid in children)
+    os.kill(started.pid, signal.SIGINT)
+    ranks.wait([started], SOON)
+    assert started.stderr.endswith("\nKeyboardInterrupt\n")
+    assert not any(alive(pid) for pid in children)
+    helpers_end(ranks)
+
+
+@processes
+@pytest.mark.parametrize("method", METHODS)
+def test_the_processes_die_with_the_program(ranks: Ranks, method: str) -> None:
+    started = program(ranks, wait_for_the_slow, write_pid, clean_up_slowly, method=method, in_a_loop=False)
+    children = pids(ranks, 3)
+    started.kill()
+    wait_until(lambda: not any(alive(pid) for pid in children), "the processes to end", SOON)
+    helpers_end(ranks)
+
+
+def spawn_in_a_thread() -> None:
+    thread = threading.Thread(target=lambda: contexts.append(mp.spawn(sleep_until_told, nprocs=2, join=False)))
+    contexts: list[mp.ProcessContext] = []
+    thread.start()
+    thread.join()
+    wait_until(lambda: len(list(Path().glob("pid.*"))) == 2, "both to begin")
+    for i in range(2):
+        Path(f"end.{i}").touch()
+    while not contexts[0].join():
+        pass
+
+
+@processes
+def test_the_processes_outlive_the_thread_that_started_them(ranks: Ranks) -> None:
+    run(ranks, spawn_in_a_thread, write_pid, sleep_until_told)
+
+
+# What is left
+
+
+def nothing(i: int) -> None:
+    pass
+
+
+def count_descriptors(method: str) -> None:
+    counts = []
+    for how in (None, None, "raise", "kill"):
+        try:
+            if how is None:
+                mp.start_processes(nothing, nprocs=3, start_method=method)
+            else:
+                mp.start_processes(fail, args=(how,), nprocs=3, start_method=method)
+        except mp.ProcessException:
+            pass
+        for path in Path().glob("pid.*"):
+            path.unlink()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    print(json.dumps({"counts": counts, "children": len(mp.active_children())}))
+
+
+@processes
+@pytest.mark.parametrize("method", METHODS)
+def test_no_descriptor_is_left(ranks: Ranks, method: str) -> None:
+    said = run(ranks, count_descriptors, write_pid, Unpicklable, fail, nothing, method=method)
+    assert said["children"] == 0
+    assert len(set(said["counts"])) == 1, "the first call starts the standard library's helpers, no other adds any"
+
+
+class PickledOnce:
+    """Cannot be sent to a second process."""
+
+    sent = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        PickledOnce.sent += 1
+        if PickledOnce.sent > 1:
+            raise TypeError("cannot be sent twice")
+        return PickledOnce, ()
+
+
+def sleep_with(i: int, given: object) -> None:
+    write_pid(i)
+    time.sleep(1000)
+
+
+def start_only_one() -> None:
+    try:
+        mp.spawn(sleep_with, args=(PickledOnce(),), nprocs=2)
+    except TypeError as error:
+        print(json.dumps({"text": str(error), "children": len(mp.active_children())}))
+
+
+@processes
+def test_when_one_cannot_be_started_the_others_are_ended(ranks: Ranks) -> None:
+    said = run(ranks, start_only_one, write_pid, PickledOnce, sleep_with)
+    assert said == {"text": "cannot be sent twice", "children": 0}
+
+
+# Wrong calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"fn": "train"}, TypeError, "fn must be a function, got str"),
+        ({"nprocs": 0}, ValueError, "nprocs must be at least 1, got 0"),
+        ({"nprocs": -1}, ValueError, "nprocs must be at least 1, got -1"),
+        ({"args": 5}, TypeError, "args must be a tuple, got int"),
+        ({"start_method": "thread"}, ValueError, "cannot find context for 'thread'"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        mp.start_processes(**{"fn": nothing, **arguments})
+    assert not multiprocessing.active_children()
+
+
+def test_spawn_is_only_for_spawning() -> None:
+    with (
+        pytest.warns(FutureWarning, match=r"start_processes\(\)"),
+        pytest.raises(ValueError, match="nprocs"),
+    ):
+        mp.spawn(nothing, nprocs=0, start_method="fork")
+
+
+# Names
+
+
+def test_everything_of_the_standard_library_is_here() -> None:
+    assert set(multiprocessing.__all__) < set(mp.__all__)
+    assert all(getattr(mp, name) is getattr(multiprocessing, name) for name in multiprocessing.__all__)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        mp.ProcessException("text", 2, 300),
+        mp.ProcessRaisedException("text", 2, 300),
+        mp.ProcessExitedException("text", 2, 300, -9, "SIGKILL"),
+    ],
+)
+def test_errors_can_be_sent_to_other_processes(error: mp.ProcessException) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert vars(copy) == vars(error)
+    assert str(copy) == "text"
+
+
+def worker(rank: int) -> None:
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    group_gloo = dist.new_group(backend="gloo")
+    if rank not in [1]:
+        dist.monitored_barrier(group=group_gloo, timeout=timedelta(seconds=2))
+
+
+def the_monitored_barrier(port: int) -> None:
+    """The example of the reference, but for its port and its GPUs."""
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(port)
+    mp.spawn(worker, nprocs=2, args=())
+
+
+@processes
+def test_the_example_of_the_monitored_barrier(ranks: Ranks) -> None:
+    started = program(ranks, the_monitored_barrier, worker, port=free_port())
+    ranks.wait([started])
+    helpers_end(ranks)
+    assert started.code == 1
+    assert "ProcessRaisedException: process 0 (pid" in started.stderr
+    assert "in monitored_barrier" in started.stderr
+    assert re.search(r"rank 1\b", started.stderr.splitlines()[-1] + started.stderr.splitlines()[-2]), started
+
+
+def init_process(rank: int, size: int, port: int, fn: Callable[[int, int], None], backend: str = "gloo") -> None:
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = str(port)
+    dist.init_process_group(backend, rank=rank, world_size=size)
+    fn(rank, size)
+
+
+def send_to_the_queue(rank: int, size: int) -> None:
+    array = np.full(1, float(rank))
+    dist.all_reduce(array)
+    Path(f"done.{rank}").write_text(str(array[0]))
+
+
+def the_tutorial(port: int) -> None:
+    """The tutorial's template."""
+    size = 2
+    mp.set_start_method("spawn")
+    started = []
+    for rank in range(size):
+        process = mp.Process(target=init_process, args=(rank, size, port, send_to_the_queue))
+        process.start()
+        started.append(process)
+    for process in started:
+        process.join()
+
+
+@processes
+def test_the_tutorial(ranks: Ranks) -> None:
+    run(ranks, the_tutorial, init_process, send_to_the_queue, port=free_port())
+    assert [(ranks.folder / f"done.{rank}").read_text() for rank in range(2)] == ["1.0", "1.0"]
