@@ -222,6 +222,7 @@ class Agent:
         for group in self._known():
             group.close()
         self.mesh.close(reason)
+        self.store.dismiss()
         self._http.stop()
         self._say_goodbye(reason)
         self._client.close()

@@ -1,15 +1,17 @@
-"""The agent's HTTP face as an ASGI application."""
+"""The HTTP faces of an agent, and of a store on its own, as ASGI applications."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI
 
-from rankmesh_agent.routes import groups, health, problems, store
+from rankmesh_agent.routes import groups, health, problems, store, store_health
 from rankmesh_agent.routes.view import AgentView
+from rankmesh_agent.store.base import Store
 from rankmesh_agent.wire.guard import Guard
 from rankmesh_agent.wire.version import __version__
 
@@ -23,20 +25,21 @@ def create_app(agent: AgentView, *, token: str = "", names: Iterable[str] = ()) 
         names: host names besides addresses and localhost under which it may be asked.
     """
     app = _Application(
-        title="RankMesh agent",
-        description="One rank of a job: how it is, the groups it is in, and the job's key-value store.",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
-        lifespan=_closing_the_store,
+        "RankMesh agent", "One rank of a job: how it is, the groups it is in, and the job's key-value store.", agent
     )
-    app.state.agent = agent
-    for routes in (health, groups, store):
-        app.include_router(routes.router)
-    problems.install(app)
-    return Guard(app, token, names)
+    return app.guarded((health, groups, store), token, names)
+
+
+def create_store_app(keys: Store, *, token: str = "", names: Iterable[str] = ()) -> Guard:
+    """Return the ASGI application of a store, the agent's endpoints for it without an agent; closes it in the end.
+
+    Args:
+        keys: what it serves.
+        token: the secret that everything but health asks for; empty for none.
+        names: host names besides addresses and localhost under which it may be asked.
+    """
+    app = _Application("RankMesh store", "A key-value store that ranks share.", SimpleNamespace(store=keys))
+    return app.guarded((store_health, store), token, names)
 
 
 @contextlib.asynccontextmanager
@@ -46,6 +49,26 @@ async def _closing_the_store(app: FastAPI) -> AsyncIterator[None]:
 
 
 class _Application(FastAPI):
+    def __init__(self, title: str, description: str, agent: Any) -> None:
+        super().__init__(
+            title=title,
+            description=description,
+            version=__version__,
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            generate_unique_id_function=lambda route: route.name,
+            lifespan=_closing_the_store,
+        )
+        self.state.agent = agent
+
+    def guarded(self, modules: Iterable[ModuleType], token: str, names: Iterable[str]) -> Guard:
+        """Return the application with the routes of some modules, behind the guard."""
+        for routes in modules:
+            self.include_router(routes.router)
+        problems.install(self)
+        return Guard(self, token, names)
+
     def openapi(self) -> dict[str, Any]:
         """Return FastAPI's OpenAPI document, made once, with the problem responses as they are."""
         if self.openapi_schema is None:

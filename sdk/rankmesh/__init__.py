@@ -81,10 +81,12 @@ from rankmesh._world import (
     ProcessGroup,
     default_pg_timeout,
     destroy_process_group,
+    get_default_store,
     group,
     init_process_group,
     is_initialized,
 )
+from rankmesh._world import _get_default_store as _get_default_store
 from rankmesh_agent.engine.work import Future, Work
 from rankmesh_agent.wire.errors import (
     AddressInUseError,
@@ -215,6 +217,7 @@ __all__ = [
     "FileStore",
     "HashStore",
     "PrefixStore",
+    "get_default_store",
     # Errors; the tree is in rankmesh_agent.wire.errors
     "DistError",
     "DistBackendError",

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from rankmesh._backend import BackendOptions, create, resolve
@@ -17,6 +18,7 @@ from rankmesh_agent.wire.settings import Settings
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
+    from rankmesh._stores.agent import AgentStore as Store
     from rankmesh_agent.agent import Agent
     from rankmesh_agent.engine.communicator import Communicator
 
@@ -129,11 +131,11 @@ class _World:
         """Have a backend from outside carry out a group's collectives, if it is one."""
         if backend == "mesh":
             return
-        from rankmesh._stores import PrefixStore, agent_store
+        from rankmesh._stores import PrefixStore
 
         try:
             options = BackendOptions(
-                PrefixStore(f"group/{made.id:016x}", agent_store(self.agent)),
+                PrefixStore(f"group/{made.id:016x}", self.store),
                 made.rank,
                 made.size,
                 timedelta(seconds=made.timeout),
@@ -146,7 +148,16 @@ class _World:
             self.agent.drop_group(made)
             raise
 
+    @cached_property
+    def store(self) -> Store:
+        """The job's own store."""
+        from rankmesh._stores import agent_store
+
+        return agent_store(self.agent)
+
     def close(self, reason: str) -> None:
+        if "store" in vars(self):
+            self.store.close()
         self.agent.close(reason)
         self.rendezvous.close()
 
@@ -266,6 +277,21 @@ def destroy_process_group(group: Group = None) -> None:
 def is_initialized() -> bool:
     """Return whether init_process_group has been called."""
     return _world is not None
+
+
+def get_default_store() -> Store:
+    """Return the job's own store: the keys that every agent serves under ``/v1/store``.
+
+    Raises:
+        ValueError: init_process_group has not been called.
+
+    Source: torch.distributed.distributed_c10d._get_default_store
+    """
+    return require_world().store
+
+
+_get_default_store = get_default_store
+"""torch's name."""
 
 
 def communicator(group: ProcessGroup | None) -> Communicator:

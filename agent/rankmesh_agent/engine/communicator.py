@@ -234,7 +234,8 @@ class Communicator(Port):
         with self.mesh.lock:
             if not message.transfer.done:
                 self.mesh.hold(self.id, message.transfer)
-        return MessageWork(message.settle, options.user, message.deadline, lambda: self._number(message.transfer.source))
+        transfer = message.transfer
+        return MessageWork(message.settle, options.user, message.deadline, lambda: self._number(transfer.source))
 
     def _number(self, rank: int) -> int:
         return self.numbers[self.ranks.index(rank)]

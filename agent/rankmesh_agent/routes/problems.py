@@ -22,12 +22,14 @@ _MEANING = {
     400: "The request body cannot be read (`bad-request`).",
     401: "The job's token is missing or wrong.",
     403: "The request comes from another site's page.",
-    404: "There is no such key (`key-not-found`) or group (`group-not-found`).",
+    404: "There is no such key (`key-not-found`) or group (`group-not-found`), or the queue is empty (`queue-empty`).",
     408: "Some keys were not set in time (`store-timeout`); the detail names them.",
     409: "The value cannot be added to (`not-a-number`).",
+    412: "The key does not hold what the request's conditions say (`precondition-failed`).",
     413: "The request body is too large.",
     421: "The Host header is not a name of this agent.",
-    422: "The request is not understood (`invalid-request`), or a key is empty or too long (`invalid-key`).",
+    422: "The request is not understood (`invalid-request`), a key is empty or too long (`invalid-key`), a value is "
+    "too large or not base64 (`invalid-value`), or its Idempotency-Key is another's (`idempotency-key-reused`).",
     502: "The agent that owns the store cannot be reached (`network-error`).",
     503: "The rank does not take part in its job (`not-ready`).",
 }

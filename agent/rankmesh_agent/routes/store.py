@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from rankmesh_agent.routes.hang_up import unless_gone
 from rankmesh_agent.routes.problems import documented
 from rankmesh_agent.routes.view import BEARER, TheStore
-from rankmesh_agent.store.keys import MAX_KEY_BYTES
+from rankmesh_agent.store.commands import (
+    Add,
+    Append,
+    Check,
+    CompareSet,
+    Count,
+    Delete,
+    Get,
+    Keys,
+    MultiGet,
+    MultiSet,
+    QueueLen,
+    QueuePop,
+    QueuePush,
+    Set,
+    Wait,
+    from_base64,
+    to_base64,
+)
+from rankmesh_agent.store.condition import Condition, etag
+from rankmesh_agent.store.keys import MAX_KEY_BYTES, check_values
 from rankmesh_agent.wire.errors import KeyNotFoundError
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, Done, StoreAdd, StoreNumber, StoreWait
+from rankmesh_agent.wire.schemas import (
+    LONG_POLL_SECONDS,
+    Done,
+    StoreAdd,
+    StoreCompareSet,
+    StoreFound,
+    StoreKeys,
+    StoreNumber,
+    StorePop,
+    StoreQueue,
+    StoreValues,
+    StoreWait,
+)
 
 
 class _AnyText(StringConvertor):
@@ -29,11 +62,35 @@ router = APIRouter(
     responses=documented(401, 403, 413, 421, 422, 502),
 )
 
-Key = Annotated[str, Path(description=f"1 to {MAX_KEY_BYTES} bytes of UTF-8; may contain slashes.")]
-Wait = Annotated[float, Query(description="Seconds to wait for the key to be set; 20 at most, ask again for more.")]
+_A_KEY = f"1 to {MAX_KEY_BYTES} bytes of UTF-8"
+Key = Annotated[str, Path(description=f"{_A_KEY}; may contain slashes.")]
+KeyAsked = Annotated[str, Query(alias="key", description=_A_KEY)]
+Seconds = Annotated[
+    float, Query(alias="wait", description="Seconds to wait for the key to be set; 20 at most, ask again for more.")
+]
 Prefix = Annotated[str, Query(max_length=MAX_KEY_BYTES, description="Only keys that begin with this.")]
+Once = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        max_length=255,
+        description="A name for this request. If it comes again under the same name within a minute, it is not carried "
+        "out again but gets the same answer: so it is safe to repeat when the answer was lost.",
+    ),
+]
+IfMatch = Annotated[
+    str | None,
+    Header(alias="If-Match", description="Only if the value has one of these ETags; * is any value's."),
+]
+IfNoneMatch = Annotated[
+    str | None, Header(alias="If-None-Match", pattern=r"^\*$", description="*: only if the key has no value.")
+]
 
 _OCTETS: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_OCTETS_IN = {"requestBody": {"required": True, "content": _OCTETS}}
+_OCTETS_OUT: dict[int | str, dict[str, Any]] = {200: {"content": _OCTETS}}
+_ETAG = {"ETag": {"description": "Equal for equal values.", "schema": {"type": "string"}}}
+_TAGS = re.compile(r'(W/)?("[^"]*"|\*)')
 
 
 class Octets(Response):
@@ -45,44 +102,131 @@ class Octets(Response):
 @router.get("")
 async def list_keys(store: TheStore, prefix: Prefix = "") -> list[str]:
     """List the keys, sorted."""
-    return await store.keys(prefix)
+    return await store.do(Keys(prefix))
 
 
-@router.post("/add", responses=documented(400, 409))
-async def add(body: StoreAdd, store: TheStore) -> StoreNumber:
-    """Add to a number, and say the sum."""
-    return StoreNumber(await store.add(body.key, body.amount))
+@router.post("/count")
+async def count(store: TheStore, prefix: Prefix = "") -> StoreNumber:
+    """Say how many keys there are."""
+    return StoreNumber(await store.do(Count(prefix)))
+
+
+@router.post("/check", responses=documented(400))
+async def check(body: StoreKeys, store: TheStore) -> StoreFound:
+    """Say whether all of some keys exist; a queue with something in it does, too."""
+    return StoreFound(await store.do(Check(tuple(body.keys))))
 
 
 @router.post("/wait", responses=documented(400, 408))
 async def wait(body: StoreWait, request: Request, store: TheStore) -> Done:
     """Answer when all keys are set; after 20 s at most, ask again for more."""
-    await unless_gone(request, store.wait(body.keys, _slice(body.timeout)))
+    await unless_gone(request, store.do(Wait(tuple(body.keys), _slice(body.timeout))))
     return Done()
 
 
-@router.get("/{key:any_text}", response_class=Octets, responses={200: {"content": _OCTETS}, **documented(404)})
-async def get_value(key: Key, request: Request, store: TheStore, wait: Wait = 0.0) -> Octets:
+@router.post("/add", responses=documented(400, 409))
+async def add(body: StoreAdd, store: TheStore, once: Once = "") -> StoreNumber:
+    """Add to a number, and say the sum."""
+    return StoreNumber(await store.do(Add(body.key, body.amount), once))
+
+
+@router.post("/compare_set", response_class=Octets, responses=_OCTETS_OUT | documented(400))
+async def compare_set(body: StoreCompareSet, store: TheStore, once: Once = "") -> Octets:
+    """Replace a value if it is the expected one; return the value now, the expected one if there is none."""
+    expected, desired = from_base64(body.expected), from_base64(body.desired)
+    return Octets(await store.do(CompareSet(body.key, expected, desired), once))
+
+
+@router.post("/append", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
+async def append(key: KeyAsked, request: Request, store: TheStore, once: Once = "") -> None:
+    """Append the request's body to the key's value, or set it if there is none."""
+    await store.do(Append(key, await request.body()), once)
+
+
+@router.post("/multi_get", responses=documented(400, 408))
+async def multi_get(body: StoreWait, request: Request, store: TheStore) -> StoreValues:
+    """Return several values, waiting for the keys as ``wait`` does."""
+    values = await unless_gone(request, store.do(MultiGet(tuple(body.keys), _slice(body.timeout))))
+    check_values(*values)
+    return StoreValues({key: to_base64(value) for key, value in zip(body.keys, values, strict=True)})
+
+
+@router.post("/multi_set", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=documented(400))
+async def multi_set(body: StoreValues, store: TheStore, once: Once = "") -> None:
+    """Set several values in one step."""
+    await store.do(MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
+
+
+@router.post("/queue_push", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
+async def queue_push(key: KeyAsked, request: Request, store: TheStore, once: Once = "") -> None:
+    """Append the request's body to a queue as one value."""
+    await store.do(QueuePush(key, await request.body()), once)
+
+
+@router.post("/queue_pop", response_class=Octets, responses=_OCTETS_OUT | documented(400, 404))
+async def queue_pop(body: StorePop, request: Request, store: TheStore, once: Once = "") -> Octets:
+    """Take the first value of a queue, waiting for one if asked to.
+
+    A value leaves the queue for a client that is there. If the answer is lost on its way, the same request with the
+    same Idempotency-Key gets it again.
+    """
+    return Octets(await unless_gone(request, store.do(QueuePop(body.key, _slice(body.timeout)), once)))
+
+
+@router.post("/queue_len", responses=documented(400))
+async def queue_len(body: StoreQueue, store: TheStore) -> StoreNumber:
+    """Say how many values are in a queue."""
+    return StoreNumber(await store.do(QueueLen(body.key)))
+
+
+@router.get(
+    "/{key:any_text}",
+    response_class=Octets,
+    responses={200: {"content": _OCTETS, "headers": _ETAG}, **documented(404)},
+)
+async def get_value(key: Key, request: Request, store: TheStore, seconds: Seconds = 0.0) -> Octets:
     """Return a value, waiting for it if asked to."""
-    return Octets(await unless_gone(request, store.get(key, _slice(wait))))
+    value = await unless_gone(request, store.do(Get(key, _slice(seconds))))
+    return Octets(value, headers={"ETag": etag(value)})
 
 
 @router.put(
     "/{key:any_text}",
     status_code=HTTPStatus.NO_CONTENT,
     response_class=Response,
-    openapi_extra={"requestBody": {"required": True, "content": _OCTETS}},
+    responses={204: {"headers": _ETAG}, **documented(412)},
+    openapi_extra=_OCTETS_IN,
 )
-async def set_value(key: Key, request: Request, store: TheStore) -> None:
+async def set_value(
+    key: Key,
+    request: Request,
+    store: TheStore,
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+    once: Once = "",
+) -> Response:
     """Store the request's body as the key's value."""
-    await store.set(key, await request.body())
+    value = await request.body()
+    await store.do(Set(key, value, _condition(if_match, if_none_match)), once)
+    return Response(status_code=HTTPStatus.NO_CONTENT, headers={"ETag": etag(value)})
 
 
-@router.delete("/{key:any_text}", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=documented(404))
-async def delete_value(key: Key, store: TheStore) -> None:
+@router.delete(
+    "/{key:any_text}",
+    status_code=HTTPStatus.NO_CONTENT,
+    response_class=Response,
+    responses=documented(404, 412),
+)
+async def delete_value(key: Key, store: TheStore, if_match: IfMatch = None, once: Once = "") -> None:
     """Remove a key."""
-    if not await store.delete(key):
+    if not await store.do(Delete(key, _condition(if_match, None)), once):
         raise KeyNotFoundError(f"nobody has set key {key!r}")
+
+
+def _condition(if_match: str | None, if_none_match: str | None) -> Condition:
+    # A weak tag, W/"…", is never that of a value; a header without any tag is a condition that nothing fulfils.
+    tags = None if if_match is None else tuple(tag for weak, tag in _TAGS.findall(if_match) if not weak)
+    return Condition(tags, if_none_match is not None)
 
 
 def _slice(seconds: float) -> float:

@@ -1,5 +1,7 @@
 """The key-value store of a job.
 
-``base`` says what a store does; ``table`` holds the keys and values; ``memory`` is the store of the agent that owns the
-table, ``client`` that of every other agent, which asks the owner over HTTP.
+``command`` says what a call is, and ``commands`` are the calls; ``table`` holds the keys, values and queues that they
+work on. ``base`` says what a store is for callers with an event loop: ``memory`` is that of the agent that owns the
+table, with ``answers`` for requests that come twice, ``client`` that of every other agent, which asks the owner over
+HTTP. ``blocking`` is for callers without an event loop, who have both kinds, too.
 """

@@ -1,26 +1,30 @@
-"""The store of an agent that does not own the keys and values: it asks the agent that does, over HTTP."""
+"""The store at another place: whoever has the keys and values is asked over HTTP, with an event loop or without."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict
-from typing import Any, TypeVar, cast
-from urllib.parse import quote
+import secrets
+import time
+from collections.abc import Generator
+from typing import Any, TypeVar
 
 import httpx
 
 from rankmesh_agent.store.base import Store
-from rankmesh_agent.store.keys import check_key, check_keys
+from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     BY_CODE,
     DistError,
     DistNetworkError,
     DistStoreError,
+    InvalidValueError,
     KeyNotFoundError,
+    QueueEmptyError,
     StoreTimeoutError,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, StoreAdd, StoreWait
+from rankmesh_agent.wire.guard import MAX_BODY_BYTES
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
 
 CONNECT_SECONDS = 5.0
 """How long the owner may take to accept a connection."""
@@ -28,112 +32,211 @@ ANSWER_SECONDS = 10.0
 """How long the owner may take to answer, besides the time it was asked to wait."""
 IDLE_SECONDS = 2.0
 """How long an unused connection is kept: less than the 5 s after which uvicorn closes its end."""
+RETRY_SECONDS = 0.05
+"""How long to pause before an owner that is not there yet is asked again."""
+
+_LOST = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
+_ABSENT = (httpx.ConnectError, httpx.ConnectTimeout)
+
+# As many connections as there are waits, or those who wait would keep out those who set.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=IDLE_SECONDS)
 
 T = TypeVar("T")
+
+Exchange = Generator[httpx.Request, httpx.Response, T]
+"""Yields one request after the other, is sent the answers or httpx's errors, and returns a result."""
 
 
 class RemoteStore(Store):
     """The store at another agent. It serves one event loop, the first that uses it.
 
     Args:
-        base_url: URL of the agent that owns the keys and values.
+        url: base URL of the agent that owns the keys and values.
+        token: the job's token; empty for none.
+
+    Attributes:
+        url, token: the same.
+    """
+
+    def __init__(self, url: str, token: str = "") -> None:
+        self.url = url.rstrip("/")
+        self.token = token
+        self._transport: httpx.AsyncHTTPTransport | None = None
+
+    async def do(self, command: Command[T], once: str = "") -> T:
+        if self._transport is None:  # made here, because it belongs to the event loop that runs now
+            self._transport = httpx.AsyncHTTPTransport(**_options(self.url))
+        exchange = _exchange(self.url, self.token, command, once, ANSWER_SECONDS)
+        try:
+            request = next(exchange)
+            while True:
+                try:
+                    answer = await self._transport.handle_async_request(request)
+                    try:
+                        await answer.aread()
+                    finally:
+                        await answer.aclose()
+                except httpx.HTTPError as error:
+                    request = exchange.throw(error)
+                else:
+                    request = exchange.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def dismiss(self) -> None:
+        """Nobody waits for keys of this process."""
+
+    async def close(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.aclose()
+
+
+class BlockingRemote(BlockingStore):
+    """The store at another place, for callers without an event loop.
+
+    Args:
+        url: base URL of whoever owns the keys and values.
         token: the job's token; empty for none.
     """
 
-    def __init__(self, base_url: str, token: str = "") -> None:
-        self._url = base_url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client: httpx.AsyncClient | None = None
+    def __init__(self, url: str, token: str = "") -> None:
+        self._url = url.rstrip("/")
+        self._token = token
+        self._transport = httpx.HTTPTransport(**_options(self._url))
 
-    async def get(self, key: str, wait_seconds: float = 0.0) -> bytes:
-        path = _path(key)
+    def do(self, command: Command[T]) -> T:
+        return self._do(command, ANSWER_SECONDS)
 
-        async def ask(seconds: float) -> bytes:
-            return (await self._ask("GET", path, seconds, params={"wait": seconds})).content
+    def do_first(self, command: Command[T], deadline: Deadline) -> T:
+        """Carry out a command that does not wait at an owner that may yet have to start.
 
-        return await _repeated(ask, wait_seconds)
+        Raises:
+            DistNetworkError: nobody was there when the deadline passed, or it is not a store.
+        """
+        while True:
+            try:
+                return self._do(command, max(deadline.remaining(), RETRY_SECONDS))
+            except DistNetworkError as error:
+                if not isinstance(error.__cause__, _ABSENT):
+                    raise
+                if deadline.passed():
+                    raise DistNetworkError(
+                        f"waited {deadline.seconds:g} s for a store at {self._url}: {error.__cause__}. Does the "
+                        "process that hosts it (is_master=True) run, and are host and port the same there?",
+                        address=self._url,
+                    ) from error
+            time.sleep(min(RETRY_SECONDS, deadline.remaining()))
 
-    async def set(self, key: str, value: bytes) -> None:
-        await self._ask("PUT", _path(key), content=value)
+    def close(self) -> None:
+        self._transport.close()
 
-    async def delete(self, key: str) -> bool:
+    def _do(self, command: Command[T], patience: float) -> T:
+        exchange = _exchange(self._url, self._token, command, "", patience)
         try:
-            await self._ask("DELETE", _path(key))
-        except KeyNotFoundError:
-            return False
-        return True
-
-    async def add(self, key: str, amount: int) -> int:
-        check_key(key)
-        answer = await self._ask("POST", "/v1/store/add", json=asdict(StoreAdd(key, amount)))
-        return cast(int, answer.json()["value"])
-
-    async def wait(self, keys: Iterable[str], timeout: float) -> None:
-        wanted = list(check_keys(keys))
-
-        async def ask(seconds: float) -> None:
-            await self._ask("POST", "/v1/store/wait", seconds, json=asdict(StoreWait(wanted, seconds)))
-
-        await _repeated(ask, timeout)
-
-    async def keys(self, prefix: str = "") -> list[str]:
-        return cast(list[str], (await self._ask("GET", "/v1/store", params={"prefix": prefix})).json())
-
-    async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
-
-    async def _ask(self, method: str, path: str, wait: float = 0.0, **content: Any) -> httpx.Response:
-        """Send one request and return its answer, which may take ``wait`` seconds longer than others."""
-        timeout = httpx.Timeout(wait + ANSWER_SECONDS, connect=CONNECT_SECONDS)
-        try:
-            answer = await self._connected().request(method, self._url + path, timeout=timeout, **content)
-        except httpx.HTTPError as error:
-            what = str(error) or type(error).__name__
-            raise DistNetworkError(
-                f"the agent at {self._url}, which owns the store, cannot be reached: {what}", address=self._url
-            ) from error
-        if not answer.is_success:
-            raise self._error(answer)
-        return answer
-
-    def _connected(self) -> httpx.AsyncClient:
-        """Return the client, made at the first call because it belongs to the event loop that runs then."""
-        if self._client is None:
-            # As many connections as there are waits, or those who wait would keep out those who set.
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=IDLE_SECONDS)
-            self._client = httpx.AsyncClient(headers=self._headers, limits=limits, trust_env=False)
-        return self._client
-
-    def _error(self, answer: httpx.Response) -> DistError:
-        """Return a store's error as the owner raised it; anything else is the owner's failure, not our caller's."""
-        try:
-            found = answer.json()
-            code, detail = found["code"], found["detail"]
-        except (ValueError, TypeError, KeyError):
-            code, detail = "", "not RankMesh's"
-        kind = BY_CODE.get(code)
-        if kind is not None and issubclass(kind, DistStoreError):
-            return kind(detail)
-        return DistNetworkError(
-            f"the agent at {self._url}, which owns the store, answered {answer.status_code}: {detail}",
-            address=self._url,
-        )
+            request = next(exchange)
+            while True:
+                try:
+                    answer = self._transport.handle_request(request)
+                    try:
+                        answer.read()
+                    finally:
+                        answer.close()
+                except httpx.HTTPError as error:
+                    request = exchange.throw(error)
+                else:
+                    request = exchange.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
-async def _repeated(ask: Callable[[float], Awaitable[T]], seconds: float) -> T:
-    """Ask, one long poll after the other, until there is an answer or ``seconds`` are over."""
-    deadline = Deadline(seconds)
+def _options(url: str) -> dict[str, Any]:
+    # Loading the authorities takes 20 ms, for which plain HTTP has no use.
+    return {"limits": _LIMITS, "trust_env": False, "verify": url.startswith("https:")}
+
+
+def _exchange(url: str, token: str, command: Command[T], once: str, patience: float) -> Exchange[T]:
+    """Ask for a command, one long poll after the other if it is one that waits."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if command.writes:
+        headers["Idempotency-Key"] = once or secrets.token_hex(16)
+    if not isinstance(command, Waiting):
+        return (yield from _asked(url, headers, command, patience))
+    deadline = Deadline(command.seconds)
     while True:
+        seconds = min(LONG_POLL_SECONDS, deadline.remaining())
         try:
-            return await ask(min(LONG_POLL_SECONDS, deadline.remaining()))
-        except (KeyNotFoundError, StoreTimeoutError):
+            part: Command[T] = command.lasting(seconds)
+            return (yield from _asked(url, headers, part, seconds + patience))
+        except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
             if deadline.passed():
                 raise
 
 
-def _path(key: str) -> str:
-    check_key(key)
-    # Dots too: clients resolve the path segments '.' and '..', which are good keys.
-    return "/v1/store/" + quote(key, safe="").replace(".", "%2E")
+def _asked(url: str, headers: dict[str, str], command: Command[T], seconds: float) -> Exchange[T]:
+    """Ask for a command once, and again if the connection broke: it may have been idle for too long."""
+    asked = command.request()
+    timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
+    try:
+        request = httpx.Request(
+            asked.method,
+            url + asked.path,
+            params=asked.params or None,
+            headers={**asked.headers, **headers},
+            json=asked.json,
+            content=asked.content,
+            extensions={"timeout": timeout.as_dict()},
+        )
+    except httpx.InvalidURL as error:
+        raise _unreachable(url, error) from error
+    if len(request.content) > MAX_BODY_BYTES:  # its refusal would hardly arrive: the connection breaks while we send
+        raise InvalidValueError(f"{len(request.content)} bytes in one request, at most {MAX_BODY_BYTES} are allowed")
+    try:
+        answer = yield request
+    except _LOST:
+        try:
+            answer = yield request
+        except httpx.HTTPError as error:
+            raise _unreachable(url, error) from error
+    except httpx.HTTPError as error:
+        raise _unreachable(url, error) from error
+    return _meaning(url, command, answer)
+
+
+def _meaning(url: str, command: Command[T], answer: httpx.Response) -> T:
+    """Return the result that an answer stands for, or raise its error."""
+    if not answer.is_success:
+        refusal = _error(url, answer)
+        if isinstance(refusal, DistStoreError):
+            return command.refused(refusal)
+        raise refusal
+    try:
+        return command.result(answer.content)
+    except (ValueError, KeyError, TypeError, DistStoreError):
+        raise _stranger(url, answer) from None
+
+
+def _error(url: str, answer: httpx.Response) -> DistError:
+    """Return a store's error as the owner raised it; anything else is the owner's failure, not our caller's."""
+    try:
+        found = answer.json()
+        code, detail = found["code"], found["detail"]
+        kind = BY_CODE.get(code)
+    except (ValueError, TypeError, KeyError):
+        return _stranger(url, answer)
+    if kind is not None and issubclass(kind, DistStoreError):
+        return kind(detail)
+    return DistNetworkError(f"the store at {url} answered {answer.status_code}: {detail}", address=url)
+
+
+def _unreachable(url: str, error: Exception) -> DistNetworkError:
+    what = str(error) or type(error).__name__
+    return DistNetworkError(f"the store at {url} cannot be reached: {what}", address=url)
+
+
+def _stranger(url: str, answer: httpx.Response) -> DistNetworkError:
+    return DistNetworkError(
+        f"{url} is not a RankMesh store: it gave an answer ({answer.status_code}) that is not RankMesh's. "
+        "Is the port another program's?",
+        address=url,
+    )

@@ -1,15 +1,17 @@
-"""What a key may be."""
+"""What a key and a value may be."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankmesh_agent.wire.errors import InvalidKeyError
+from rankmesh_agent.wire.errors import InvalidKeyError, InvalidValueError
 
 MAX_KEY_BYTES = 1024
 """Longest key, in UTF-8."""
 MAX_KEYS = 65_536
-"""How many keys one call may wait for: one a rank of the largest world."""
+"""How many keys one call may be about: one a rank of the largest world."""
+MAX_VALUE_BYTES = 64 << 20
+"""Largest value, and the most that the values of one call may be together."""
 
 
 def check_key(key: str) -> None:
@@ -30,7 +32,14 @@ def check_keys(keys: Iterable[str]) -> tuple[str, ...]:
     """
     found = tuple(dict.fromkeys(keys))
     if len(found) > MAX_KEYS:
-        raise InvalidKeyError(f"{len(found)} keys to wait for, at most {MAX_KEYS} are allowed; wait in several calls")
+        raise InvalidKeyError(f"{len(found)} keys in one call, at most {MAX_KEYS} are allowed; use several calls")
     for key in found:
         check_key(key)
     return found
+
+
+def check_values(*values: bytes) -> None:
+    """Raise InvalidValueError if the values of one call are more than MAX_VALUE_BYTES together."""
+    size = sum(map(len, values))
+    if size > MAX_VALUE_BYTES:
+        raise InvalidValueError(f"{size} bytes of values in one call, at most {MAX_VALUE_BYTES} are allowed")

@@ -3,68 +3,65 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import TypeVar
 
+from rankmesh_agent.store.answers import Answers
 from rankmesh_agent.store.base import Store
-from rankmesh_agent.store.keys import check_keys
-from rankmesh_agent.store.table import Table, Values
-from rankmesh_agent.wire.errors import KeyNotFoundError, StoreTimeoutError
+from rankmesh_agent.store.command import Command, Immediate, Waiting
+from rankmesh_agent.store.table import Table
 
-_NAMED = 10
-"""How many missing keys a message lists."""
+T = TypeVar("T")
 
 
 class MemoryStore(Store):
     """Keys and values in this process, for several threads and event loops at a time.
 
     Attributes:
-        table: the same keys and values for callers that have no event loop.
+        table: the same keys and values for callers that have no event loop: BlockingMemory takes it.
     """
 
     def __init__(self) -> None:
         self.table = Table()
+        self._answers = Answers()
 
-    async def get(self, key: str, wait_seconds: float = 0.0) -> bytes:
-        value = self.table.get(key)
-        if value is not None:
-            return value
-        found = await self._watched([key], wait_seconds)
-        if found is None:
-            raise KeyNotFoundError(f"nobody has set key {key!r}")
-        return found[key]
+    async def do(self, command: Command[T], once: str = "") -> T:
+        if not once:
+            return await self._outcome(command, self._begun(command), once)
+        before = self._answers.to(once, command)
+        # Who comes again has no use for its earlier request: that gives way, and leaves us what it was given already.
+        future = self._begun(command) if before is None or before.cancel() else _done(before.result())
+        self._answers.keep(once, command, future)
+        return await self._outcome(command, future, once)
 
-    async def set(self, key: str, value: bytes) -> None:
-        self.table.set(key, value)
-
-    async def delete(self, key: str) -> bool:
-        return self.table.delete(key)
-
-    async def add(self, key: str, amount: int) -> int:
-        return self.table.add(key, amount)
-
-    async def wait(self, keys: Iterable[str], timeout: float) -> None:
-        wanted = check_keys(keys)
-        if await self._watched(wanted, timeout) is None and (missing := self.table.missing(wanted)):
-            raise StoreTimeoutError(_absence(missing, len(wanted)))
-
-    async def keys(self, prefix: str = "") -> list[str]:
-        return self.table.keys(prefix)
+    def dismiss(self) -> None:
+        self.table.close()
 
     async def close(self) -> None:
         """Nothing to let go of."""
 
-    async def _watched(self, keys: Iterable[str], seconds: float) -> Values | None:
-        """Return the values once all keys are set, None if they are not within ``seconds``."""
-        future = self.table.watch(keys)
+    def _begun(self, command: Command[T]) -> Future[T]:
+        if isinstance(command, Waiting):
+            return command.begin(self.table)
+        assert isinstance(command, Immediate)
+        return _done(command.apply(self.table))
+
+    async def _outcome(self, command: Command[T], future: Future[T], once: str) -> T:
+        if future.done() and not future.cancelled():
+            return future.result()
+        assert isinstance(command, Waiting)
         try:
-            if not future.done():
-                await asyncio.wait([asyncio.wrap_future(future)], timeout=max(0.0, seconds))
-        finally:
-            future.cancel()
-        return None if future.cancelled() else future.result()
+            await asyncio.wait([asyncio.wrap_future(future)], timeout=max(0.0, command.seconds))
+        except BaseException:  # the caller has gone
+            if not future.cancel() and (not once or self._answers.drop(once, future)):
+                command.give_back(self.table, future.result())
+            raise
+        if future.cancel():
+            raise command.late(self.table)
+        return future.result()
 
 
-def _absence(missing: list[str], wanted: int) -> str:
-    named = ", ".join(map(repr, missing[:_NAMED]))
-    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-    return f"{len(missing)} of {wanted} keys were not set in time: {named}{more}"
+def _done(result: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future

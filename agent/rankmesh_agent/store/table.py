@@ -1,95 +1,158 @@
-"""The keys and values themselves: synchronous, and safe to use from several threads."""
+"""The keys, values and queues themselves: synchronous, and safe to use from several threads."""
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
-from rankmesh_agent.store.keys import check_key, check_keys
-from rankmesh_agent.wire.errors import NotANumberError
+Values = Mapping[str, bytes]
+Changes = Mapping[str, bytes | None]
+"""New values by key; None removes the key."""
 
-Values = dict[str, bytes]
-
-_NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
-_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+T = TypeVar("T")
 
 
 class Table:
-    """Keys, values, and those who watch for keys to appear. No method blocks."""
+    """Keys, values, queues, and those who wait for something to appear. No method blocks.
+
+    A queue has a key, too, but is not the key's value: both may be there at a time.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values: Values = {}
-        self._watches: dict[str, set[_Watch]] = {}
+        # It may be closed while this thread is in the middle of something, because a garbage collection closes stores.
+        self._lock = threading.RLock()
+        self._values: dict[str, bytes] = {}
+        self._watches: dict[str, set[_Watch[Any]]] = {}
+        self._queues: dict[str, deque[bytes]] = {}
+        self._takers: dict[str, deque[Future[bytes]]] = {}
+        self._closed = False
 
-    def get(self, key: str) -> bytes | None:
-        """Return the value of ``key``, None if it is not set."""
-        check_key(key)
-        return self._values.get(key)
+    # Values
 
-    def set(self, key: str, value: bytes) -> None:
-        """Store ``value`` under ``key``."""
-        check_key(key)
-        with self._lock:
-            complete = self._put(key, value)
-        _finish(complete)
+    def change(self, plan: Callable[[Values], tuple[T, Changes]], keep: Callable[[Changes], None] | None = None) -> T:
+        """Change values in one step that nobody sees half done.
 
-    def add(self, key: str, amount: int) -> int:
-        """Add ``amount`` to the number under ``key`` (0 if it is not set), and return the sum.
+        Args:
+            plan: called with all values, which it must leave alone; returns a result, and the changes to make.
+            keep: called with the changes before they are made; if it raises, they are not.
 
-        Raises:
-            NotANumberError: the value is not decimal digits, or the sum would not fit into 64 bits.
+        Returns:
+            The plan's result.
         """
-        check_key(key)
+        complete: list[_Watch[Any]] = []
         with self._lock:
-            total = _number(key, self._values.get(key, b"0")) + amount
-            if not _LEAST <= total <= _MOST:
-                raise NotANumberError(f"the sum for key {key!r} does not fit into 64 bits")
-            complete = self._put(key, b"%d" % total)
-        _finish(complete)
-        return total
-
-    def delete(self, key: str) -> bool:
-        """Remove ``key``; return whether it was there."""
-        check_key(key)
-        with self._lock:
-            for watch in self._watches.get(key, ()):
-                watch.missing.add(key)
-            return self._values.pop(key, None) is not None
+            result, changes = plan(self._values)
+            if changes and keep is not None:
+                keep(changes)
+            for key, value in changes.items():
+                if value is None:
+                    self._remove(key)
+                else:
+                    complete += self._put(key, value)
+        for watch in complete:
+            watch.finish()
+        return result
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Return the keys that begin with ``prefix``, sorted."""
+        """Return the keys of values that begin with ``prefix``, sorted."""
         with self._lock:
             found = list(self._values)
         return sorted(key for key in found if key.startswith(prefix))
 
+    def count(self, prefix: str = "") -> int:
+        """Return how many keys that begin with ``prefix`` have values."""
+        with self._lock:
+            return sum(key.startswith(prefix) for key in self._values) if prefix else len(self._values)
+
+    def has(self, keys: Iterable[str]) -> bool:
+        """Return whether each of ``keys`` has a value or a queue with something in it."""
+        with self._lock:
+            return all(key in self._values or key in self._queues for key in keys)
+
     def missing(self, keys: Iterable[str]) -> list[str]:
-        """Return those of ``keys`` that are not set."""
+        """Return those of ``keys`` that have no value."""
         with self._lock:
             return [key for key in keys if key not in self._values]
 
-    def watch(self, keys: Iterable[str]) -> Future[Values]:
-        """Return a future that completes when all ``keys`` are set, with their values at that moment.
+    def watch(self, keys: Iterable[str], pick: Callable[[Values], T]) -> Future[T]:
+        """Return a future that completes when all ``keys`` have values at the same time.
 
-        It completes in the thread that sets the last key. Cancel it to stop watching.
+        It completes with what ``pick`` makes of the values at that moment, in the thread that sets the last key. Cancel
+        it to stop watching.
         """
-        watch = _Watch(check_keys(keys))
+        watch = _Watch(tuple(keys), pick)
         with self._lock:
             watch.missing = {key for key in watch.keys if key not in self._values}
-            if watch.missing:
+            if not watch.missing:
+                watch.take(self._values)
+            elif not self._closed:
                 for key in watch.keys:
                     self._watches.setdefault(key, set()).add(watch)
-            else:
-                watch.take(self._values)
-        if watch.missing:
-            watch.future.add_done_callback(lambda _: self._unwatch(watch))
+        if not watch.missing:
+            watch.finish()
+        elif self._closed:
+            watch.future.cancel()
         else:
-            _finish([watch])
+            watch.future.add_done_callback(lambda _: self._unwatch(watch))
         return watch.future
 
-    def _put(self, key: str, value: bytes) -> list[_Watch]:
+    # Queues
+
+    def push(self, key: str, value: bytes, *, first: bool = False) -> None:
+        """Append ``value`` to the queue, or put it back at its head; whoever has waited longest gets it at once."""
+        with self._lock:
+            takers = self._takers.get(key) or deque()
+            while takers:
+                taker = takers.popleft()
+                if taker.set_running_or_notify_cancel():  # from here on it cannot be cancelled any more
+                    break
+            else:
+                queue = self._queues.setdefault(key, deque())
+                (queue.appendleft if first else queue.append)(value)
+                return
+        taker.set_result(value)
+
+    def pop(self, key: str) -> Future[bytes]:
+        """Return a future that completes with the queue's first value, which has left the queue then.
+
+        Cancel it to stop waiting: if that succeeds, no value has left the queue.
+        """
+        future: Future[bytes] = Future()
+        with self._lock:
+            queue = self._queues.get(key)
+            if queue:
+                future.set_result(queue.popleft())
+                if not queue:
+                    del self._queues[key]
+            elif not self._closed:
+                self._takers.setdefault(key, deque()).append(future)
+        if not future.done():
+            future.add_done_callback(lambda _: self._leave(key, future))
+            if self._closed:
+                future.cancel()
+        return future
+
+    def length(self, key: str) -> int:
+        """Return how many values are in the queue."""
+        return len(self._queues.get(key, ()))
+
+    # The end
+
+    def close(self) -> None:
+        """Send all away who wait, now and later: their futures are cancelled. Does nothing the second time."""
+        with self._lock:
+            self._closed = True
+            waiting: set[Future[Any]] = {watch.future for watches in self._watches.values() for watch in watches}
+            waiting.update(taker for takers in self._takers.values() for taker in takers)
+        for future in waiting:
+            future.cancel()
+
+    # What needs the lock
+
+    def _put(self, key: str, value: bytes) -> list[_Watch[Any]]:
         """Store, and return the watches that are complete now, which are watches no more."""
         self._values[key] = value
         complete = []
@@ -101,40 +164,49 @@ class Table:
                 complete.append(watch)
         return complete
 
-    def _unwatch(self, watch: _Watch) -> None:
-        with self._lock:
-            self._forget(watch)
+    def _remove(self, key: str) -> None:
+        for watch in self._watches.get(key, ()):
+            watch.missing.add(key)
+        self._values.pop(key, None)
 
-    def _forget(self, watch: _Watch) -> None:
+    def _forget(self, watch: _Watch[Any]) -> None:
         for key in watch.keys:
             watches = self._watches.get(key, set())
             watches.discard(watch)
             if not watches:
                 self._watches.pop(key, None)
 
+    # What takes the lock
 
-class _Watch:
-    """Somebody who waits until all of some keys are set."""
+    def _unwatch(self, watch: _Watch[Any]) -> None:
+        with self._lock:
+            self._forget(watch)
 
-    def __init__(self, keys: tuple[str, ...]) -> None:
+    def _leave(self, key: str, taker: Future[bytes]) -> None:
+        with self._lock:
+            takers = self._takers.get(key)
+            if takers is not None:
+                if taker in takers:
+                    takers.remove(taker)
+                if not takers:
+                    del self._takers[key]
+
+
+class _Watch(Generic[T]):
+    """Somebody who waits until all of some keys have values."""
+
+    def __init__(self, keys: tuple[str, ...], pick: Callable[[Values], T]) -> None:
         self.keys = keys
         self.missing: set[str] = set()
-        self.values: Values = {}
-        self.future: Future[Values] = Future()
+        self.future: Future[T] = Future()
+        self._pick = pick
+        self._values: Values = {}
 
     def take(self, values: Values) -> None:
         """Keep what the keys hold now: the future is completed later, outside the lock."""
-        self.values = {key: values[key] for key in self.keys}
+        self._values = {key: values[key] for key in self.keys}
 
-
-def _finish(watches: list[_Watch]) -> None:
-    """Complete the futures; without the lock, because their callbacks may call the table."""
-    for watch in watches:
-        if watch.future.set_running_or_notify_cancel():
-            watch.future.set_result(watch.values)
-
-
-def _number(key: str, value: bytes) -> int:
-    if not _NUMBER.fullmatch(value):
-        raise NotANumberError(f"key {key!r} holds {value[:32]!r}, which is not a number in decimal digits")
-    return int(value)
+    def finish(self) -> None:
+        """Complete the future; without the lock, because its callbacks may call the table."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(self._pick(self._values))

@@ -10,6 +10,7 @@ import pytest
 
 from rankmesh_agent.app import create_app
 from rankmesh_agent.store.client import RemoteStore
+from rankmesh_agent.store.commands import QueuePush, Set
 
 pytestmark = pytest.mark.anyio
 
@@ -25,16 +26,34 @@ OPERATIONS = {
     ("get", "/v1/groups/{group_id}"),
     ("get", "/v1/store"),
     ("post", "/v1/store/add"),
+    ("post", "/v1/store/append"),
+    ("post", "/v1/store/check"),
+    ("post", "/v1/store/compare_set"),
+    ("post", "/v1/store/count"),
+    ("post", "/v1/store/multi_get"),
+    ("post", "/v1/store/multi_set"),
+    ("post", "/v1/store/queue_len"),
+    ("post", "/v1/store/queue_pop"),
+    ("post", "/v1/store/queue_push"),
     ("post", "/v1/store/wait"),
     ("get", KEY),
     ("put", KEY),
     ("delete", KEY),
 }
 OPEN = {"/health", "/livez", "/readyz"}
+WITHOUT_ANSWER = {"/v1/store/append", "/v1/store/multi_set", "/v1/store/queue_push"}
 
 GOOD = {
     ("get", "/v1/groups/{group_id}"): ("/v1/groups/00000000000000aa", {}),
     ("post", "/v1/store/add"): ("/v1/store/add", {"json": {"key": "number"}}),
+    ("post", "/v1/store/append"): ("/v1/store/append", {"params": {"key": "text"}, "content": b"1"}),
+    ("post", "/v1/store/check"): ("/v1/store/check", {"json": {"keys": ["number"]}}),
+    ("post", "/v1/store/compare_set"): ("/v1/store/compare_set", {"json": {"key": "k", "expected": "", "desired": ""}}),
+    ("post", "/v1/store/multi_get"): ("/v1/store/multi_get", {"json": {"keys": ["number"]}}),
+    ("post", "/v1/store/multi_set"): ("/v1/store/multi_set", {"json": {"values": {"number": "MQ=="}}}),
+    ("post", "/v1/store/queue_len"): ("/v1/store/queue_len", {"json": {"key": "queue"}}),
+    ("post", "/v1/store/queue_pop"): ("/v1/store/queue_pop", {"json": {"key": "queue"}}),
+    ("post", "/v1/store/queue_push"): ("/v1/store/queue_push", {"params": {"key": "queue"}, "content": b"1"}),
     ("post", "/v1/store/wait"): ("/v1/store/wait", {"json": {"keys": ["number"]}}),
     ("get", KEY): ("/v1/store/number", {}),
     ("put", KEY): ("/v1/store/number", {"content": b"1"}),
@@ -49,13 +68,35 @@ SPECIAL = {
     ("post", "/v1/store/add", 400): ("/v1/store/add", {"content": b"\xff", "headers": JSON}),
     ("post", "/v1/store/add", 409): ("/v1/store/add", {"json": {"key": "text"}}),
     ("post", "/v1/store/add", 422): ("/v1/store/add", {"json": {}}),
+    ("post", "/v1/store/append", 422): ("/v1/store/append", {"content": b"1"}),
+    ("post", "/v1/store/check", 400): ("/v1/store/check", {"content": b"\xff", "headers": JSON}),
+    ("post", "/v1/store/check", 422): ("/v1/store/check", {"json": {"keys": [""]}}),
+    ("post", "/v1/store/compare_set", 400): ("/v1/store/compare_set", {"content": b"\xff", "headers": JSON}),
+    ("post", "/v1/store/compare_set", 422): (
+        "/v1/store/compare_set",
+        {"json": {"key": "k", "expected": "no base64", "desired": ""}},
+    ),
+    ("post", "/v1/store/count", 422): ("/v1/store/count", {"params": {"prefix": "k" * 2000}}),
+    ("post", "/v1/store/multi_get", 400): ("/v1/store/multi_get", {"content": b"\xff", "headers": JSON}),
+    ("post", "/v1/store/multi_get", 408): ("/v1/store/multi_get", {"json": {"keys": ["none"], "timeout": 0}}),
+    ("post", "/v1/store/multi_get", 422): ("/v1/store/multi_get", {"json": {"keys": "number"}}),
+    ("post", "/v1/store/multi_set", 400): ("/v1/store/multi_set", {"content": b"\xff", "headers": JSON}),
+    ("post", "/v1/store/multi_set", 422): ("/v1/store/multi_set", {"json": {"values": {"number": "no base64"}}}),
+    ("post", "/v1/store/queue_len", 400): ("/v1/store/queue_len", {"content": b"\xff", "headers": JSON}),
+    ("post", "/v1/store/queue_len", 422): ("/v1/store/queue_len", {"json": {"key": ""}}),
+    ("post", "/v1/store/queue_pop", 400): ("/v1/store/queue_pop", {"content": b"\xff", "headers": JSON}),
+    ("post", "/v1/store/queue_pop", 404): ("/v1/store/queue_pop", {"json": {"key": "none"}}),
+    ("post", "/v1/store/queue_pop", 422): ("/v1/store/queue_pop", {"json": {}}),
+    ("post", "/v1/store/queue_push", 422): ("/v1/store/queue_push", {"content": b"1"}),
     ("post", "/v1/store/wait", 400): ("/v1/store/wait", {"content": b"\xff", "headers": JSON}),
     ("post", "/v1/store/wait", 408): ("/v1/store/wait", {"json": {"keys": ["none"], "timeout": 0}}),
     ("post", "/v1/store/wait", 422): ("/v1/store/wait", {"json": {"keys": "number"}}),
     ("get", KEY, 404): ("/v1/store/none", {}),
     ("get", KEY, 422): ("/v1/store/", {}),
+    ("put", KEY, 412): ("/v1/store/text", {"headers": {"If-None-Match": "*"}}),
     ("put", KEY, 422): ("/v1/store/", {}),
     ("delete", KEY, 404): ("/v1/store/none", {}),
+    ("delete", KEY, 412): ("/v1/store/text", {"headers": {"If-Match": '"another"'}}),
     ("delete", KEY, 422): ("/v1/store/", {}),
 }
 """What has to be asked for the statuses that are an operation's own."""
@@ -64,7 +105,7 @@ SPECIAL = {
 def expected() -> dict[tuple[str, str], set[int]]:
     found = {}
     for method, path in OPERATIONS:
-        good = 204 if method in ("put", "delete") else 200
+        good = 204 if method in ("put", "delete") or path in WITHOUT_ANSWER else 200
         own = {status for *operation, status in SPECIAL if tuple(operation) == (method, path)}
         found[method, path] = {good, 403, 413, 421} | own
         if path not in OPEN:
@@ -105,8 +146,8 @@ async def test_it_documents_what_there_is(document):
 
 @pytest.mark.parametrize(("method", "path", "status"), CASES)
 async def test_every_documented_response_is_real(client, agent, document, method, path, status):
-    await agent.store.set("number", b"1")
-    await agent.store.set("text", b"text")
+    for command in (Set("number", b"1"), Set("text", b"text"), QueuePush("queue", b"1")):
+        await agent.store.do(command)
     target, content = SPECIAL.get((method, path, status)) or GOOD.get((method, path), (path, {}))
     headers = dict(content.get("headers", {}))
     if status == 401:
@@ -156,6 +197,10 @@ async def test_answers_have_schemas(document):
         ("get", "/v1/groups/{group_id}"): "GroupInfo",
         ("get", "/v1/store"): "",
         ("post", "/v1/store/add"): "StoreNumber",
+        ("post", "/v1/store/check"): "StoreFound",
+        ("post", "/v1/store/count"): "StoreNumber",
+        ("post", "/v1/store/multi_get"): "StoreValues",
+        ("post", "/v1/store/queue_len"): "StoreNumber",
         ("post", "/v1/store/wait"): "Done",
     }
     assert found["get", "/v1/groups"]["items"] == {"$ref": "#/components/schemas/GroupInfo"}
@@ -164,8 +209,23 @@ async def test_answers_have_schemas(document):
 
 async def test_values_are_bytes(document):
     octets = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    assert document["paths"][KEY]["get"]["responses"]["200"]["content"] == octets
-    assert document["paths"][KEY]["put"]["requestBody"] == {"required": True, "content": octets}
+    for method, path in (("get", KEY), ("post", "/v1/store/compare_set"), ("post", "/v1/store/queue_pop")):
+        assert document["paths"][path][method]["responses"]["200"]["content"] == octets
+    for method, path in (("put", KEY), ("post", "/v1/store/append"), ("post", "/v1/store/queue_push")):
+        assert document["paths"][path][method]["requestBody"] == {"required": True, "content": octets}
+
+
+async def test_whatever_changes_something_may_be_repeated_safely(document):
+    """Each takes an Idempotency-Key."""
+    named = {
+        (method, path)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        if "Idempotency-Key" in [parameter["name"] for parameter in operation.get("parameters", ())]
+    }
+    reads = {"check", "count", "multi_get", "queue_len", "wait"}
+    store = {(method, path) for method, path in OPERATIONS if path.startswith("/v1/store") and method != "get"}
+    assert named == {(method, path) for method, path in store if path.rpartition("/")[2] not in reads}
 
 
 async def test_everything_but_health_wants_the_token(document):

@@ -16,6 +16,7 @@ from rankmesh_agent.store.client import RemoteStore
 pytestmark = pytest.mark.anyio
 
 TOKEN = {"Authorization": "Bearer secret"}
+NAMED, NAMED2 = {"Idempotency-Key": "one"}, {"Idempotency-Key": "two"}
 
 
 @pytest.fixture
@@ -45,6 +46,13 @@ async def test_both_show_the_same(owner, forwarder):
         await direct.put("/v1/store/n", content=b"41")
     assert (await forwarder.post("/v1/store/add", json={"key": "n"})).json() == {"value": 42}
     assert (await forwarder.get("/v1/store")).json() == ["a/b", "n"]
+    for answer in [await forwarder.post("/v1/store/add", json={"key": "n"}, headers=NAMED) for _ in range(2)]:
+        assert answer.json() == {"value": 43}
+    tag = (await forwarder.get("/v1/store/n")).headers["etag"]
+    assert (await forwarder.put("/v1/store/n", content=b"1", headers={"If-Match": tag})).status_code == 204
+    await forwarder.post("/v1/store/queue_push", params={"key": "q"}, content=b"1")
+    for answer in [await forwarder.post("/v1/store/queue_pop", json={"key": "q"}, headers=NAMED2) for _ in range(2)]:
+        assert answer.content == b"1"
     assert (await forwarder.delete("/v1/store/n")).status_code == 204
     assert (await forwarder.delete("/v1/store/n")).status_code == 404
 
@@ -57,6 +65,8 @@ async def test_both_show_the_same(owner, forwarder):
         ("GET", "/v1/store/", None),
         ("POST", "/v1/store/add", {"key": "text"}),
         ("POST", "/v1/store/wait", {"keys": ["text", "none"], "timeout": 0}),
+        ("POST", "/v1/store/multi_get", {"keys": ["text", "none"], "timeout": 0}),
+        ("POST", "/v1/store/queue_pop", {"key": "none"}),
     ],
 )
 async def test_both_refuse_alike(owner, forwarder, method, path, body):

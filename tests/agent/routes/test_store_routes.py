@@ -44,7 +44,7 @@ class TestValues:
         assert (await client.get("/v1/store/k")).content == b"{"
 
     async def test_the_endpoints_names_are_keys_too(self, client):
-        for key in ("add", "wait"):
+        for key in ("add", "wait", "count", "queue_pop"):
             assert (await client.put(f"/v1/store/{key}", content=b"v")).status_code == 204
             assert (await client.get(f"/v1/store/{key}")).content == b"v"
 
@@ -77,6 +77,113 @@ class TestAdd:
         body = b'{"key": "n", "amount": %s}' % (b"9" * 1000)
         check_problem(await client.post("/v1/store/add", content=body, headers=headers), 409, "not-a-number")
 
+    async def test_the_same_idempotency_key_does_not_add_twice(self, client):
+        for _ in range(3):
+            answer = await client.post("/v1/store/add", json={"key": "n"}, headers={"Idempotency-Key": "a"})
+            assert answer.json() == {"value": 1}
+        answer = await client.post("/v1/store/add", json={"key": "n"}, headers={"Idempotency-Key": "b"})
+        assert answer.json() == {"value": 2}
+        answer = await client.post("/v1/store/add", json={"key": "m"}, headers={"Idempotency-Key": "b"})
+        check_problem(answer, 422, "idempotency-key-reused")
+        answer = await client.post("/v1/store/add", json={"key": "m"}, headers={"Idempotency-Key": "x" * 256})
+        assert check_problem(answer, 422, "invalid-request").startswith("header.Idempotency-Key: ")
+
+
+class TestConditions:
+    async def test_set_only_if_it_is_not_there(self, client):
+        answer = await client.put("/v1/store/k", content=b"1", headers={"If-None-Match": "*"})
+        assert answer.status_code == 204
+        answer = await client.put("/v1/store/k", content=b"2", headers={"If-None-Match": "*"})
+        check_problem(answer, 412, "precondition-failed")
+        assert (await client.get("/v1/store/k")).content == b"1"
+        answer = await client.put("/v1/store/k", content=b"2", headers={"If-None-Match": '"tag"'})
+        check_problem(answer, 422, "invalid-request")
+
+    async def test_replace_only_what_was_read(self, client):
+        put = await client.put("/v1/store/k", content=b"1")
+        read = await client.get("/v1/store/k")
+        assert put.headers["etag"] == read.headers["etag"]
+        tag = read.headers["etag"]
+        for headers in ({"If-Match": f'"x", {tag}'}, {"If-Match": "*"}):
+            answer = await client.put("/v1/store/k", content=b"2", headers=headers)
+            assert answer.status_code == 204
+        for stale in (tag, f"W/{answer.headers['etag']}", 'W/"*", "x"', "nonsense", ""):
+            answer = await client.put("/v1/store/k", content=b"3", headers={"If-Match": stale})
+            check_problem(answer, 412, "precondition-failed")
+            check_problem(await client.delete("/v1/store/k", headers={"If-Match": stale}), 412, "precondition-failed")
+        assert (await client.get("/v1/store/k")).content == b"2"
+        answer = await client.delete(
+            "/v1/store/k", headers={"If-Match": (await client.get("/v1/store/k")).headers["etag"]}
+        )
+        assert answer.status_code == 204
+
+    async def test_equal_values_have_equal_tags(self, client):
+        tags = [(await client.put("/v1/store/k", content=value)).headers["etag"] for value in (b"1", b"2", b"1")]
+        assert tags[0] == tags[2] != tags[1]
+
+
+class TestMoreValues:
+    async def test_append(self, client):
+        for part in (b"\xff", b"", b"\x00"):
+            answer = await client.post("/v1/store/append", params={"key": "a/b"}, content=part)
+            assert (answer.status_code, answer.content) == (204, b"")
+        assert (await client.get("/v1/store/a/b")).content == b"\xff\x00"
+
+    async def test_compare_set(self, client):
+        first = {"key": "k", "expected": "", "desired": "/w=="}
+        answer = await client.post("/v1/store/compare_set", json=first)
+        assert (answer.status_code, answer.content) == (200, b"\xff")
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert (await client.post("/v1/store/compare_set", json=first | {"desired": "MQ=="})).content == b"\xff"
+        assert (await client.post("/v1/store/compare_set", json=first | {"expected": "/w=="})).content == b"\xff"
+
+    async def test_several_at_once(self, client):
+        values = {"a": "/w==", "b": ""}
+        answer = await client.post("/v1/store/multi_set", json={"values": values})
+        assert (answer.status_code, answer.content) == (204, b"")
+        answer = await client.post("/v1/store/multi_get", json={"keys": ["b", "a", "b"]})
+        assert answer.json() == {"values": values}
+        assert (await client.post("/v1/store/check", json={"keys": ["a", "b"]})).json() == {"found": True}
+        assert (await client.post("/v1/store/check", json={"keys": ["a", "none"]})).json() == {"found": False}
+        assert (await client.post("/v1/store/count")).json() == {"value": 2}
+
+    async def test_all_or_none_are_set(self, client):
+        values = {"good": "", "bad": "not base64"}
+        answer = await client.post("/v1/store/multi_set", json={"values": values})
+        assert "'not base64'" in check_problem(answer, 422, "invalid-value")
+        assert (await client.get("/v1/store")).json() == []
+
+    async def test_no_answer_is_larger_than_a_request(self, client):
+        for key in "ab":
+            await client.put(f"/v1/store/{key}", content=bytes(40 << 20))
+        check_problem(await client.post("/v1/store/multi_get", json={"keys": ["a", "b"]}), 422, "invalid-value")
+
+
+class TestQueues:
+    async def test_a_life(self, client):
+        for value in (b"1", b"\xff"):
+            answer = await client.post("/v1/store/queue_push", params={"key": "q"}, content=value)
+            assert (answer.status_code, answer.content) == (204, b"")
+        assert (await client.post("/v1/store/queue_len", json={"key": "q"})).json() == {"value": 2}
+        for value in (b"1", b"\xff"):
+            answer = await client.post("/v1/store/queue_pop", json={"key": "q"})
+            assert (answer.status_code, answer.content) == (200, value)
+        answer = await client.post("/v1/store/queue_pop", json={"key": "q", "timeout": 0.01})
+        assert "'q'" in check_problem(answer, 404, "queue-empty")
+
+    async def test_who_lost_the_answer_gets_it_again(self, client):
+        for value in (b"1", b"2"):
+            await client.post("/v1/store/queue_push", params={"key": "q"}, content=value)
+        name = {"Idempotency-Key": "mine"}
+        for _ in range(2):
+            assert (await client.post("/v1/store/queue_pop", json={"key": "q"}, headers=name)).content == b"1"
+        assert (await client.post("/v1/store/queue_pop", json={"key": "q"})).content == b"2"
+
+    async def test_pop_waits(self, client):
+        waiting = asyncio.create_task(client.post("/v1/store/queue_pop", json={"key": "q", "timeout": 20}))
+        await client.post("/v1/store/queue_push", params={"key": "q"}, content=b"v")
+        assert (await waiting).content == b"v"
+
 
 class TestWaiting:
     async def test_wait(self, client, agent):
@@ -103,18 +210,15 @@ class TestWaiting:
     async def test_waits_are_cut_to_one_long_poll(self, client, agent, monkeypatch, asked, given):
         waits = []
 
-        async def get(key, seconds):
-            waits.append(seconds)
+        async def do(command):
+            waits.append(command.seconds)
             return b""
 
-        async def wait(keys, seconds):
-            waits.append(seconds)
-
-        monkeypatch.setattr(agent.store, "get", get)
-        monkeypatch.setattr(agent.store, "wait", wait)
+        monkeypatch.setattr(agent.store, "do", lambda command, once="": do(command))
         await client.get("/v1/store/k", params={"wait": asked})
         await client.post("/v1/store/wait", json={"keys": ["k"], "timeout": asked})
-        assert waits == [given, given]
+        await client.post("/v1/store/queue_pop", json={"key": "k", "timeout": asked})
+        assert waits == [given, given, given]
 
     async def test_a_wait_that_is_no_number(self, client):
         answer = await client.get("/v1/store/k", params={"wait": "long"})
@@ -145,6 +249,16 @@ class TestClientsThatGo:
             await self.until(lambda: "k" in agent.store.table._watches)
         await self.until(lambda: agent.store.table._watches == {})
         self.check_nothing_failed(caplog)
+
+    async def test_what_they_would_have_taken_stays_in_the_queue(self, agent, connect, client):
+        body = '{"key": "q", "timeout": 20}'
+        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        with connect() as connection:
+            connection.sendall(f"POST /v1/store/queue_pop HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
+            await self.until(lambda: "q" in agent.store.table._takers)
+        await self.until(lambda: agent.store.table._takers == {})
+        await client.post("/v1/store/queue_push", params={"key": "q"}, content=b"v")
+        assert (await client.post("/v1/store/queue_pop", json={"key": "q"})).content == b"v"
 
     async def test_half_a_value_is_not_stored(self, agent, connect, caplog):
         with connect() as connection:

@@ -22,12 +22,21 @@ def owned() -> MemoryStore:
     return MemoryStore()
 
 
-@pytest.fixture
-def owner(owned) -> Iterator[str]:
-    """The URL of the agent that owns ``owned``."""
+@pytest.fixture(scope="session")
+def server() -> Iterator[tuple[SimpleNamespace, str]]:
+    """An agent whose store can be exchanged, and its URL."""
+    agent = SimpleNamespace(store=MemoryStore())
     listener = bind("127.0.0.1", 0, what="test")
     url = url_of(listener)
-    server = HttpThread(lambda: create_app(SimpleNamespace(store=owned), token="secret"), listener, "owner")
-    server.start()
-    yield url
-    server.stop()
+    running = HttpThread(lambda: create_app(agent, token="secret"), listener, "owner")
+    running.start()
+    yield agent, url
+    running.stop()
+
+
+@pytest.fixture
+def owner(server, owned) -> str:
+    """The URL of the agent that owns ``owned``."""
+    agent, url = server
+    agent.store = owned
+    return url

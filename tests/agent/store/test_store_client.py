@@ -1,18 +1,43 @@
-"""The store at another agent: what can go wrong on the way, and waits longer than one request."""
+"""The store at another place: what can go wrong on the way, and waits longer than one request."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import pytest
 
-from rankmesh_agent.store.client import RemoteStore
-from rankmesh_agent.wire.errors import DistNetworkError, KeyNotFoundError, StoreTimeoutError
+from rankmesh_agent.store.client import BlockingRemote, RemoteStore
+from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.commands import (
+    Add,
+    Append,
+    CompareSet,
+    Count,
+    Delete,
+    Get,
+    MultiSet,
+    QueueLen,
+    QueuePop,
+    QueuePush,
+    Set,
+    Wait,
+)
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import (
+    DistNetworkError,
+    InvalidValueError,
+    KeyNotFoundError,
+    QueueEmptyError,
+    StoreTimeoutError,
+)
+from rankmesh_agent.wire.guard import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -27,6 +52,13 @@ async def remote(url: str, token: str = "secret") -> AsyncIterator[RemoteStore]:
 
 
 @asynccontextmanager
+async def serving(answer) -> AsyncIterator[str]:
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@asynccontextmanager
 async def somebody_else(reply: bytes) -> AsyncIterator[str]:
     """A server that sends ``reply`` to whatever it is asked, then hangs up."""
 
@@ -36,18 +68,44 @@ async def somebody_else(reply: bytes) -> AsyncIterator[str]:
             writer.write(reply)
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with serving(answer) as url:
+        yield url
+
+
+@asynccontextmanager
+async def losing_answers(owner: str, count: int) -> AsyncIterator[str]:
+    """The URL of a proxy that passes everything on to the owner, but hangs up instead of its first answers."""
+    target = urlsplit(owner)
+    lost = itertools.count(1)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_owner, to_owner = await asyncio.open_connection(target.hostname, target.port)
+
+        async def pass_on(source, sink, *, lose: bool) -> None:
+            while data := await source.read(1 << 16):
+                if lose and next(lost) <= count:
+                    break
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(pass_on(reader, to_owner, lose=False), pass_on(from_owner, writer, lose=True))
+
+    async with serving(serve) as url:
+        yield url
+
+
+def unused_url() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        return f"http://127.0.0.1:{closed.getsockname()[1]}"
 
 
 async def test_nobody_at_the_address():
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    url = unused_url()
+    commands: tuple[Command, ...] = (Get("k", 30.0), Set("k", b""), Add("k"), Wait(("k",), 30.0), Count(), Delete("k"))
     async with remote(url) as store:
-        for call in (store.get("k", 30.0), store.set("k", b""), store.add("k", 1), store.wait(["k"], 30.0)):
-            with pytest.raises(DistNetworkError, match="owns the store, cannot be reached") as caught:
-                await call
+        for command in commands:
+            with pytest.raises(DistNetworkError, match=f"the store at {url} cannot be reached") as caught:
+                await store.do(command)
             assert caught.value.address == url
             assert caught.value.status == 502
 
@@ -58,29 +116,94 @@ async def test_nobody_at_the_address():
         b"",
         b"SSH-2.0-OpenSSH\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n<html",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
         b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\n<html",
+        b'HTTP/1.1 404 Not Found\r\nContent-Length: 25\r\n\r\n{"code":[],"detail":null}',
         b'HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\n"no"',
         b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
     ],
 )
 async def test_somebody_else_at_the_address(reply):
     async with somebody_else(reply) as url, remote(url) as store:
-        with pytest.raises(DistNetworkError, match=url):
-            await store.get("k")
+        with pytest.raises(DistNetworkError, match=url) as caught:
+            await store.do(Add("k"))
+        assert caught.value.address == url
+
+
+async def test_a_url_that_is_none():
+    async with remote("http://[::1") as store:
+        with pytest.raises(DistNetworkError, match="cannot be reached"):
+            await store.do(Get("k"))
 
 
 async def test_the_owner_refuses_our_token(owner):
     async with remote(owner, token="wrong") as store:
         with pytest.raises(DistNetworkError, match=r"answered 401: .*RANKMESH_TOKEN") as caught:
-            await store.set("k", b"")
+            await store.do(Set("k", b""))
         assert caught.value.status == 502
+
+
+async def test_a_body_over_the_owners_limit_is_not_sent(owner):
+    async with remote(owner) as store:
+        with pytest.raises(InvalidValueError, match=str(MAX_BODY_BYTES)):
+            await store.do(MultiSet((("k", bytes(50 << 20)),)))  # in base64 it is over the limit
 
 
 async def test_proxies_of_the_environment_are_not_used(owner, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     async with remote(owner) as store:
-        await store.set("k", b"v")
-        assert await store.get("k") == b"v"
+        await store.do(Set("k", b"v"))
+        assert await store.do(Get("k")) == b"v"
+
+
+async def test_requests_are_not_logged(owner, caplog):
+    with caplog.at_level(logging.INFO):
+        async with remote(owner) as store:
+            await store.do(Set("k", b"v"))
+    assert "HTTP Request" not in caplog.text
+
+
+class TestAnswersThatAreLost:
+    """The owner has done what it was asked, but the connection breaks before its answer: we ask again, it does not."""
+
+    @pytest.mark.parametrize(
+        ("command", "result", "end"),
+        [
+            (Add("k"), 2, b"2"),
+            (Append("k", b"0"), None, b"10"),
+            (CompareSet("k", b"1", b"2"), b"2", b"2"),
+            (Delete("k"), True, None),
+            (Set("k", b"2"), None, b"2"),
+            (Get("k"), b"1", b"1"),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, Command) else "",
+    )
+    async def test_values(self, owner, owned, command, result, end):
+        Set("k", b"1").apply(owned.table)
+        async with losing_answers(owner, 1) as url, remote(url) as store:
+            assert await store.do(command) == result
+        assert owned.table.change(lambda values: (values.get("k"), {})) == end
+
+    async def test_queues(self, owner, owned):
+        for number in range(3):
+            async with losing_answers(owner, 1) as url, remote(url) as store:
+                await store.do(QueuePush("q", b"%d" % number))
+        async with losing_answers(owner, 1) as url, remote(url) as store:
+            assert await store.do(QueuePop("q")) == b"0"
+            assert await store.do(QueueLen("q")) == 2
+
+    async def test_a_forwarding_agent_does_not_do_it_twice_either(self, owner, owned):
+        async with losing_answers(owner, 2) as url, remote(url) as forwarder:
+            with pytest.raises(DistNetworkError):
+                await forwarder.do(Add("k"), "the client's name")
+            assert await forwarder.do(Add("k"), "the client's name") == 1
+
+    async def test_twice_in_a_row_is_too_much(self, owner, owned):
+        async with losing_answers(owner, 2) as url, remote(url) as store:
+            with pytest.raises(DistNetworkError, match="cannot be reached"):
+                await store.do(Add("k"))
+        assert owned.table.change(lambda values: (values["k"], {})) == b"1"
 
 
 class TestLongWaits:
@@ -94,39 +217,84 @@ class TestLongWaits:
         watch = owned.table.watch
         loop = asyncio.get_running_loop()
 
-        def counted(keys):
+        def counted(keys, pick):
             if next(calls) == 3:
                 loop.call_soon_threadsafe(third.set)
-            return watch(keys)
+            return watch(keys, pick)
 
         monkeypatch.setattr(owned.table, "watch", counted)
         async with remote(owner) as store:
-            waiting = [asyncio.create_task(store.get("a", 30.0)), asyncio.create_task(store.wait(["a"], 30.0))]
+            commands = (Get("a", 30.0), Wait(("a",), 30.0), QueuePop("a", 30.0))
+            waiting = [asyncio.create_task(store.do(command)) for command in commands]
             await third.wait()
-            owned.table.set("a", b"v")
-            assert await asyncio.wait_for(asyncio.gather(*waiting), 10.0) == [b"v", None]
+            Set("a", b"v").apply(owned.table)
+            QueuePush("a", b"q").apply(owned.table)
+            assert await asyncio.wait_for(asyncio.gather(*waiting), 10.0) == [b"v", None, b"q"]
 
     async def test_they_end(self, owner, owned):
         async with remote(owner) as store:
-            with pytest.raises(KeyNotFoundError):
-                await store.get("a", 0.1)
-            with pytest.raises(StoreTimeoutError):
-                await store.wait(["a"], 0.1)
+            for command, error in (
+                (Get("a", 0.1), KeyNotFoundError),
+                (Wait(("a",), 0.1), StoreTimeoutError),
+                (QueuePop("a", 0.1), QueueEmptyError),
+            ):
+                with pytest.raises(error):
+                    await store.do(command)
         assert owned.table._watches == {}
+        assert owned.table._takers == {}
 
 
 async def test_waits_do_not_keep_out_who_sets(owner, owned):
     async with remote(owner) as store, asyncio.timeout(30.0):
-        waiting = [asyncio.create_task(store.get("k", 30.0)) for _ in range(150)]
+        waiting = [asyncio.create_task(store.do(Get("k", 30.0))) for _ in range(150)]
         while len(owned.table._watches.get("k", ())) < 150:
             await asyncio.sleep(0.005)
-        await store.set("k", b"v")
+        await store.do(Set("k", b"v"))
         assert await asyncio.gather(*waiting) == [b"v"] * 150
 
 
 async def test_after_closing_it_connects_anew(owner):
     async with remote(owner) as store:
-        await store.set("k", b"v")
+        await store.do(Set("k", b"v"))
         await store.close()
         await store.close()
-        assert await store.get("k") == b"v"
+        assert await store.do(Get("k")) == b"v"
+
+
+class TestAnOwnerThatMayHaveToStart:
+    async def test_it_is_waited_for(self, owner, owned, monkeypatch):
+        target = urlsplit(owner)
+        late = unused_url()
+        store = BlockingRemote(late, "secret")
+        asked = asyncio.create_task(asyncio.to_thread(store.do_first, Add("k"), Deadline(30.0)))
+        await asyncio.sleep(0.1)  # long enough to be refused at least once
+
+        async def pass_on(source, sink) -> None:
+            while data := await source.read(1 << 16):
+                sink.write(data)
+            sink.close()
+
+        async def serve(reader, writer) -> None:
+            from_owner, to_owner = await asyncio.open_connection(target.hostname, target.port)
+            await asyncio.gather(pass_on(reader, to_owner), pass_on(from_owner, writer))
+
+        async with await asyncio.start_server(serve, "127.0.0.1", urlsplit(late).port):
+            assert await asked == 1
+            store.close()
+
+    async def test_but_not_for_ever(self):
+        url = unused_url()
+        store = BlockingRemote(url)
+        with pytest.raises(
+            DistNetworkError, match=rf"waited 0\.1 s for a store at {url}: .*refused.*is_master"
+        ) as caught:
+            store.do_first(Count(), Deadline(0.1))
+        assert caught.value.address == url
+        store.close()
+
+    async def test_one_that_is_no_store_is_not_waited_for(self):
+        async with somebody_else(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi") as url, asyncio.timeout(10.0):
+            store = BlockingRemote(url)
+            with pytest.raises(DistNetworkError, match="is not a RankMesh store"):
+                await asyncio.to_thread(store.do_first, Count(), Deadline(60.0))
+            store.close()

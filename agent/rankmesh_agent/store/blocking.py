@@ -1,0 +1,63 @@
+"""A store for callers without an event loop."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from typing import TypeVar, cast
+
+from rankmesh_agent.store.command import Command, Immediate, Waiting
+from rankmesh_agent.store.table import Table
+from rankmesh_agent.wire.deadline import Deadline
+
+T = TypeVar("T")
+
+
+class BlockingStore(ABC):
+    """Keys and values, wherever they are; several threads may use it at a time."""
+
+    @abstractmethod
+    def do(self, command: Command[T]) -> T:
+        """Carry out a command, wait if it is one that waits, and return its result. Ctrl-C ends the wait.
+
+        Raises:
+            DistStoreError: the command failed; nothing has changed.
+            DistNetworkError: the keys are at another place that does not answer.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the store holds besides memory."""
+
+
+class BlockingMemory(BlockingStore):
+    """Keys and values in this process.
+
+    Args:
+        table: the keys and values.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def do(self, command: Command[T]) -> T:
+        if isinstance(command, Immediate):
+            return cast(T, command.apply(self.table))
+        assert isinstance(command, Waiting)
+        future: Future[T] = command.begin(self.table)
+        over, deadline = threading.Event(), Deadline(command.seconds)
+        future.add_done_callback(lambda _: over.set())  # futures.wait would not be told of a cancelled one
+        try:
+            while not over.wait(deadline.remaining()) and not deadline.passed():
+                pass
+        except BaseException:
+            if not future.cancel():
+                command.give_back(self.table, future.result())
+            raise
+        if future.cancel():
+            raise command.late(self.table)
+        return future.result()
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,56 @@
+"""The store of the world that this process is a rank of."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from rankmesh._stores.base import DEFAULT_TIMEOUT
+from rankmesh._stores.commands import CommandStore, Refusing
+from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
+from rankmesh_agent.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from rankmesh_agent.agent import Agent
+
+
+class AgentStore(CommandStore):
+    """The keys that all agents of a job serve under ``/v1/store``. Made by agent_store.
+
+    Args:
+        agent: this process's agent.
+        timeout: how long calls wait unless they are told otherwise.
+    """
+
+    def __init__(self, agent: Agent, timeout: timedelta) -> None:
+        self._agent = agent
+        super().__init__(_place(agent), timeout)
+
+    def clone(self) -> AgentStore:
+        return AgentStore(self._agent, self.timeout)
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._move(Refusing(f"{self!r} belongs to the process that was forked, which is the rank"))
+
+    def __repr__(self) -> str:
+        return f"the store of rank {self._agent.member.rank}'s job"
+
+
+def agent_store(agent: Agent, timeout: timedelta = DEFAULT_TIMEOUT) -> AgentStore:
+    """Return the job's own store: the keys that its agents serve over HTTP.
+
+    Args:
+        agent: this process's agent.
+        timeout: how long calls wait unless they are told otherwise.
+    """
+    return AgentStore(agent, timeout)
+
+
+def _place(agent: Agent) -> BlockingStore:
+    if isinstance(agent.store, MemoryStore):
+        return BlockingMemory(agent.store.table)
+    from rankmesh_agent.store.client import BlockingRemote, RemoteStore
+
+    assert isinstance(agent.store, RemoteStore)
+    return BlockingRemote(agent.store.url, agent.store.token)

@@ -1,0 +1,26 @@
+"""A store in this process."""
+
+from __future__ import annotations
+
+from rankmesh._stores.base import DEFAULT_TIMEOUT
+from rankmesh._stores.commands import CommandStore
+from rankmesh_agent.store.blocking import BlockingMemory
+from rankmesh_agent.store.table import Table
+
+
+class HashStore(CommandStore):
+    """A store for the threads of one process; other processes do not see its keys.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.HashStore
+    """
+
+    def __init__(self) -> None:
+        super().__init__(BlockingMemory(Table()), DEFAULT_TIMEOUT)
+
+    def clone(self) -> HashStore:
+        twin = HashStore()
+        twin._place, twin._timeout = self._place, self._timeout
+        return twin
+
+    def __repr__(self) -> str:
+        return "HashStore()"

@@ -1,0 +1,195 @@
+"""A file to which several processes append what they set, one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from rankmesh_agent.store.keys import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
+
+SET, CAME, LEFT = b"=", b"+", b"-"
+"""Kinds of records: a key has a new value; the file has one user more; one less."""
+
+_MAGIC = b"rankmesh store 1\n"
+_ID_BYTES = 15
+_START = len(_MAGIC) + _ID_BYTES
+_HEAD = struct.Struct("!cII")  # kind, bytes of the key, bytes of the value
+_PAUSE_SECONDS = 0.001
+
+
+class Record(NamedTuple):
+    """What happened.
+
+    Attributes:
+        kind: SET, CAME or LEFT.
+        key: the key, empty unless the kind is SET.
+        value: the key's new value.
+    """
+
+    kind: bytes
+    key: str = ""
+    value: bytes = b""
+
+
+class Log:
+    """The file as one reader and writer sees it: what it has read already, it does not read again.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._id = b""  # a random name of the file's own: what replaces a file may have its inode
+        self._end = 0
+        self._descriptor = -1
+
+    def has_news(self) -> bool:
+        """Return whether somebody has written since the last read, without waiting for anybody.
+
+        Raises:
+            DistStoreError: the file is gone.
+        """
+        with self._errors():
+            return os.stat(self.path).st_size != self._end
+
+    @contextlib.contextmanager
+    def locked(self, deadline: Deadline, *, alone: bool, create: bool = False) -> Iterator[None]:
+        """Keep writers away from the file, or everybody; read and append meanwhile.
+
+        Args:
+            deadline: how long to wait for those who have locked it.
+            alone: whether to append, too.
+            create: whether to make the file if it is not there.
+
+        Raises:
+            StoreTimeoutError: it was locked all the time.
+            DistStoreError: the file cannot be used.
+        """
+        with self._errors():
+            self._descriptor = self._open_locked(deadline, alone, create)
+            try:
+                yield
+            finally:
+                os.close(self._descriptor)  # that unlocks it
+                self._descriptor = -1
+
+    def read(self) -> list[Record]:
+        """Return what was written since the last read.
+
+        Raises:
+            DistStoreError: the file is not a store's, or not the one that was read before.
+        """
+        size = os.fstat(self._descriptor).st_size
+        start = _read(self._descriptor, 0, _START)
+        if not (_MAGIC + start[len(_MAGIC) :]).startswith(start):
+            raise DistStoreError(f"{self.path} is not a FileStore's file; give another path, or remove it")
+        if self._end and (start[len(_MAGIC) :] != self._id or size < self._end):
+            raise DistStoreError(f"{self.path} was replaced while it was in use; leave a FileStore's file alone")
+        if size < _START:  # empty, or its first writer died while it wrote
+            return []
+        self._id = start[len(_MAGIC) :]
+        self._end = max(self._end, _START)
+        data = memoryview(_read(self._descriptor, self._end, size - self._end))
+        found = []
+        for record, length in _records(self.path, data):
+            found.append(record)
+            self._end += length
+        return found
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Write records behind what was read; all of them or none."""
+        data = b"".join(
+            _HEAD.pack(record.kind, len(key := record.key.encode()), len(record.value)) + key + record.value
+            for record in records
+        )
+        if not self._end:
+            self._id = secrets.token_bytes(_ID_BYTES)
+            data = _MAGIC + self._id + data
+        # What is behind the last whole record is left of a writer that died while it wrote.
+        os.ftruncate(self._descriptor, self._end)
+        try:
+            _write(self._descriptor, self._end, data)
+        except BaseException:
+            os.ftruncate(self._descriptor, self._end)
+            raise
+        self._end += len(data)
+
+    def remove(self) -> None:
+        """Remove the file; whoever waits for it makes a new one or finds that it is gone."""
+        os.unlink(self.path)
+
+    def _open_locked(self, deadline: Deadline, alone: bool, create: bool) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        while True:
+            descriptor = os.open(self.path, flags, 0o600)
+            try:
+                self._lock(descriptor, deadline, alone)
+                if os.fstat(descriptor).st_nlink:  # else its last user removed it while we waited
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int, deadline: Deadline, alone: bool) -> None:
+        # A lock of the open file, not of the process: two stores in one process keep each other out, too.
+        kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        while True:
+            try:
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if deadline.passed():
+                    raise StoreTimeoutError(
+                        f"{self.path} was locked for {deadline.seconds:g} s; is one of its users stopped?"
+                    ) from None
+            time.sleep(min(_PAUSE_SECONDS, deadline.remaining()))
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            why = "it was removed while it was in use" if self._id else "its directory does not exist"
+            raise DistStoreError(f"cannot use {self.path} as a FileStore: {why}") from error
+        except OSError as error:
+            if isinstance(error, DistStoreError):  # a StoreTimeoutError is a TimeoutError, and so an OSError
+                raise
+            raise DistStoreError(f"cannot use {self.path} as a FileStore: {error.strerror}") from error
+
+
+def _records(path: str, data: memoryview) -> Iterator[tuple[Record, int]]:
+    """Yield each whole record with its length in bytes."""
+    while len(data) >= _HEAD.size:
+        kind, key_bytes, value_bytes = _HEAD.unpack_from(data)
+        if kind not in (SET, CAME, LEFT) or key_bytes > MAX_KEY_BYTES or value_bytes > MAX_VALUE_BYTES:
+            raise DistStoreError(f"{path} is damaged: it has a record that no FileStore writes")
+        length = _HEAD.size + key_bytes + value_bytes
+        if len(data) < length:
+            return
+        key = bytes(data[_HEAD.size : _HEAD.size + key_bytes]).decode()
+        yield Record(kind, key, bytes(data[_HEAD.size + key_bytes : length])), length
+        data = data[length:]
+
+
+def _read(descriptor: int, at: int, count: int) -> bytes:
+    found = bytearray()
+    while len(found) < count and (piece := os.pread(descriptor, count - len(found), at + len(found))):
+        found += piece
+    return bytes(found)
+
+
+def _write(descriptor: int, at: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(descriptor, rest, at)
+        rest, at = rest[count:], at + count

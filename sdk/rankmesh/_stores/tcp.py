@@ -1,0 +1,187 @@
+"""A store in one process that others ask over the network."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from rankmesh._rendezvous.urls import url_for
+from rankmesh._stores.base import DEFAULT_TIMEOUT, timedelta_of
+from rankmesh._stores.commands import CommandStore
+from rankmesh._stores.server import Served, serve
+from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.commands import Add, Count
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import StoreTimeoutError
+from rankmesh_agent.wire.settings import Settings
+
+if TYPE_CHECKING:
+    from rankmesh_agent.store.client import BlockingRemote
+
+_WORKERS = "rankmesh/workers"
+"""The key that counts the participants, when there is a world size."""
+_PAUSE_SECONDS = 0.005
+_LAST_PORT = 65535
+
+T = TypeVar("T")
+
+
+class TCPStore(CommandStore):
+    """A store in the process that makes it with ``is_master=True``; others that make it ask that one.
+
+    The master serves its keys over HTTP, under ``/v1/store`` as an agent does, until it is closed or nobody in its
+    process has it any more. RANKMESH_TOKEN is what clients have to know; it is required beyond loopback.
+
+    Args:
+        host_name: name or address of the master; it listens there, unless RANKMESH_BIND says where.
+        port: its port; 0 at the master for any free one.
+        world_size: how many participants there are, the master included; None or negative if that is not fixed.
+        is_master: whether this process has the keys.
+        timeout: how long to wait for the master, or for the participants, and by default in calls: timedelta or
+            seconds.
+        wait_for_workers: whether the master waits until ``world_size`` participants have come.
+        multi_tenant: whether the masters in this process at the same host and port have the same keys.
+        master_listen_fd: descriptor of a socket bound to ``port``, on which the master listens; it becomes the store's.
+        use_libuv: accepted and ignored.
+        wait_for_worker: another name of ``wait_for_workers``.
+
+    Raises:
+        TypeError, ValueError: an argument makes no sense, or the master would listen beyond loopback without a token.
+        AddressInUseError: somebody else listens at the master's address.
+        DistNetworkError: nobody serves a store there before the timeout, or it refuses our token.
+        StoreTimeoutError: not all participants came before the timeout.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.TCPStore
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta | float = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+        *,
+        wait_for_worker: bool | None = None,
+    ) -> None:
+        _check(host_name, port, world_size)
+        settings = Settings.from_env(os.environ)
+        allowed = timedelta_of(timeout)
+        deadline = Deadline(allowed.total_seconds())
+        waits = wait_for_workers if wait_for_worker is None else wait_for_worker
+        expected = world_size if waits and world_size is not None and world_size > 0 else None
+        self._host, self._port, self._token = host_name, port, settings.token
+        if is_master:
+            served = serve(host_name, port, settings, shared=multi_tenant, descriptor=master_listen_fd)
+            self._port = served.server.port
+            super().__init__(served, allowed)
+        elif port == 0:
+            raise ValueError("port 0, any free one, is for the master: clients have to know which it is")
+        else:
+            master = self._master()
+            super().__init__(master, allowed)
+        try:
+            if not is_master:
+                master.do_first(Add(_WORKERS) if expected else Count(), deadline)
+            elif expected:
+                self._gather(expected, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def host(self) -> str:
+        """The master's name or address, as it was given."""
+        return self._host
+
+    @property
+    def port(self) -> int:
+        """The port on which the master listens."""
+        return self._port
+
+    def list_keys(self) -> list[str]:
+        return [key for key in super().list_keys() if key != _WORKERS]
+
+    def clone(self) -> TCPStore:
+        twin = TCPStore.__new__(TCPStore)
+        twin._host, twin._port, twin._token = self._host, self._port, self._token
+        place = self._place.server.use() if isinstance(self._place, Served) else self._master()
+        CommandStore.__init__(twin, place, self.timeout)
+        return twin
+
+    def _gather(self, expected: int, deadline: Deadline) -> None:
+        """Wait at the master until everyone has come."""
+        came = self._do(Add(_WORKERS))
+        while came < expected:
+            if deadline.passed():
+                raise StoreTimeoutError(
+                    f"{self!r}: waited {deadline.seconds:g} s for {expected} participants, and {came} came (we are one)"
+                )
+            time.sleep(min(_PAUSE_SECONDS, deadline.remaining()))
+            came = self._do(Add(_WORKERS, 0))
+
+    @property
+    def _master(self) -> Callable[[], BlockingRemote]:
+        """Opens a connection to the master; it does not keep the store alive."""
+        return partial(_remote, url_for(self._host, self._port), self._token)
+
+    def _after_fork(self) -> None:
+        """In a forked child: ask the parent if it is the master, and else over connections of the child's own."""
+        super()._after_fork()
+        self._move(_Later(self._master))
+
+    def __repr__(self) -> str:
+        return f"TCPStore({self._host!r}, {self._port})"
+
+
+class _Later(BlockingStore):
+    """A place that is opened when it is first used: most forked children never use their parent's stores.
+
+    Args:
+        open_place: opens it.
+    """
+
+    def __init__(self, open_place: Callable[[], BlockingStore]) -> None:
+        self._open = open_place
+        self._lock = threading.Lock()
+        self._place: BlockingStore | None = None
+
+    def do(self, command: Command[T]) -> T:
+        with self._lock:
+            if self._place is None:
+                self._place = self._open()
+        return self._place.do(command)
+
+    def close(self) -> None:
+        if self._place is not None:
+            self._place.close()
+
+
+def _remote(url: str, token: str) -> BlockingRemote:
+    from rankmesh_agent.store.client import BlockingRemote
+
+    return BlockingRemote(url, token)
+
+
+def _check(host_name: str, port: int, world_size: int | None) -> None:
+    if not isinstance(host_name, str):
+        raise TypeError(f"host_name must be a str, got {type(host_name).__qualname__}")
+    for name, value in {"port": port, "world_size": world_size}.items():
+        if not isinstance(value, int) and not (name == "world_size" and value is None):
+            raise TypeError(f"{name} must be an int, got {type(value).__qualname__}")
+    if not host_name:
+        raise ValueError("host_name is empty: give the master's name or address")
+    if not 0 <= port <= _LAST_PORT:
+        raise ValueError(f"port must be between 0 and {_LAST_PORT}, got {port}")
+    if world_size == 0:
+        raise ValueError("world_size must not be 0: it counts the master, too; leave it out if it is not fixed")

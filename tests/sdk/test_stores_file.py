@@ -1,0 +1,290 @@
+"""FileStore: the file itself, who uses it, and what may happen to it."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import rankmesh as dist
+from rankmesh._stores.log import SET, Log, Record
+from rankmesh_agent.wire.deadline import Deadline
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def made(path: Path) -> Iterator[Callable[..., dist.FileStore]]:
+    """Makes stores at the path, and closes them."""
+    stores = []
+
+    def make(*arguments: int) -> dist.FileStore:
+        stores.append(dist.FileStore(str(path), *arguments))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class TestTheFile:
+    def test_its_path_is_as_it_was_given(self, made, path, monkeypatch):
+        assert made().path == str(path)
+        monkeypatch.chdir(path.parent)
+        relative = dist.FileStore("store")
+        assert relative.path == "store"
+        monkeypatch.chdir("/")
+        relative.set("k", "v")
+        assert made().get("k") == b"v"
+        relative.close()
+        assert dist.FileStore(path).path == str(path)  # type: ignore[arg-type]  # a Path will do
+
+    def test_only_its_owner_can_read_it(self, made, path):
+        made()
+        assert path.stat().st_mode & 0o777 == 0o600
+
+    def test_an_empty_file_will_do(self, made, path):
+        path.touch()
+        store = made(1)
+        store.set("k", "v")
+        assert made(1).get("k") == b"v"
+
+    def test_it_is_not_kept_open(self, made):
+        before = descriptors()
+        store = made()
+        store.set("k", "v")
+        store.get("k")
+        assert descriptors() == before
+
+
+class TestUsers:
+    def test_each_sees_what_the_others_set(self, made):
+        first, second = made(2), made(2)
+        first.set("k", "1")
+        assert second.get("k") == b"1"
+        second.set("k", "2")
+        assert first.get("k") == b"2"
+        assert first.add("n", 1) + second.add("n", 1) == 3
+        assert first.num_keys() == second.num_keys() == 3
+
+    def test_the_last_of_them_all_removes_the_file(self, made, path):
+        stores = [made(2) for _ in range(2)]
+        stores[0].close()
+        assert path.exists()
+        stores[1].close()
+        assert not path.exists()
+
+    def test_not_while_some_have_still_to_come(self, made, path):
+        made(2).close()
+        assert path.exists()
+        second = made(2)
+        second.close()
+        assert not path.exists()
+
+    def test_not_if_it_is_not_known_how_many_they_are(self, made, path):
+        first = made()
+        first.set("k", "v")
+        first.close()
+        assert path.exists()
+        assert made().get("k") == b"v"
+
+    def test_one_that_nobody_has_any_more_is_one_less(self, path):
+        store = dist.FileStore(str(path), 1)
+        store.set("k", "v")
+        del store
+        gc.collect()
+        assert not path.exists()
+
+    def test_after_the_end_a_path_can_be_used_anew(self, made):
+        first = made(1)
+        first.set("k", "v")
+        first.close()
+        assert not made(1).check(["k"])
+
+    def test_a_closed_store_says_so(self, made):
+        store = made(1)
+        store.close()
+        store.close()
+        with pytest.raises(dist.DistStoreError, match="is closed"):
+            store.get("k")
+
+    def test_a_forked_child_is_no_user(self, made, path):
+        store = made(1)
+        store.set("k", "1")
+        child = os.fork()
+        if child == 0:
+            try:
+                store.add("k", 1)
+                store.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert store.get("k") == b"2"
+        store.close()
+        assert not path.exists()
+
+
+class TestWhatGoesWrong:
+    def test_no_such_directory(self, tmp_path):
+        with pytest.raises(dist.DistStoreError, match=r"nowhere/store as a FileStore: its directory does not exist"):
+            dist.FileStore(f"{tmp_path}/nowhere/store")
+
+    def test_a_directory(self, tmp_path):
+        with pytest.raises(dist.DistStoreError, match="Is a directory"):
+            dist.FileStore(str(tmp_path))
+
+    @pytest.mark.parametrize("content", [b"hello", b"hello, I am a text of somebody else's, do not touch me"])
+    def test_somebody_elses_file(self, path, content):
+        path.write_bytes(content)
+        with pytest.raises(dist.DistStoreError, match=f"{path} is not a FileStore's file"):
+            dist.FileStore(str(path))
+        assert path.read_bytes() == content
+
+    def test_a_damaged_file(self, made, path):
+        first, second = made(), made()
+        first.set("k", "v")
+        with path.open("ab") as file:
+            file.write(b"=" + b"\xff" * 100)
+        with pytest.raises(dist.DistStoreError, match="is damaged"):
+            second.get("k")
+
+    def test_a_file_that_was_removed(self, made, path):
+        store = made()
+        path.unlink()
+        for call in (lambda: store.set("k", "v"), lambda: store.get("k"), lambda: store.num_keys()):
+            with pytest.raises(dist.DistStoreError, match="was removed while it was in use"):
+                call()
+        assert not path.exists()
+
+    def test_a_file_that_was_replaced(self, made, path):
+        store = made()
+        path.unlink()
+        made().set("k", "v")
+        for call in (lambda: store.set("k", "v"), lambda: store.get("k")):
+            with pytest.raises(dist.DistStoreError, match="was replaced while it was in use"):
+                call()
+
+    def test_a_file_that_was_cut(self, made, path):
+        store = made()
+        store.set("k", "v")
+        os.truncate(path, 20)
+        with pytest.raises(dist.DistStoreError, match="was replaced while it was in use"):
+            store.set("k", "w")
+
+    def test_a_writer_that_died_while_it_wrote(self, made, path):
+        first = made()
+        first.set("a", "1")
+        whole = path.stat().st_size
+        first.set("b", "2")
+        os.truncate(path, path.stat().st_size - 1)
+        second = made()
+        assert second.list_keys() == ["a"]
+        assert path.stat().st_size > whole
+        second.set("c", "3")
+        third = made()
+        assert third.list_keys() == ["a", "c"]
+
+    def test_a_writer_that_died_while_it_wrote_the_beginning(self, made, path):
+        made().close()
+        for size in (1, 20, 31):
+            os.truncate(path, size)
+            store = made()
+            store.set("k", "v")
+            assert made().list_keys() == ["k"]
+
+    def test_a_full_disk(self, made, monkeypatch):
+        store = made()
+        store.set("k", "1")
+
+        def half(descriptor, data, at, write=os.pwrite):
+            write(descriptor, data[: len(data) // 2], at)
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as full:
+            full.setattr(os, "pwrite", half)
+            for call in (lambda: store.set("k", "2"), lambda: store.multi_set(["k", "l"], ["2", "2"])):
+                with pytest.raises(dist.DistStoreError, match="No space left on device"):
+                    call()
+        assert store.get("k") == b"1"
+        assert store.list_keys() == made().list_keys() == ["k"]
+        store.set("k", "3")
+        assert made().get("k") == b"3"
+
+    def test_a_user_that_is_stopped_while_it_has_the_lock(self, made, path, monkeypatch):
+        monkeypatch.setattr("rankmesh._stores.file._LOCK_SECONDS", 0.1)
+        monkeypatch.setattr("rankmesh._stores.file._LEAVE_SECONDS", 0.1)
+        store = made()
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with pytest.raises(dist.StoreTimeoutError, match=rf"{path} was locked for 0\.1 s"):
+                store.set("k", "v")
+        store.set("k", "v")
+
+    @pytest.mark.parametrize(
+        ("arguments", "what"),
+        [
+            ((None,), "NoneType"),
+            ((b"bytes",), "file_name must be a str"),
+            (("/tmp/x", "1"), "world_size must be an int"),
+        ],
+    )
+    def test_arguments(self, arguments, what):
+        with pytest.raises(TypeError, match=what):
+            dist.FileStore(*arguments)
+
+
+class TestLog:
+    def test_each_reads_on_where_it_was(self, path):
+        first, second = Log(str(path)), Log(str(path))
+        records = [Record(SET, "grüße", b"\xff"), Record(SET, "b")]
+        with first.locked(Deadline(1), alone=True, create=True):
+            assert first.read() == []
+            first.append(records)
+        assert not first.has_news()
+        with second.locked(Deadline(1), alone=True):
+            assert second.read() == records
+            second.append(records[:1])
+        assert first.has_news()
+        with first.locked(Deadline(1), alone=False):
+            assert first.read() == records[:1]
+            assert first.read() == []
+
+    def test_who_reads_does_not_keep_out_who_reads(self, path):
+        first, second = Log(str(path)), Log(str(path))
+        with first.locked(Deadline(1), alone=False, create=True), second.locked(Deadline(1), alone=False):
+            assert first.read() == second.read() == []
+        with (
+            first.locked(Deadline(1), alone=False),
+            pytest.raises(dist.StoreTimeoutError),
+            second.locked(Deadline(0.05), alone=True),
+        ):
+            pass
+
+    def test_who_waited_for_a_file_that_is_removed_makes_a_new_one(self, path):
+        first, second = Log(str(path)), Log(str(path))
+        found = []
+
+        def come() -> None:
+            with second.locked(Deadline(10), alone=True, create=True):
+                found.append(second.read())
+
+        with first.locked(Deadline(1), alone=True, create=True):
+            first.append([Record(SET, "k")])
+            waiting = threading.Thread(target=come)
+            waiting.start()
+            first.remove()
+        waiting.join(10)
+        assert found == [[]]
+        assert path.exists()

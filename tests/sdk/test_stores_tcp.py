@@ -1,0 +1,344 @@
+"""TCPStore: who serves, who joins, and how that ends."""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from support.processes import free_port, plain_http_server, wait_until
+
+import rankmesh as dist
+
+SHORT = timedelta(seconds=0.2)
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., dist.TCPStore]]:
+    """Makes stores on loopback, and closes them."""
+    stores = []
+
+    def make(port: int = 0, *arguments, **options) -> dist.TCPStore:
+        stores.append(dist.TCPStore("127.0.0.1", port, *arguments, **options))
+        return stores[-1]
+
+    yield make
+    for store in reversed(stores):
+        store.close()
+
+
+@pytest.fixture
+def in_thread() -> Iterator[Callable[..., Future]]:
+    with ThreadPoolExecutor(8) as threads:
+        yield threads.submit
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    gc.collect()
+    before = resources()
+    yield
+    gc.collect()
+    wait_until(lambda: resources() == before, f"what was opened to be closed: {before}, {resources()}", 10)
+
+
+def resources() -> tuple[list[str], int]:
+    threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("rankmesh"))
+    return threads, len(os.listdir("/proc/self/fd"))
+
+
+def ask(store: dist.TCPStore, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(store.host, store.port, timeout=10)
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_attributes(made):
+    master = made(is_master=True)
+    assert master.host == "127.0.0.1"
+    assert 0 < master.port < 65536
+    client = made(master.port)
+    assert (client.host, client.port) == (master.host, master.port)
+    assert master.timeout == client.timeout == timedelta(seconds=300)
+    assert repr(client) == f"TCPStore('127.0.0.1', {master.port})"
+
+
+def test_by_name(made):
+    master = made(is_master=True)
+    client = dist.TCPStore("localhost", master.port)
+    client.set("k", "v")
+    assert (client.host, master.get("k")) == ("localhost", b"v")
+    client.close()
+
+
+def test_everyone_is_counted_if_it_is_known_how_many_they_are(made, in_thread):
+    port = free_port()
+    master = in_thread(made, port, 3, True)
+    clients = [made(port, 3) for _ in range(2)]
+    assert master.result(30).num_keys() == 1
+    assert {store.num_keys() for store in clients} == {1}
+    assert {tuple(store.list_keys()) for store in clients} == {()}
+
+
+@pytest.mark.parametrize(
+    "options", [{"world_size": None}, {"world_size": -1}, {"world_size": 2, "wait_for_workers": False}]
+)
+def test_nobody_is_counted_otherwise(made, options):
+    master = made(is_master=True, **options)
+    assert master.num_keys() == made(master.port, **options).num_keys() == 0
+
+
+def test_the_old_spelling_of_an_argument(made):
+    assert made(world_size=2, is_master=True, wait_for_worker=False).num_keys() == 0
+
+
+def test_a_client_waits_for_its_master(made, in_thread):
+    port = free_port()
+    client = in_thread(made, port, timeout=timedelta(seconds=30))
+    time.sleep(0.2)  # long enough to be refused
+    assert not client.done()
+    made(port, is_master=True).set("k", "v")
+    assert client.result(30).get("k") == b"v"
+
+
+class TestSharedServers:
+    def test_masters_at_one_place_have_the_same_keys(self, made):
+        first = made(world_size=1, is_master=True, multi_tenant=True)
+        second = made(first.port, 1, True, multi_tenant=True)
+        first.set("k", "v")
+        assert second.get("k") == b"v"
+        assert second.num_keys() == 2
+        first.close()
+        assert second.get("k") == b"v"
+        assert made(first.port).get("k") == b"v"
+
+    def test_the_last_one_ends_the_service(self, made):
+        first = made(is_master=True, multi_tenant=True)
+        second = made(first.port, is_master=True, multi_tenant=True)
+        first.close()
+        second.close()
+        again = made(first.port, is_master=True, multi_tenant=True)
+        assert not again.check(["k"])
+
+    def test_only_if_both_want_to(self, made):
+        alone = made(is_master=True)
+        with pytest.raises(dist.AddressInUseError):
+            made(alone.port, is_master=True, multi_tenant=True)
+
+    def test_a_clone_keeps_its_master_alive(self, made):
+        first = made(is_master=True)
+        twin = first.clone()
+        first.set("k", "v")
+        first.close()
+        assert twin.get("k") == b"v"
+        assert made(twin.port).get("k") == b"v"
+        twin.close()
+        with pytest.raises(dist.DistNetworkError):
+            made(first.port, timeout=SHORT)
+
+
+class TestSocketsFromOutside:
+    def test_one_is_adopted(self, made):
+        bound = socket.create_server(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        master = made(port, is_master=True, master_listen_fd=bound.detach())
+        assert master.port == port
+        made(port).set("k", "v")
+        assert master.get("k") == b"v"
+
+    def test_one_that_does_not_listen_yet_and_whose_port_is_not_said(self, made):
+        bound = socket.socket()
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        assert made(0, is_master=True, master_listen_fd=bound.detach()).port == port
+
+    def test_one_at_another_port(self, made):
+        with socket.create_server(("127.0.0.1", 0)) as bound:
+            there = bound.getsockname()[1]
+            with pytest.raises(dist.DistStoreError, match=f"bound to port {there}, but port={there - 1}"):
+                made(there - 1, is_master=True, master_listen_fd=bound.fileno())
+            assert bound.getsockname()[1] == there  # it is still ours, and open
+
+    def test_one_that_is_bound_to_nothing(self, made):
+        with socket.socket() as unbound, pytest.raises(dist.DistStoreError, match="bound to port 0"):
+            made(0, is_master=True, master_listen_fd=unbound.fileno())
+
+    def test_what_is_no_tcp_socket(self, made):
+        with open(os.devnull) as file, pytest.raises(dist.DistNetworkError, match="is not a socket"):
+            made(0, is_master=True, master_listen_fd=file.fileno())
+        with pytest.raises(dist.DistNetworkError, match="master_listen_fd=999 is not a socket"):
+            made(0, is_master=True, master_listen_fd=999)
+        with socket.socket(socket.AF_UNIX) as local, pytest.raises(dist.DistNetworkError, match="is not a TCP socket"):
+            made(0, is_master=True, master_listen_fd=local.fileno())
+
+
+class TestWhatGoesWrong:
+    """Nothing is left behind; see nothing_is_left."""
+
+    def test_nobody_is_there(self, made):
+        port = free_port()
+        with pytest.raises(
+            dist.DistNetworkError, match=rf"waited 0\.2 s for a store at http://127\.0\.0\.1:{port}"
+        ) as caught:
+            made(port, 2, timeout=SHORT)
+        assert caught.value.address == f"http://127.0.0.1:{port}"
+
+    def test_a_name_that_nobody_knows(self):
+        with pytest.raises(dist.DistNetworkError, match=r"http://no\.such\.host\.invalid:29500"):
+            dist.TCPStore("no.such.host.invalid", 29500, timeout=SHORT)
+
+    def test_not_everyone_comes(self, made):
+        with pytest.raises(dist.StoreTimeoutError, match=r"waited 0\.2 s for 2 participants, and 1 came") as caught:
+            made(0, 2, True, timeout=SHORT)
+        assert isinstance(caught.value, TimeoutError)
+
+    def test_the_port_is_taken(self, made):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            with pytest.raises(dist.AddressInUseError, match=rf"127\.0\.0\.1:{port} is in use by .*pid {os.getpid()}"):
+                made(port, is_master=True)
+
+    def test_somebody_else_is_there(self, made):
+        with plain_http_server() as port, pytest.raises(dist.DistNetworkError, match="is not a RankMesh store"):
+            made(port)
+
+    def test_an_address_that_is_not_ours(self):
+        with pytest.raises(ValueError, match="RANKMESH_TOKEN"):
+            dist.TCPStore("192.0.2.1", 0, is_master=True)
+
+    def test_beyond_loopback_a_token_is_required(self, monkeypatch):
+        with pytest.raises(ValueError, match=r"TCPStore would listen on 0\.0\.0\.0.* without a token"):
+            dist.TCPStore("0.0.0.0", 0, is_master=True)
+        with socket.create_server(("0.0.0.0", 0)) as bound, pytest.raises(ValueError, match="without a token"):
+            dist.TCPStore("127.0.0.1", 0, is_master=True, master_listen_fd=bound.fileno())
+        monkeypatch.setenv("RANKMESH_TOKEN", "secret")
+        master = dist.TCPStore("0.0.0.0", 0, is_master=True)
+        client = dist.TCPStore("127.0.0.1", master.port)
+        client.set("k", "v")
+        assert master.get("k") == b"v"
+        client.close()
+        master.close()
+
+    def test_another_token(self, made, monkeypatch):
+        monkeypatch.setenv("RANKMESH_TOKEN", "secret")
+        master = made(is_master=True)
+        monkeypatch.setenv("RANKMESH_TOKEN", "guess")
+        with pytest.raises(dist.DistNetworkError, match=f"127.0.0.1:{master.port} answered 401"):
+            made(master.port)
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "what"),
+        [
+            ((None, 0), TypeError, "host_name must be a str, got NoneType"),
+            (("127.0.0.1", "0"), TypeError, "port must be an int, got str"),
+            (("127.0.0.1", 0, "2"), TypeError, "world_size must be an int, got str"),
+            (("127.0.0.1", 0, 1, True, "30"), TypeError, "timeout must be a datetime.timedelta or seconds"),
+            (("", 0), ValueError, "host_name is empty"),
+            (("127.0.0.1", 70000), ValueError, "port must be between 0 and 65535, got 70000"),
+            (("127.0.0.1", -1, 1, True), ValueError, "port must be between 0 and 65535, got -1"),
+            (("127.0.0.1", 0, 0, True), ValueError, "world_size must not be 0"),
+            (("127.0.0.1", 0), ValueError, "port 0, any free one, is for the master"),
+            (("127.0.0.1", 0, 1, True, -1), ValueError, "timeout must not be negative"),
+        ],
+    )
+    def test_arguments(self, arguments, error, what):
+        with pytest.raises(error, match=what):
+            dist.TCPStore(*arguments)
+
+
+class TestTheMasterGoes:
+    def test_who_waits_and_who_asks_learns_it(self, made, in_thread):
+        master = made(is_master=True)
+        client = made(master.port)
+        waits = [in_thread(client.get, "k"), in_thread(client.wait, ["k"]), in_thread(client.queue_pop, "k")]
+        table = master._place.table
+        wait_until(lambda: len(table._watches.get("k", ())) == 2 and table._takers, "three waits")
+        began = time.monotonic()
+        master.close()
+        for wait in waits:
+            with pytest.raises(dist.DistNetworkError, match=f"127.0.0.1:{master.port} cannot be reached") as caught:
+                wait.result(10)
+            assert caught.value.address == f"http://127.0.0.1:{master.port}"
+        for call in (lambda: client.set("k", "v"), lambda: client.check(["k"]), client.num_keys):
+            with pytest.raises(dist.DistNetworkError, match="cannot be reached"):
+                call()
+        assert time.monotonic() - began < 10
+
+    def test_who_waits_in_its_process_learns_it(self, made, in_thread):
+        master = made(is_master=True)
+        waiting = in_thread(master.get, "k")
+        wait_until(lambda: master._place.table._watches, "the wait")
+        master.close()
+        with pytest.raises(dist.DistStoreError):
+            waiting.result(10)
+
+    def test_a_closed_store_says_so(self, made):
+        master = made(is_master=True)
+        client = made(master.port)
+        for store in (client, master):
+            store.close()
+            store.close()
+            with pytest.raises(dist.DistStoreError, match="is closed"):
+                store.get("k")
+
+    def test_one_that_nobody_has_any_more_is_closed(self):
+        master = dist.TCPStore("127.0.0.1", 0, is_master=True)
+        port = master.port
+        client = dist.TCPStore("127.0.0.1", port)
+        del client, master
+        gc.collect()
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+class TestOverHttp:
+    def test_what_one_sets_the_other_sees(self, made):
+        master = made(0, 1, True)
+        assert ask(master, "PUT", "/v1/store/a/b", b"\xff") == (204, b"")
+        assert master.get("a/b") == b"\xff"
+        master.set("k", "v")
+        assert ask(master, "GET", "/v1/store/k") == (200, b"v")
+        assert json.loads(ask(master, "GET", "/v1/store")[1]) == ["a/b", "k", "rankmesh/workers"]
+
+    def test_health(self, made):
+        status, body = ask(made(is_master=True), "GET", "/health")
+        assert (status, json.loads(body)["service"]) == (200, "rankmesh-store")
+
+    def test_other_sites_pages_are_refused(self, made):
+        master = made(is_master=True)
+        assert ask(master, "GET", "/v1/store", Origin="http://evil.example")[0] == 403
+        assert ask(master, "GET", "/v1/store", Host="evil.example")[0] == 421
+
+
+def test_in_a_forked_child_the_parent_is_asked(made):
+    master = made(is_master=True)
+    client = made(master.port)
+    master.set("k", "v")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            found = [store.get("k").decode() for store in (master, client)]
+            master.set("child", "was here")
+            os.write(write, json.dumps(found).encode())
+            master.close()
+            client.close()
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert json.loads(pipe.read()) == ["v", "v"]
+    os.waitpid(child, 0)
+    assert master.get("child") == client.get("child") == b"was here"

@@ -1,0 +1,370 @@
+"""Our stores beside torch's: the same calls give the same results, and errors of the same kinds.
+
+A wait of no time at all (``timedelta(0)``, or a negative one) is not among the calls: torch waits for ever then; ours
+gives up at once, and refuses a negative one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as theirs
+
+import rankmesh as ours
+
+SHORT = timedelta(seconds=0.2)
+KINDS = ("tcp", "hash", "file", "prefix/tcp", "prefix/hash", "prefix/file")
+
+_number = itertools.count()
+
+
+def opened(module: ModuleType, kind: str, folder: Path) -> Any:
+    match kind.split("/"):
+        case ["prefix", inner]:
+            return module.PrefixStore("p", opened(module, inner, folder))
+        case ["tcp"]:
+            return module.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=30))
+        case ["file"]:
+            return module.FileStore(f"{folder}/{next(_number)}", 1)
+    return module.HashStore()
+
+
+ERRORS = {"TypeError", "ValueError", "NotImplementedError", "DistNetworkError", "DistStoreError", "QueueEmptyError"}
+
+
+def outcome(call: Callable[[Any], Any], store: Any) -> Any:
+    """Return what a call returns, or the kinds of error that a program would catch."""
+    store.set_timeout(SHORT)
+    try:
+        return call(store)
+    except (RuntimeError, TypeError, ValueError) as error:
+        return {kind.__name__ for kind in type(error).__mro__} & ERRORS
+
+
+def both(*calls: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Do one call after the other; return what they return."""
+    return lambda store: tuple(call(store) for call in calls)
+
+
+def after(*calls: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Do one call after the other; return what the last one returns."""
+    return lambda store: [call(store) for call in calls][-1]
+
+
+def queue(*calls: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return after(lambda store: store.queue_push("q", "1"), lambda store: store.queue_push("q", b"\xff"), both(*calls))
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "set": lambda store: store.set("k", "v"),
+    "get": after(lambda store: store.set("k", "v"), lambda store: store.get("k")),
+    "set bytes": after(lambda store: store.set("k", b"\x00\xff"), lambda store: store.get("k")),
+    "set a bytearray": after(lambda store: store.set("k", bytearray(b"v")), lambda store: store.get("k")),
+    "set under a bytes key": after(lambda store: store.set(b"k", "v"), lambda store: store.get("k")),
+    "set nothing": after(lambda store: store.set("k", ""), lambda store: store.get("k")),
+    "set anew": after(
+        lambda store: store.set("k", "1"), lambda store: store.set("k", "2"), lambda store: store.get("k")
+    ),
+    "set under an empty key": after(lambda store: store.set("", "v"), lambda store: store.get("")),
+    "set None": lambda store: store.set("k", None),
+    "set a number": lambda store: store.set("k", 1),
+    "set under a number": lambda store: store.set(1, "v"),
+    "set without a value": lambda store: store.set("k"),
+    "get what is missing": lambda store: store.get("missing"),
+    "wait": after(lambda store: store.set("k", ""), lambda store: store.wait(["k"])),
+    "wait a while": after(lambda store: store.set("k", ""), lambda store: store.wait(["k"], SHORT)),
+    "wait for nothing": lambda store: store.wait([]),
+    "wait for a text": lambda store: store.wait("k"),
+    "wait for what is missing": lambda store: store.wait(["missing"]),
+    "wait a while for what is missing": lambda store: store.wait(["missing"], timedelta(seconds=0.05)),
+    "wait some seconds for what is missing": lambda store: store.wait(["missing"], 0.05),
+    "add": both(lambda store: store.add("n", 1), lambda store: store.add("n", 6), lambda store: store.get("n")),
+    "add less than nothing": both(lambda store: store.add("n", -5), lambda store: store.get("n")),
+    "add to digits": after(lambda store: store.set("n", "41"), lambda store: store.add("n", 1)),
+    "add to text": after(lambda store: store.set("k", "text"), lambda store: store.add("k", 1)),
+    "add to digits and text": after(lambda store: store.set("k", "41x"), lambda store: store.add("k", 1)),
+    "add True": lambda store: store.add("n", True),
+    "add a float": lambda store: store.add("n", 1.5),
+    "add more than 64 bits": lambda store: store.add("n", 1 << 64),
+    "add over the end": both(lambda store: store.add("n", (1 << 63) - 1), lambda store: store.add("n", 1)),
+    "compare_set": both(
+        lambda store: store.compare_set("k", "x", "1"),
+        lambda store: store.check(["k"]),
+        lambda store: store.compare_set("k", "", "1"),
+        lambda store: store.compare_set("k", "", "2"),
+        lambda store: store.compare_set("k", "x", "2"),
+        lambda store: store.compare_set("k", "1", b"\xff"),
+        lambda store: store.get("k"),
+    ),
+    "compare_set of nothing": after(lambda store: store.set("k", ""), lambda store: store.compare_set("k", "", "1")),
+    "append": both(
+        lambda store: store.append("k", "1"), lambda store: store.append("k", "2"), lambda store: store.get("k")
+    ),
+    "check": after(
+        lambda store: store.set("k", ""),
+        both(
+            lambda store: store.check(["k"]), lambda store: store.check(["k", "missing"]), lambda store: store.check([])
+        ),
+    ),
+    "check a text": lambda store: store.check("k"),
+    "multi": both(
+        lambda store: store.multi_set(["a", "b"], ["1", "2"]),
+        lambda store: store.multi_get(["b", "a", "b"]),
+        lambda store: store.multi_get([]),
+    ),
+    "multi_get what is missing": after(
+        lambda store: store.set("k", ""), lambda store: store.multi_get(["k", "missing"])
+    ),
+    "multi_set more values than keys": lambda store: store.multi_set(["a"], ["1", "2"]),
+    "num_keys": both(
+        lambda store: store.num_keys(),
+        lambda store: store.set("a", ""),
+        lambda store: store.add("b", 1),
+        lambda store: store.num_keys(),
+    ),
+    "list_keys": after(
+        lambda store: store.set("a", ""), lambda store: store.set("b/c", ""), lambda store: sorted(store.list_keys())
+    ),
+    "delete_key": after(
+        lambda store: store.set("k", "v"),
+        both(
+            lambda store: store.delete_key("k"), lambda store: store.delete_key("k"), lambda store: store.check(["k"])
+        ),
+    ),
+    "queue": queue(
+        lambda store: store.queue_len("q"),
+        lambda store: store.queue_pop("q"),
+        lambda store: store.queue_pop("q", False),
+        lambda store: store.queue_len("q"),
+        lambda store: store.queue_len("another"),
+    ),
+    "a queue and a value": queue(
+        lambda store: store.set("q", "v"),
+        lambda store: store.get("q"),
+        lambda store: store.delete_key("q"),
+        lambda store: store.queue_len("q"),
+        lambda store: store.check(["q"]),
+    ),
+    "pop what is not there": lambda store: store.queue_pop("q", block=False),
+    "wait to pop what is not there": lambda store: store.queue_pop("q"),
+    "timeout": lambda store: store.timeout,
+    "set_timeout": both(lambda store: store.set_timeout(timedelta(seconds=7)), lambda store: store.timeout),
+    "set_timeout in seconds": both(lambda store: store.set_timeout(1.5), lambda store: store.timeout),
+    "set_timeout in whole seconds": both(lambda store: store.set_timeout(2), lambda store: store.timeout),
+    "set_timeout to None": lambda store: store.set_timeout(None),
+    "has_extended_api": lambda store: store.has_extended_api(),
+    "barrier": lambda store: store.barrier("meet", 1),
+    "barrier that nobody else comes to": lambda store: store.barrier("meet", 2, timedelta(seconds=0.05)),
+    "clone": both(lambda store: store.set("k", "v"), lambda store: store.clone().get("k")),
+    "clone's timeout": lambda store: store.clone().timeout,
+}
+
+STORE, TYPE, NOTHING = {"DistStoreError"}, {"TypeError"}, set[str]()
+NOT_A_NUMBER = {"DistStoreError", "ValueError"}
+UNSUPPORTED = {"DistStoreError", "NotImplementedError"}
+GONE = {"DistNetworkError"}
+
+DIFFERENCES: list[tuple[str, str, Any, Any, str]] = [
+    # store, call, what torch's does, what ours does, why
+    ("", "set under an empty key", b"v", STORE, "a key is part of a URL here"),
+    ("prefix", "set under an empty key", b"v", b"v", "behind a prefix it is not empty"),
+    ("", "set_timeout in whole seconds", TYPE, (None, timedelta(seconds=2)), "seconds may be whole"),
+    ("file", "get what is missing", NOTHING, STORE, "torch raises a plain RuntimeError"),
+    ("file", "wait for what is missing", NOTHING, STORE, "torch raises a plain RuntimeError"),
+    ("file", "wait a while for what is missing", NOTHING, STORE, "torch raises a plain RuntimeError"),
+    ("file", "wait some seconds for what is missing", NOTHING, STORE, "torch raises a plain RuntimeError"),
+    ("file", "multi_get what is missing", NOTHING, STORE, "torch raises a plain RuntimeError"),
+    ("file", "barrier that nobody else comes to", NOTHING, STORE, "torch raises a plain RuntimeError"),
+    ("", "add to text", {"ValueError"}, NOT_A_NUMBER, "a ValueError there, that and a store's error here"),
+    ("tcp", "add to text", GONE, NOT_A_NUMBER, "torch's server hangs up, and the store is lost"),
+    ("", "add to digits and text", 42, NOT_A_NUMBER, "torch takes the digits and drops the rest"),
+    ("", "add more than 64 bits", TYPE, NOT_A_NUMBER, "the key is named"),
+    ("", "add over the end", ((1 << 63) - 1, -(1 << 63)), NOT_A_NUMBER, "torch goes on at the other end"),
+    ("", "multi_set more values than keys", None, {"ValueError"}, "torch drops what is too much"),
+    ("tcp", "multi_set more values than keys", STORE, {"ValueError"}, "a wrong argument"),
+    ("file", "list_keys", ["a", "b/c", "efcount/"], ["a", "b/c"], "torch lists a key of its own, cut"),
+    ("prefix/file", "list_keys", ["a", "b/c"], ["a", "b/c"], "behind a prefix torch does not"),
+    ("file", "delete_key", (True, True, False), UNSUPPORTED, "refused as documented; torch's says True twice"),
+    ("file", "queue", {"NotImplementedError"}, UNSUPPORTED, "that and a store's error here"),
+    ("file", "a queue and a value", {"NotImplementedError"}, UNSUPPORTED, "that and a store's error here"),
+    ("file", "pop what is not there", {"NotImplementedError"}, UNSUPPORTED, "that and a store's error here"),
+    ("file", "wait to pop what is not there", {"NotImplementedError"}, UNSUPPORTED, "that and a store's error here"),
+    ("file", "clone's timeout", timedelta(seconds=300), SHORT, "torch's FileStore forgets it"),
+]
+"""The documented differences; of several rows for a call, the last whose store is a part of the store's name counts."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_call(tmp_path: Path, kind: str, call: str) -> None:
+    torchs, mine = (outcome(CALLS[call], opened(module, kind, tmp_path)) for module in (theirs, ours))
+    rows = [row for row in DIFFERENCES if row[0] in kind and row[1] == call]
+    if rows:
+        assert (torchs, mine) == rows[-1][2:4], rows[-1][4]
+    else:
+        assert mine == torchs
+
+
+def test_each_difference_is_one_of_some_call() -> None:
+    assert {row[1] for row in DIFFERENCES} <= CALLS.keys()
+    assert all(any(row[0] in kind for kind in KINDS) for row in DIFFERENCES)
+
+
+@pytest.mark.parametrize("method", [name for name in dir(theirs.Store) if not name.startswith("_")])
+def test_there_is_no_method_that_ours_lacks(method: str) -> None:
+    assert hasattr(ours.Store, method)
+
+
+class TestTcp:
+    """What making one does."""
+
+    @pytest.fixture(params=[theirs, ours], ids=["torch", "rankmesh"])
+    def module(self, request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+        return request.param
+
+    @pytest.mark.parametrize(
+        ("arguments", "options", "keys"),
+        [((), {}, 0), ((1,), {}, 1), ((-1,), {}, 0), ((2,), {"wait_for_workers": False}, 0)],
+    )
+    def test_the_participants_are_counted_in_a_key(self, module, arguments, options, keys):
+        store = module.TCPStore("127.0.0.1", 0, *(arguments or (None,)), True, timedelta(seconds=30), **options)
+        assert store.num_keys() == keys
+        assert store.list_keys() == []
+
+    def test_attributes(self, module):
+        store = module.TCPStore("localhost", 0, is_master=True)
+        assert (store.host, store.timeout) == ("localhost", timedelta(seconds=300))
+        assert 0 < store.port < 65536
+
+    def test_masters_share_a_server(self, module):
+        first = module.TCPStore("127.0.0.1", 0, 1, True, multi_tenant=True)
+        second = module.TCPStore("127.0.0.1", first.port, 1, True, multi_tenant=True)
+        first.set("k", "v")
+        assert (second.get("k"), second.num_keys()) == (b"v", 2)
+
+    def test_a_socket_is_adopted(self, module):
+        bound = socket.socket()
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        store = module.TCPStore("127.0.0.1", port, 1, True, master_listen_fd=bound.detach())
+        assert store.port == port
+        store.set("k", "v")
+        assert module.TCPStore("127.0.0.1", port).get("k") == b"v"
+
+    def test_a_socket_at_another_port(self, module):
+        with socket.create_server(("127.0.0.1", 0)) as bound:
+            port = bound.getsockname()[1] - 1
+            with pytest.raises(module.DistStoreError):
+                module.TCPStore("127.0.0.1", port, 1, True, master_listen_fd=bound.fileno())
+
+    def test_what_is_no_socket(self, module):
+        with pytest.raises(module.DistNetworkError):
+            module.TCPStore("127.0.0.1", 0, 1, True, master_listen_fd=999)
+
+    def test_not_everyone_comes(self, module):
+        with pytest.raises(module.DistStoreError):
+            module.TCPStore("127.0.0.1", 0, 2, True, SHORT)
+
+    def test_nobody_is_there(self, module):
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            port = closed.getsockname()[1]
+        with pytest.raises(module.DistNetworkError):
+            module.TCPStore("127.0.0.1", port, 2, False, SHORT)
+
+    def test_the_port_is_taken(self, module):
+        with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(module.DistNetworkError):
+            module.TCPStore("127.0.0.1", other.getsockname()[1], 1, True)
+
+    def test_a_world_of_nobody(self, module):
+        with pytest.raises(ValueError):  # noqa: PT011
+            module.TCPStore("127.0.0.1", 0, 0, True)
+
+    def test_the_master_goes(self, module):
+        master = module.TCPStore("127.0.0.1", 0, 1, True)
+        client = module.TCPStore("127.0.0.1", master.port)
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(client.wait, ["k"], timedelta(seconds=30))
+            del master
+            with pytest.raises(module.DistNetworkError):
+                waiting.result(30)
+
+
+class TestFile:
+    @pytest.fixture(params=[theirs, ours], ids=["torch", "rankmesh"])
+    def module(self, request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+        return request.param
+
+    def test_the_last_user_removes_the_file(self, module, tmp_path):
+        path = tmp_path / "store"
+        first, second = (module.FileStore(str(path), 2) for _ in range(2))
+        assert (first.path, first.num_keys()) == (str(path), 1)
+        first.set("k", "v")
+        del first
+        assert path.exists()
+        assert second.get("k") == b"v"
+        del second
+        assert not path.exists()
+
+    def test_it_stays_if_nobody_knows_how_many_they_are(self, module, tmp_path):
+        module.FileStore(str(tmp_path / "store")).set("k", "v")
+        assert module.FileStore(str(tmp_path / "store")).get("k") == b"v"
+
+
+class TestPrefix:
+    @pytest.mark.parametrize("kind", ["tcp", "hash", "file"])
+    def test_ours_over_torchs(self, tmp_path, kind):
+        """Ours adds the prefix, the rest is torch's own, errors included."""
+        inner = opened(theirs, kind, tmp_path)
+        store = ours.PrefixStore("p", inner)
+        store.set_timeout(SHORT)
+        assert store.timeout == SHORT
+        store.set("k", b"\xff")
+        assert (store.get("k"), inner.get("p/k")) == (b"\xff", b"\xff")
+        assert store.add("n", 2) == 2
+        store.append("k", "1")
+        assert store.compare_set("k", b"\xff1", "2") == b"2"
+        store.multi_set(["a"], ["1"])
+        assert store.multi_get(["a", "k"]) == [b"1", b"2"]
+        store.wait(["a", "k"], 0.5)
+        assert store.check(["a"])
+        assert store.num_keys() == inner.num_keys()
+        if kind != "file":
+            store.queue_push("q", "1")
+            assert (store.queue_len("q"), store.queue_pop("q")) == (1, b"1")
+            with pytest.raises(theirs.QueueEmptyError):
+                store.queue_pop("q", False)
+            assert store.list_keys() == ["a", "k", "n"]
+        with pytest.raises(RuntimeError):
+            store.wait(["missing"], timedelta(seconds=0.05))
+
+    def test_a_prefix_that_is_empty(self):
+        for module in (theirs, ours):
+            inner = module.HashStore()
+            module.PrefixStore("", inner).set("k", "v")
+            assert inner.list_keys() == ["/k"]
+
+    def test_what_is_no_store(self):
+        for module in (theirs, ours):
+            with pytest.raises(TypeError):
+                module.PrefixStore("p", object())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_world_meets_through_torchs_stores(tmp_path: Path, kind: str) -> None:
+    for _ in range(2):
+        ours.init_process_group(store=opened(theirs, kind, tmp_path), rank=0, world_size=1)
+        try:
+            array = np.ones(3)
+            ours.all_reduce(array)
+            assert array.tolist() == [1.0] * 3
+        finally:
+            ours.destroy_process_group()
