@@ -12,7 +12,7 @@ from rankmesh._reduce_op import reduction
 from rankmesh._world import Group
 from rankmesh_agent.collectives.reduction import premultiplied
 from rankmesh_agent.engine.work import Work
-from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 
@@ -184,6 +184,7 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
 
     Raises:
         CollectiveTimeoutError: ranks did not come; ``ranks`` are the first, or all, of them.
+        RuntimeError: a batch of collectives is open.
         As all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.monitored_barrier
@@ -191,13 +192,15 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
     members = members_of(group, "monitored_barrier")
     if members is None:
         return
+    if members.batching:
+        raise RuntimeError("monitored_barrier() cannot be part of a batch of collectives: call it before or after it")
     how = options(members, timeout, False, [])
     try:
         members.barrier(how)
-    except DistBackendError as error:
-        missing = [members.numbers[members.ranks.index(rank)] for rank in error.ranks]
-        if not isinstance(error, CollectiveTimeoutError) or not missing:
+    except (CollectiveTimeoutError, GroupAbortedError) as error:  # our time was over, or another rank's a moment before
+        if error.op != "barrier" or not error.ranks:
             raise
+        missing = [members.numbers[members.ranks.index(rank)] for rank in error.ranks]
         named = missing if wait_all_ranks else missing[:1]
         words = f"ranks {', '.join(map(str, named))}" if len(named) > 1 else f"rank {named[0]}"
         raise CollectiveTimeoutError(

@@ -165,6 +165,7 @@ def all_gather_multigpu(
         return None
     inputs = _sources(input_tensor_list, "input_tensor_list")
     mine = np.concatenate(inputs)
+    _refuse_empty(output_tensor_lists, "output_tensor_lists")
     lists = [
         _destinations(outputs, f"output_tensor_lists[{number}]", inputs[0], members.size * len(inputs))
         for number, outputs in enumerate(output_tensor_lists)
@@ -214,6 +215,7 @@ def reduce_scatter_multigpu(
         return None
     outputs, after = _alike(output_tensor_list, "output_tensor_list")
     count = len(outputs)
+    _refuse_empty(input_tensor_lists, "input_tensor_lists")
     if len(input_tensor_lists) != count:
         raise ValueError(f"input_tensor_lists has {len(input_tensor_lists)} lists, but there are {count} outputs")
     lists = [
@@ -249,6 +251,7 @@ def _alike(tensors: Sequence[Any], name: str) -> tuple[list[Array], Callable[[],
 def _destinations(
     tensors: Sequence[Any], name: str, like: Array, count: int
 ) -> tuple[list[Array], Callable[[], None] | None]:
+    _refuse_empty(tensors, name)
     found = [destination(tensor, f"{name}[{number}]") for number, tensor in enumerate(tensors)]
     arrays = [array for array, _ in found]
     _check(arrays, name, like, count)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from rankmesh._arrays import destination, source
-from rankmesh._call import Timeout, group_root, members_of, options
-from rankmesh._world import Group
+from rankmesh._call import Timeout, group_root, members_of, options, whole
+from rankmesh._world import Group, require_world
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.p2p import ANY
 from rankmesh_agent.engine.work import Work
@@ -45,7 +45,7 @@ def send(
     """
     members = members_of(group, "send")
     if members is not None:
-        _send(members, tensor, dst, tag, group_dst, timeout, async_op=False)
+        _sending(members, tensor, dst, tag, group_dst, timeout, async_op=False)()
 
 
 def isend(
@@ -61,7 +61,7 @@ def isend(
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.isend
     """
     members = members_of(group, "isend")
-    return None if members is None else _send(members, tensor, dst, tag, group_dst, None, async_op=True)
+    return None if members is None else _sending(members, tensor, dst, tag, group_dst, None, async_op=True)()
 
 
 def recv(
@@ -99,7 +99,7 @@ def recv(
     members = members_of(group, "recv")
     if members is None:
         return -1
-    return cast(int, _recv(members, tensor, src, tag, group_src, timeout, async_op=False))
+    return cast(int, _receiving(members, tensor, src, tag, group_src, timeout, async_op=False)())
 
 
 def irecv(
@@ -115,7 +115,9 @@ def irecv(
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.irecv
     """
     members = members_of(group, "irecv")
-    return None if members is None else cast(Work, _recv(members, tensor, src, tag, group_src, None, async_op=True))
+    if members is None:
+        return None
+    return cast(Work, _receiving(members, tensor, src, tag, group_src, None, async_op=True)())
 
 
 class P2POp:
@@ -153,7 +155,7 @@ class P2POp:
         self.op = op
         self.tensor = tensor
         self.peer = peer
-        self.group = group
+        self.group = require_world().group if group is None else group
         self.tag = tag
         self.group_peer = group_peer
 
@@ -183,14 +185,19 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         raise ValueError("p2p_op_list is empty")
     if any(one.group is not p2p_op_list[0].group for one in p2p_op_list):
         raise ValueError("all messages of a batch must be of the same group")
-    begun = []
-    for one in p2p_op_list:
-        side = "group_dst" if one.op is isend else "group_src"
-        begun.append(one.op(one.tensor, group=one.group, tag=one.tag, **{side: one.group_peer}))
-    return [work for work in begun if work is not None]
+    members = members_of(p2p_op_list[0].group, "batch_isend_irecv")
+    if members is None:
+        return []
+    messages = [  # all are checked before the first is sent
+        (_sending if one.op is isend else _receiving)(
+            members, one.tensor, None, one.tag, one.group_peer, None, async_op=True
+        )
+        for one in p2p_op_list
+    ]
+    return [cast(Work, begin()) for begin in messages]
 
 
-def _send(
+def _sending(
     members: Communicator,
     tensor: Any,
     dst: int | None,
@@ -199,14 +206,16 @@ def _send(
     timeout: Timeout,
     *,
     async_op: bool,
-) -> Work | None:
+) -> Callable[[], Work | None]:
+    """Check a message that is to be sent; return what begins it."""
     rank = _peer(members, group_root(members, dst, group_dst, "dst"), "dst")
-    _check_tag(tag)
+    tag = _checked_tag(tag)
     array = source(tensor, "tensor")
-    return members.send(array, rank, tag, options(members, timeout, async_op, [tensor]))
+    how = options(members, timeout, async_op, [tensor])
+    return lambda: members.send(array, rank, tag, how)
 
 
-def _recv(
+def _receiving(
     members: Communicator,
     tensor: Any,
     src: int | None,
@@ -215,13 +224,15 @@ def _recv(
     timeout: Timeout,
     *,
     async_op: bool,
-) -> Work | int:
+) -> Callable[[], Work | int]:
+    """Check a message that is to be received; return what begins it."""
     rank = ANY
     if src is not None or group_src is not None:
         rank = _peer(members, group_root(members, src, group_src, "src"), "src")
-    _check_tag(tag)
+    tag = _checked_tag(tag)
     array, after = destination(tensor, "tensor")
-    return members.receive(array, rank, tag, options(members, timeout, async_op, [tensor], after))
+    how = options(members, timeout, async_op, [tensor], after)
+    return lambda: members.receive(array, rank, tag, how)
 
 
 def _peer(members: Communicator, group_rank: int, name: str) -> int:
@@ -231,6 +242,7 @@ def _peer(members: Communicator, group_rank: int, name: str) -> int:
     return members.ranks[group_rank]
 
 
-def _check_tag(tag: int) -> None:
-    if not isinstance(tag, int) or not -(1 << 63) <= tag < 1 << 63:
+def _checked_tag(tag: int) -> int:
+    if not -(1 << 63) <= whole(tag, "tag") < 1 << 63:
         raise ValueError(f"tag must be a whole number of 64 bits, got {tag!r}")
+    return int(tag)

@@ -36,15 +36,16 @@ def reduction(op: Any, dtype: np.dtype[Any]) -> Reduction:
     Raises:
         TypeError: ``op`` is no operation, or has no meaning for the dtype.
     """
-    if not isinstance(op, ReduceOp | PremulSum):
-        op = _from_torch(op)
-    return _checked(op, dtype)
+    if isinstance(op, PremulSum):
+        refuse(op, dtype)
+        return Reduction(ReduceOp.PREMUL_SUM, op.factor)
+    return _checked(op if isinstance(op, ReduceOp) else _from_torch(op), dtype)
 
 
 @lru_cache(1024)
-def _checked(op: ReduceOp | PremulSum, dtype: np.dtype[Any]) -> Reduction:
+def _checked(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
     refuse(op, dtype)
-    return Reduction(ReduceOp.PREMUL_SUM, op.factor) if isinstance(op, PremulSum) else Reduction(op, None)
+    return Reduction(op, None)
 
 
 def _from_torch(op: Any) -> ReduceOp:
@@ -71,7 +72,7 @@ def _make_nccl_premul_sum(factor: Any) -> PremulSum:
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.ReduceOp
     """
-    return ReduceOp.PREMUL_SUM(factor.item() if hasattr(factor, "item") else factor)
+    return ReduceOp.PREMUL_SUM(factor)
 
 
 class _ReduceOps:

@@ -51,19 +51,21 @@ class BatchedWork(Work):
 
 
 def merged(calls: Sequence[Recorded]) -> list[Recorded]:
-    """Return the calls with neighbouring all_reduces of one dtype and operation made one."""
+    """Return the calls with neighbouring all_reduces of one dtype and operation made one, unless they share memory."""
     found: list[list[Recorded]] = []
     for call in calls:
-        alike = found and call.key[0] is Kind.ALL_REDUCE and _alike(found[-1][-1].key, call.key)
-        if alike:
+        if found and _fits(call, found[-1]):
             found[-1].append(call)
         else:
             found.append([call])
     return [run[0] if len(run) == 1 else _one(run) for run in found]
 
 
-def _alike(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return (key[0], key[1], key[3:]) == (other[0], other[1], other[3:])
+def _fits(call: Recorded, run: list[Recorded]) -> bool:
+    key, other = call.key, run[-1].key
+    if key[0] is not Kind.ALL_REDUCE or (key[:2], key[3:]) != (other[:2], other[3:]):
+        return False
+    return not any(np.may_share_memory(call.arguments[0], before.arguments[0]) for before in run)
 
 
 def _one(calls: list[Recorded]) -> Recorded:
@@ -81,4 +83,7 @@ def _one(calls: list[Recorded]) -> Recorded:
                 call.after()
 
     user = [array for call in calls for array in call.user]
-    return Recorded((kind, dtype, together.size, op), (together, op), user, apart)
+    split = (
+        f"arrays of {'+'.join(str(array.size) for array in arrays)}"  # ranks that split them otherwise are to notice
+    )
+    return Recorded((kind, dtype, together.size, op, None, None, split), (together, op), user, apart)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class ReduceOp(enum.IntEnum):
         """Return the sum of what every rank multiplies by its factor first.
 
         Raises:
-            TypeError: this is not PREMUL_SUM.
+            TypeError: this is not PREMUL_SUM, or the factor is no number.
         """
         if self is not ReduceOp.PREMUL_SUM:
             raise TypeError(f"ReduceOp.{self.name} takes no factor; only ReduceOp.PREMUL_SUM(factor) does")
@@ -60,10 +61,22 @@ class PremulSum:
     """PREMUL_SUM with its factor, which may differ from rank to rank.
 
     Attributes:
-        factor: a number; a whole one for arrays of integers.
+        factor: a number, also as an array or tensor of one element; an int for arrays of integers.
+
+    Raises:
+        TypeError: it is no number.
     """
 
     factor: complex
+
+    def __post_init__(self) -> None:
+        number: Any = self.factor
+        if hasattr(number, "item"):
+            with contextlib.suppress(ValueError, RuntimeError):  # an array, or a tensor, of several elements
+                number = number.item()
+        if not isinstance(number, int | float | complex):
+            raise TypeError(f"the factor of PREMUL_SUM must be one number, got {self.factor!r}")
+        object.__setattr__(self, "factor", number)
 
 
 @dataclass(frozen=True)
