@@ -82,6 +82,7 @@ def options(
     tensors: list[Any],
     after: After = None,
     note: Note = None,
+    inputs: Sequence[Any] = (),
 ) -> Options:
     """Return how a call is to be made.
 
@@ -89,15 +90,16 @@ def options(
         members: the group, whose timeout is the default.
         timeout: how long it may take.
         async_op: whether it returns at once.
-        tensors: the user's, for Work.result() and for errors.
+        tensors: the user's that are written to, or where there are none read, for Work.result() and for errors.
         after: what to do once the data is there.
         note: what the call itself has to say when the ranks' calls do not fit together.
+        inputs: more of the user's tensors, for errors.
 
     Raises:
         ValueError: the timeout is negative.
     """
     limit = members.timeout if timeout is None else seconds_of(timeout, members.timeout)
-    detail = note_of(tensors)
+    detail = note_of([*inputs, *tensors] if inputs else tensors)
     if note is None or detail is None:
         return Options(limit, async_op, tensors, after, note or detail)
     first, second = note, detail

@@ -54,7 +54,9 @@ def all_gather(
     outputs, after = _outputs(tensor_list, "tensor_list", members.size)
     _same_dtype([array, *outputs], "tensor", "tensor_list")
     _same_size(array, "tensor", outputs[members.rank], f"tensor_list[{members.rank}]")
-    return members.all_gather(outputs, array, options(members, timeout, async_op, list(tensor_list), after))
+    return members.all_gather(
+        outputs, array, options(members, timeout, async_op, list(tensor_list), after, inputs=[tensor])
+    )
 
 
 all_gather_v = all_gather
@@ -136,8 +138,8 @@ def gather(
     array = source(tensor, "tensor")
     outputs, after = _outputs(gather_list, "gather_list", members.size) if members.rank == root else ([], None)
     _all_alike(array, "tensor", outputs, "gather_list")
-    users = list(gather_list or [tensor])
-    return members.gather(outputs, array, root, options(members, timeout, async_op, users, after))
+    how = options(members, timeout, async_op, list(gather_list or []), after, inputs=[tensor])
+    return members.gather(outputs, array, root, how)
 
 
 def scatter(

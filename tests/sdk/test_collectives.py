@@ -1,213 +1,197 @@
-"""The collectives' arguments, and what they do in a world of one rank."""
+"""all_reduce, reduce, broadcast and the barriers: their arguments, and what they do."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
+from support.processes import Me, Ranks
 
 import rankmesh as dist
 
-pytestmark = pytest.mark.usefixtures("alone")
+Op = dist.ReduceOp
+OPS = sorted(set(Op) - {Op.PREMUL_SUM})
+NO_ARRAYS = [[1.0], None, 3, "x", np.array(["a"]), np.array([None]), np.zeros(2, "i4,f4"), np.array(["2020"], "M8[D]")]
+no_array = pytest.mark.parametrize("tensor", NO_ARRAYS, ids=repr)
 
-OPS = list(dist.ReduceOp)
-NOBODY = dist.GroupMember.NON_GROUP_MEMBER
 
-
-def read_only() -> np.ndarray:
+def read_only() -> np.ndarray[Any, Any]:
     array = np.ones(3)
     array.flags.writeable = False
     return array
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("make", [lambda: np.arange(6.0), lambda: np.arange(12.0)[::2], lambda: np.array(4)])
-def test_all_reduce_of_one_rank_changes_nothing(op: dist.ReduceOp, make: Any) -> None:
-    array = make()
-    assert dist.all_reduce(array, op=op) is None
-    np.testing.assert_array_equal(array, make())
+class TestAlone:
+    """In a world of one rank."""
+
+    pytestmark = pytest.mark.usefixtures("alone")
+
+    @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+    @pytest.mark.parametrize(
+        "make", [lambda: np.arange(6), lambda: np.arange(12)[::2], lambda: np.array(4), lambda: np.zeros((3, 0), int)]
+    )
+    def test_reductions_of_one_rank_change_nothing(self, op: dist.ReduceOp, make: Any) -> None:
+        array = make()
+        assert dist.all_reduce(array, op) is None
+        assert dist.reduce(array, 0, op) is None
+        np.testing.assert_array_equal(array, make())
+
+    def test_broadcast_of_one_rank_changes_nothing(self) -> None:
+        array = np.arange(5)
+        assert dist.broadcast(array, src=0) is None
+        assert dist.broadcast(read_only(), src=0) is None, "the source is only read"
+        np.testing.assert_array_equal(array, np.arange(5))
+
+    def test_barriers_of_one_rank_return(self) -> None:
+        assert dist.barrier() is None
+        assert dist.barrier(device_ids=[0]) is None
+        assert dist.barrier(None, False, None, 5) is None
+        assert dist.monitored_barrier() is None
+        assert dist.monitored_barrier(None, 5.0, True) is None
+
+    @no_array
+    def test_what_is_no_array_of_numbers_is_refused(self, tensor: Any) -> None:
+        for call in (
+            lambda: dist.all_reduce(tensor),
+            lambda: dist.reduce(tensor, 0),
+            lambda: dist.broadcast(tensor, 0),
+        ):
+            with pytest.raises(TypeError, match="tensor"):
+                call()
+
+    def test_read_only_arrays_are_refused_where_they_are_written(self) -> None:
+        for call in (lambda: dist.all_reduce(read_only()), lambda: dist.reduce(read_only(), 0)):
+            with pytest.raises(ValueError, match=r"tensor is read-only.*pass a writable copy"):
+                call()
+
+    def test_arrays_that_overlap_themselves_are_refused_where_they_are_written(self) -> None:
+        expanded = np.lib.stride_tricks.as_strided(np.ones(1), (3,), (0,))
+        with pytest.raises(ValueError, match="share memory"):
+            dist.all_reduce(expanded)
+        assert dist.broadcast(expanded, 0) is None, "the source is only read"
+
+    @pytest.mark.parametrize("op", ["SUM", 0, None, np.add])
+    def test_what_is_no_reduce_op_is_refused(self, op: Any) -> None:
+        for call in (lambda: dist.all_reduce(np.ones(1), op), lambda: dist.reduce(np.ones(1), 0, op)):
+            with pytest.raises(TypeError, match="ReduceOp"):
+                call()
+
+    @pytest.mark.parametrize("op", [Op.MIN, Op.MAX])
+    def test_complex_numbers_have_no_order(self, op: dist.ReduceOp) -> None:
+        for dtype in ("c8", "c16"):
+            with pytest.raises(TypeError, match="no order"):
+                dist.all_reduce(np.ones(2, dtype), op=op)
+
+    @pytest.mark.parametrize("device_ids", [0, "0", {0}, np.arange(1)])
+    def test_devices_are_a_list(self, device_ids: Any) -> None:
+        with pytest.raises(TypeError, match="device_ids must be a list of device numbers"):
+            dist.barrier(device_ids=device_ids)
+
+    def test_a_monitored_barrier_outside_the_group_warns(self) -> None:
+        with pytest.warns(RuntimeWarning, match=r"monitored_barrier\(\) does nothing"):
+            assert dist.monitored_barrier(dist.GroupMember.NON_GROUP_MEMBER) is None
 
 
-def test_broadcast_of_one_rank_changes_nothing() -> None:
-    array = np.arange(5)
-    assert dist.broadcast(array, src=0) is None
-    assert dist.broadcast(read_only(), src=0) is None, "the source is only read"
-    np.testing.assert_array_equal(array, np.arange(5))
+# Several ranks
 
 
-@pytest.mark.parametrize("make", [lambda: np.zeros(6), lambda: np.zeros(12)[::2], lambda: np.zeros((2, 3)).T])
-def test_all_gather_of_one_rank_copies(make: Any) -> None:
-    output = make()
-    assert dist.all_gather([output], read_only().repeat(2)) is None
-    assert (output == 1).all()
+def collectives_of_three(me: Me) -> None:
+    me.init()
+    rank, op = me.rank, dist.ReduceOp
+    mine = np.arange(6, dtype=np.float32) + rank
+    total = np.arange(6) * 3 + 3.0
 
+    array = mine.copy()
+    assert dist.all_reduce(array) is None
+    assert array.tolist() == total.tolist()
+    for reduce_op, expected in {
+        op.AVG: total / 3, op.PRODUCT: np.arange(6) * (np.arange(6) + 1) * (np.arange(6) + 2), op.MIN: np.arange(6),
+        op.MAX: np.arange(6) + 2, op.PREMUL_SUM(rank + 1): mine * 0 + np.arange(6) * 6 + 8,
+    }.items():  # fmt: skip
+        array = mine.copy()
+        dist.all_reduce(array, reduce_op)
+        assert array.tolist() == expected.tolist(), reduce_op
+    bits = np.array([1 << rank, 7, 1], np.uint8)
+    for reduce_op, expected in {op.BAND: [0, 7, 1], op.BOR: [7, 7, 1], op.BXOR: [7, 7, 1]}.items():
+        array = bits.copy()
+        dist.all_reduce(array, reduce_op)
+        assert array.tolist() == expected, reduce_op
 
-def test_all_gather_takes_any_sequence() -> None:
-    output = np.zeros(2)
-    dist.all_gather((output,), np.ones(2))
-    assert (output == 1).all()
+    # Only the destination's array is written, so the others' may be read-only; ranks are global or the group's.
+    group = dist.new_group([2, 0, 1], sort_ranks=False)
+    for named, destination in (({"dst": 1}, 1), ({"dst": 2, "group": group}, 2), ({"group_dst": 1, "group": group}, 0)):
+        array = mine.copy()
+        array.flags.writeable = rank == destination
+        dist.reduce(array, **named)
+        assert array.tolist() == (total if rank == destination else mine).tolist()
+        array = mine.copy()
+        array.flags.writeable = rank == destination
+        dist.reduce(array, op=op.PREMUL_SUM(2), **named)
+        assert array.tolist() == (2 * total if rank == destination else mine).tolist()
 
+    for named, source in (({"src": 1}, 1), ({"src": 2, "group": group}, 2), ({"group_src": 1, "group": group}, 0)):
+        array = mine.copy()
+        array.flags.writeable = rank != source
+        dist.broadcast(array, **named)
+        assert array.tolist() == (np.arange(6) + source).tolist()
 
-def test_barrier_of_one_rank_returns() -> None:
-    assert dist.barrier() is None
-    assert dist.barrier(device_ids=[0]) is None
+    # Every rank may lay its elements out as it likes; only their number and order count.
+    laid_out = [np.full((4, 2), 1.0), np.full((2, 8), 2.0)[:, ::2], np.full((2, 2, 2), 4.0).T][rank]
+    dist.all_reduce(laid_out)
+    assert (laid_out == 7).all()
+    big_endian = np.full(3, rank, ">i4")
+    dist.all_reduce(big_endian)
+    assert big_endian.tolist() == [3, 3, 3]
+    assert big_endian.dtype == ">i4"
+    single = np.array(rank + 1.0)
+    dist.all_reduce(single)
+    assert single == 6
 
-
-# Arguments
-
-
-@pytest.mark.parametrize("tensor", [[1.0], None, 3, "x", np.array(["a"]), np.array([None])], ids=repr)
-def test_what_is_no_array_of_numbers_is_refused(tensor: Any) -> None:
-    for call in (
-        lambda: dist.all_reduce(tensor),
-        lambda: dist.broadcast(tensor, 0),
-        lambda: dist.all_gather([np.ones(1)], tensor),
-    ):
-        with pytest.raises(TypeError, match="tensor"):
-            call()
-    with pytest.raises(TypeError, match=r"tensor_list\[0\]"):
-        dist.all_gather([tensor], np.ones(1))
-
-
-def test_read_only_arrays_are_refused_where_they_are_written() -> None:
-    with pytest.raises(ValueError, match="tensor is read-only"):
-        dist.all_reduce(read_only())
-    with pytest.raises(ValueError, match=r"tensor_list\[0\] is read-only"):
-        dist.all_gather([read_only()], np.ones(3))
-
-
-@pytest.mark.parametrize("op", ["SUM", 0, None, np.add])
-def test_what_is_no_reduce_op_is_refused(op: Any) -> None:
-    with pytest.raises(TypeError, match="ReduceOp"):
-        dist.all_reduce(np.ones(1), op=op)
-
-
-@pytest.mark.parametrize("op", [dist.ReduceOp.MIN, dist.ReduceOp.MAX])
-@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_complex_numbers_have_no_order(op: dist.ReduceOp, dtype: str) -> None:
-    with pytest.raises(TypeError, match="no order"):
-        dist.all_reduce(np.ones(2, dtype), op=op)
-
-
-@pytest.mark.parametrize("src", [1, -1, 100, None, "0"])
-def test_a_source_outside_the_group_is_refused(src: Any) -> None:
-    with pytest.raises(ValueError, match=r"src=.* is not in the group, whose ranks are \[0\]"):
-        dist.broadcast(np.ones(1), src=src)
-
-
-@pytest.mark.parametrize("count", [0, 2, 3])
-def test_a_list_of_another_length_than_the_group_is_refused(count: int) -> None:
-    with pytest.raises(ValueError, match=f"tensor_list has {count} arrays, but the group has 1"):
-        dist.all_gather([np.ones(1)] * count, np.ones(1))
-
-
-@pytest.mark.parametrize("output", [np.zeros(4), np.zeros(3, np.float32), np.zeros(3, np.int64), np.zeros(0)])
-def test_outputs_of_another_size_or_dtype_are_refused(output: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"tensor_list\[0\] is .* but tensor is float64\[3\]"):
-        dist.all_gather([output], np.ones(3))
-    assert not output.any()
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda **options: dist.all_reduce(np.ones(1), **options),
-        lambda **options: dist.broadcast(np.ones(1), 0, **options),
-        lambda **options: dist.all_gather([np.ones(1)], np.ones(1), **options),
-        lambda **options: dist.barrier(**options),
-    ],
-    ids=["all_reduce", "broadcast", "all_gather", "barrier"],
-)
-class TestEveryCollective:
-    def test_takes_a_timedelta_or_seconds(self, call: Any) -> None:
-        for timeout in (timedelta(seconds=5), 5, 0.5, None):
-            call(timeout=timeout)
-
-    @pytest.mark.parametrize("timeout", [-1, timedelta(seconds=-1), float("nan")])
-    def test_refuses_a_negative_timeout(self, call: Any, timeout: Any) -> None:
-        with pytest.raises(ValueError, match="timeout"):
-            call(timeout=timeout)
-
-    @pytest.mark.parametrize("group", ["world", 0, object()])
-    def test_refuses_what_is_no_group(self, call: Any, group: Any) -> None:
-        with pytest.raises(TypeError, match="ProcessGroup"):
-            call(group=group)
-
-    def test_does_nothing_at_ranks_outside_the_group(self, call: Any) -> None:
-        assert call(group=NOBODY) is None
-        assert call(group=NOBODY, async_op=True) is None
-
-    def test_gives_a_work_when_asynchronous(self, call: Any) -> None:
-        work = call(async_op=True)
-        assert isinstance(work, dist.Work)
-        assert work.wait() is True
-        assert work.wait(timeout=1) is True, "again"
-        assert work.is_completed()
-        assert work.is_success()
-        assert work.exception() is None
-
-
-# Work and Future
-
-
-def test_the_result_of_a_work_is_the_users_arrays() -> None:
-    array, output = np.arange(3.0), np.zeros(3)
-    work = dist.all_reduce(array, async_op=True)
-    work.wait()
-    (result,) = work.result()
-    assert result is array
-    work = dist.all_gather([output], array, async_op=True)
-    work.wait()
-    assert work.result()[0] is output
-    np.testing.assert_array_equal(output, array)
-    work = dist.barrier(async_op=True)
-    work.wait()
-    assert work.result() == []
-
-
-def test_a_strided_array_is_filled_when_wait_returns() -> None:
-    whole = np.zeros(6)
-    work = dist.all_gather([whole[::2]], np.ones(3), async_op=True)
-    work.wait()
-    np.testing.assert_array_equal(whole, [1, 0] * 3)
-
-
-def test_a_future_has_the_value_of_the_work_and_calls_back() -> None:
+    # A wrong call at one rank is refused there before the others hear of it; the right one then meets them.
     array = np.ones(3)
-    future = dist.all_reduce(array, async_op=True).get_future()
-    doubled = future.then(lambda done: done.value()[0] * 2).then(lambda done: done.value().sum())
-    assert future.wait(10)[0] is array
-    assert future.done()
-    assert future.value()[0] is array
-    assert doubled.wait(10) == 6
-    assert future.then(lambda done: "at once").value() == "at once"
-
-
-def test_an_error_in_a_callback_is_the_error_of_what_follows() -> None:
-    future = dist.barrier(async_op=True).get_future()
-    failing = future.then(lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        failing.wait(10)
-    assert failing.done()
-    with pytest.raises(ZeroDivisionError):
-        failing.value()
-    assert future.wait(10) == []
-
-
-def test_only_a_receive_has_a_source() -> None:
-    work = dist.barrier(async_op=True)
-    work.wait()
-    with pytest.raises(RuntimeError, match="receive"):
-        work.source_rank()
-
-
-def test_synchronous_calls_come_after_the_asynchronous_ones_before_them() -> None:
-    order: list[str] = []
-    works = [dist.barrier(async_op=True) for _ in range(20)]
-    for number, work in enumerate(works):
-        work.get_future().then(lambda _, number=number: order.append(f"queued {number}"))
+    if rank == 0:
+        assert me.attempt(dist.all_reduce, [1, 2, 3])["error"] == "TypeError"
+        assert me.attempt(dist.all_reduce, array, "SUM")["error"] == "TypeError"
+        assert me.attempt(dist.all_reduce, array, group=7)["error"] == "TypeError"
+        assert me.attempt(dist.broadcast, array, 9)["error"] == "ValueError"
+        assert me.attempt(dist.all_reduce, array, timeout=-1)["error"] == "ValueError"
+    dist.all_reduce(array)
+    assert array.tolist() == [3, 3, 3]
     dist.barrier()
-    order.append("at once")
-    assert order == [*(f"queued {number}" for number in range(20)), "at once"]
+    dist.monitored_barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_collectives_of_three_ranks(ranks: Ranks, transport: str) -> None:
+    ranks.run(collectives_of_three, 3, env={"RANKMESH_TRANSPORT": transport})
+
+
+def monitor(me: Me) -> None:
+    me.init()
+    early = me.rank in (0, 3)
+    for wait_all_ranks in (False, True):
+        group = dist.new_group([3, 2, 1, 0], sort_ranks=False)
+        if early:
+            said = me.attempt(dist.monitored_barrier, group, 0.3, wait_all_ranks)
+            me.say(**{str(wait_all_ranks): said})
+        dist.barrier()
+        dist.destroy_process_group(group)
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_a_monitored_barrier_names_the_first_or_all_that_do_not_come(ranks: Ranks) -> None:
+    started = ranks.run(monitor, 4)
+    for wait_all_ranks, missing, words in (("False", ([1], [2]), "rank"), ("True", ([2, 1], [1, 2]), "ranks")):
+        found = [started[rank].said[wait_all_ranks] for rank in (0, 3)]
+        assert {said["error"] for said in found} <= {"CollectiveTimeoutError", "GroupAbortedError"}
+        assert any(said["error"] == "CollectiveTimeoutError" for said in found)
+        for said in found:
+            if said["error"] == "CollectiveTimeoutError":
+                assert said["ranks"] in missing
+                named = ", ".join(map(str, said["ranks"]))
+                assert said["text"].startswith(f"{words} {named} failed to pass monitored_barrier in 300 ms")
+            assert "waited 0.3 s for rank" in said["text"]

@@ -1,80 +1,226 @@
-"""Point-to-point messages' arguments, as far as they can be told without a peer."""
+"""Point-to-point messages: their arguments, and who gets what from whom."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
+from support.processes import Me, Ranks
 
 import rankmesh as dist
-
-pytestmark = pytest.mark.usefixtures("alone")
 
 NOBODY = dist.GroupMember.NON_GROUP_MEMBER
 CALLS = {"send": dist.send, "isend": dist.isend, "recv": dist.recv, "irecv": dist.irecv}
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+every_receive = pytest.mark.parametrize("call", [dist.recv, dist.irecv], ids=["recv", "irecv"])
 
 
-@every_call
-def test_a_process_does_not_send_to_itself(call: Any) -> None:
-    with pytest.raises(ValueError, match=r"(dst|src)=0 is this rank"):
-        call(np.ones(1), 0)
+class TestAlone:
+    """As far as it can be told without a peer: in a world of one rank. What ranks are refused is in test_call."""
 
+    pytestmark = pytest.mark.usefixtures("alone")
 
-@every_call
-@pytest.mark.parametrize("rank", [1, -1, 100, "0"])
-def test_a_rank_outside_the_group_is_refused(call: Any, rank: Any) -> None:
-    with pytest.raises(ValueError, match=r"(dst|src)=.* is not in the group, whose ranks are \[0\]"):
-        call(np.ones(1), rank)
+    @every_call
+    def test_a_process_does_not_send_to_itself(self, call: Any) -> None:
+        side = "dst" if "send" in call.__name__ else "src"
+        for named in ({side: 0}, {f"group_{side}": 0}):
+            with pytest.raises(ValueError, match=f"{side} is this rank: a process does not send to itself, copy"):
+                call(np.ones(1), **named)
 
-
-@every_call
-@pytest.mark.parametrize("tag", [1 << 63, -(1 << 63) - 1, 1.5, None, "1"])
-def test_a_tag_is_a_whole_number_of_64_bits(call: Any, tag: Any) -> None:
-    # No rank is right in a world of one, so the rank is complained about first; a receive from anybody has none.
-    if call in (dist.recv, dist.irecv):
+    @every_receive
+    @pytest.mark.parametrize("tag", [1 << 63, -(1 << 63) - 1])
+    def test_a_tag_has_64_bits(self, call: Any, tag: int) -> None:
         with pytest.raises(ValueError, match="tag must be a whole number of 64 bits"):
             call(np.ones(1), tag=tag)
-    else:
-        with pytest.raises(ValueError, match="this rank"):
-            call(np.ones(1), 0, tag=tag)
+
+    @every_receive
+    @pytest.mark.parametrize("tag", [1.5, None, "1"])
+    def test_a_tag_is_a_whole_number(self, call: Any, tag: Any) -> None:
+        with pytest.raises(TypeError, match="tag must be a whole number"):
+            call(np.ones(1), tag=tag)
+
+    @pytest.mark.parametrize("tag", [0, -1, (1 << 63) - 1, -(1 << 63), np.int32(5), np.uint8(7)])
+    def test_any_whole_number_is_a_tag(self, tag: Any) -> None:
+        with pytest.raises(dist.CollectiveTimeoutError, match=rf"recv from any rank \(tag {int(tag)}\)"):
+            dist.recv(np.ones(1), tag=tag, timeout=0)
+
+    @every_receive
+    def test_a_receive_needs_an_array_it_can_write_to(self, call: Any) -> None:
+        with pytest.raises(TypeError, match="tensor must be a NumPy array"):
+            call([1.0])
+        array = np.ones(3)
+        array.flags.writeable = False
+        with pytest.raises(ValueError, match="tensor is read-only"):
+            call(array)
+        with pytest.raises(TypeError, match="cannot be communicated"):
+            call(np.array(["text"]))
+
+    @every_call
+    @pytest.mark.parametrize("group", ["world", 0, object()], ids=str)
+    def test_what_is_no_group_is_refused(self, call: Any, group: Any) -> None:
+        with pytest.raises(TypeError, match="ProcessGroup"):
+            call(np.ones(1), 0, group=group)
+
+    @every_call
+    def test_nothing_happens_but_a_warning_at_ranks_outside_the_group(self, call: Any) -> None:
+        with pytest.warns(RuntimeWarning, match=rf"^{call.__name__}\(\) does nothing") as warned:
+            assert call(np.ones(1), 1, group=NOBODY) == (-1 if call is dist.recv else None)
+        assert [warning.filename for warning in warned] == [__file__]
+
+    @pytest.mark.parametrize("timeout", [-1, float("nan")])
+    def test_a_negative_timeout_is_refused(self, timeout: float) -> None:
+        with pytest.raises(ValueError, match="timeout"):
+            dist.recv(np.ones(1), timeout=timeout)
+
+    def test_a_receive_in_a_world_of_one_ends_with_its_timeout(self) -> None:
+        with pytest.raises(dist.CollectiveTimeoutError, match="recv"):
+            dist.recv(np.ones(1), timeout=0.05)
+        dist.barrier()
+
+    # Batches
+
+    @pytest.mark.parametrize("op", [dist.send, dist.recv, dist.broadcast, "isend", None])
+    def test_a_p2pop_sends_or_receives(self, op: Any) -> None:
+        with pytest.raises(ValueError, match=r"op must be rankmesh\.isend or rankmesh\.irecv, got"):
+            dist.P2POp(op, np.ones(1), 0)
+
+    def test_a_p2pop_knows_its_peer_globally_and_in_its_group(self) -> None:
+        for named in ({"peer": 0}, {"group_peer": 0}):
+            op = dist.P2POp(dist.irecv, np.ones(1), tag=3, **named)
+            assert (op.op, op.peer, op.group_peer, op.tag) == (dist.irecv, 0, 0, 3)
+            assert repr(op) == "P2POp(irecv, peer=0, tag=3)"
+
+    @pytest.mark.parametrize("ops", [[1], [None], np.ones(1), "x", None], ids=repr)
+    def test_a_batch_is_a_list_of_p2pops(self, ops: Any) -> None:
+        with pytest.raises(TypeError, match="p2p_op_list must be a list of P2POp"):
+            dist.batch_isend_irecv(ops)
+        with pytest.raises(ValueError, match="p2p_op_list is empty"):
+            dist.batch_isend_irecv([])
+
+    def test_a_batch_is_of_one_group(self) -> None:
+        group = dist.new_group([0])
+        ops = [dist.P2POp(dist.irecv, np.ones(1), 0, group=each) for each in (None, group)]
+        with pytest.raises(ValueError, match="all messages of a batch must be of the same group"):
+            dist.batch_isend_irecv(ops)
+        dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("call", [dist.recv, dist.irecv])
-def test_a_receive_needs_an_array_it_can_write_to(call: Any) -> None:
-    with pytest.raises(TypeError, match="tensor must be a NumPy array"):
-        call([1.0])
-    array = np.ones(3)
-    array.flags.writeable = False
-    with pytest.raises(ValueError, match="tensor is read-only"):
-        call(array)
-    with pytest.raises(TypeError, match="cannot be communicated"):
-        call(np.array(["text"]))
+# Several ranks
 
 
-@every_call
-@pytest.mark.parametrize("group", ["world", 0, object()])
-def test_what_is_no_group_is_refused(call: Any, group: Any) -> None:
-    with pytest.raises(TypeError, match="ProcessGroup"):
-        call(np.ones(1), 0, group=group)
-
-
-def test_nothing_happens_at_ranks_outside_the_group() -> None:
-    array = np.ones(1)
-    assert dist.send(array, 1, group=NOBODY) is None
-    assert dist.isend(array, 1, group=NOBODY) is None
-    assert dist.recv(array, 1, group=NOBODY) == -1
-    assert dist.irecv(array, 1, group=NOBODY) is None
-
-
-@pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_a_negative_timeout_is_refused(timeout: float) -> None:
-    with pytest.raises(ValueError, match="timeout"):
-        dist.recv(np.ones(1), timeout=timeout)
-
-
-def test_a_receive_in_a_world_of_one_ends_with_its_timeout() -> None:
-    with pytest.raises(dist.CollectiveTimeoutError, match="recv"):
-        dist.recv(np.ones(1), timeout=0.05)
+def messages(me: Me) -> None:
+    me.init()
+    rank = me.rank
+    group = dist.new_group([2, 0, 1], sort_ranks=False)  # its ranks: 0 is 2, 1 is 0, 2 is 1
+    small, large = 5, 200_000
+    for count in (small, 0, large):
+        mine, got = np.full(count, float(rank)), np.full(count, -1.0)
+        # To each other, by global rank and by group rank; recv returns the global one.
+        if rank == 0:
+            dist.send(mine, 1)
+            dist.send(mine, dst=2, group=group, tag=7)
+            dist.send(mine, group_dst=0, group=group, tag=8)
+        elif rank == 1:
+            assert dist.recv(got, 0) == 0
+            assert (got == 0).all()
+        else:
+            assert dist.recv(got, group_src=1, group=group, tag=7) == 0
+            got[:] = -1
+            assert dist.recv(got, src=0, group=group, tag=8) == 0
+            assert (got == 0).all()
+        # From anyone, in the world and in the group.
+        for of in (None, group):
+            if rank == 0:
+                found = set()
+                for _ in range(2):
+                    source = dist.recv(got, group=of)
+                    assert (got == source).all()
+                    found.add(source)
+                assert found == {1, 2}
+            else:
+                dist.send(mine, 0, group=of)
+            dist.barrier()
+    # Tags pick; messages of one tag keep their order; groups do not mix.
+    if rank == 1:
+        for tag in (3, -5, 1 << 62):
+            for number in range(3):
+                dist.isend(np.array([tag, number]), 2, tag=tag)
+        dist.send(np.array([9, 9]), 2, group=group, tag=3)
+    elif rank == 2:
+        pair = np.zeros(2, int)
+        dist.recv(pair, 1, group, tag=3)
+        assert pair.tolist() == [9, 9]
+        for tag in (1 << 62, 3, -5):
+            for number in range(3):
+                assert dist.recv(pair, 1, tag=tag) == 1
+                assert pair.tolist() == [tag, number]
+    # A strided source and destination.
+    square = np.arange(16.0).reshape(4, 4)
+    if rank == 0:
+        dist.send(square.T[1:3], 2)
+    elif rank == 2:
+        square[:] = 0
+        dist.recv(square[::2], 0)
+        assert square.tolist() == [[1, 5, 9, 13], [0] * 4, [2, 6, 10, 14], [0] * 4]
     dist.barrier()
+    # A batch, every rank with both neighbours, sends and receives in another order everywhere.
+    right, left = (rank + 1) % 3, (rank - 1) % 3
+    for count in (small, large):
+        from_left, from_right = np.zeros(count), np.zeros(count)
+        ops = [
+            dist.P2POp(dist.isend, np.full(count, rank + 0.25), right, tag=1),
+            dist.P2POp(dist.irecv, from_left, left, tag=1),
+            dist.P2POp(dist.isend, np.full(count, rank + 0.75), group_peer=left, tag=2, group=dist.group.WORLD),
+            dist.P2POp(dist.irecv, from_right, right, tag=2),
+        ]
+        works = dist.batch_isend_irecv(ops[rank:] + ops[:rank])
+        assert len(works) == 4
+        for work in works:
+            work.wait()
+        assert (from_left == left + 0.25).all()
+        assert (from_right == right + 0.75).all()
+    # A batch with something wrong in it begins nothing.
+    if rank == 0:
+        fixed = np.ones(3)
+        fixed.flags.writeable = False
+        ops = [dist.P2POp(dist.isend, np.zeros(3), 1, tag=4), dist.P2POp(dist.irecv, fixed, 2, tag=4)]
+        said = me.attempt(dist.batch_isend_irecv, ops)
+        assert said["error"] == "ValueError", said
+        dist.send(np.ones(3), 1, tag=4)
+    elif rank == 1:
+        got = np.zeros(3)
+        dist.recv(got, 0, tag=4)
+        assert (got == 1).all(), "the message of the batch that was refused"
+    # Unequal sizes and dtypes are refused on both sides, and the array is left alone; a sender that has gone on is
+    # told by its next message.
+    for count in (small, large):
+        for wrong in (np.full(count + 1, -1.0), np.full(count, -1, "f4"), np.full(2 * count, -1, "f4")):
+            if rank == 0:
+                said = me.attempt(dist.recv, wrong, 1)
+                assert said["error"] == "DistBackendError", said
+                assert f"rank 1 sent float64[{count}] with tag 0, but the receive expects" in said["text"]
+                assert said["ranks"] == [1]
+                assert (wrong == -1).all()
+            elif rank == 1:
+                told = me.attempt(send_until_told, np.ones(count))
+                assert told["error"] == "DistBackendError", told
+                assert "rank 0 refused the message: rank 1 sent float64" in told["text"]
+                assert told["ranks"] == [0]
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+def send_until_told(array: np.ndarray[Any, Any]) -> None:
+    """Send to rank 0, then ask it for messages that it does not send."""
+    dist.send(array, 0)
+    while True:
+        with contextlib.suppress(dist.CollectiveTimeoutError):
+            dist.recv(np.zeros(0), 0, tag=99, timeout=0.02)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_messages_of_three_ranks(ranks: Ranks, transport: str) -> None:
+    ranks.run(messages, 3, uses=[send_until_told], env={"RANKMESH_TRANSPORT": transport})

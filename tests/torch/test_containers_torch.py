@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,24 +31,6 @@ EVERY_NUMBER = pytest.mark.parametrize("dtype", [DTYPES[name] for name in sorted
 
 # torch says so once, whoever makes the first such tensor; that must not be RankMesh.
 COMPLEX32_IS_EXPERIMENTAL = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Ranks]:
-    started = Ranks(tmp_path)
-    try:
-        yield started
-    finally:
-        started.end()
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """This process is rank 0 of 1."""
-    path = tmp_path_factory.mktemp("alone") / "rendezvous"
-    dist.init_process_group(init_method=f"file://{path}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def of_bytes(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:

@@ -31,11 +31,17 @@ def seconds_of(timeout: timedelta | float | None, default: float) -> float:
     """Return a timeout in seconds, given as a timedelta (torch's way), as a number of seconds, or not at all.
 
     Raises:
+        TypeError: it is none of these.
         ValueError: for a negative or NaN timeout.
     """
     if timeout is None:
         return default
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if isinstance(timeout, timedelta):
+        seconds = timeout.total_seconds()
+    elif isinstance(timeout, str) or not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout must be a datetime.timedelta or a number of seconds, got {timeout!r}")
+    else:
+        seconds = float(timeout)
     if seconds < 0 or math.isnan(seconds):
         raise ValueError(f"timeout must not be negative, got {timeout!r}; give seconds or a datetime.timedelta")
     return seconds

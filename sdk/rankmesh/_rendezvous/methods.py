@@ -61,6 +61,7 @@ def rendezvous(
         timeout: seconds the join may take, which a registered handler is told; the settings' when left out.
 
     Raises:
+        TypeError: the init method is no text.
         ValueError: something is missing, makes no sense, or contradicts something else; says what to set.
         AddressInUseError: rank 0 cannot host the gateway there.
         DistNetworkError: this process has to host the gateway and cannot, or there is no way to it.
@@ -71,6 +72,8 @@ def rendezvous(
         if rank < 0 or world_size < 1:
             raise ValueError(f"store= needs rank= and world_size= as well, got rank={rank}, world_size={world_size}")
         return _at(AtStore(store, _checked(rank, world_size), settings), rank, world_size)
+    if not isinstance(init_method, str | None):
+        raise TypeError(f"init_method must be a URL, tcp://host:port for example, got {init_method!r}")
     method = init_method or "env://"
     url = urlsplit(method)
     if handlers.registered(url.scheme):

@@ -1,0 +1,592 @@
+"""Groups: making, splitting and shrinking them, and the questions about them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+
+NOBODY = dist.GroupMember.NON_GROUP_MEMBER
+QUESTIONS = [
+    dist.get_rank,
+    dist.get_world_size,
+    dist.get_backend,
+    dist.get_backend_config,
+    dist.get_process_group_ranks,
+]
+
+
+class TestAlone:
+    """In a world of one rank."""
+
+    pytestmark = pytest.mark.usefixtures("alone")
+
+    # Questions
+
+    def test_who_and_how_many(self) -> None:
+        assert dist.is_initialized()
+        assert dist.get_rank() == 0
+        assert dist.get_world_size() == 1
+        assert dist.get_backend() == "mesh"
+        assert dist.get_backend_config() == "cpu:mesh"
+        assert dist.get_process_group_ranks() == [0]
+        assert dist.get_group_rank(None, 0) == dist.get_global_rank(None, 0) == 0
+        assert dist.get_pg_count() == 1
+
+    def test_the_world_has_a_name_of_its_own(self) -> None:
+        world = dist.group.WORLD
+        assert world is dist.GroupMember.WORLD
+        assert isinstance(world, dist.ProcessGroup)
+        assert world.group_name == "world"
+        for ask in QUESTIONS:
+            assert ask(world) == ask()
+
+    def test_the_list_of_ranks_is_the_callers_own(self) -> None:
+        dist.get_process_group_ranks().append(7)
+        assert dist.get_process_group_ranks() == [0]
+
+    def test_outside_a_group_there_is_no_rank(self) -> None:
+        assert dist.get_rank(NOBODY) == -1
+        assert dist.get_world_size(NOBODY) == -1
+        assert dist.destroy_process_group(NOBODY) is None
+        assert "NON_GROUP_MEMBER" in repr(NOBODY)
+        for ask in (
+            *(lambda ask=ask: ask(NOBODY) for ask in QUESTIONS[2:]),
+            lambda: dist.get_group_rank(NOBODY, 0),
+            lambda: dist.get_global_rank(NOBODY, 0),
+            lambda: dist.new_subgroups(1, NOBODY),
+            lambda: dist.split_group(NOBODY, [[0]]),
+        ):
+            with pytest.raises(ValueError, match="not a member"):
+                ask()
+
+    @pytest.mark.parametrize("ask", QUESTIONS)
+    @pytest.mark.parametrize("group", ["world", 0, object()], ids=str)
+    def test_what_is_no_group_is_refused(self, ask: Any, group: Any) -> None:
+        with pytest.raises(TypeError, match="group must be a ProcessGroup from new_group"):
+            ask(group)
+
+    @pytest.mark.parametrize("rank", [1, -1])
+    def test_a_rank_that_is_not_there_is_refused(self, rank: int) -> None:
+        with pytest.raises(ValueError, match=rf"global rank {rank} is not in the group, whose ranks are \[0\]"):
+            dist.get_group_rank(None, rank)
+        with pytest.raises(ValueError, match=rf"group rank {rank} is not in the group, whose ranks are 0 to 0"):
+            dist.get_global_rank(None, rank)
+
+    @pytest.mark.parametrize("rank", ["0", None, 0.0])
+    def test_a_rank_is_a_whole_number(self, rank: Any) -> None:
+        for ask in (dist.get_group_rank, dist.get_global_rank):
+            with pytest.raises(TypeError, match="_rank must be a whole number"):
+                ask(None, rank)
+
+    # new_group
+
+    @pytest.mark.parametrize("ranks", [None, [0], (0,), range(1), np.arange(1), {0}], ids=repr)
+    def test_a_group_of_all_ranks_and_of_some(self, ranks: Any) -> None:
+        group = dist.new_group(ranks)
+        assert isinstance(group, dist.ProcessGroup)
+        assert (dist.get_rank(group), dist.get_world_size(group)) == (0, 1)
+        assert (group.rank(), group.size(), group.name()) == (0, 1, "mesh")
+        assert dist.get_backend(group) == "mesh"
+        assert dist.get_process_group_ranks(group) == [0]
+        dist.destroy_process_group(group)
+
+    def test_groups_with_the_same_ranks_are_not_the_same_group(self) -> None:
+        one, two = dist.new_group([0]), dist.new_group([0])
+        assert one.group_name != two.group_name
+        assert dist.get_pg_count() == 3
+        dist.destroy_process_group(one)
+        assert dist.get_pg_count() == 2
+        dist.barrier(group=two)
+        dist.destroy_process_group(two)
+
+    def test_a_group_says_what_it_is(self) -> None:
+        group = dist.new_group([0], group_desc="tensor parallel")
+        assert group.group_name in repr(group)
+        assert "rank 0 of 1" in repr(group)
+        assert group.group_desc == "tensor parallel"
+        dist.destroy_process_group(group)
+        group = dist.new_group([0])
+        assert group.group_desc == "undefined"
+        dist.destroy_process_group(group)
+
+    def test_it_takes_all_of_torchs_arguments(self) -> None:
+        group = dist.new_group([0], timedelta(minutes=1), "gloo", None, True, "desc", "cpu", False)
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+
+    @pytest.mark.parametrize(
+        ("ranks", "says"),
+        [
+            ([], "at least one"),
+            ([0, 0], "twice"),
+            ([1], "0 to 0"),
+            ([-1], "0 to 0"),
+            ([0, 1], "0 to 0"),
+        ],
+    )
+    def test_ranks_that_make_no_group_are_refused(self, ranks: list[int], says: str) -> None:
+        before = dist.get_pg_count()
+        with pytest.raises(ValueError, match=says):
+            dist.new_group(ranks)
+        for split in ([ranks], [[0], ranks]):
+            with pytest.raises(ValueError, match=f"{says}|in two groups"):
+                dist.new_subgroups_by_enumeration(split)
+            with pytest.raises(ValueError, match=f"{says}|in two groups"):
+                dist.split_group(None, split)
+        assert dist.get_pg_count() == before, "nothing has been made"
+
+    @pytest.mark.parametrize("ranks", [0, "0", [0.0], ["0"], [[0]], [True]], ids=repr)
+    def test_what_is_no_list_of_ranks_is_refused(self, ranks: Any) -> None:
+        for call in (dist.new_group, lambda ranks: dist.new_subgroups_by_enumeration([ranks])):
+            with pytest.raises(TypeError, match="must be a list of ranks"):
+                call(ranks)
+
+    @pytest.mark.parametrize("timeout", [timedelta(seconds=0.1), 0.1])
+    def test_a_group_has_its_own_timeout(self, timeout: Any) -> None:
+        group = dist.new_group([0], timeout=timeout)
+        with pytest.raises(dist.CollectiveTimeoutError, match=r"waited 0\.1 s"):
+            dist.recv(np.ones(1), group=group)
+        dist.destroy_process_group(group)
+
+    @pytest.mark.parametrize("timeout", [-1, float("nan")])
+    def test_a_negative_timeout_is_refused(self, timeout: float) -> None:
+        for make in (
+            lambda: dist.new_group([0], timeout=timeout),
+            lambda: dist.new_subgroups(1, timeout=timeout),
+            lambda: dist.split_group(None, [[0]], timeout=timeout),
+        ):
+            with pytest.raises(ValueError, match="timeout"):
+                make()
+
+    def test_an_unknown_backend_is_refused(self) -> None:
+        for make in (
+            lambda: dist.new_group([0], backend="smoke-signals"),
+            lambda: dist.split_group(None, [[0]], backend="smoke-signals"),
+            lambda: dist.new_subgroups(1, backend="smoke-signals"),
+        ):
+            with pytest.raises(ValueError, match=r"'smoke-signals' is not known: use 'mesh'"):
+                make()
+
+    def test_a_destroyed_group_says_so(self) -> None:
+        group = dist.new_group([0])
+        dist.destroy_process_group(group)
+        with pytest.raises(dist.GroupAbortedError, match="destroyed"):
+            dist.barrier(group=group)
+        with pytest.raises(dist.GroupAbortedError, match="destroyed"):
+            dist.all_reduce(np.ones(1), group=group, async_op=True)
+        dist.barrier()
+
+    # Several groups at once
+
+    def test_subgroups_of_one(self) -> None:
+        for mine, groups in (dist.new_subgroups(), dist.new_subgroups(1), dist.new_subgroups_by_enumeration([[0]])):
+            assert groups == [mine]
+            assert dist.get_process_group_ranks(mine) == [0]
+            dist.destroy_process_group(mine)
+
+    @pytest.mark.parametrize("size", [0, -1, 2, 3])
+    def test_a_size_that_does_not_divide_the_group_is_refused(self, size: int) -> None:
+        with pytest.raises(ValueError, match=f"group_size={size} does not divide the group's 1 ranks"):
+            dist.new_subgroups(size)
+
+    @pytest.mark.parametrize("split", [None, [], (), 5, "x", np.zeros((1, 1))], ids=repr)
+    def test_a_split_is_a_list_of_lists(self, split: Any) -> None:
+        with pytest.raises(ValueError, match="ranks_per_subgroup_list must be a list of at least one"):
+            dist.new_subgroups_by_enumeration(split)
+        with pytest.raises(ValueError, match="split_ranks must be a list of at least one"):
+            dist.split_group(None, split)
+
+    # shrink_group
+
+    def test_what_cannot_be_excluded_is_refused(self) -> None:
+        for ranks, error, says in (
+            ("0", TypeError, "must be a list of ranks"),
+            (None, TypeError, "must be a list of ranks"),
+            ([], ValueError, "at least one rank"),
+            ([1], ValueError, "the group's ranks are 0 to 0"),
+            ([0, 0], ValueError, "twice"),
+            ([0], RuntimeError, "rank 0 cannot exclude itself"),
+        ):
+            with pytest.raises(error, match=says):
+                dist.shrink_group(ranks)  # type: ignore[arg-type]
+        for flags in (2, -1, None, "1"):
+            with pytest.raises(ValueError, match="shrink_flags"):
+                dist.shrink_group([0], shrink_flags=flags)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="not a member"):
+            dist.shrink_group([0], NOBODY)
+        dist.barrier()
+
+    # get_node_local_rank
+
+    def test_the_local_rank_is_the_environments(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"):
+            monkeypatch.delenv(name, raising=False)
+        with pytest.raises(RuntimeError, match="LOCAL_RANK is not set: start with 'rankmesh run', or pass fallback"):
+            dist.get_node_local_rank()
+        assert dist.get_node_local_rank(fallback_rank=3) == 3
+        assert dist.get_node_local_rank(0) == 0
+        monkeypatch.setenv("SLURM_LOCALID", "5")
+        assert dist.get_node_local_rank() == 5
+        monkeypatch.setenv("LOCAL_RANK", "2")
+        assert dist.get_node_local_rank(7) == 2
+
+
+# Several ranks
+
+
+def make_groups(me: Me) -> None:
+    import warnings
+
+    warnings.simplefilter("error")
+    me.init()
+    rank, nobody = me.rank, dist.GroupMember.NON_GROUP_MEMBER
+
+    def total(group: Any) -> float:
+        array = np.array([rank + 1.0])
+        dist.all_reduce(array, group=group)
+        return float(array[0])
+
+    # new_group: who is in it, in which order; non-members get NON_GROUP_MEMBER, warnings, None and -1.
+    for sort_ranks, order in ((True, [0, 1, 3]), (False, [3, 0, 1])):
+        group = dist.new_group([3, 0, 1], sort_ranks=sort_ranks)
+        if rank == 2:
+            assert group is nobody
+            assert dist.get_rank(group) == dist.get_world_size(group) == -1
+            continue
+        assert dist.get_process_group_ranks(group) == order
+        assert dist.get_rank(group) == group.rank() == order.index(rank)
+        assert [dist.get_global_rank(group, each) for each in range(3)] == order
+        assert [dist.get_group_rank(group, each) for each in order] == [0, 1, 2]
+        assert me.attempt(dist.get_group_rank, group, 2)["error"] == "ValueError"
+        assert total(group) == 7
+        array = np.full(2, rank)
+        dist.broadcast(array, src=3, group=group)
+        assert array[0] == 3
+        gathered = np.zeros(3, int)
+        dist.all_gather_single(gathered, np.array([rank]), group)
+        assert gathered.tolist() == order
+        assert me.attempt(dist.broadcast, array, src=2, group=group)["error"] == "ValueError"
+    if rank == 2:
+        for call in (
+            lambda: dist.all_reduce(np.ones(1), group=group),
+            lambda: dist.barrier(group, async_op=True),
+            lambda: dist.isend(np.ones(1), 0, group),
+            lambda: dist.monitored_barrier(group),
+            lambda: dist.recv(np.ones(1), 0, group),
+        ):
+            warned = me.attempt(call)
+            assert warned["error"] == "RuntimeWarning", warned
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert call() in (None, -1)
+    dist.barrier()
+    before = dist.get_pg_count()
+
+    # Only the members call.
+    if rank in (1, 2):
+        group = dist.new_group([1, 2], use_local_synchronization=True)
+        assert total(group) == 5
+        dist.destroy_process_group(group)
+
+    # Subgroups: by size, of the host, by enumeration, of a group.
+    mine, groups = dist.new_subgroups(2)
+    assert [each is nobody for each in groups] == [rank >= 2, rank < 2]
+    assert mine in groups
+    assert dist.get_process_group_ranks(mine) == ([0, 1] if rank < 2 else [2, 3])
+    assert total(mine) == (3 if rank < 2 else 7)
+    host, groups = dist.new_subgroups()
+    assert dist.get_process_group_ranks(host) == [0, 1, 2, 3], "all are on this host"
+    assert groups == [host]
+    nested, groups = dist.new_subgroups(1, group=mine)
+    assert dist.get_process_group_ranks(nested) == [rank]
+    assert len(groups) == 2
+    odd, groups = dist.new_subgroups_by_enumeration([[3, 0], [1]])
+    assert len(groups) == 2
+    assert (odd is None) == (rank == 2)
+    if odd is not None:
+        assert dist.get_process_group_ranks(odd) == ([1] if rank == 1 else [0, 3])
+    assert me.attempt(dist.new_subgroups_by_enumeration, [[0, 1], [1, 2]])["error"] == "ValueError"
+    assert me.attempt(dist.new_subgroups_by_enumeration, [[0, 1], [2, 4]])["error"] == "ValueError"
+
+    # split_group: ranks are those of the parent, and so is their order.
+    parent = dist.new_group([2, 3, 0, 1], sort_ranks=False, group_desc="parent", timeout=11)
+    made = dist.split_group(parent, [[1, 0], [3]], group_desc="child")
+    expected = {2: [2, 3], 3: [2, 3], 1: [1]}.get(rank)
+    assert (made is None) == (expected is None)
+    if made is not None:
+        assert dist.get_process_group_ranks(made) == expected
+        assert made.group_desc == "child"
+        assert made._communicator.timeout == 11, "the parent's"
+        assert total(made) == {1: 2, 2: 7, 3: 7}[rank]
+    everyone = dist.split_group(None, [range(4)], timeout=12)
+    assert dist.get_process_group_ranks(everyone) == [0, 1, 2, 3]
+
+    # A wrong call leaves nothing behind.
+    for call in (
+        lambda: dist.split_group(parent, [[0, 4]]),
+        lambda: dist.split_group(parent, [[0], [0]]),
+        lambda: dist.new_group([0, 4]),
+        lambda: dist.new_group([0, 1, 2, 3], backend="nccl"),
+    ):
+        assert me.attempt(call)["error"] in ("ValueError", "DistBackendError")
+    count = dist.get_pg_count()
+    assert count == before + 5 + (odd is not None) + (made is not None), (before, count)
+
+    # One group ends; then all do, with the world.
+    dist.destroy_process_group(parent)
+    assert dist.get_pg_count() == count - 1
+    assert me.attempt(dist.barrier, parent)["error"] == "GroupAbortedError"
+    assert total(everyone) == total(None) == 10
+    dist.destroy_process_group(dist.group.WORLD)
+    assert not dist.is_initialized()
+    assert dist.group.WORLD is None
+    for group in (everyone, host, mine):
+        assert me.attempt(dist.barrier, group)["error"] == "GroupAbortedError"
+    assert me.attempt(dist.get_rank)["error"] == "ValueError"
+
+
+@pytest.mark.processes
+def test_groups_of_four_ranks(ranks: Ranks) -> None:
+    ranks.run(make_groups, 4)
+
+
+def use_groups_at_once(me: Me) -> None:
+    me.init()
+    rank = me.rank
+    members = [[0, 1, 2], [0, 2], [1, 2], [2, 1, 0], [0, 1, 2], [0, 1]]
+    groups = [(number, ranks, dist.new_group(ranks, sort_ranks=False)) for number, ranks in enumerate(members)]
+    failures, finished = [], []
+
+    def work(number: int, ranks: list[int], group: Any) -> None:
+        try:
+            random = np.random.default_rng(number)
+            for step in range(60):
+                count = int(random.choice([1, 100, 5_000, 60_000]))
+                kind = int(random.integers(5))
+                array = np.full(count, float(step + rank))
+                expected = step * len(ranks) + sum(ranks)
+                if kind == 0:
+                    dist.all_reduce(array, group=group)
+                    assert (array == expected).all()
+                elif kind == 1:
+                    works = [dist.all_reduce(array, group=group, async_op=True), dist.barrier(group, async_op=True)]
+                    for each in works:
+                        each.wait()
+                    assert (array == expected).all()
+                elif kind == 2:
+                    outputs = [np.zeros(count) for _ in ranks]
+                    dist.all_gather(outputs, array, group)
+                    assert [output[-1] for output in outputs] == [step + each for each in ranks]
+                elif kind == 3:
+                    got, me_here = np.zeros(count), group.rank()
+                    sending = dist.isend(array, group=group, group_dst=(me_here + 1) % len(ranks))
+                    source = dist.recv(got, group=group, group_src=(me_here - 1) % len(ranks))
+                    sending.wait()
+                    assert source == ranks[me_here - 1]
+                    assert (got == step + source).all()
+                else:
+                    dist.broadcast(array, src=ranks[step % len(ranks)], group=group)
+                    assert (array == step + ranks[step % len(ranks)]).all()
+            finished.append(number)
+        except BaseException as error:
+            failures.append(f"group {number}: {type(error).__name__}: {error}")
+
+    mine = [each for each in groups if rank in each[1]]
+    threads = [threading.Thread(target=work, args=each, daemon=True) for each in mine]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures
+    assert len(finished) == len(mine), finished
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_groups_that_overlap_work_at_once_in_several_threads(ranks: Ranks, transport: str) -> None:
+    ranks.run(use_groups_at_once, 3, env={"RANKMESH_TRANSPORT": transport})
+
+
+def check_world(me: Me, ranks: list[int]) -> None:
+    """The world has these of the first world's ranks, under new numbers: everything is said and done in those."""
+    size, rank = len(ranks), ranks.index(me.rank)
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+    assert dist.get_process_group_ranks() == list(range(size))
+    assert [dist.get_global_rank(None, each) for each in range(size)] == list(range(size))
+    array = np.array([1.0 * me.rank])
+    dist.all_reduce(array)
+    assert array[0] == sum(ranks)
+    for source in range(size):
+        array = np.array([me.rank])
+        dist.broadcast(array, src=source)
+        assert array[0] == ranks[source]
+        outputs = [np.zeros(1, int) for _ in ranks] if rank == source else None
+        dist.gather(np.array([me.rank]), outputs, dst=source)
+        assert rank != source or [output[0] for output in outputs] == ranks
+    for count in (2, 100_000):
+        got = np.zeros(count)
+        if rank == 0:
+            for peer in range(1, size):
+                dist.send(np.full(count, 1.0 * me.rank), peer)
+                assert dist.recv(got, peer, tag=1) == peer
+                work = dist.irecv(got, tag=2)
+                dist.send(np.ones(1), peer, tag=3)
+                work.wait()
+                assert work.source_rank() == peer
+        else:
+            assert dist.recv(got) == 0
+            assert got[0] == ranks[0]
+            dist.send(got, dst=0, tag=1)
+            dist.recv(np.ones(1), 0, tag=3)
+            dist.send(got, dst=0, tag=2)
+    objects = [None] * size
+    dist.all_gather_object(objects, me.rank)
+    assert objects == ranks
+    # Errors name ranks by their new numbers, too.
+    if size > 1:
+        late = size - 1
+        group = dist.new_group()
+        if rank != late:
+            said = me.attempt(dist.barrier, group, timeout=0.2)
+            assert said["ranks"] == [late], said
+        dist.barrier()
+        said = me.attempt(dist.all_reduce, np.ones(1 + (rank == late)))
+        assert said["error"] == "CollectiveMismatchError", said
+        assert f"rank {late}: all_reduce(float64[2], SUM)" in said["text"], said
+        if rank == 0:
+            said = me.attempt(dist.recv, np.ones(1), late, timeout=0.05)
+            assert f"recv from rank {late} " in said["text"], said
+            assert said["ranks"] == [late], said
+    # Groups are made of the new numbers.
+    group = dist.new_group(range(size - 1, -1, -1), sort_ranks=False)
+    assert dist.get_process_group_ranks(group) == list(range(size))[::-1]
+    assert dist.get_rank(group) == size - 1 - rank
+    array = np.array([1.0 * me.rank])
+    dist.broadcast(array, src=size - 1, group=group)
+    assert array[0] == ranks[-1]
+    dist.destroy_process_group(group)
+
+
+def shrink(me: Me) -> None:
+    me.init()
+    pair = dist.new_group([0, 3])
+    trio = dist.new_group([4, 1, 3], sort_ranks=False, timeout=13, group_desc="trio")
+    before = dist.get_pg_count()
+    # A subgroup: its ranks are numbered anew, the world's stay.
+    if me.rank in (1, 3, 4):
+        if me.rank != 1:
+            smaller = dist.shrink_group([1], trio)
+            assert dist.get_process_group_ranks(smaller) == [4, 3]
+            assert dist.get_rank(smaller) == (0 if me.rank == 4 else 1)
+            assert (smaller._communicator.timeout, smaller.group_desc) == (13, "trio")
+            array = np.array([me.rank])
+            dist.broadcast(array, src=3, group=smaller)
+            assert array[0] == 3
+            assert me.attempt(dist.barrier, trio)["error"] == "GroupAbortedError"
+            assert dist.get_pg_count() == before
+            again = dist.shrink_group([1 - smaller.rank()], smaller, dist.SHRINK_ABORT)
+            assert dist.get_process_group_ranks(again) == [me.rank]
+        else:
+            said = me.attempt(dist.shrink_group, [1], trio)
+            assert said["error"] == "RuntimeError", said
+    assert dist.get_world_size() == 5
+    dist.barrier()
+    # The world, twice: ranks 2 and 0 leave.
+    if me.rank == 2:
+        dist.destroy_process_group()
+        return
+    assert dist.shrink_group([2]) is dist.group.WORLD
+    assert dist.get_pg_count() == 1
+    if me.rank in (0, 3):
+        assert me.attempt(dist.barrier, pair)["error"] == "GroupAbortedError", "all other groups end"
+    check_world(me, [0, 1, 3, 4])
+    if me.rank == 0:
+        dist.barrier()
+        me.wait_for("shrunk")  # its agent holds the store, its process the gateway
+        dist.destroy_process_group()
+        return
+    dist.barrier()
+    dist.shrink_group((0,), shrink_flags=dist.SHRINK_ABORT)
+    check_world(me, [1, 3, 4])
+    mine, _ = dist.new_subgroups_by_enumeration([[0, 2], [1]])
+    assert dist.get_process_group_ranks(mine) == ([1] if me.rank == 3 else [0, 2])
+    made = dist.split_group(None, [[2, 1]])
+    assert (made is None) == (me.rank == 1)
+    dist.barrier()
+    me.mark("shrunk")
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_groups_shrink_and_their_ranks_are_numbered_anew(ranks: Ranks, transport: str) -> None:
+    ranks.run(shrink, 5, uses=[check_world], env={"RANKMESH_TRANSPORT": transport})
+
+
+def reduce_until_a_rank_fails() -> None:
+    while True:
+        dist.all_reduce(np.ones(1000))
+
+
+def shrink_after_a_death(me: Me) -> None:
+    me.init()
+    world = list(range(me.size))
+    for _ in range(2):
+        dist.barrier()
+        me.mark(f"going-{len(world)}-{me.rank}")
+        said = me.attempt(reduce_until_a_rank_fails)
+        assert said["error"] == "RankFailedError", said
+        (failed,) = said["ranks"]
+        before = dist.group.WORLD
+        dist.shrink_group([failed])
+        assert me.attempt(dist.barrier, before)["error"] in ("RankFailedError", "GroupAbortedError")
+        del world[failed]
+        check_world(me, world)
+    me.say(world=world)
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_survivors_shrink_the_world_by_what_the_error_names_and_go_on(ranks: Ranks, transport: str) -> None:
+    started = ranks.start(
+        shrink_after_a_death, 4, uses=[check_world, reduce_until_a_rank_fails], env={"RANKMESH_TRANSPORT": transport}
+    )
+    alive = [0, 1, 2, 3]
+    for dying in (1, 2):
+        ranks.wait_for(*(f"going-{len(alive)}-{rank}" for rank in alive))
+        started[dying].kill()
+        alive.remove(dying)
+    ranks.succeed([started[rank] for rank in alive])
+    assert [started[rank].said["world"] for rank in alive] == [[0, 3], [0, 3]]
+    ranks.wait(started)
+    assert started[1].code == started[2].code == -signal.SIGKILL
+
+
+def shrink_by_the_first(me: Me) -> None:
+    me.init()
+    dist.barrier()
+    me.mark(f"going-{me.rank}")
+    said = me.attempt(reduce_until_a_rank_fails)
+    assert (said["error"], said["ranks"]) == ("RankFailedError", [0]), said
+    dist.shrink_group([0])
+    check_world(me, [1, 2])
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_survivors_go_on_without_rank_0_who_hosted_gateway_and_store(ranks: Ranks) -> None:
+    started = ranks.start(shrink_by_the_first, 3, uses=[check_world, reduce_until_a_rank_fails])
+    ranks.wait_for(*(f"going-{rank}" for rank in range(3)))
+    started[0].kill()
+    ranks.succeed(started[1:])

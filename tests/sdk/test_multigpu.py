@@ -1,0 +1,124 @@
+"""The collectives over lists of arrays, one a device elsewhere, with arrays in host memory, against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.matrix import sweep
+from support.matrix.lists import lists
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+
+
+def all_lists(me: Me) -> None:
+    from support.matrix import sweep
+    from support.matrix.lists import lists
+
+    me.init(timeout=20)
+    sweep.sweep(me, lists)
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("size", "transport"), [(1, "shm"), (2, "shm"), (2, "tcp"), (3, "shm"), (3, "tcp")])
+def test_results_are_those_of_numpy(ranks: Ranks, size: int, transport: str) -> None:
+    for rank in ranks.run(all_lists, size, env={"RANKMESH_TRANSPORT": transport}):
+        assert rank.said["lists"]["wrong"] == []
+        assert rank.said["lists"]["cells"] == len(sweep.cells_of(lists, size))
+
+
+# Arguments, in a world of one rank
+
+ONE, TWO = [np.zeros(3)], [np.zeros(3), np.zeros(3)]
+
+
+@pytest.mark.usefixtures("alone")
+class TestArguments:
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda wrong: dist.broadcast_multigpu(wrong, 0),
+            dist.all_reduce_multigpu,
+            lambda wrong: dist.reduce_multigpu(wrong, 0),
+            lambda wrong: dist.all_gather_multigpu([[np.zeros(3)]], wrong),
+            lambda wrong: dist.all_gather_multigpu(wrong, ONE),
+            lambda wrong: dist.all_gather_multigpu([wrong], ONE),
+            lambda wrong: dist.reduce_scatter_multigpu(wrong, [ONE]),
+            lambda wrong: dist.reduce_scatter_multigpu(ONE, wrong),
+            lambda wrong: dist.reduce_scatter_multigpu(ONE, [wrong]),
+        ],
+        ids=[
+            "broadcast", "all_reduce", "reduce", "all_gather-inputs", "all_gather-outputs", "all_gather-output",
+            "reduce_scatter-outputs", "reduce_scatter-inputs", "reduce_scatter-input",
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("wrong", [None, np.zeros((1, 3)), "x", []], ids=["None", "array", "text", "empty"])
+    def test_what_is_no_list_of_arrays_is_refused(self, call: Callable[[Any], Any], wrong: Any) -> None:
+        error, says = (
+            (ValueError, "is empty") if isinstance(wrong, list) else (TypeError, "must be a list of arrays, got")
+        )
+        with pytest.raises(error, match=says):
+            call(wrong)
+
+    @pytest.mark.parametrize("other", [np.zeros(2), np.zeros(3, np.float32)], ids=["size", "dtype"])
+    def test_arrays_that_differ_are_refused(self, other: np.ndarray) -> None:
+        for call in (
+            lambda: dist.broadcast_multigpu([np.zeros(3), other], 0),
+            lambda: dist.all_reduce_multigpu([np.zeros(3), other]),
+            lambda: dist.reduce_multigpu([np.zeros(3), other], 0),
+            lambda: dist.all_gather_multigpu([[np.zeros(3), other]], TWO),
+            lambda: dist.all_gather_multigpu([TWO], [np.zeros(3), other]),
+            lambda: dist.reduce_scatter_multigpu([np.zeros(3), other], [TWO, TWO]),
+            lambda: dist.reduce_scatter_multigpu(TWO, [TWO, [np.zeros(3), other]]),
+        ):
+            with pytest.raises(ValueError, match=r"\[1\] is .*, but must be float64\[3\]"):
+                call()
+
+    def test_lists_of_another_length_are_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"output_tensor_lists\[0\] has 2 arrays, but must have 1"):
+            dist.all_gather_multigpu([TWO], ONE)
+        with pytest.raises(ValueError, match=r"input_tensor_lists has 1 lists, but there are 2 outputs"):
+            dist.reduce_scatter_multigpu(TWO, [TWO])
+        with pytest.raises(ValueError, match=r"input_tensor_lists\[1\] has 1 arrays, but must have 2"):
+            dist.reduce_scatter_multigpu(TWO, [TWO, ONE])
+
+    @pytest.mark.parametrize("number", [1, -1])
+    def test_an_array_that_is_not_in_the_list_is_refused(self, number: int) -> None:
+        with pytest.raises(ValueError, match=rf"src_tensor={number} is not in the list, which has 1 arrays"):
+            dist.broadcast_multigpu(ONE, 0, src_tensor=number)
+        with pytest.raises(ValueError, match=rf"dst_tensor={number} is not in the list, which has 1 arrays"):
+            dist.reduce_multigpu(ONE, 0, dst_tensor=number)
+
+    def test_a_rank_that_is_not_there_is_refused(self) -> None:
+        for call in (dist.broadcast_multigpu, dist.reduce_multigpu):
+            with pytest.raises(ValueError, match=r"=1 is not in the group, whose ranks are \[0\]"):
+                call(ONE, 1)
+
+    def test_an_operation_without_meaning_for_the_dtype_is_refused(self) -> None:
+        for call in (
+            lambda: dist.all_reduce_multigpu(ONE, dist.ReduceOp.BOR),
+            lambda: dist.reduce_multigpu(ONE, 0, dist.ReduceOp.BOR),
+            lambda: dist.reduce_scatter_multigpu(ONE, [ONE], dist.ReduceOp.BOR),
+        ):
+            with pytest.raises(TypeError, match=r"ReduceOp.BOR is not defined for float64"):
+                call()
+
+    def test_a_read_only_array_is_refused_where_it_is_written(self) -> None:
+        frozen = np.zeros(3)
+        frozen.flags.writeable = False
+        with pytest.raises(ValueError, match=r"tensor_list\[0\] is read-only"):
+            dist.all_reduce_multigpu([frozen])
+        with pytest.raises(ValueError, match=r"output_tensor_lists\[0\]\[0\] is read-only"):
+            dist.all_gather_multigpu([[frozen]], ONE)
+        output = np.ones(3)
+        dist.all_gather_multigpu([[output]], [frozen])
+        assert not output.any(), "inputs are only read"
+
+    def test_nothing_happens_at_ranks_outside_the_group(self) -> None:
+        nobody = dist.GroupMember.NON_GROUP_MEMBER
+        with pytest.warns(RuntimeWarning, match="not a member"):
+            assert dist.all_reduce_multigpu([None], group=nobody, async_op=True) is None

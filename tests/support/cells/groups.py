@@ -1,0 +1,242 @@
+"""Groups: making them, asking about them, and collectives in them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from support.sides import Cells
+
+cell = Cells()
+
+SEVERAL = (2, 3)
+
+
+def asked(dist: Any, group: Any) -> Any:
+    """Return what can be asked about a group at every rank."""
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def is_member(dist: Any, group: Any) -> bool:
+    return group is not dist.GroupMember.NON_GROUP_MEMBER
+
+
+@cell()
+def the_world(dist: Any, rank: int, size: int) -> Any:
+    world = dist.group.WORLD
+    return (
+        (dist.is_initialized(), dist.is_available(), asked(dist, None), asked(dist, world)),
+        (dist.get_process_group_ranks(world), dist.get_process_group_ranks(None)),
+        [dist.get_group_rank(world, each) for each in range(size)],
+        [dist.get_global_rank(world, each) for each in range(size)],
+        (world.rank(), world.size(), dist.GroupMember.WORLD is world),
+    )
+
+
+@cell()
+def a_group_of_all(dist: Any, rank: int, size: int) -> Any:
+    group = dist.new_group()
+    tensor = torch.tensor([rank])
+    dist.all_reduce(tensor, group=group)
+    result = asked(dist, group), dist.get_process_group_ranks(group), tensor
+    dist.destroy_process_group(group)
+    return result
+
+
+@cell()
+def each_rank_alone(dist: Any, rank: int, size: int) -> Any:
+    groups = [dist.new_group([each]) for each in range(size)]
+    tensor = torch.tensor([rank])
+    dist.all_reduce(tensor, group=groups[rank])
+    return [asked(dist, group) for group in groups], [is_member(dist, group) for group in groups], tensor
+
+
+@cell(sizes=SEVERAL)
+def a_group_of_the_last_two(dist: Any, rank: int, size: int) -> Any:
+    ranks = [size - 2, size - 1]
+    group = dist.new_group(ranks, timeout=timedelta(seconds=20))
+    if not is_member(dist, group):
+        return asked(dist, group), dist.destroy_process_group(group)
+    return (
+        asked(dist, group),
+        dist.get_process_group_ranks(group),
+        [dist.get_group_rank(group, each) for each in ranks],
+        [dist.get_global_rank(group, each) for each in (0, 1)],
+        (group.rank(), group.size()),
+    )
+
+
+@cell(sizes=SEVERAL)
+def ranks_of_a_group_are_sorted(dist: Any, rank: int, size: int) -> Any:
+    group = dist.new_group(list(reversed(range(size))))
+    return asked(dist, group), dist.get_process_group_ranks(group)
+
+
+@cell(sizes=SEVERAL)
+def ranks_of_a_group_in_the_order_given(dist: Any, rank: int, size: int) -> Any:
+    group = dist.new_group(list(reversed(range(size))), sort_ranks=False)
+    gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(gathered, torch.tensor([rank]), group=group)
+    return asked(dist, group), dist.get_process_group_ranks(group), gathered
+
+
+@cell(sizes=SEVERAL)
+def only_the_members_make_the_group(dist: Any, rank: int, size: int) -> Any:
+    if rank == 0:
+        return None
+    group = dist.new_group(list(range(1, size)), use_local_synchronization=True)
+    tensor = torch.tensor([rank])
+    dist.all_reduce(tensor, group=group)
+    return asked(dist, group), tensor
+
+
+@cell(sizes=SEVERAL)
+def every_collective_in_a_group(dist: Any, rank: int, size: int) -> Any:
+    """Sources and destinations are global ranks, lists are in the order of group ranks."""
+    ranks = [size - 2, size - 1]
+    group = dist.new_group(ranks)
+    if rank not in ranks:
+        return None
+    reduced, sent, gathered = torch.tensor([rank + 1]), torch.tensor([rank]), torch.zeros(1, dtype=torch.int64)
+    dist.all_reduce(reduced, op=dist.ReduceOp.PRODUCT, group=group)
+    dist.broadcast(sent, src=size - 1, group=group)
+    lists = [[torch.zeros(1, dtype=torch.int64) for _ in ranks] for _ in range(3)]
+    dist.all_gather(lists[0], torch.tensor([rank]), group=group)
+    dist.gather(torch.tensor([rank]), lists[1] if rank == size - 1 else None, dst=size - 1, group=group)
+    dist.scatter(gathered, [torch.tensor([10]), torch.tensor([20])] if rank == size - 1 else None, size - 1, group)
+    dist.all_to_all(lists[2], [torch.tensor([10 * rank]), torch.tensor([10 * rank + 1])], group=group)
+    at_root = torch.tensor([rank])
+    dist.reduce(at_root, dst=size - 2, group=group)
+    dist.barrier(group=group)
+    return reduced, sent, gathered, lists, at_root if rank == size - 2 else None
+
+
+@cell(sizes=SEVERAL)
+def roots_by_group_rank(dist: Any, rank: int, size: int) -> Any:
+    ranks = [size - 2, size - 1]
+    group = dist.new_group(ranks)
+    if rank not in ranks:
+        return None
+    sent, at_root, got = torch.tensor([rank]), torch.tensor([rank]), torch.zeros(1, dtype=torch.int64)
+    dist.broadcast(sent, group=group, group_src=1)
+    dist.reduce(at_root, group=group, group_dst=1)
+    listed = [torch.zeros(1, dtype=torch.int64) for _ in ranks] if group.rank() == 1 else None
+    dist.gather(torch.tensor([rank]), listed, group=group, group_dst=1)
+    parts = [torch.tensor([5]), torch.tensor([6])] if group.rank() == 0 else None
+    dist.scatter(got, parts, group=group, group_src=0)
+    objects = [rank, "object"]
+    dist.broadcast_object_list(objects, group=group, group_src=1)
+    return sent, at_root if group.rank() == 1 else None, listed, got, objects
+
+
+@cell(sizes=SEVERAL)
+def messages_in_a_group(dist: Any, rank: int, size: int) -> Any:
+    ranks = [size - 2, size - 1]
+    group = dist.new_group(ranks)
+    if rank not in ranks:
+        return None
+    got = torch.zeros(2)
+    if rank == size - 2:
+        dist.send(torch.tensor([1.0, 2.0]), dst=size - 1, group=group)
+        return dist.recv(got, group_src=1, group=group), got
+    results = [dist.recv(got, src=size - 2, group=group), got.clone()]
+    dist.send(got * 3, group_dst=0, group=group)
+    return results
+
+
+@cell(sizes=SEVERAL)
+def a_message_from_any_rank_of_a_group(dist: Any, rank: int, size: int) -> Any:
+    ranks = [size - 2, size - 1]
+    group = dist.new_group(ranks)
+    if rank == size - 1:
+        return dist.send(torch.tensor([rank]), dst=size - 2, group=group)
+    got = torch.zeros(1, dtype=torch.int64)
+    return (dist.recv(got, group=group), got) if rank == size - 2 else None
+
+
+@cell(sizes=SEVERAL)
+def objects_in_a_group(dist: Any, rank: int, size: int) -> Any:
+    ranks = [size - 2, size - 1]
+    group = dist.new_group(ranks)
+    if rank not in ranks:
+        return None
+    everyone: list[Any] = [None, None]
+    dist.all_gather_object(everyone, {"rank": rank}, group=group)
+    gathered: list[Any] | None = [None, None] if rank == size - 1 else None
+    dist.gather_object(rank, gathered, dst=size - 1, group=group)
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, ["first", "second"] if rank == size - 1 else None, src=size - 1, group=group)
+    return everyone, gathered, mine
+
+
+@cell(sizes=(3,))
+def collectives_at_a_rank_that_is_no_member(dist: Any, rank: int, size: int) -> Any:
+    """They return None, and leave everything as it was."""
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        return None
+    tensor, listed, objects = torch.tensor([7]), [torch.tensor([7])], ["as it was"]
+    returned = [
+        dist.all_reduce(tensor, group=group),
+        dist.broadcast(tensor, 0, group),
+        dist.reduce(tensor, 0, group=group),
+        dist.all_gather(listed, tensor, group),
+        dist.gather(tensor, None, 0, group),
+        dist.scatter(tensor, None, 0, group),
+        dist.reduce_scatter(tensor, listed, group=group),
+        dist.all_to_all(listed, listed, group),
+        dist.barrier(group),
+        dist.all_reduce(tensor, group=group, async_op=True),
+        dist.all_gather_object(objects, 1, group),
+        dist.broadcast_object_list(objects, 0, group),
+        dist.irecv(tensor, 0, group),
+        dist.recv(tensor, 0, group),
+    ]
+    return returned, tensor, listed, objects
+
+
+@cell(sizes=(3,))
+def overlapping_groups(dist: Any, rank: int, size: int) -> Any:
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
+    tensor = torch.tensor([10**rank])
+    for group in groups:
+        if is_member(dist, group):
+            dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+@cell(group_size=[1, 2, 3])
+def new_subgroups(dist: Any, rank: int, size: int, group_size: int) -> Any:
+    if size % group_size:
+        return None
+    mine, groups = dist.new_subgroups(group_size=group_size)
+    tensor = torch.tensor([rank + 1])
+    dist.all_reduce(tensor, group=mine)
+    return dist.get_process_group_ranks(mine), len(groups), groups.index(mine), tensor
+
+
+@cell(sizes=(3,))
+def new_subgroups_by_enumeration(dist: Any, rank: int, size: int) -> Any:
+    mine, groups = dist.new_subgroups_by_enumeration([[0, 2], [1]])
+    tensor = torch.tensor([rank + 1])
+    dist.all_reduce(tensor, group=mine)
+    return dist.get_process_group_ranks(mine), [is_member(dist, group) for group in groups], tensor
+
+
+@cell(sizes=(3,))
+def a_rank_in_no_subgroup(dist: Any, rank: int, size: int) -> Any:
+    mine, groups = dist.new_subgroups_by_enumeration([[0], [2]])
+    return mine is None, [asked(dist, group) for group in groups]
+
+
+@cell()
+def backends_by_name(dist: Any, rank: int, size: int) -> Any:
+    names = ["GLOO", "NCCL", "MPI", "UCC", "UNDEFINED"]
+    return (
+        [str(getattr(dist.Backend, name)) for name in names],
+        (dist.Backend("GLOO") == "gloo", dist.Backend("Gloo") == dist.Backend.GLOO),
+        (dist.is_gloo_available(), dist.is_nccl_available(), dist.is_mpi_available()),
+        (dist.is_backend_available("gloo"), dist.is_torchelastic_launched()),
+    )

@@ -1,0 +1,119 @@
+"""Asynchronous operations, and what they return."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from support.sides import Cells
+
+cell = Cells()
+
+
+def calls(dist: Any, rank: int, size: int) -> dict[str, Any]:
+    """Return each collective as a function that begins it, and returns its Work and what it fills."""
+
+    def some(number: int = 0) -> torch.Tensor:
+        return torch.arange(2.0) + number
+
+    def many() -> list[torch.Tensor]:
+        return [some(rank + each) for each in range(size)]
+
+    def begin(name: str, filled: Any, *arguments: Any, **options: Any) -> Any:
+        return getattr(dist, name)(*arguments, async_op=True, **options), filled
+
+    def at_root(tensors: list[torch.Tensor]) -> Any:
+        return tensors if rank == 0 else None
+
+    tensor, tensors, long = some(rank), many(), torch.zeros(2 * size)
+    return {
+        "all_reduce": lambda: begin("all_reduce", tensor, tensor),
+        "reduce": lambda: begin("reduce", at_root([tensor]), tensor, 0),
+        "broadcast": lambda: begin("broadcast", tensor, tensor, 0),
+        "all_gather": lambda: begin("all_gather", tensors, tensors, tensor),
+        "all_gather_into_tensor": lambda: begin("all_gather_into_tensor", long, long, tensor),
+        "gather": lambda: begin("gather", at_root(tensors), tensor, at_root(tensors), 0),
+        "scatter": lambda: begin("scatter", tensor, tensor, at_root(tensors), 0),
+        "reduce_scatter": lambda: begin("reduce_scatter", tensor, tensor, tensors),
+        "reduce_scatter_tensor": lambda: begin("reduce_scatter_tensor", tensor, tensor, torch.cat(tensors)),
+        "all_to_all": lambda: begin("all_to_all", tensors, tensors, many()),
+        "all_to_all_single": lambda: begin("all_to_all_single", long, long, torch.cat(tensors)),
+        "barrier": lambda: begin("barrier", None),
+    }
+
+
+COLLECTIVES = [
+    "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
+    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier",
+]  # fmt: skip
+
+
+@cell(collective=COLLECTIVES)
+def wait(dist: Any, rank: int, size: int, collective: str) -> Any:
+    work, filled = calls(dist, rank, size)[collective]()
+    return work.wait(), filled, work.is_completed(), work.is_success(), work.exception()
+
+
+@cell(collective=COLLECTIVES)
+def wait_with_a_timeout(dist: Any, rank: int, size: int, collective: str) -> Any:
+    work, filled = calls(dist, rank, size)[collective]()
+    return work.wait(timedelta(seconds=20)), filled, work.wait()
+
+
+@cell(collective=COLLECTIVES)
+def is_a_work(dist: Any, rank: int, size: int, collective: str) -> Any:
+    work, _ = calls(dist, rank, size)[collective]()
+    work.wait()
+    return isinstance(work, dist.Work)
+
+
+@cell(collective=COLLECTIVES)
+def result(dist: Any, rank: int, size: int, collective: str) -> Any:
+    work, filled = calls(dist, rank, size)[collective]()
+    work.wait()
+    return work.result() if filled is not None or collective != "reduce" else len(work.result())
+
+
+@cell(collective=COLLECTIVES)
+def the_futures_value(dist: Any, rank: int, size: int, collective: str) -> Any:
+    work, filled = calls(dist, rank, size)[collective]()
+    future = work.get_future()
+    future.wait()
+    return future.done(), future.value() if filled is not None or collective != "reduce" else None, filled
+
+
+@cell()
+def callbacks_of_the_future(dist: Any, rank: int, size: int) -> Any:
+    tensor = torch.full((2,), float(rank + 1))
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    halved = future.then(lambda done: done.value()[0] / 2)
+    twice = halved.then(lambda done: done.value() * 4)
+    return halved.wait(), twice.wait()
+
+
+@cell()
+def several_at_once_keep_their_order(dist: Any, rank: int, size: int) -> Any:
+    tensors = [torch.tensor([rank + each]) for each in range(10)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    dist.all_reduce(last := torch.tensor([rank]))
+    return [work.wait() for work in reversed(works)], tensors, last
+
+
+@cell(sizes=(2, 3))
+def the_source_of_a_message(dist: Any, rank: int, size: int) -> Any:
+    if rank == 0:
+        dist.send(torch.tensor([3]), 1)
+    got = torch.zeros(1, dtype=torch.int64)
+    if rank != 1:
+        return None
+    work = dist.irecv(got, 0)
+    return work.wait(), got, work._source_rank() if hasattr(work, "_source_rank") else work.source_rank()
+
+
+@cell(sizes=(2, 3))
+def messages_are_complete_after_wait(dist: Any, rank: int, size: int) -> Any:
+    got = torch.zeros(1)
+    works = [dist.isend(torch.ones(1), (rank + 1) % size), dist.irecv(got, (rank - 1) % size)]
+    return [(work.wait(), work.is_completed(), work.exception()) for work in works]

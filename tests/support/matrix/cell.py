@@ -1,0 +1,224 @@
+"""Cells of the matrix: a call of a function of the API, with what NumPy says must come of it.
+
+A cell is one of calls.CALLS with an operation, an element type, a container, a number of elements, synchronous or not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+import rankmesh as dist
+from support import oracle
+from support.matrix.containers import Array, Held, bits, fits, hold, same
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    np.dtype(kind).name: np.dtype(kind)
+    for kind in (
+        np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
+        np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.longdouble, np.complex64, np.complex128,
+    )
+}  # fmt: skip
+SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 1e-7, 6e4]
+MAX_SIZE = 8
+
+
+class Cell(NamedTuple):
+    """One call that all ranks make.
+
+    Attributes:
+        name: a key of calls.CALLS.
+        dtype: a key of DTYPES.
+        op: name of a ReduceOp, '' for calls that do not reduce.
+        container: a key of containers.CONTAINERS; what does not fit in is passed in a plain array.
+        count: elements a rank contributes, or gets.
+        async_op: whether to make it asynchronously.
+        root: group rank, for calls with a source or destination.
+        numbers: ``any`` over all of the dtype's range; ``special`` ones, NaN, infinities, zeros of both signs;
+            or ``rounded``, complex numbers whose products are not exact. Whether NumPy rounds one of these once or
+            twice depends on how it lies in memory: they are compared among the ranks, and only roughly with NumPy.
+    """
+
+    name: str
+    dtype: str
+    op: str = ""
+    container: str = "contiguous"
+    count: int = 33
+    async_op: bool = False
+    root: int = 0
+    numbers: str = "any"
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name}={value}" for name, value in self._asdict().items() if value and name != "name")
+        return f"{self.name}({given})"
+
+
+class Part(NamedTuple):
+    """A container that took part in a call, and what must be in it afterwards."""
+
+    what: str
+    held: Held
+    wanted: Array
+
+
+class At:
+    """A rank at a cell: hands out the containers to pass, makes the call, and compares.
+
+    Args:
+        cell: the cell.
+        group: the group that makes the call, None for the world.
+    """
+
+    def __init__(self, cell: Cell, group: Any = None) -> None:
+        self.cell = cell
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.ranks = range(self.size)
+        self.numbers = dist.get_process_group_ranks(group)
+        self.dtype = DTYPES[cell.dtype]
+        self.is_root = self.rank == cell.root
+        self.parts: list[Part] = []
+
+    # What ranks contribute, and what becomes of it
+
+    def values(self, rank: int, count: int | None = None, lane: int = 0) -> Array:
+        """Return what a rank contributes; ``lane`` tells the arrays of a rank apart."""
+        count = self.cell.count if count is None else count
+        numbers = self.cell.numbers
+        if numbers == "any" and self.dtype.kind == "c" and self.cell.op in ("PRODUCT", "PREMUL_SUM"):
+            numbers = "whole"
+        if numbers == "any" and self.cell.op == "AVG":
+            numbers = "averaged"
+        return _drawn(self.dtype, count, (rank, lane, count), numbers)
+
+    @property
+    def op(self) -> Any:
+        """The operation to pass; every rank has its own factor for PREMUL_SUM."""
+        op = dist.ReduceOp[self.cell.op]
+        return op(self._factor(self.rank)) if op is dist.ReduceOp.PREMUL_SUM else op
+
+    def reduced(self, values: Callable[[int], Array]) -> Array:
+        """Return the reduction of what ``values(rank)`` is at each rank."""
+        return self.reduction([(rank, values(rank)) for rank in self.ranks])
+
+    def reduction(self, parts: list[tuple[int, Array]]) -> Array:
+        """Return the reduction of arrays in this order, each with the rank it comes from."""
+        op, arrays = dist.ReduceOp[self.cell.op], [array for _, array in parts]
+        with np.errstate(all="ignore"):
+            if op is dist.ReduceOp.PREMUL_SUM:
+                return oracle.expected(dist.ReduceOp.SUM, [self._scaled(rank, array) for rank, array in parts])
+            if len(arrays) == 1:
+                return arrays[0]  # as it is: an infinite complex number divided by 1 would be a NaN
+            return oracle.expected(op, arrays)
+
+    def _factor(self, rank: int) -> Any:
+        if self.dtype.kind in "iu":
+            return rank + 2
+        return complex(rank + 1, -2) if self.dtype.kind == "c" else 0.3 * rank - 1.1
+
+    def _scaled(self, rank: int, part: Array) -> Array:
+        wide = np.dtype(np.float32) if self.dtype in oracle.NARROW else self.dtype
+        return np.multiply(part.astype(wide), wide.type(self._factor(rank)), dtype=wide).astype(self.dtype)
+
+    # Containers to pass
+
+    def becomes(self, before: Array, after: Array, *, what: str = "result", flat: bool = False) -> Any:
+        """Return a container with elements that the call is to change."""
+        container = self.cell.container
+        held = hold(before, container if fits(container, before.dtype, before.size, flat=flat) else "contiguous")
+        self.parts.append(Part(what, held, after))
+        return held.tensor
+
+    def given(self, elements: Array, *, flat: bool = False) -> Any:
+        """Return a container with elements that the call is to read only."""
+        return self.becomes(elements, elements, what="input", flat=flat)
+
+    def wanted(self, elements: Array, *, flat: bool = False) -> Any:
+        """Return a container that the call is to fill with elements."""
+        return self.becomes(self.values(MAX_SIZE, elements.size), elements, what="output", flat=flat)
+
+    def shaped(self, before: Array, after: Array, *shape: int, order: str = "C") -> Array:
+        """Return an array of this shape with elements that the call is to change."""
+        array = np.array(before.reshape(shape), order=order)  # type: ignore[call-overload]
+        self.parts.append(Part(f"array {shape}", Held(array, array.flatten), after))
+        return array
+
+    def root_as(self, name: str) -> dict[str, int]:
+        """Return the argument that names the root: a global rank, or every other time a rank in the group."""
+        root = self.cell.root
+        return {f"group_{name}": root} if root % 2 else {name: self.numbers[root]}
+
+    # The call
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        """Make the call, and wait for it if it is asynchronous."""
+        work = function(*arguments, group=self.group, async_op=self.cell.async_op, **options)
+        if not self.cell.async_op:
+            assert work is None, f"a synchronous call returned {work!r}"
+            return
+        work.wait()
+        if isinstance(work, dist.Work):
+            assert work.is_completed()
+            assert work.is_success()
+
+    def wrong(self) -> Iterator[str]:
+        """Return what is not as it must be, in words."""
+        for what, held, wanted in self.parts:
+            found = held.read()
+            if not _COMPARED.get(self.cell.numbers, same)(found, wanted):
+                where = [index for index in range(wanted.size) if bits(found[index]) != bits(wanted[index])]
+                first = where[0] if where else "?"
+                yield (
+                    f"{self.cell} at rank {self.rank} of {self.size}: {what} differs at {len(where)} of {wanted.size} "
+                    f"elements, first [{first}]: {found[first:][:1]} for {wanted[first:][:1]} ({found.dtype})"
+                )
+            if not held.intact():
+                yield f"{self.cell} at rank {self.rank} of {self.size}: memory around the {what} was written to"
+
+
+@functools.lru_cache(4096)
+def _drawn(dtype: np.dtype[Any], count: int, seed: tuple[int, ...], numbers: str) -> Array:
+    """Return numbers: the sum of MAX_SIZE ``averaged`` ones fits into 64 bits; see Cell for the others."""
+    rng = np.random.default_rng(seed)
+    if numbers == "special":
+        array = _of_parts(dtype, lambda: rng.choice(SPECIAL, count))
+    elif numbers == "whole":
+        array = _of_parts(dtype, lambda: rng.integers(-2, 3, count))
+    elif dtype.kind == "b":
+        array = rng.integers(0, 2, count).astype(dtype)
+    elif dtype.kind in "iu":
+        limits, room = np.iinfo(dtype), MAX_SIZE if numbers == "averaged" and dtype.itemsize == 8 else 1
+        array = rng.integers(int(limits.min) // room, int(limits.max) // room, count, dtype, endpoint=True)
+    else:
+        array = _of_parts(dtype, lambda: rng.normal(size=count).astype(np.longdouble) / 3)
+    array.flags.writeable = False
+    return array
+
+
+def _of_parts(dtype: np.dtype[Any], draw: Callable[[], Array]) -> Array:
+    """Return an array with real, and where it has them imaginary, parts so drawn."""
+    with np.errstate(all="ignore"):
+        return (draw() + 1j * draw() if dtype.kind == "c" else draw()).astype(dtype)
+
+
+def _equal_but_nan(found: Array, wanted: Array) -> bool:
+    """Compare bit for bit, but take any NaN for any other: its sign and payload are not NumPy's to say."""
+    if found.dtype != wanted.dtype or found.size != wanted.size:
+        return False
+    if found.dtype.kind == "c":
+        found, wanted = found.view(found.real.dtype), wanted.view(wanted.real.dtype)
+    nan = np.isnan(wanted)
+    return bool((np.isnan(found) == nan).all()) and bits(found[~nan]) == bits(wanted[~nan])
+
+
+def _close(found: Array, wanted: Array) -> bool:
+    tolerance = 100 * np.finfo(found.dtype).eps
+    return found.dtype == wanted.dtype and np.allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+_COMPARED = {"special": _equal_but_nan, "rounded": _close}

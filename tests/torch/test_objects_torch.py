@@ -1,0 +1,233 @@
+"""Objects with torch tensors in them, and object collectives beside torch's own over gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+from rankmesh._serialize import dumps, loads
+from rankmesh_agent.wire import codec
+
+DTYPES = [
+    found
+    for found in {getattr(torch, name) for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)}
+    if not str(found).startswith(("torch.q", "torch.bits"))
+]
+
+
+@pytest.fixture(scope="class")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A world of one rank that must not pickle."""
+    path = tmp_path_factory.mktemp("plain") / "meet"
+    dist.init_process_group(init_method=f"file://{path}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def again(obj: Any) -> Any:
+    return loads(memoryview(bytearray(dumps(obj, "obj"))))
+
+
+def octets(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental", "ignore:torch.quantize_per_tensor")
+class TestTensors:
+    @pytest.mark.parametrize("dtype", sorted(DTYPES, key=str), ids=str)
+    @pytest.mark.parametrize("shape", [(), (0,), (6,), (2, 0, 3), (2, 3)], ids=str)
+    def test_every_dtype(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        data = np.random.default_rng(1).integers(0, 2 if dtype is torch.bool else 256, 96 * dtype.itemsize, np.uint8)
+        count = int(np.prod(shape)) * dtype.itemsize
+        octet = torch.from_numpy(data[: count or dtype.itemsize].copy())
+        tensor = octet.view(dtype)[: count or 0].reshape(shape)
+        (got,) = again([tensor])
+        assert type(got) is torch.Tensor
+        assert (got.dtype, got.shape) == (dtype, tensor.shape)
+        assert octets(got) == octets(tensor)
+        assert not got.requires_grad
+
+    @pytest.mark.parametrize(
+        "view",
+        [
+            lambda t: t.T,
+            lambda t: t[::2, 1:],
+            lambda t: t[0].expand(5, 4),
+            lambda t: t.to(torch.complex64).conj(),
+            lambda t: t.to(torch.complex64).conj().imag,
+        ],
+    )
+    def test_views(self, view: Any) -> None:
+        tensor = view(torch.arange(12.0).reshape(3, 4))
+        got = again({"t": tensor})["t"]
+        assert torch.equal(got, tensor)
+        got.fill_(1)
+
+    def test_what_needs_a_gradient_needs_one_there_too(self) -> None:
+        leaf = torch.ones(3, requires_grad=True)
+        for tensor in (leaf, leaf * 2):
+            got = again(tensor)
+            assert got.requires_grad
+            assert got.is_leaf
+            assert torch.equal(got, tensor)
+
+    def test_a_large_tensor_is_not_copied_out_of_its_message(self) -> None:
+        data = np.frombuffer(dumps(torch.arange(1000.0), "obj"), np.uint8).copy()
+        assert np.shares_memory(loads(data.data).numpy(), data)
+
+    def test_what_is_no_plain_tensor_needs_pickle(self) -> None:
+        for other in (
+            torch.nn.Parameter(torch.ones(2)),
+            torch.ones(2).to_sparse(),
+            torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8),
+            torch.ones(2, device="meta"),
+            torch.float32,
+        ):
+            with pytest.raises(TypeError, match=r"^obj\[0\] is a torch.* set RANKMESH_TOKEN"):
+                dumps([other], "obj")
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            None,
+            (),
+            ("torch.float32", False, [1.0]),
+            ("torch.float32", False, np.zeros(3, np.uint8), 1),
+            ("torch.nothing", False, np.zeros(3, np.float32)),
+            ("torch.load", False, np.zeros(3, np.float32)),
+            ("float64", False, np.zeros(3, np.float32)),
+            ("torch.float64", False, np.zeros((3, 1), np.float32)),
+            (b"torch.float32", False, np.zeros(3, np.float32)),
+            ("torch.int32", True, np.zeros(3, np.int32)),
+            ("torch.float32", "yes", np.zeros(3, np.float32)),
+        ],
+        ids=repr,
+    )
+    def test_a_damaged_tensor_is_refused(self, data: Any) -> None:
+        message = codec.encode(print, extend=lambda obj, where: ("torch.Tensor", data))
+        with pytest.raises(dist.ProtocolError, match="a torch tensor is damaged"):
+            loads(memoryview(message))
+
+    def test_the_cpu_is_a_device(self) -> None:
+        objects = [torch.ones(2)]
+        dist.broadcast_object_list(objects, device=torch.device("cpu"))
+        with pytest.raises(ValueError, match="device='cuda:0'"):
+            dist.broadcast_object_list(objects, device=torch.device("cuda:0"))
+
+
+def test_with_a_token_the_others_are_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKMESH_TOKEN", "secret")
+    dist.init_process_group(init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(2, 1)
+        out = [None]
+        dist.all_gather_object(out, {"state": model.state_dict(), "dtype": torch.float32, "weight": model.weight})
+        got = out[0]
+        assert got["dtype"] is torch.float32
+        assert type(got["weight"]) is torch.nn.Parameter
+        assert torch.equal(got["weight"], model.weight)
+        torch.nn.Linear(2, 1).load_state_dict(got["state"])
+    finally:
+        dist.destroy_process_group()
+
+
+def beside_gloo(me: Me) -> None:
+    """Every object collective twice: by torch over gloo, and here; lists and errors alike."""
+    import torch
+    import torch.distributed as gloo
+
+    me.init()
+    gloo.init_process_group("gloo", init_method=f"file://{me.folder}/gloo", rank=me.rank, world_size=me.size)
+    rank, size = me.rank, me.size
+    half = torch.full((3,), 0.5, dtype=torch.bfloat16)
+    objects = [{"rank": each, "t": half[:each], "a": (1, None)} for each in range(size)]
+    pair = [gloo.new_group([0, 2]), dist.new_group([0, 2])]
+
+    def plain(value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return [str(value.dtype), value.tolist()]
+        if isinstance(value, dict):
+            return {key: plain(each) for key, each in value.items()}
+        return [plain(each) for each in value] if isinstance(value, list) else value
+
+    def both(call: object) -> None:
+        """Make a call with both; it returns what it wrote to."""
+        ended = []
+        for module, group in zip((gloo, dist), pair, strict=True):
+            try:
+                ended.append(["wrote", plain(call(module, group))])
+            except Exception as error:
+                ended.append(["raised", type(error).__name__])
+        assert ended[0] == ended[1], ended
+
+    def all_gather(module: object, group: object) -> list:
+        out = [None] * size
+        module.all_gather_object(out, objects[rank])
+        return out
+
+    def gather(module: object, group: object, dst: int | None, **options: object) -> list:
+        out = [None] * size
+        module.gather_object(objects[rank], out if rank == (dst or 0) else None, dst, **options)
+        return out
+
+    def broadcast(module: object, group: object, **options: object) -> list:
+        out = list(objects) if rank == options.get("src", options.get("group_src", 0)) else [None] * size
+        module.broadcast_object_list(out, device=torch.device("cpu"), **options)
+        return out
+
+    def scatter(module: object, group: object, **options: object) -> list:
+        out = [None, "stays"]
+        module.scatter_object_list(out, objects if rank == options.get("src", 0) else None, **options)
+        return out
+
+    def pass_on(module: object, group: object, **options: object) -> list:
+        out = [None] * size
+        if rank == 0:
+            module.send_object_list(objects, dst=1)
+        if rank == 1:
+            out.append(module.recv_object_list(out, **options))
+        return out
+
+    def in_pair(module: object, group: object) -> list:
+        out = [None] * 2
+        if rank != 1:
+            module.all_gather_object(out, rank, group=group)
+            module.broadcast_object_list(out, src=2, group=group)
+            module.gather_object(rank, out if rank == 2 else None, group=group, group_dst=1)
+            module.scatter_object_list(out, ["for 0", "for 2"] if rank == 2 else None, src=2, group=group)
+        return out
+
+    both(all_gather)
+    for root in (None, 0, 2):
+        both(lambda module, group, root=root: gather(module, group, root))
+    for options in ({}, {"src": 0}, {"src": 2}, {"group_src": 1}):
+        both(lambda module, group, options=options: broadcast(module, group, **options))
+    for options in ({}, {"src": 0}, {"src": 2}):
+        both(lambda module, group, options=options: scatter(module, group, **options))
+    for options in ({"src": 0}, {"group_src": 0}, {"src": 0, "use_batch": False}):
+        both(lambda module, group, options=options: pass_on(module, group, **options))
+    both(in_pair)
+    # Calls that are wrong at every rank.
+    both(lambda module, group: module.gather_object(1, [None] * size if rank != 0 else None))
+    both(lambda module, group: module.broadcast_object_list([1], src=0, group_src=0))
+    both(lambda module, group: module.scatter_object_list([], [1] * size))
+    both(lambda module, group: module.scatter_object_list(None, [1] * size))
+    both(lambda module, group: module.send_object_list([1]))
+    both(lambda module, group: module.send_object_list([1], dst=rank))
+    both(lambda module, group: module.recv_object_list([1], src=rank))
+    both(all_gather)
+    gloo.destroy_process_group()
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_lists_and_errors_are_those_of_gloo(ranks: Ranks) -> None:
+    ranks.run(beside_gloo, 3)
