@@ -200,8 +200,7 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
     except (CollectiveTimeoutError, GroupAbortedError) as error:  # our time was over, or another rank's a moment before
         if error.op != "barrier" or not error.ranks:
             raise
-        missing = [members.numbers[members.ranks.index(rank)] for rank in error.ranks]
-        named = missing if wait_all_ranks else missing[:1]
+        named = error.ranks if wait_all_ranks else error.ranks[:1]
         words = f"ranks {', '.join(map(str, named))}" if len(named) > 1 else f"rank {named[0]}"
         raise CollectiveTimeoutError(
             f"{words} failed to pass monitored_barrier in {how.timeout * 1000:.0f} ms ({error.message})",

@@ -133,9 +133,11 @@ class _World:
             return
         from rankmesh._stores import PrefixStore
 
+        store = self.store.clone()  # with a timeout of its own
+        store.set_timeout(made.timeout)
         try:
             options = BackendOptions(
-                PrefixStore(f"group/{made.id:016x}", self.store),
+                PrefixStore(f"group/{made.id:016x}", store),
                 made.rank,
                 made.size,
                 timedelta(seconds=made.timeout),
@@ -248,7 +250,12 @@ def init_process_group(
         except BaseException:
             meeting.close()
             raise
-        _world = _World(agent, meeting, engine, pg_options)
+        try:
+            _world = _World(agent, meeting, engine, pg_options)
+        except BaseException as error:
+            agent.close(f"its backend {engine!r} could not be made: {type(error).__name__}: {error}"[:500])
+            meeting.close()
+            raise
     atexit.register(_leave_at_exit)
 
 
@@ -261,9 +268,9 @@ def destroy_process_group(group: Group = None) -> None:
     Source: torch.distributed.destroy_process_group
     """
     global _world
-    world = require_world()
     if isinstance(group, NonMember):
         return
+    world = require_world()
     if group is None or group is world.group:
         with _lock:
             _world = None

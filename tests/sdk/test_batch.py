@@ -135,6 +135,11 @@ class TestAlone:
         dist.all_gather_object(found, {"a": 1})
         assert found == [{"a": 1}]
 
+    def test_a_monitored_barrier_is_refused_in_a_batch(self) -> None:
+        with dist.batch(), pytest.raises(RuntimeError, match=r"monitored_barrier\(\) cannot be part of a batch"):
+            dist.monitored_barrier()
+        dist.monitored_barrier()
+
     def test_an_empty_batch_makes_nothing(self) -> None:
         before = made()
         with dist.batch(async_ops=True) as batch:

@@ -187,11 +187,9 @@ def test_a_monitored_barrier_names_the_first_or_all_that_do_not_come(ranks: Rank
     started = ranks.run(monitor, 4)
     for wait_all_ranks, missing, words in (("False", ([1], [2]), "rank"), ("True", ([2, 1], [1, 2]), "ranks")):
         found = [started[rank].said[wait_all_ranks] for rank in (0, 3)]
-        assert {said["error"] for said in found} <= {"CollectiveTimeoutError", "GroupAbortedError"}
-        assert any(said["error"] == "CollectiveTimeoutError" for said in found)
         for said in found:
-            if said["error"] == "CollectiveTimeoutError":
-                assert said["ranks"] in missing
-                named = ", ".join(map(str, said["ranks"]))
-                assert said["text"].startswith(f"{words} {named} failed to pass monitored_barrier in 300 ms")
+            assert said["error"] == "CollectiveTimeoutError", said
+            assert said["ranks"] in missing
+            named = ", ".join(map(str, said["ranks"]))
+            assert said["text"].startswith(f"{words} {named} failed to pass monitored_barrier in 300 ms")
             assert "waited 0.3 s for rank" in said["text"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from rankmesh_agent.engine.waits import After
+from rankmesh_agent.engine.waits import After, Note
 from rankmesh_agent.engine.work import Future, Work
 from rankmesh_agent.wire.ops import Kind
 
@@ -20,12 +21,14 @@ class Recorded(NamedTuple):
         arguments: what the algorithm takes.
         user: the user's arrays.
         after: what to do once the data is there.
+        note: what to say of it when the ranks' calls do not fit together.
     """
 
     key: tuple[Any, ...]
     arguments: Sequence[Any]
     user: list[Any]
     after: After
+    note: Note = None
 
 
 class BatchedWork(Work):
@@ -54,18 +57,21 @@ def merged(calls: Sequence[Recorded]) -> list[Recorded]:
     """Return the calls with neighbouring all_reduces of one dtype and operation made one, unless they share memory."""
     found: list[list[Recorded]] = []
     for call in calls:
-        if found and _fits(call, found[-1]):
+        if found and _alike(call.key, found[-1][-1].key):
             found[-1].append(call)
         else:
             found.append([call])
-    return [run[0] if len(run) == 1 else _one(run) for run in found]
+    return [call for run in found for call in ([_one(run)] if len(run) > 1 and _disjoint(run) else run)]
 
 
-def _fits(call: Recorded, run: list[Recorded]) -> bool:
-    key, other = call.key, run[-1].key
-    if key[0] is not Kind.ALL_REDUCE or (key[:2], key[3:]) != (other[:2], other[3:]):
-        return False
-    return not any(np.may_share_memory(call.arguments[0], before.arguments[0]) for before in run)
+def _alike(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return key[0] is Kind.ALL_REDUCE and (key[:2], key[3:]) == (other[:2], other[3:])
+
+
+def _disjoint(run: Sequence[Recorded]) -> bool:
+    arrays = [call.arguments[0] for call in run]
+    spans = sorted((array.__array_interface__["data"][0], array.nbytes) for array in arrays if array.size)
+    return all(begin + nbytes <= following for (begin, nbytes), (following, _) in itertools.pairwise(spans))
 
 
 def _one(calls: list[Recorded]) -> Recorded:
@@ -86,4 +92,6 @@ def _one(calls: list[Recorded]) -> Recorded:
     split = (
         f"arrays of {'+'.join(str(array.size) for array in arrays)}"  # ranks that split them otherwise are to notice
     )
-    return Recorded((kind, dtype, together.size, op, None, None, split), (together, op), user, apart)
+    notes = [call.note for call in calls if call.note is not None]
+    note = (lambda: "; ".join(one() for one in notes)) if notes else None
+    return Recorded((kind, dtype, together.size, op, None, None, split), (together, op), user, apart, note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,14 +54,14 @@ class Communicator(Port):
         self.mesh = mesh
         self.id = group
         self.name = name
-        self.ranks = self.numbers = tuple(ranks)
+        self.ranks = tuple(ranks)
         self.rank = self.ranks.index(mesh.rank)
         self.size = len(self.ranks)
         self._others = frozenset(self.ranks) - {mesh.rank}
         self.timeout = timeout
         self._standing = Standing(mesh, group, name, self.ranks, members)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
-        self._matching = Matching(mesh, group)
+        self._matching = Matching(mesh, group, self._standing.number)
         self._order = Order(self._standing, name, MeshBackend(self._link, self.ranks, None))
         self._closed = False
         mesh.open_port(group, self)
@@ -70,6 +70,15 @@ class Communicator(Port):
     def failure(self) -> DistError | None:
         """The first failure, None while the group can go on."""
         return self._standing.failure
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers the user knows the members by, by group rank: ``ranks``, unless the world has shrunk."""
+        return self._standing.numbers
+
+    @numbers.setter
+    def numbers(self, numbers: tuple[int, ...]) -> None:
+        self._standing.numbers = numbers
 
     @property
     def medium(self) -> str:
@@ -199,7 +208,7 @@ class Communicator(Port):
             return []
         works = []
         for call in merged(recorded):
-            how = options._replace(user=call.user, after=call.after)
+            how = options._replace(user=call.user, after=call.after, note=call.note)
             works.append(self._order.submit(call.key, call.arguments, how))
         return [work for work in works if work is not None]
 
@@ -210,7 +219,8 @@ class Communicator(Port):
         self._standing.raise_if_failed()
         with self.mesh.lock:
             transfer = self._matching.send(rank, octets(array), code_of(array.dtype), tag)
-        return self._follow_up(self._message(transfer, f"send to rank {rank} (tag {tag})", [rank], options), options)
+        message = self._message(transfer, f"send to rank {self._number(rank)} (tag {tag})", [rank], options)
+        return self._follow_up(message, options, None)
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         """Receive into ``array`` from a rank, or from ANY; return the source's number, or the Work."""
@@ -218,27 +228,26 @@ class Communicator(Port):
         with self.mesh.lock:
             transfer = self._matching.receive(rank, octets(array), code_of(array.dtype), tag)
         sources = [member for member in self.ranks if member != self.mesh.rank] if rank == ANY else [rank]
-        where = "any rank" if rank == ANY else f"rank {rank}"
+        where = "any rank" if rank == ANY else f"rank {self._number(rank)}"
         message = self._message(transfer, f"recv from {where} (tag {tag})", sources, options)
-        work = self._follow_up(message, options)
+        work = self._follow_up(message, options, lambda: self._number(transfer.source))
         return self._number(transfer.source) if work is None else work
 
     def _message(self, transfer: Transfer, words: str, partners: list[int], options: Options) -> Message:
         deadline = Deadline(options.timeout)
         return Message(self._standing, self._matching, transfer, words, partners, deadline, options.after)
 
-    def _follow_up(self, message: Message, options: Options) -> Work | None:
+    def _follow_up(self, message: Message, options: Options, source: Callable[[], int] | None) -> Work | None:
         if not options.async_op:
             message.settle(message.deadline)
             return None
         with self.mesh.lock:
             if not message.transfer.done:
                 self.mesh.hold(self.id, message.transfer)
-        transfer = message.transfer
-        return MessageWork(message.settle, options.user, message.deadline, lambda: self._number(transfer.source))
+        return MessageWork(message.settle, options.user, message.deadline, source)
 
     def _number(self, rank: int) -> int:
-        return self.numbers[self.ranks.index(rank)]
+        return self._standing.number(rank)
 
     # What others ask
 

@@ -90,7 +90,7 @@ class Order:
             options: how.
         """
         if self._batch is not None and self.batching:
-            self._batch.append(Recorded(key, arguments, options.user, options.after))
+            self._batch.append(Recorded(key, arguments, options.user, options.after, options.note))
             return BatchedWork() if options.async_op else None
         plan = self._plans.get(key) or self._plan(key)
         if not options.async_op and not self._queued and self._turn.acquire(blocking=False):
@@ -167,7 +167,7 @@ class Order:
             with self._turn:
                 self._run(plan, arguments, options)
 
-        work = QueuedWork(run, options.user, plan.call.name)
+        work = QueuedWork(run, options.user, plan.call.name, lambda: self._worker)
         with self._standing.mesh.lock:
             self._standing.raise_if_failed()  # close() takes the lock, too: nothing is queued behind its end mark
             self._queued += 1

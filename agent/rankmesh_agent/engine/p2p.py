@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rankmesh_agent.engine.mesh import Mesh
@@ -87,6 +88,7 @@ class Matching:
 
     mesh: Mesh
     group: int
+    number: Callable[[int], int]
     receives: list[_Receive] = field(default_factory=list)
     unexpected: deque[_Message] = field(default_factory=deque)
     announced: dict[int, _Announced] = field(default_factory=dict)
@@ -201,7 +203,8 @@ class Matching:
     def _take(self, message: _Message, wanted: _Receive) -> None:
         transfer = wanted.transfer
         transfer.source = message.source
-        refusal = wanted.refusal(message.source, message.dtype, message.nbytes)
+        source = self.number(message.source)
+        refusal = wanted.refusal(source, message.dtype, message.nbytes)
         if message.payload is not None:
             self._give_credit(message.source, message.nbytes)
             if not refusal:
@@ -213,11 +216,12 @@ class Matching:
             self.mesh.send(message.source, [self._frame(Opcode.CTS, seq=message.id)])
             return
         if refusal:
-            transfer.error = DistBackendError(refusal, ranks=[message.source])
+            transfer.error = DistBackendError(refusal, ranks=[source])
         transfer.done = True
 
     def _refused(self, rank: int, number: int, why: str) -> None:
-        error = DistBackendError(f"rank {rank} refused the message: {why}", ranks=[rank])
+        refuser = self.number(rank)
+        error = DistBackendError(f"rank {refuser} refused the message: {why}", ranks=[refuser])
         announced = self.announced.pop(number, None)
         if announced is not None:
             announced.transfer.error = error

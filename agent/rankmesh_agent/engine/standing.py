@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.wire import frames
@@ -41,6 +42,8 @@ class Standing:
         call: name of the latest call.
         seq: its number.
         busy: whether it is under way.
+        numbers: the numbers the user knows the members by, by group rank: ``ranks``, unless the user's world is no
+            longer the mesh. Errors name ranks by them.
     """
 
     def __init__(self, mesh: Mesh, group: int, name: str, ranks: tuple[int, ...], members: dict[int, Member]) -> None:
@@ -50,10 +53,14 @@ class Standing:
         self.busy = True
         self._told = False
         self.mesh = mesh
-        self.ranks = ranks
+        self.ranks = self.numbers = ranks
         self._group = group
         self._name = name
         self._members = members
+
+    def number(self, rank: int) -> int:
+        """Return the number the user knows a member by."""
+        return self.numbers[self.ranks.index(rank)]
 
     def raise_if_failed(self) -> None:
         """Raise the first failure, if there was one."""
@@ -78,11 +85,11 @@ class Standing:
     ) -> CollectiveTimeoutError:
         """Return the error of a deadline that passed."""
         names = ", ".join(self._described(rank) for rank in waiting_for)
-        arrived = ", ".join(str(rank) for rank in self.ranks if rank not in waiting_for)
+        arrived = ", ".join(str(self.number(rank)) for rank in self.ranks if rank not in waiting_for)
         return CollectiveTimeoutError(
             f"{words} in group {self._name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
             f"arrived: {arrived or 'none'}",
-            ranks=waiting_for,
+            ranks=[self.number(rank) for rank in waiting_for],
             op=words.partition(" ")[0],
             group=self._name,
             seq=seq,
@@ -112,7 +119,7 @@ class Standing:
             failure = error
         else:
             text = f"{me} gave up {self._now()}: {type(error).__name__} {error}".rstrip()
-            failure = GroupAbortedError(text, ranks=[self.mesh.rank], group=self._name)
+            failure = GroupAbortedError(text, ranks=[self.number(self.mesh.rank)], group=self._name)
         told = failure
         if isinstance(error, CollectiveTimeoutError):  # it was our deadline, not theirs
             told = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **error.details())
@@ -137,14 +144,15 @@ class Standing:
         how = f"left ({lost.cause or 'it was done'})" if lost.clean else f"failed ({lost.cause})"
         return RankFailedError(
             f"{self._described(rank)} {how} {when} in group {self._name!r}",
-            ranks=[rank],
+            ranks=[self.number(rank)],
             op=when.split(" ")[1],
             group=self._name,
         )
 
     def _described(self, rank: int) -> str:
         member = self._members.get(rank)
-        return member.described() if member is not None else f"rank {rank}"
+        number = self.number(rank)
+        return replace(member, rank=number).described() if member is not None else f"rank {number}"
 
 
 def _read(payload: bytes) -> DistError:

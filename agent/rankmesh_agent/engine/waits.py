@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rankmesh_agent.engine.p2p import Matching
 from rankmesh_agent.engine.peer import Transfer
@@ -28,6 +28,11 @@ class RunningCall:
         self._note = note
         self.call = call
         self.seq = seq
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """See Watch."""
+        return self._standing.numbers
 
     def note(self) -> str:
         """See Watch."""

@@ -16,9 +16,13 @@ class Future:
     """The result of a Work, after torch.futures.Future.
 
     A callback given to ``then`` runs in the thread that completes the operation, or at once if it is complete.
+
+    Args:
+        worker: returns the thread that will complete it, None if it is not known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, worker: Callable[[], threading.Thread | None] = lambda: None) -> None:
+        self._worker = worker
         self._lock = threading.Lock()
         self._complete = threading.Event()
         self._value: Any = None
@@ -34,20 +38,29 @@ class Future:
 
         Raises:
             TimeoutError: the operation goes on.
+            RuntimeError: this is a callback, and the operation comes after it.
         """
+        if not self._complete.is_set() and threading.current_thread() is self._worker():
+            raise RuntimeError("waiting in a callback for a later call of the group would wait for itself: use then()")
         if not self._complete.wait(timeout):
             raise TimeoutError(f"the operation did not end within {timeout} s")
         return self.value()
 
     def value(self) -> Any:
-        """Return the value of a future that is done, or raise its error."""
+        """Return the value of a future that is done, or raise its error.
+
+        Raises:
+            RuntimeError: it is not done.
+        """
+        if not self._complete.is_set():
+            raise RuntimeError("value() before the operation is complete; call wait() first")
         if self._error is not None:
             raise self._error
         return self._value
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """Return a future of what ``callback(self)`` will return."""
-        following = Future()
+        following = Future(self._worker)
 
         def run() -> None:
             try:
@@ -137,13 +150,20 @@ class QueuedWork(Work):
         run: carries the call out.
         arrays: the user's arrays that it fills.
         described: the call in words.
+        worker: returns the thread that will carry it out.
     """
 
-    def __init__(self, run: Callable[[], None], arrays: list[Any], described: str) -> None:
+    def __init__(
+        self,
+        run: Callable[[], None],
+        arrays: list[Any],
+        described: str,
+        worker: Callable[[], threading.Thread | None] = lambda: None,
+    ) -> None:
         self._run = run
         self._arrays = arrays
         self._described = described
-        self._future = Future()
+        self._future = Future(worker)
 
     def run(self) -> None:
         """Carry the call out, in the group's worker thread."""
@@ -177,9 +197,9 @@ class QueuedWork(Work):
         return True
 
     def result(self) -> list[Any]:
-        self._future.value()
         if not self._future.done():
             raise RuntimeError("result() before the operation is complete; call wait() first")
+        self._future.value()
         return self._arrays
 
     def get_future(self) -> Future:

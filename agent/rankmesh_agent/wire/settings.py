@@ -99,7 +99,7 @@ class Settings:
             timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
             pickle=cast(Pickle, pickle),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
-            debug=(environ.get("RANKMESH_DEBUG") or environ.get("TORCH_DISTRIBUTED_DEBUG") or "OFF").upper(),
+            debug=_debug(environ),
         )
 
 
@@ -143,6 +143,16 @@ def _whole(
             raise ValueError(f"{name}={value} is out of range: it must be at least {at_least}{upper}")
         return value
     return None
+
+
+def _debug(environ: Mapping[str, str]) -> str:
+    for name in ("RANKMESH_DEBUG", "TORCH_DISTRIBUTED_DEBUG"):
+        text = environ.get(name)
+        if text:
+            if text.upper() not in ("OFF", "INFO", "DETAIL"):
+                raise ValueError(f"{name}={text!r}: set it to OFF, INFO or DETAIL, or leave it out")
+            return text.upper()
+    return "OFF"
 
 
 def _first_interface(names: str) -> str | None:

@@ -16,6 +16,10 @@ class Watch(Protocol):
     seq: int
     call: Call
 
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The numbers the user knows the members by, by group rank."""
+
     def note(self) -> str:
         """Return what else there is to say of this rank's call when the ranks' calls do not fit together."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.engine.backends.base import Watch
@@ -12,6 +13,8 @@ from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call
+
+_log = logging.getLogger("rankmesh")
 
 
 class CustomBackend(MeshBackend):
@@ -36,13 +39,9 @@ class CustomBackend(MeshBackend):
 
     def algorithm(self, call: Call) -> Algorithm:
         found = getattr(self._engine, call.name, None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-
-        def missing(*arguments: Any) -> NoReturn:
+        if found is None:
             raise DistBackendError(f"backend {self.name!r} does not offer {call.name}", op=call.name)
-
-        return missing
+        return found  # type: ignore[no-any-return]
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
         try:
@@ -53,6 +52,7 @@ class CustomBackend(MeshBackend):
         algorithm(*arguments)
 
     def close(self) -> None:
-        close = getattr(self._engine, "close", None)
-        if close is not None:
-            close()
+        try:
+            getattr(self._engine, "close", lambda: None)()
+        except Exception:
+            _log.warning("backend %r: its engine could not be closed", self.name, exc_info=True)

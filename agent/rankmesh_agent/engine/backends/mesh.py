@@ -65,12 +65,12 @@ class MeshBackend(Backend):
         said = [json.loads(bytes(payload)) for payload in self._link.retell(mine)]
         table = "; ".join(
             f"rank {rank}: {words}{f' ({note})' if note else ''}"
-            for rank, (words, note) in zip(self._ranks, said, strict=True)
+            for rank, (words, note) in zip(watch.numbers, said, strict=True)
         )
         raise CollectiveMismatchError(
             f"the ranks did not make the same call as #{watch.seq} of the group: {table}. No array was changed; find "
             "the rank that took another branch, or whose array has another shape or dtype",
-            ranks=[rank for rank, (words, _) in zip(self._ranks, said, strict=True) if words != str(call)],
+            ranks=[rank for rank, (words, _) in zip(watch.numbers, said, strict=True) if words != str(call)],
             op=call.name,
             seq=watch.seq,
         )

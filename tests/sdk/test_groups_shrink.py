@@ -1,0 +1,186 @@
+"""Groups that shrink: the others go on, under new numbers, also after a rank was killed."""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+
+
+def check_world(me: Me, ranks: list[int]) -> None:
+    """The world has these of the first world's ranks, under new numbers: everything is said and done in those."""
+    size, rank = len(ranks), ranks.index(me.rank)
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+    assert dist.get_process_group_ranks() == list(range(size))
+    assert [dist.get_global_rank(None, each) for each in range(size)] == list(range(size))
+    array = np.array([1.0 * me.rank])
+    dist.all_reduce(array)
+    assert array[0] == sum(ranks)
+    for source in range(size):
+        array = np.array([me.rank])
+        dist.broadcast(array, src=source)
+        assert array[0] == ranks[source]
+        outputs = [np.zeros(1, int) for _ in ranks] if rank == source else None
+        dist.gather(np.array([me.rank]), outputs, dst=source)
+        assert rank != source or [output[0] for output in outputs] == ranks
+    for count in (2, 100_000):
+        got = np.zeros(count)
+        if rank == 0:
+            for peer in range(1, size):
+                dist.send(np.full(count, 1.0 * me.rank), peer)
+                assert dist.recv(got, peer, tag=1) == peer
+                work = dist.irecv(got, tag=2)
+                dist.send(np.ones(1), peer, tag=3)
+                work.wait()
+                assert work.source_rank() == peer
+        else:
+            assert dist.recv(got) == 0
+            assert got[0] == ranks[0]
+            dist.send(got, dst=0, tag=1)
+            dist.recv(np.ones(1), 0, tag=3)
+            dist.send(got, dst=0, tag=2)
+    objects = [None] * size
+    dist.all_gather_object(objects, me.rank)
+    assert objects == ranks
+    # Errors name ranks by their new numbers, too.
+    if size > 1:
+        late = size - 1
+        group = dist.new_group()
+        if rank != late:
+            said = me.attempt(dist.barrier, group, timeout=0.2)
+            assert said["ranks"] == [late], said
+        dist.barrier()
+        said = me.attempt(dist.all_reduce, np.ones(1 + (rank == late)))
+        assert said["error"] == "CollectiveMismatchError", said
+        assert f"rank {late}: all_reduce(float64[2], SUM)" in said["text"], said
+        if rank == 0:
+            said = me.attempt(dist.recv, np.ones(1), late, timeout=0.05)
+            assert f"recv from rank {late} " in said["text"], said
+            assert said["ranks"] == [late], said
+    # Groups are made of the new numbers.
+    group = dist.new_group(range(size - 1, -1, -1), sort_ranks=False)
+    assert dist.get_process_group_ranks(group) == list(range(size))[::-1]
+    assert dist.get_rank(group) == size - 1 - rank
+    array = np.array([1.0 * me.rank])
+    dist.broadcast(array, src=size - 1, group=group)
+    assert array[0] == ranks[-1]
+    dist.destroy_process_group(group)
+
+
+def shrink(me: Me) -> None:
+    me.init()
+    pair = dist.new_group([0, 3])
+    trio = dist.new_group([4, 1, 3], sort_ranks=False, timeout=13, group_desc="trio")
+    before = dist.get_pg_count()
+    # A subgroup: its ranks are numbered anew, the world's stay.
+    if me.rank in (1, 3, 4):
+        if me.rank != 1:
+            smaller = dist.shrink_group([1], trio)
+            assert dist.get_process_group_ranks(smaller) == [4, 3]
+            assert dist.get_rank(smaller) == (0 if me.rank == 4 else 1)
+            assert (smaller._communicator.timeout, smaller.group_desc) == (13, "trio")
+            array = np.array([me.rank])
+            dist.broadcast(array, src=3, group=smaller)
+            assert array[0] == 3
+            assert me.attempt(dist.barrier, trio)["error"] == "GroupAbortedError"
+            assert dist.get_pg_count() == before
+            again = dist.shrink_group([1 - smaller.rank()], smaller, dist.SHRINK_ABORT)
+            assert dist.get_process_group_ranks(again) == [me.rank]
+        else:
+            said = me.attempt(dist.shrink_group, [1], trio)
+            assert said["error"] == "RuntimeError", said
+    assert dist.get_world_size() == 5
+    dist.barrier()
+    # The world, twice: ranks 2 and 0 leave.
+    if me.rank == 2:
+        dist.destroy_process_group()
+        return
+    assert dist.shrink_group([2]) is dist.group.WORLD
+    assert dist.get_pg_count() == 1
+    if me.rank in (0, 3):
+        assert me.attempt(dist.barrier, pair)["error"] == "GroupAbortedError", "all other groups end"
+    check_world(me, [0, 1, 3, 4])
+    if me.rank == 0:
+        dist.barrier()
+        me.wait_for("shrunk")  # its agent holds the store, its process the gateway
+        dist.destroy_process_group()
+        return
+    dist.barrier()
+    dist.shrink_group((0,), shrink_flags=dist.SHRINK_ABORT)
+    check_world(me, [1, 3, 4])
+    mine, _ = dist.new_subgroups_by_enumeration([[0, 2], [1]])
+    assert dist.get_process_group_ranks(mine) == ([1] if me.rank == 3 else [0, 2])
+    made = dist.split_group(None, [[2, 1]])
+    assert (made is None) == (me.rank == 1)
+    dist.barrier()
+    me.mark("shrunk")
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_groups_shrink_and_their_ranks_are_numbered_anew(ranks: Ranks, transport: str) -> None:
+    ranks.run(shrink, 5, uses=[check_world], env={"RANKMESH_TRANSPORT": transport})
+
+
+def reduce_until_a_rank_fails() -> None:
+    while True:
+        dist.all_reduce(np.ones(1000))
+
+
+def shrink_after_a_death(me: Me) -> None:
+    me.init()
+    world = list(range(me.size))
+    for _ in range(2):
+        dist.barrier()
+        me.mark(f"going-{len(world)}-{me.rank}")
+        said = me.attempt(reduce_until_a_rank_fails)
+        assert said["error"] == "RankFailedError", said
+        (failed,) = said["ranks"]
+        before = dist.group.WORLD
+        dist.shrink_group([failed])
+        assert me.attempt(dist.barrier, before)["error"] in ("RankFailedError", "GroupAbortedError")
+        del world[failed]
+        check_world(me, world)
+    me.say(world=world)
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_survivors_shrink_the_world_by_what_the_error_names_and_go_on(ranks: Ranks, transport: str) -> None:
+    started = ranks.start(
+        shrink_after_a_death, 4, uses=[check_world, reduce_until_a_rank_fails], env={"RANKMESH_TRANSPORT": transport}
+    )
+    alive = [0, 1, 2, 3]
+    for dying in (1, 2):
+        ranks.wait_for(*(f"going-{len(alive)}-{rank}" for rank in alive))
+        started[dying].kill()
+        alive.remove(dying)
+    ranks.succeed([started[rank] for rank in alive])
+    assert [started[rank].said["world"] for rank in alive] == [[0, 3], [0, 3]]
+    ranks.wait(started)
+    assert started[1].code == started[2].code == -signal.SIGKILL
+
+
+def shrink_by_the_first(me: Me) -> None:
+    me.init()
+    dist.barrier()
+    me.mark(f"going-{me.rank}")
+    said = me.attempt(reduce_until_a_rank_fails)
+    assert (said["error"], said["ranks"]) == ("RankFailedError", [0]), said
+    dist.shrink_group([0])
+    check_world(me, [1, 2])
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_survivors_go_on_without_rank_0_who_hosted_gateway_and_store(ranks: Ranks) -> None:
+    started = ranks.start(shrink_by_the_first, 3, uses=[check_world, reduce_until_a_rank_fails])
+    ranks.wait_for(*(f"going-{rank}" for rank in range(3)))
+    started[0].kill()
+    ranks.succeed(started[1:])
