@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 NPROC  ?= 4
 EPOCHS ?= 30
+# Most tests wait for processes; a file's tests share worlds, so they stay together.
+PARALLEL ?= --numprocesses 4 --dist loadfile
 
 .PHONY: demo test test-torch check bench docs clean
 
@@ -11,10 +13,10 @@ demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests; needs no torch, MPI or Docker
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
-	$(BIN)/python -m pytest tests/torch $(ARGS)
+	$(BIN)/python -m pytest tests/torch $(PARALLEL) $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types
 	$(BIN)/ruff check .

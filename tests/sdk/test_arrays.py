@@ -156,7 +156,11 @@ def test_other_dtypes_are_refused_by_name(tensor: Any) -> None:
             take(tensor, "pictures")
 
 
-@pytest.mark.parametrize("thing", [[1.0, 2.0], (1,), 3, 3.5, None, "text", {}, object(), np.ndarray, mmap], ids=repr)
+@pytest.mark.parametrize(
+    "thing",
+    [[1.0, 2.0], (1,), 3, 3.5, None, "text", {}, object(), np.ndarray, mmap],
+    ids=lambda value: type(value).__name__,
+)
 def test_what_is_no_array_is_refused_with_its_type(thing: object) -> None:
     for take in (source, destination):
         with pytest.raises(
@@ -265,7 +269,9 @@ def test_a_contiguous_buffer_is_not_copied(name: str) -> None:
     assert np.shares_memory(destination(tensor, "tensor")[0], memory)
 
 
-@pytest.mark.parametrize("tensor", [b"\1\2", memoryview(b"\1\2"), np.float32(1), np.complex64(1)], ids=repr)
+@pytest.mark.parametrize(
+    "tensor", [b"\1\2", memoryview(b"\1\2"), np.float32(1), np.complex64(1)], ids=lambda value: type(value).__name__
+)
 def test_a_read_only_buffer_can_be_sent_but_not_received_into(tensor: Any) -> None:
     assert source(tensor, "tensor")[0] == 1
     with pytest.raises(ValueError, match="loss is read-only"):
@@ -449,7 +455,9 @@ def test_dtype_and_shape_in_words(tensor: Any, words: str) -> None:
     assert shape_of(tensor) == np.shape(tensor)
 
 
-@pytest.mark.parametrize("thing", [None, [np.ones(3)], "text", np.float32, object()], ids=repr)
+@pytest.mark.parametrize(
+    "thing", [None, [np.ones(3)], "text", np.float32, object()], ids=lambda value: type(value).__name__
+)
 def test_what_has_no_shape_is_described_by_its_type(thing: object) -> None:
     assert describe(thing) == f"builtins.{type(thing).__name__}"
     if not isinstance(thing, type):

@@ -84,7 +84,7 @@ class TestEveryCollective:
             dist.barrier(timeout=timeout)
 
     @every_collective
-    @pytest.mark.parametrize("group", ["world", 0, object()], ids=str)
+    @pytest.mark.parametrize("group", ["world", 0, object()], ids=lambda value: type(value).__name__)
     def test_refuses_what_is_no_group(self, name: str, group: Any) -> None:
         with pytest.raises(TypeError, match="group must be a ProcessGroup from new_group"):
             call(name, group=group)

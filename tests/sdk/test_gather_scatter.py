@@ -108,7 +108,9 @@ class TestAlone:
             call([np.ones(1)] * count)
 
     @every_list
-    @pytest.mark.parametrize("tensors", [np.ones((1, 1)), 5, "x", {0: np.ones(1)}, iter([])], ids=repr)
+    @pytest.mark.parametrize(
+        "tensors", [np.ones((1, 1)), 5, "x", {0: np.ones(1)}, iter([])], ids=lambda value: type(value).__name__
+    )
     def test_a_list_is_a_list(self, name: str, call: Any, tensors: Any) -> None:
         with pytest.raises(TypeError, match=f"{name} must be a list of 1 arrays, one a rank, got"):
             call(tensors)

@@ -67,7 +67,7 @@ class TestAlone:
                 ask()
 
     @pytest.mark.parametrize("ask", QUESTIONS)
-    @pytest.mark.parametrize("group", ["world", 0, object()], ids=str)
+    @pytest.mark.parametrize("group", ["world", 0, object()], ids=lambda value: type(value).__name__)
     def test_what_is_no_group_is_refused(self, ask: Any, group: Any) -> None:
         with pytest.raises(TypeError, match="group must be a ProcessGroup from new_group"):
             ask(group)

@@ -58,7 +58,7 @@ class TestAlone:
             call(np.array(["text"]))
 
     @every_call
-    @pytest.mark.parametrize("group", ["world", 0, object()], ids=str)
+    @pytest.mark.parametrize("group", ["world", 0, object()], ids=lambda value: type(value).__name__)
     def test_what_is_no_group_is_refused(self, call: Any, group: Any) -> None:
         with pytest.raises(TypeError, match="ProcessGroup"):
             call(np.ones(1), 0, group=group)

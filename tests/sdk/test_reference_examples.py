@@ -44,17 +44,17 @@ def test_the_example_shows_what_its_page_says(printed: Printed, name: str) -> No
 
 
 def monitored_barrier(me: Me) -> None:
-    me.init(timeout=1)
+    me.init()
     if dist.get_rank() != 1:
-        me.say(**me.attempt(dist.monitored_barrier))
+        me.say(**me.attempt(dist.monitored_barrier, timeout=1))  # the page waits for the group's 30 minutes
     me.meet("end")
     dist.destroy_process_group()
 
 
 def monitored_barrier_for_all_ranks(me: Me) -> None:
-    me.init(timeout=1)
+    me.init()
     if dist.get_rank() == 0:
-        me.say(**me.attempt(dist.monitored_barrier, wait_all_ranks=True))
+        me.say(**me.attempt(dist.monitored_barrier, timeout=1, wait_all_ranks=True))
     me.meet("end")
     dist.destroy_process_group()
 
