@@ -12,6 +12,10 @@ from rankmesh_agent.wire.sockets import bind, url_of
 __all__ = ["HttpThread", "bind", "url_of"]
 
 
+_making = threading.Lock()
+"""One application at a time: FastAPI and pydantic silence warnings of their own in a way that threads undo."""
+
+
 class HttpThread:
     """Serves an ASGI application on a bound socket until stopped.
 
@@ -54,7 +58,8 @@ class HttpThread:
     def _run(self) -> None:
         import uvicorn
 
-        app = self._make_app()
+        with _making:
+            app = self._make_app()
         config = uvicorn.Config(
             app, lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False
         )
