@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -14,6 +15,15 @@ __all__ = ["HttpThread", "bind", "url_of"]
 
 _making = threading.Lock()
 """One application at a time: FastAPI and pydantic silence warnings of their own in a way that threads undo."""
+
+
+def _renew_after_fork() -> None:
+    """The thread that held the lock is not in the child."""
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_after_fork)
 
 
 class HttpThread:

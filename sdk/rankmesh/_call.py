@@ -102,8 +102,8 @@ def options(
     detail = note_of([*inputs, *tensors] if inputs else tensors)
     if note is None or detail is None:
         return Options(limit, async_op, tensors, after, note or detail)
-    first, second = note, detail
-    return Options(limit, async_op, tensors, after, lambda: f"{first()}, {second()}")
+    splits, site = note, detail  # the site first: long splits are cut off
+    return Options(limit, async_op, tensors, after, lambda: f"{site()}, {splits()}")
 
 
 def all_of(steps: Sequence[Callable[[], None] | None]) -> After:

@@ -53,7 +53,7 @@ def broadcast_multigpu(
     if members is None:
         return None
     root = group_root(members, src, None, "src")
-    arrays, after = _alike(tensor_list, "tensor_list")
+    arrays, after = _destinations(tensor_list, "tensor_list")
     chosen = arrays[_index(src_tensor, "src_tensor", arrays)]
     how = options(members, timeout, async_op, list(tensor_list), all_of([_copy(chosen, arrays), after]))
     return members.broadcast(chosen, root, how)
@@ -86,7 +86,7 @@ def all_reduce_multigpu(
     members = members_of(group, "all_reduce_multigpu")
     if members is None:
         return None
-    arrays, after = _alike(tensor_list, "tensor_list")
+    arrays, after = _destinations(tensor_list, "tensor_list")
     mine, how = _together(arrays, op)
     parts = [np.empty_like(mine) for _ in range(members.size)]
     finish = _reduce(how, parts, len(arrays), arrays)
@@ -127,7 +127,7 @@ def reduce_multigpu(
     if members is None:
         return None
     root = group_root(members, dst, None, "dst")
-    arrays, after = _alike(tensor_list, "tensor_list")
+    arrays, after = _destinations(tensor_list, "tensor_list")
     chosen = arrays[_index(dst_tensor, "dst_tensor", arrays)]
     mine, how = _together(arrays, op)
     parts = [np.empty_like(mine) for _ in range(members.size)] if members.rank == root else []
@@ -213,7 +213,7 @@ def reduce_scatter_multigpu(
     members = members_of(group, "reduce_scatter_multigpu")
     if members is None:
         return None
-    outputs, after = _alike(output_tensor_list, "output_tensor_list")
+    outputs, after = _destinations(output_tensor_list, "output_tensor_list")
     count = len(outputs)
     _refuse_empty(input_tensor_lists, "input_tensor_lists")
     if len(input_tensor_lists) != count:
@@ -241,16 +241,10 @@ def reduce_scatter_multigpu(
     )
 
 
-def _alike(tensors: Sequence[Any], name: str) -> tuple[list[Array], Callable[[], None] | None]:
-    """Return memory for arrays of one size and dtype that are written to, and what copies it back."""
-    _refuse_empty(tensors, name)
-    like, _ = destination(tensors[0], f"{name}[0]")
-    return _destinations(tensors, name, like, len(tensors))
-
-
 def _destinations(
-    tensors: Sequence[Any], name: str, like: Array, count: int
+    tensors: Sequence[Any], name: str, like: Array | None = None, count: int | None = None
 ) -> tuple[list[Array], Callable[[], None] | None]:
+    """Return memory for arrays of one size and dtype that are written to, and what copies it back."""
     _refuse_empty(tensors, name)
     found = [destination(tensor, f"{name}[{number}]") for number, tensor in enumerate(tensors)]
     arrays = [array for array, _ in found]
@@ -261,7 +255,7 @@ def _destinations(
 def _sources(tensors: Sequence[Any], name: str, like: Array | None = None, count: int | None = None) -> list[Array]:
     _refuse_empty(tensors, name)
     arrays = [source(tensor, f"{name}[{number}]") for number, tensor in enumerate(tensors)]
-    _check(arrays, name, arrays[0] if like is None else like, len(arrays) if count is None else count)
+    _check(arrays, name, like, count)
     return arrays
 
 
@@ -272,8 +266,10 @@ def _refuse_empty(tensors: Sequence[Any], name: str) -> None:
         raise ValueError(f"{name} is empty: give at least one array")
 
 
-def _check(arrays: Sequence[Array], name: str, like: Array, count: int) -> None:
-    if len(arrays) != count:
+def _check(arrays: Sequence[Array], name: str, like: Array | None, count: int | None) -> None:
+    """Refuse arrays that are not like another, or like the first of them, or not as many as they must be."""
+    like = arrays[0] if like is None else like
+    if count is not None and len(arrays) != count:
         raise ValueError(f"{name} has {len(arrays)} arrays, but must have {count}")
     for number, array in enumerate(arrays):
         if array.size != like.size or array.dtype != like.dtype:
