@@ -41,7 +41,8 @@ class Batch:
 def batch(group: Group = None, async_ops: bool = False, *, timeout: Timeout = None) -> Iterator[Batch]:
     """Make the collectives called in the block together when it ends; neighbouring all_reduces become one.
 
-    The arrays must not be touched before. An error in the block forgets its collectives: none is made.
+    The arrays must not be touched before, nor may one call work on the result of another: some are copied as they are
+    called. An error in the block forgets its collectives: none is made.
 
     Args:
         group: the group whose collectives are batched, the world by default. Those of other groups, point-to-point

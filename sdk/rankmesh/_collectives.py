@@ -195,10 +195,11 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
     if members.batching:
         raise RuntimeError("monitored_barrier() cannot be part of a batch of collectives: call it before or after it")
     how = options(members, timeout, False, [])
+    earlier = members.failure
     try:
         members.barrier(how)
     except (CollectiveTimeoutError, GroupAbortedError) as error:  # our time was over, or another rank's a moment before
-        if error.op != "barrier" or not error.ranks:
+        if earlier is not None or error.op != "barrier" or not error.ranks:
             raise
         named = error.ranks if wait_all_ranks else error.ranks[:1]
         words = f"ranks {', '.join(map(str, named))}" if len(named) > 1 else f"rank {named[0]}"

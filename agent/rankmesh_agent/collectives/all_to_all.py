@@ -10,6 +10,7 @@ import numpy.typing as npt
 from rankmesh_agent.collectives.link import Array, Link, octets
 from rankmesh_agent.transports.segment import DisagreementError, Segment
 
+_OCTET = np.dtype(np.uint8)
 _LENGTH = np.dtype(np.int64)
 _EAGER = 1 << 13
 """Bytes for one rank that are sent along with the arrival; more go straight into its output."""
@@ -66,9 +67,6 @@ def over_link(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> 
     )
     if not short[link.rank]:
         outputs[link.rank][:] = inputs[link.rank]
-
-
-_OCTET = np.dtype(np.uint8)
 
 
 def _lengths(inputs: Sequence[Array], outputs: Sequence[Array]) -> npt.NDArray[np.int64]:

@@ -89,9 +89,8 @@ def _one(calls: list[Recorded]) -> Recorded:
                 call.after()
 
     user = [array for call in calls for array in call.user]
-    split = (
-        f"arrays of {'+'.join(str(array.size) for array in arrays)}"  # ranks that split them otherwise are to notice
-    )
+    # Ranks that split the same number of elements otherwise are to notice.
+    split = f"arrays of {'+'.join(str(array.size) for array in arrays)}"
     notes = [call.note for call in calls if call.note is not None]
     note = (lambda: "; ".join(one() for one in notes)) if notes else None
     return Recorded((kind, dtype, together.size, op, None, None, split), (together, op), user, apart, note)

@@ -192,7 +192,9 @@ class Order:
         self.last = call.name
         standing.call, standing.seq, standing.busy = call.name, self.seq, True
         running = RunningCall(standing, call, self.seq, Deadline(options.timeout), options.note)
-        self.carry_out(plan.algorithm, arguments, running)
-        if options.after is not None:
-            options.after()
-        standing.busy = False
+        try:
+            self.carry_out(plan.algorithm, arguments, running)
+            if options.after is not None:
+                options.after()
+        finally:
+            standing.busy = False
