@@ -1,12 +1,13 @@
-"""Ranks as processes, and a world of one rank in this process."""
+"""Ranks as processes, a gateway, and a world of one rank in this process."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.processes import Ranks
+from support.processes import Ranks, wait_until
 
 import rankmesh as dist
 
@@ -18,6 +19,17 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
         yield started
     finally:
         started.end()
+
+
+@pytest.fixture
+def gateway(ranks: Ranks) -> Iterator[str]:
+    """The URL of a gateway in a process of its own."""
+    process = ranks.command("-m", "rankmesh_gateway", "--port", "0", name="gateway")
+    ready = r"ready at (http://\S+)\n"
+    found = wait_until(lambda: re.search(ready, process.stdout), f"the gateway to be ready: {process!r}")
+    yield found[1]
+    process.process.terminate()
+    assert process.process.wait(10) == 0, process
 
 
 @pytest.fixture(scope="module")

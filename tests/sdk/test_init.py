@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -86,17 +84,6 @@ def torch_variables(size: int, port: int) -> object:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-
-
-@pytest.fixture
-def gateway(ranks: Ranks) -> Iterator[str]:
-    """The URL of a gateway in a process of its own."""
-    process = ranks.command("-m", "rankmesh_gateway", "--port", "0", name="gateway")
-    ready = r"ready at (http://\S+)\n"
-    found = wait_until(lambda: re.search(ready, process.stdout), f"the gateway to be ready: {process!r}")
-    yield found[1]
-    process.process.terminate()
-    assert process.process.wait(10) == 0, process
 
 
 def test_env_with_rank_0_hosting_the_gateway(ranks: Ranks) -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import urllib.request
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -126,16 +125,6 @@ def alone_for_a_second(me: Me, gateway: str) -> None:
     else:
         me.wait_for("failed")
     work(me, options)
-
-
-@pytest.fixture
-def gateway(ranks: Ranks) -> Iterator[str]:
-    """The URL of a gateway in a process of its own."""
-    port = free_port()
-    process = ranks.command("-m", "rankmesh_gateway", "--port", str(port), name="gateway")
-    yield f"http://127.0.0.1:{port}"
-    process.process.terminate()
-    assert process.process.wait(10) == 0, process
 
 
 def test_a_rank_that_gave_up_can_join_again_at_the_same_gateway(ranks: Ranks, gateway: str) -> None:

@@ -82,11 +82,13 @@ async def losing_answers(owner: str, count: int) -> AsyncIterator[str]:
         from_owner, to_owner = await asyncio.open_connection(target.hostname, target.port)
 
         async def pass_on(source, sink, *, lose: bool) -> None:
-            while data := await source.read(1 << 16):
-                if lose and next(lost) <= count:
-                    break
-                sink.write(data)
-            sink.close()
+            try:
+                while data := await source.read(1 << 16):
+                    if lose and next(lost) <= count:
+                        break
+                    sink.write(data)
+            finally:  # cancelled too, when the test's loop ends
+                sink.close()
 
         await asyncio.gather(pass_on(reader, to_owner, lose=False), pass_on(from_owner, writer, lose=True))
 
