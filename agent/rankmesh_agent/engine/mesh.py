@@ -15,9 +15,10 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.engine.peer import Peer, Port, Transfer
+from rankmesh_agent.engine.peer import Fetch, Peer, Port, Transfer
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.deadline import Deadline
@@ -85,6 +86,7 @@ class Mesh:
         self._dropped: set[int] = set()
         self._early: list[tuple[int, Header, memoryview | bytes]] = []
         self._leading = False
+        self._asleep = False
         self._background_leads = False
         self._followers = 0
         self._outstanding: list[tuple[int, Transfer]] = []
@@ -126,6 +128,7 @@ class Mesh:
         for rank, peer in self._peers.items():
             held_up = peer.paused
             peer.forget(group)
+            peer.connection.revoke()
             if rank not in self.lost and not self._closed:
                 self._watch(peer)
                 if held_up and not peer.paused:
@@ -151,6 +154,26 @@ class Mesh:
         peer = self._peers.get(rank)
         if peer is not None and peer.paused and rank not in self.lost:
             self._receive(peer)
+
+    def offer(self, rank: int, view: memoryview) -> tuple[int, int]:
+        """Let a peer read ``view`` itself, if it can; see Connection.offer."""
+        return (0, 0) if rank in self.lost else self._peers[rank].connection.offer(view)
+
+    def revoke(self, rank: int) -> None:
+        """Take back what a peer may read; see Connection.revoke."""
+        self._peers[rank].connection.revoke()
+
+    def fetch(self, rank: int, fetch: Fetch) -> None:
+        """Begin to read what a peer has offered; a lost one's is never told to be there."""
+        if rank not in self.lost:
+            peer = self._peers[rank]
+            peer.fetches.append(fetch)
+            self._stir(peer)
+
+    def cancel_fetch(self, rank: int, group: int, seq: int) -> None:
+        """Read no further in a message that its sender has taken back."""
+        peer = self._peers[rank]
+        peer.fetches = deque(fetch for fetch in peer.fetches if (fetch.group, fetch.seq) != (group, seq))
 
     # Waiting; without the lock
 
@@ -244,14 +267,16 @@ class Mesh:
         ]
         interrupted: KeyboardInterrupt | None = None
         try:
+            self._asleep = timeout > 0 and not ready
             self.lock.release()
-            events = self._poll.poll(0 if ready else timeout)
+            events = self._poll.poll(timeout if self._asleep else 0)
         finally:
             while not self.lock._is_owned():  # type: ignore[attr-defined]  # Ctrl-C may cut acquire off, too
                 try:
                     self.lock.acquire()
                 except KeyboardInterrupt as error:
                     interrupted = error
+            self._asleep = False
         if interrupted is not None:
             raise interrupted
         return ready, events
@@ -273,8 +298,23 @@ class Mesh:
         if peer.rank in self.lost:
             return
         self._watch(peer)
+        if peer.fetches:
+            self._fetch(peer)
         if more or (peer.hung_up and not peer.paused):
             self._restless.add(peer)
+
+    def _fetch(self, peer: Peer) -> None:
+        try:
+            peer.fetch()
+        finally:  # Ctrl-C finds it in order: the piece is read again
+            if peer.fetches and peer.rank not in self.lost:
+                self._restless.add(peer)
+
+    def _stir(self, peer: Peer) -> None:
+        """Have the leader turn to a peer that poll will not tell about, even if it is asleep."""
+        self._restless.add(peer)
+        if self._asleep:
+            self._ring()
 
     def _flush(self, peer: Peer) -> None:
         try:
@@ -329,6 +369,7 @@ class Mesh:
         self.lost[peer.rank] = lost
         self._hang_up(peer)
         self._restless.discard(peer)
+        peer.fetches.clear()
         peer.connection.close()
         for port in list(self._ports.values()):
             port.lost(peer.rank)

@@ -6,6 +6,8 @@
     above, or out of credit    RTS ───────────────▶            kept until a receive matches
                                    ◀──────────── CTS
                                BULK ──────────────▶            straight into the receiver's array
+    where memory can be read   RTS with address ──▶            kept until a receive matches, which copies the array
+                                   ◀──────────── DONE          or, if that fails or the offer was taken back, CTS
 
 A receiver that does not receive holds at most WINDOW bytes a sender, then only announcements: a slow receiver bounds
 memory. A receive with another dtype or size than its message is refused, and the sender is told: where its send has
@@ -19,9 +21,10 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from rankmesh_agent.engine.mesh import Mesh
-from rankmesh_agent.engine.peer import Transfer
+from rankmesh_agent.engine.peer import Fetch, Transfer
 from rankmesh_agent.wire import dtypes, frames
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.frames import Header, Opcode
@@ -63,6 +66,7 @@ class _Message:
     dtype: int
     nbytes: int
     id: int = _EAGER
+    offered: tuple[int, int] = (0, 0)
     payload: memoryview | bytes | None = None
 
 
@@ -117,7 +121,8 @@ class Matching:
             number = next(self.ids)
             bulk = self._frame(Opcode.BULK, dtype=dtype, tag=tag, seq=number, length=len(view))
             self.announced[number] = _Announced(rank, bulk, view, transfer)
-            self.mesh.send(rank, [self._frame(Opcode.RTS, dtype=dtype, tag=tag, seq=number, total=len(view))])
+            address, generation = self.mesh.offer(rank, view) if len(view) else (0, 0)
+            self.mesh.send(rank, [self._announcement(dtype, tag, number, len(view), address, generation)])
         return transfer
 
     def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
@@ -150,6 +155,7 @@ class Matching:
         for number, announced in self.announced.items():
             if announced.transfer is transfer:
                 del self.announced[number]
+                self.mesh.revoke(announced.rank)
                 self.mesh.send(announced.rank, [self._frame(Opcode.WITHDRAW, seq=number)])
                 return True
         return False
@@ -167,15 +173,18 @@ class Matching:
             case Opcode.EAGER:
                 self._arrive(_Message(rank, header.tag, header.dtype, header.length, payload=payload))
             case Opcode.RTS:
-                self._arrive(_Message(rank, header.tag, header.dtype, header.total, id=header.seq))
+                offered = header.fingerprint, header.part
+                self._arrive(_Message(rank, header.tag, header.dtype, header.total, header.seq, offered))
             case Opcode.CTS:
                 announced = self.announced.pop(header.seq, None)
                 if announced is not None:
                     self.mesh.send(rank, [announced.header, announced.view], announced.transfer)
             case Opcode.BULK:
-                received = self.cleared.pop((rank, header.seq))
-                received.transfer.source = rank
-                received.transfer.done = True
+                self.cleared.pop((rank, header.seq)).transfer.done = True
+            case Opcode.DONE:
+                announced = self.announced.pop(header.seq, None)
+                if announced is not None:
+                    announced.transfer.done = True
             case Opcode.CREDIT:
                 account = self._account(rank)
                 account.available = min(WINDOW, account.available + header.total)
@@ -213,11 +222,22 @@ class Matching:
             self._refuse(message.source, message.id, refusal)
         elif message.payload is None:
             self.cleared[message.source, message.id] = wanted
-            self.mesh.send(message.source, [self._frame(Opcode.CTS, seq=message.id)])
+            if message.offered[0]:
+                then = partial(self._fetched, message.source, message.id)
+                fetch = Fetch(self.group, message.id, message.offered, wanted.view, then)
+                self.mesh.fetch(message.source, fetch)
+            else:
+                self.mesh.send(message.source, [self._frame(Opcode.CTS, seq=message.id)])
             return
         if refusal:
             transfer.error = DistBackendError(refusal, ranks=[source])
         transfer.done = True
+
+    def _fetched(self, rank: int, number: int, good: bool) -> None:
+        """The array has been copied from the sender's memory; or not, then it is to send it."""
+        if good:
+            self.cleared.pop((rank, number)).transfer.done = True
+        self.mesh.send(rank, [self._frame(Opcode.DONE if good else Opcode.CTS, seq=number)])
 
     def _refused(self, rank: int, number: int, why: str) -> None:
         refuser = self.number(rank)
@@ -238,6 +258,7 @@ class Matching:
         """A message is not coming; the receive that was to take it waits for the next."""
         self.unexpected = deque(m for m in self.unexpected if (m.source, m.id) != (rank, number))
         waiting = self.cleared.pop((rank, number), None)
+        self.mesh.cancel_fetch(rank, self.group, number)
         if waiting is not None and not self._match(waiting):
             self.receives.insert(0, waiting)
 
@@ -254,6 +275,19 @@ class Matching:
 
     def _account(self, rank: int) -> _Account:
         return self.accounts.setdefault(rank, _Account())
+
+    def _announcement(self, dtype: int, tag: int, number: int, nbytes: int, address: int, generation: int) -> bytes:
+        return frames.encode(
+            Opcode.RTS,
+            dtype=dtype,
+            group=self.group,
+            epoch=self.mesh.epoch,
+            part=generation,
+            seq=number,
+            tag=tag,
+            fingerprint=address,
+            total=nbytes,
+        )
 
     def _frame(
         self, opcode: Opcode, *, dtype: int = dtypes.NONE, seq: int = 0, tag: int = 0, length: int = 0, total: int = 0

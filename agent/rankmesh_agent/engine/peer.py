@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.transports.base import Buffer, Connection
+from rankmesh_agent.transports.vmread import address_of
 from rankmesh_agent.wire import frames
-from rankmesh_agent.wire.errors import ProtocolError
+from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import HEADER_BYTES, Header
 
 _STAGE_BYTES = HEADER_BYTES + frames.SMALL
@@ -25,6 +26,41 @@ class Transfer:
         self.done = False
         self.error: Exception | None = None
         self.source = -1
+
+
+class Fetch:
+    """A message that is read from the peer's memory.
+
+    Args:
+        group: the id of its group.
+        seq: its number.
+        offered: its address and the generation of the offer.
+        view: where it goes.
+        then: called with whether all of it is there and good, with the mesh's lock held.
+    """
+
+    __slots__ = ("_address", "_generation", "_into", "_read", "_view", "group", "seq", "then")
+
+    def __init__(
+        self, group: int, seq: int, offered: tuple[int, int], view: memoryview, then: Callable[[bool], None]
+    ) -> None:
+        self.group = group
+        self.seq = seq
+        self.then = then
+        self._address, self._generation = offered
+        self._view = view
+        self._into = address_of(view)
+        self._read = 0
+
+    def advance(self, connection: Connection) -> bool | None:
+        """Read on; return None if there is more to read, and otherwise whether what was read is good."""
+        step = min(_TURN_BYTES, len(self._view) - self._read)
+        try:
+            connection.read_offered(self._address + self._read, self._into + self._read, step)
+        except DistNetworkError:
+            return False  # it may still be sent the other way; if the peer is gone, the connection tells
+        self._read += step
+        return None if self._read < len(self._view) else connection.stands(self._generation)
 
 
 class Port(ABC):
@@ -61,6 +97,8 @@ class Peer:
         self.watched_specially = False
         """Whether poll is asked for other events than 'something to receive'."""
         self._eager_limit = eager_limit
+        self.fetches: deque[Fetch] = deque()
+        """What is being read from the peer's memory, one after the other."""
         self._outgoing: deque[tuple[list[memoryview], Transfer | None]] = deque()
         self._stage = memoryview(bytearray(max(_STAGE_BYTES, HEADER_BYTES + eager_limit)))
         self._begin = 0
@@ -82,6 +120,16 @@ class Peer:
             self._dropping = self._header.length - self._filled
             self._header = self._target = None
             self.paused = False
+        if self.fetches:
+            self.fetches = deque(fetch for fetch in self.fetches if fetch.group != group)
+
+    def fetch(self) -> None:
+        """Read on in the peer's memory."""
+        fetch = self.fetches[0]
+        good = fetch.advance(self.connection)
+        if good is not None:
+            self.fetches.popleft()
+            fetch.then(good)
 
     def send(self, buffers: Sequence[Buffer], transfer: Transfer | None) -> None:
         """Send now what can be, queue the rest."""

@@ -59,6 +59,29 @@ class Connection(ABC):
     def woken(self) -> None:
         """Take note that poll reported this descriptor: called before anything is received."""
 
+    def offer(self, view: memoryview) -> tuple[int, int]:
+        """Return where the peer may read ``view`` itself, and the generation of the offer; address 0 where it cannot.
+
+        The offer stands until ``revoke``: no byte of ``view`` may change before.
+        """
+        return 0, 0
+
+    def revoke(self) -> None:
+        """Take back all offers: called before the first of their bytes changes, whoever reads it just now."""
+        return
+
+    def read_offered(self, address: int, into: int, nbytes: int) -> None:
+        """Copy bytes that the peer has offered to an address of this process; they are good if the offer ``stands``.
+
+        Raises:
+            DistNetworkError: they cannot be read.
+        """
+        raise DistNetworkError(f"{self.peer} offers no memory", address=self.peer)
+
+    def stands(self, generation: int) -> bool:
+        """Return whether the peer has taken back no offer of that generation: what was read before this is good."""
+        return False
+
     def finish(self) -> bool:
         """Throw away what comes in; return whether the peer has got everything that was sent, so that one may close."""
         return True

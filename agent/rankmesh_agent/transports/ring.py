@@ -2,8 +2,8 @@
 
 ::
 
-    line 0   head     bytes ever written   (the producer's)
-    line 1   tail     bytes ever read      (the consumer's)
+    line 0   head     bytes ever written   (the producer's), its pid, where it has the memory, its generation
+    line 1   tail     bytes ever read      (the consumer's), whether it can read the producer's memory
     line 2   reader asleep: the producer rings when it has written
     line 3   writer asleep: the consumer rings when it has made room
     line 4…  data
@@ -11,11 +11,16 @@
 Only the producer stores head and only the consumer stores tail, each after the bytes it speaks for. A side that wants
 to sleep raises its flag, looks again, then polls the socket; the other side looks at the flag after each store. Both
 put a lock operation between store and look, which x86 executes as a full fence, so one of the two sees the other.
+
+Where the kernel lets the consumer read the producer's memory, large messages need no ring: the producer offers them and
+the consumer copies them itself. The *generation* counts how often the producer has taken its offers back. It counts
+before it changes the bytes, and the consumer looks after it has read them, so it never takes changed bytes for good.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import threading
 from collections.abc import Sequence
@@ -23,6 +28,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankmesh_agent.transports import vmread
 from rankmesh_agent.transports.base import Buffer, Connection, lost, recv_exactly, send_all
 from rankmesh_agent.transports.shared import LINE, Mapping, unsupported
 from rankmesh_agent.transports.tcp import ANSWER, PROPOSAL, TcpConnection, TcpTransport
@@ -32,6 +38,11 @@ from rankmesh_agent.wire.errors import DistNetworkError
 RING_BYTES = 1 << 18
 _DATA = 4 * LINE
 _HEAD, _TAIL, _READER, _WRITER = (line * LINE // 8 for line in range(4))
+_PID, _ADDRESS, _GENERATION = (_HEAD + word for word in range(1, 4))
+_READS = _TAIL + 1
+_GENERATIONS = 1 << 32
+_NONCE = 16
+"""Bytes that the connecting side puts at the beginning of its ring: who has them there has this memory."""
 _LARGE = 1 << 15
 """Copies above this go through NumPy, which lets other threads run meanwhile."""
 _fence = threading.Lock()
@@ -104,6 +115,10 @@ class RingConnection(Connection):
         self._out, self._in = (there, back) if client else (back, there)
         self._doorbell = doorbell
         self._gone: DistNetworkError | None = None
+        self._pid = self._in.words[_PID]
+        self._in.words[_READS] = vmread.allowed(
+            self._pid, self._in.words[_ADDRESS] + _DATA, mapping.bytes[_DATA : _DATA + _NONCE].tobytes()
+        )
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         if self._gone is not None:
@@ -150,8 +165,23 @@ class RingConnection(Connection):
         except DistNetworkError as error:
             self._gone = error
 
+    def offer(self, view: memoryview) -> tuple[int, int]:
+        if not self._out.words[_READS]:
+            return 0, 0
+        return vmread.address_of(view), self._out.words[_GENERATION]
+
+    def revoke(self) -> None:
+        self._out.words[_GENERATION] = (self._out.words[_GENERATION] + 1) % _GENERATIONS
+
+    def read_offered(self, address: int, into: int, nbytes: int) -> None:
+        vmread.read(self._pid, address, into, nbytes)
+
+    def stands(self, generation: int) -> bool:
+        return self._in.words[_GENERATION] == generation
+
     def close(self) -> None:
         self._gone = lost(self.peer, "closed here")
+        self.revoke()
         self._doorbell.close()
 
     def forget(self) -> None:
@@ -164,6 +194,12 @@ class RingConnection(Connection):
             ring.words[sleeper] = 0
             with contextlib.suppress(DistNetworkError):  # a full socket rings too; a lost one shows when we receive
                 self._doorbell.send([b"!"])
+
+
+def _introduce(mapping: Mapping, offset: int) -> None:
+    """Tell the peer, in the ring that this side will write to, where to read this process's memory."""
+    words = mapping.bytes.data[offset : offset + LINE].cast("Q")
+    words[_PID], words[_ADDRESS] = os.getpid(), mapping.address
 
 
 class RingTransport(TcpTransport):
@@ -196,8 +232,9 @@ class RingTransport(TcpTransport):
                 raise
             return super()._propose(connection, deadline)
         try:
-            nonce = mapping.name[-16:].encode()
+            nonce = mapping.name[-_NONCE:].encode()
             mapping.bytes[_DATA : _DATA + len(nonce)] = np.frombuffer(nonce, np.uint8)
+            _introduce(mapping, 0)
             send_all(connection, PROPOSAL.pack(1, self._ring_bytes, mapping.name.encode(), nonce), deadline)
             taken = recv_exactly(connection, ANSWER.size, deadline) == ANSWER.pack(1)
         finally:
@@ -222,8 +259,10 @@ class RingTransport(TcpTransport):
         if mapping is None or mapping.bytes[_DATA : _DATA + len(said)].tobytes() != said:
             send_all(connection, ANSWER.pack(0), deadline)
             return connection
+        _introduce(mapping, _DATA + ring_bytes)
+        ring = RingConnection(mapping, ring_bytes, connection, client=False)
         send_all(connection, ANSWER.pack(1), deadline)
-        return RingConnection(mapping, ring_bytes, connection, client=False)
+        return ring
 
     def _size(self) -> int:
         return 2 * (_DATA + self._ring_bytes)

@@ -9,11 +9,11 @@
     6       2     dtype        element type of the payload (wire.dtypes), 0 for none
     8       8     group        id of the group
     16      4     epoch        epoch of the job
-    20      4     part         round of an ENTER, 0 otherwise
+    20      4     part         round of an ENTER; generation of an RTS whose receiver may read the data itself
     24      8     seq          the operation's sequence number in its group; id of a point-to-point message
     32      8     tag          point-to-point tag (signed)
     40      8     length       bytes of payload that follow
-    48      8     fingerprint  of the call (wire.ops.Call)
+    48      8     fingerprint  of the call (wire.ops.Call); of an RTS, the address of the data in the sender, or 0
     56      8     total        bytes of the whole message an RTS announces or a CREDIT returns
 
 All numbers are in network byte order. Sizes are checked against a limit before a byte is allocated: ``length`` may
@@ -62,6 +62,8 @@ class Opcode(enum.IntEnum):
     """The sender leaves and will close the connection."""
     WITHDRAW = 11
     """The sender no longer waits for message ``seq``, which it announced, to be cleared."""
+    DONE = 12
+    """The receiver has read message ``seq`` from the sender's memory."""
 
 
 _OPCODES: dict[int, Opcode] = {int(opcode): opcode for opcode in Opcode}

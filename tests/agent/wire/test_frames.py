@@ -55,6 +55,7 @@ OPCODES = {
     "ABORT": 9,
     "GOODBYE": 10,
     "WITHDRAW": 11,
+    "DONE": 12,
 }
 
 
