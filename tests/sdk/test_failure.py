@@ -50,6 +50,37 @@ def test_a_rank_that_is_killed_is_named_at_all_others_soon(ranks: Ranks, transpo
         assert rank.said["at"] - killed < SOON
 
 
+def pass_on_for_ever(me: Me) -> None:
+    """Send a large message to the next rank and receive one from the last, until something happens."""
+    array, got = np.ones(8 << 20, np.float32), np.zeros(8 << 20, np.float32)
+    after, before = (me.rank + 1) % me.size, (me.rank - 1) % me.size
+    while True:
+        sending = dist.isend(array, after)
+        dist.recv(got, before)
+        sending.wait()
+        assert got.all()
+
+
+def pass_on_until_killed(me: Me) -> None:
+    me.init()
+    dist.barrier()
+    me.mark(f"going-{me.rank}")
+    me.say(**me.attempt(pass_on_for_ever, me))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_is_killed_in_large_messages_is_named(ranks: Ranks, transport: str) -> None:
+    started = ranks.start(pass_on_until_killed, 3, uses=[pass_on_for_ever], env={"RANKMESH_TRANSPORT": transport})
+    ranks.wait_for(*(f"going-{rank}" for rank in range(3)))
+    time.sleep(0.1)
+    killed = started[1].kill()
+    ranks.wait(started)
+    for rank in (started[0], started[2]):
+        assert rank.said["error"] == "RankFailedError"
+        assert rank.said["ranks"] == [1]
+        assert rank.said["at"] - killed < SOON
+
+
 def raise_at_rank_1(me: Me) -> None:
     me.init()
     dist.barrier()
