@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
+from rankmesh_agent.collectives.reduction import quiet
 from rankmesh_agent.collectives.select import Algorithm, algorithm
 from rankmesh_agent.engine.backends.base import Backend, Watch
 from rankmesh_agent.engine.rounds import MessageLink
@@ -35,6 +36,7 @@ class MeshBackend(Backend):
         self._link = link
         self._ranks = ranks
         self._segment = segment
+        self._quiet = quiet()
         self.medium = "self" if len(ranks) == 1 else "shm" if segment is not None else "tcp"
 
     def algorithm(self, call: Call) -> Algorithm:
@@ -47,10 +49,10 @@ class MeshBackend(Backend):
         try:
             if segment is not None:
                 segment.begin(watch.seq, watch.call.fingerprint, watch.check)
-                algorithm(segment, *arguments)
+                self._quiet.run(algorithm, segment, *arguments)
             else:
                 self._link.begin(watch.seq, watch.call.fingerprint, watch.wait)
-                algorithm(self._link, *arguments)
+                self._quiet.run(algorithm, self._link, *arguments)
         except DisagreementError:
             self._disagree(watch)
 
