@@ -41,8 +41,8 @@ class MeshBackend(Backend):
 
     def algorithm(self, call: Call) -> Algorithm:
         if self._segment is None:
-            return algorithm(call.kind, "link", call.nbytes)
-        return algorithm(call.kind, "segment", call.nbytes, self._segment.slot_bytes)
+            return algorithm(call.kind, "link", call.nbytes, self._link.size)
+        return algorithm(call.kind, "segment", call.nbytes, self._link.size, self._segment.slot_bytes)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
         segment = self._segment
