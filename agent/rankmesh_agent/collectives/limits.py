@@ -1,7 +1,8 @@
 """Up to how many bytes a rank contributes the table of ``select`` takes each algorithm.
 
 Written by ``python -m benchmarks.tune --write``: the sizes from which the next algorithm was measured to be faster. An
-algorithm that is not here is limited by what ``select`` says alone; no limit here goes beyond that.
+algorithm that is not here is limited by what ``select`` says alone; no limit here goes beyond that. With
+-1 it is never taken.
 
 Measured: by hand, on 2 cores, for the first version of this table.
 """
@@ -11,5 +12,7 @@ from __future__ import annotations
 # (collective, medium): {algorithm: {ranks in the group: bytes}}
 LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
     ("ALL_REDUCE", "segment"): {"small_segment": {2: 131072, 4: 131072}},
+    ("ALL_REDUCE", "link"): {"small_link": {2: 65536, 4: -1}},
+    ("BARRIER", "link"): {"direct_link": {2: 1, 4: -1}},
     ("REDUCE", "segment"): {"small_segment": {2: 131072, 4: 131072}},
 }

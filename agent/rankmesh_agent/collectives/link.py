@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,25 @@ class Link(ABC):
 
         Returns:
             Every rank's payload for this one, by rank.
+
+        Raises:
+            CollectiveMismatchError: the ranks did not make the same call.
+        """
+
+    @abstractmethod
+    def consult(
+        self, payload: memoryview | bytes, decide: Callable[[list[memoryview | bytes]], memoryview | bytes]
+    ) -> memoryview | bytes:
+        """Arrive at the call by way of rank 0, which hears from everyone and tells everyone what it makes of that.
+
+        Twice as many steps as ``enter``, but 2 (size - 1) messages in place of size (size - 1).
+
+        Args:
+            payload: what rank 0 is told, at most frames.SMALL bytes.
+            decide: called at rank 0 with every rank's payload, by rank; returns at most frames.SMALL bytes.
+
+        Returns:
+            What ``decide`` returned at rank 0.
 
         Raises:
             CollectiveMismatchError: the ranks did not make the same call.

@@ -35,7 +35,11 @@ _SLOT = math.inf
 _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     # Reducing everything everywhere costs size times the additions, but one step less: worth it in the L2 cache.
     (Kind.ALL_REDUCE, "segment"): ((_SLOT, all_reduce.small_segment), (_ALWAYS, all_reduce.chunked_segment)),
-    (Kind.ALL_REDUCE, "link"): ((SMALL, all_reduce.small_link), (_ALWAYS, all_reduce.direct_link)),
+    (Kind.ALL_REDUCE, "link"): (
+        (SMALL, all_reduce.small_link),
+        (SMALL, all_reduce.star_link),
+        (_ALWAYS, all_reduce.direct_link),
+    ),
     (Kind.REDUCE, "segment"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.chunked_segment)),
     (Kind.REDUCE, "link"): ((SMALL, reduce.small_link), (_ALWAYS, reduce.direct_link)),
     (Kind.BROADCAST, "segment"): ((_ALWAYS, broadcast.over_segment),),
@@ -51,7 +55,7 @@ _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     (Kind.ALL_TO_ALL, "segment"): ((_ALWAYS, all_to_all.over_segment),),
     (Kind.ALL_TO_ALL, "link"): ((_ALWAYS, all_to_all.over_link),),
     (Kind.BARRIER, "segment"): ((_ALWAYS, barrier.over_segment),),
-    (Kind.BARRIER, "link"): ((_ALWAYS, barrier.over_link),),
+    (Kind.BARRIER, "link"): ((_ALWAYS, barrier.direct_link), (_ALWAYS, barrier.star_link)),
 }
 
 

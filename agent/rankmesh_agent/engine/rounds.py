@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -17,6 +19,9 @@ Wait = Callable[[Callable[[], bool], Callable[[], list[int]]], None]
 
 Payload = memoryview | bytes
 _RETELL = 0xFFFFFFFF
+_ANSWER = 0xFFFFFFFE
+_PATIENCE = 0.05
+"""Seconds until those who wait by way of rank 0 tell each other that they are there, to be able to say who is not."""
 
 
 class MessageLink(Link):
@@ -41,12 +46,16 @@ class MessageLink(Link):
         self._arrived: dict[tuple[int, int], dict[int, tuple[int, Payload]]] = {}
         self._posted: dict[int, deque[tuple[int, memoryview, Transfer]]] = {member: deque() for member in ranks}
         self._seq = 0
+        self._retold = -1
+        """The latest call that others found to be different ones."""
         self._round = 0
         self._fingerprint = 0
         self._wait: Wait = _never
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
         """Begin call number ``seq``."""
+        if seq != self._seq:
+            self._arrived.pop((self._seq, 0), None)  # arrivals that were only told when the former call was over
         self._seq = seq
         self._round = 0
         self._fingerprint = fingerprint
@@ -60,9 +69,70 @@ class MessageLink(Link):
         """
         arrived = self._meet(self._round, payload, each)
         self._round += 1
-        if any(fingerprint != self._fingerprint for fingerprint, _ in arrived.values()):
-            raise DisagreementError
+        self._compare(arrived)
         return [arrived[member][1] for member in range(self.size)]
+
+    def consult(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
+        """Arrive by way of rank 0; see Link.consult. Rank 0 hears from everyone, whatever they call: it disagrees.
+
+        Raises:
+            DisagreementError: the ranks did not make the same call.
+        """
+        if self.rank:
+            return self._ask(payload)
+        heard = self._heard_of(0)
+        self._wait(
+            self._hailing(lambda: len(heard) == len(self._others) or self._retold == self._seq, self._others),
+            lambda: [member for member in self._others if member not in heard],
+        )
+        arrived = {0: (self._fingerprint, payload), **self._arrived.pop((self._seq, 0))}
+        self._compare(arrived)
+        answer = decide([arrived[member][1] for member in range(self.size)])
+        going: list[tuple[int, Transfer]] = []
+        with self._mesh.lock:
+            self._tell(self._others, _ANSWER, answer, going)
+        if going:
+            self._wait_for(going)
+        return answer
+
+    def _ask(self, payload: Payload) -> Payload:
+        """Tell rank 0 ``payload`` and return its answer."""
+        going: list[tuple[int, Transfer]] = []
+        heard, answers = self._heard_of(0), self._heard_of(_ANSWER)
+        with self._mesh.lock:
+            self._tell((0,), 0, payload, going)
+
+        def answered() -> bool:
+            return (bool(answers) and all(transfer.done for _, transfer in going)) or self._retold == self._seq
+
+        def missing() -> list[int]:
+            lost = self._mesh.lost
+            if self._ranks[0] in lost:
+                return [0]
+            # Another one that has left may have had its answer: rank 0 knows.
+            return [member for member in self._others if member not in heard and self._ranks[member] not in lost] or [0]
+
+        self._wait(self._hailing(answered, [member for member in self._others if member]), missing)
+        self._arrived.pop((self._seq, 0), None)
+        arrived = self._arrived.pop((self._seq, _ANSWER))
+        if not arrived:
+            raise DisagreementError
+        return arrived[0][1]
+
+    def _hailing(self, ready: Callable[[], bool], members: Sequence[int]) -> Callable[[], bool]:
+        """Return ``ready`` with a side effect: if it takes long, some members are told that this rank is there."""
+        until = time.monotonic() + _PATIENCE
+
+        def ready_or_hail() -> bool:
+            nonlocal until
+            if ready():
+                return True
+            if time.monotonic() > until:
+                until = math.inf
+                self._tell(members, 0, b"", [])
+            return False
+
+        return ready_or_hail
 
     def retell(self, payload: Payload) -> list[Payload]:
         """After a disagreement, wherever in the call it showed: tell everyone ``payload``, return what they tell."""
@@ -72,28 +142,45 @@ class MessageLink(Link):
     def _meet(
         self, part: int, payload: Payload, each: Sequence[Payload] | None = None
     ) -> dict[int, tuple[int, Payload]]:
-        key = self._seq, part
-        header = self._arrival(part, len(payload))
-        going = []
-        with self._mesh.lock:
-            arrived = self._arrived.setdefault(key, {})
-            for member in self._others:
-                if each is not None:
-                    payload = each[member]
-                    header = self._arrival(part, len(payload))
-                transfer = Transfer()
-                self._mesh.send(self._ranks[member], [header, payload] if len(payload) else [header], transfer)
-                if not transfer.done:
-                    going.append(transfer)
+        """Tell everyone, wait for everyone; return who told what. Somebody is missing only if others disagree."""
+        going: list[tuple[int, Transfer]] = []
+        heard = self._heard_of(part)
         expected = len(self._others)
-        self._wait(
-            lambda: len(arrived) == expected and (not going or all(transfer.done for transfer in going)),
-            lambda: [member for member in self._others if member not in arrived],
-        )
+        retelling = part == _RETELL
         with self._mesh.lock:
-            del self._arrived[key]
+            if each is None:
+                self._tell(self._others, part, payload, going)
+            else:
+                for member in self._others:
+                    self._tell((member,), part, each[member], going)
+        self._wait(
+            lambda: (
+                (len(heard) == expected and (not going or all(transfer.done for _, transfer in going)))
+                or (self._retold == self._seq and not retelling)
+            ),
+            lambda: [member for member in self._others if member not in heard],
+        )
+        arrived = self._arrived.pop((self._seq, part))
         arrived[self.rank] = self._fingerprint, payload if each is None else each[self.rank]
         return arrived
+
+    def _heard_of(self, part: int) -> dict[int, tuple[int, Payload]]:
+        with self._mesh.lock:
+            return self._arrived.setdefault((self._seq, part), {})
+
+    def _compare(self, arrived: dict[int, tuple[int, Payload]]) -> None:
+        if len(arrived) < self.size or any(said != self._fingerprint for said, _ in arrived.values()):
+            raise DisagreementError
+
+    def _tell(self, members: Sequence[int], part: int, payload: Payload, going: list[tuple[int, Transfer]]) -> None:
+        """Send an ENTER; add what is not sent at once to ``going``. With the mesh's lock held."""
+        header = self._arrival(part, len(payload))
+        buffers = [header, payload] if len(payload) else [header]
+        for member in members:
+            transfer = Transfer()
+            self._mesh.send(self._ranks[member], buffers, transfer)
+            if not transfer.done:
+                going.append((member, transfer))
 
     def _arrival(self, part: int, length: int) -> bytes:
         return frames.encode(
@@ -121,7 +208,9 @@ class MessageLink(Link):
                     self._mesh.send(self._ranks[member], [self._part(len(view)), view], transfer)
             for member, _ in coming:
                 self._mesh.resume(self._ranks[member])
-        pending = coming + going
+        self._wait_for(coming + going)
+
+    def _wait_for(self, pending: list[tuple[int, Transfer]]) -> None:
         self._wait(
             lambda: all(transfer.done for _, transfer in pending),
             lambda: [member for member, transfer in pending if not transfer.done],
@@ -139,6 +228,10 @@ class MessageLink(Link):
     def deliver(self, rank: int, header: Header, payload: Payload) -> None:
         """Take an ENTER, or note that a PART is complete."""
         if header.opcode is Opcode.ENTER:
+            if header.seq < self._seq:
+                return  # a call that is over: the others knew without it that the rank was there
+            if header.part == _RETELL:
+                self._retold = header.seq
             arrived = self._arrived.setdefault((header.seq, header.part), {})
             arrived[self._group_rank[rank]] = header.fingerprint, payload
         else:

@@ -231,7 +231,7 @@ def test_a_sender_that_leaves_while_it_is_read_fails_the_receive(pair: World, re
 def test_a_receive_given_up_while_it_reads_ends_the_group(pair: World, reading: Any) -> None:
     def slowly(read: Read, *arguments: Any) -> None:
         read(*arguments)
-        time.sleep(0.1)
+        time.sleep(0.3)
 
     reading(slowly)
     count = 10_000_000
@@ -242,6 +242,6 @@ def test_a_receive_given_up_while_it_reads_ends_the_group(pair: World, reading: 
                 send(members, np.ones(count))
         else:
             with pytest.raises(CollectiveTimeoutError):
-                members.receive(np.zeros(count), 0, 0, Options(0.2))
+                members.receive(np.zeros(count), 0, 0, Options(1.0))
 
     pair.run(call)
