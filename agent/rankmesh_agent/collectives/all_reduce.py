@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, octets, pieces, shares
-from rankmesh_agent.collectives.reduce_scatter import reduce_pieces
+from rankmesh_agent.collectives.link import Array, Exchange, Link, octets, pieces, shares
+from rankmesh_agent.collectives.reduce_scatter import AHEAD, reduce_pieces
 from rankmesh_agent.collectives.reduction import combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
@@ -72,14 +74,20 @@ def star_link(link: Link, array: Array, op: ReduceOp) -> None:
 
 
 def direct_link(link: Link, array: Array, op: ReduceOp) -> None:
-    """Reduce-scatter, piece by piece, then all-gather; each share goes straight to the rank that reduces it.
+    """Piece by piece, each rank reduces its share and sends it to all, while the next piece is under way.
 
-    Steps: one a piece, then 1. Each rank sends and receives 2 (size - 1) / size of its bytes, as round a ring, but
+    Steps: one a piece, and 1 more. Each rank sends and receives 2 (size - 1) / size of its bytes, as round a ring, but
     a share is reduced in rank order by one rank: no transport gives another result, and float16 is rounded once.
     """
     link.enter()
     split = [array[share] for share in shares(array.size, link.size)]
     mine = split[link.rank]
-    reduce_pieces(link, mine, split, op)
     others = link.others()
-    link.exchange([(rank, octets(mine)) for rank in others], [(rank, octets(split[rank])) for rank in others])
+    under_way: deque[Exchange] = deque()
+    for piece, reduced in reduce_pieces(link, mine, split, op):
+        sends = [(rank, octets(reduced)) for rank in others]
+        under_way.append(link.start(sends, [(rank, octets(split[rank][piece])) for rank in others]))
+        if len(under_way) > AHEAD:
+            link.finish(under_way.popleft())
+    for gathering in under_way:
+        link.finish(gathering)

@@ -14,6 +14,8 @@ Array = npt.NDArray[Any]
 
 PIECE = 1 << 18
 """Bytes received before they are reduced: they are still in the cache then."""
+Exchange = Any
+"""Something that a Link has begun to send and receive."""
 
 
 class Link(ABC):
@@ -64,12 +66,24 @@ class Link(ABC):
         """
 
     @abstractmethod
-    def exchange(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> None:
-        """Send and receive at once, each with its rank; return when all is done.
+    def start(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> Exchange:
+        """Begin to send and receive, each with its rank; none of it may be touched before ``finish``.
 
         Between two ranks, messages of a call arrive in the order in which they were sent, and have the size that the
         receiver expects. Only after ``enter``.
         """
+
+    @abstractmethod
+    def finish(self, exchange: Exchange) -> None:
+        """Return when all of it has been sent and received."""
+
+    def exchange(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> None:
+        """Send and receive at once; return when all is done."""
+        self.finish(self.start(sends, receives))
+
+    @abstractmethod
+    def scratch(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return memory for the rest of the call; the same for every call, so that it is made once."""
 
     def others(self) -> list[int]:
         """Return the other ranks, the next one first, so that not everyone turns to rank 0 at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, octets, pieces, shares
+from rankmesh_agent.collectives.link import Array, Exchange, Link, octets, pieces, shares
 from rankmesh_agent.collectives.reduce_scatter import reduce_pieces
 from rankmesh_agent.collectives.reduction import combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
@@ -59,16 +59,20 @@ def small_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
 
 
 def direct_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
-    """Reduce-scatter, piece by piece, then everyone sends its share to the root.
+    """Piece by piece, each rank reduces its share and sends it to the root, while the next piece is under way.
 
-    Steps: one a piece, then 1. Each rank sends its bytes once; the root receives 2 (size - 1) / size of its own.
+    Steps: one a piece, and 1 more. Each rank sends its bytes once; the root receives 2 (size - 1) / size of its own.
     """
     link.enter()
-    split = shares(array.size, link.size)
-    mine = array[split[link.rank]]
-    reduced = mine if link.rank == root else np.empty_like(mine)
-    reduce_pieces(link, reduced, [array[share] for share in split], op)
-    if link.rank == root:
-        link.exchange([], [(rank, octets(array[split[rank]])) for rank in link.others()])
-    else:
-        link.exchange([(root, octets(reduced))], [])
+    split = [array[share] for share in shares(array.size, link.size)]
+    at_root = link.rank == root
+    others = link.others()
+    last: Exchange = None
+    for piece, reduced in reduce_pieces(link, split[root] if at_root else None, split, op):
+        sends = [] if at_root else [(root, octets(reduced))]
+        gathering = link.start(sends, [(rank, octets(split[rank][piece])) for rank in others] if at_root else [])
+        if last is not None:
+            link.finish(last)
+        last = gathering
+    if last is not None:
+        link.finish(last)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import PIECE, Array, Link, octets
+from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, octets
 from rankmesh_agent.collectives.reduction import combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
+
+AHEAD = 2
+"""Pieces that may still be on their way to the others when the next one is reduced."""
 
 
 def over_segment(segment: Segment, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
@@ -48,21 +51,50 @@ def direct_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp
     Steps: 1 a piece. Each rank sends (size - 1) / size of its bytes and receives (size - 1) times its output.
     """
     link.enter()
-    reduce_pieces(link, output, inputs, op)
+    for _ in reduce_pieces(link, output, inputs, op):
+        pass
 
 
-def reduce_pieces(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
-    """Exchange and reduce, after the arrival; ``output`` may be this rank's own one of ``inputs``."""
+def reduce_pieces(
+    link: Link, output: Array | None, inputs: Sequence[Array], op: ReduceOp
+) -> Iterator[tuple[slice, Array]]:
+    """Exchange and reduce, after the arrival; yield each piece of the inputs, and what this rank has reduced of it.
+
+    The next piece is on its way while this one is reduced and used. Ranks whose input is shorter yield empty arrays.
+
+    Args:
+        link: the ranks.
+        output: where the result goes, may be this rank's own one of ``inputs``; None for memory that holds a piece
+            until the next but one is yielded.
+        inputs: what each rank is to reduce.
+        op: how.
+    """
+    rank, size = link.rank, link.size
+    mine = inputs[rank]
+    piece = max(1, PIECE // mine.itemsize)
+    room = min(piece, mine.size)
+    rows = link.scratch(2 * size * room * mine.itemsize).view(mine.dtype).reshape(2, size, room)
     others = link.others()
-    mine = inputs[link.rank]
-    piece = max(1, PIECE // output.itemsize)
-    scratch = np.empty((link.size, min(piece, output.size)), output.dtype)
-    for begin in range(0, max(part.size for part in inputs), piece):
-        wanted = output[begin : begin + piece]
-        own = mine[begin : begin + piece]
-        parts = [own if rank == link.rank else scratch[rank, : wanted.size] for rank in range(link.size)]
-        link.exchange(
-            [(rank, octets(inputs[rank][begin : begin + piece])) for rank in others],
-            [(rank, octets(parts[rank])) for rank in others],
-        )
-        combine_in_place(op, parts, link.rank, wanted)
+
+    def start(number: int) -> Exchange:
+        part = slice(number * piece, (number + 1) * piece)
+        count = mine[part].size
+        sends = [(other, octets(inputs[other][part])) for other in others]
+        return link.start(sends, [(other, octets(rows[number % 2, other, :count])) for other in others])
+
+    last = -(-max(part.size for part in inputs) // piece) - 1
+    under_way = start(0) if last >= 0 else None
+    for number in range(last + 1):
+        following = start(number + 1) if number < last else None
+        link.finish(under_way)
+        part = slice(number * piece, (number + 1) * piece)
+        own = mine[part]
+        parts = [own if other == rank else rows[number % 2, other, : own.size] for other in range(size)]
+        reduced = rows[number % 2, rank, : own.size] if output is None else output[part]
+        if rank > 1 and np.may_share_memory(own, reduced):
+            combine(op, parts, parts[0])
+            reduced[:] = parts[0]
+        else:
+            combine(op, parts, reduced)
+        yield part, reduced
+        under_way = following

@@ -12,6 +12,8 @@ from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import HEADER_BYTES, Header
 
+_AHEAD_BYTES = HEADER_BYTES + (1 << 12)
+"""Bytes received at once where a frame begins: small frames come whole, large ones' payload goes where it belongs."""
 _STAGE_BYTES = HEADER_BYTES + frames.SMALL
 _TURN_BYTES = 8 << 20
 """Bytes received from one peer before the others have their turn."""
@@ -187,7 +189,7 @@ class Peer:
             left = self._end - self._begin
             self._stage[:left] = bytes(self._stage[self._begin : self._end])
             self._begin, self._end = 0, left
-        space = self._stage[self._end :]
+        space = self._stage[self._end : self._end + _AHEAD_BYTES if self._header is None else None]
         received = self.connection.recv_into(space)
         self._drained = received < len(space)
         self._end += received

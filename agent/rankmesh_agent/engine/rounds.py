@@ -7,6 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from rankmesh_agent.collectives.link import Link
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.peer import Transfer
@@ -51,6 +54,7 @@ class MessageLink(Link):
         self._round = 0
         self._fingerprint = 0
         self._wait: Wait = _never
+        self._scratch = np.empty(0, np.uint8)
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
         """Begin call number ``seq``."""
@@ -91,8 +95,7 @@ class MessageLink(Link):
         going: list[tuple[int, Transfer]] = []
         with self._mesh.lock:
             self._tell(self._others, _ANSWER, answer, going)
-        if going:
-            self._wait_for(going)
+        self.finish(going)
         return answer
 
     def _ask(self, payload: Payload) -> Payload:
@@ -193,8 +196,10 @@ class MessageLink(Link):
             fingerprint=self._fingerprint,
         )
 
-    def exchange(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> None:
-        """Send and receive; see Link.exchange."""
+    def start(
+        self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]
+    ) -> list[tuple[int, Transfer]]:
+        """Begin to send and receive; see Link.start."""
         going: list[tuple[int, Transfer]] = []
         coming: list[tuple[int, Transfer]] = []
         with self._mesh.lock:
@@ -208,13 +213,23 @@ class MessageLink(Link):
                     self._mesh.send(self._ranks[member], [self._part(len(view)), view], transfer)
             for member, _ in coming:
                 self._mesh.resume(self._ranks[member])
-        self._wait_for(coming + going)
+        return coming + going
 
-    def _wait_for(self, pending: list[tuple[int, Transfer]]) -> None:
+    def finish(self, exchange: list[tuple[int, Transfer]]) -> None:
+        """Wait for what was begun; see Link.finish."""
+        pending = [(member, transfer) for member, transfer in exchange if not transfer.done]
+        if not pending:
+            return
         self._wait(
             lambda: all(transfer.done for _, transfer in pending),
             lambda: [member for member, transfer in pending if not transfer.done],
         )
+
+    def scratch(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return memory of the link's own; see Link.scratch."""
+        if self._scratch.size < nbytes:
+            self._scratch = np.empty(nbytes, np.uint8)
+        return self._scratch[:nbytes]
 
     # What comes from the peers; with the mesh's lock held
 
