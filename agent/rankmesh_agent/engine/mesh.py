@@ -29,6 +29,11 @@ _FINISH_SECONDS = 0.001
 SLICE_SECONDS = 0.1
 """How long a wait lasts at most before the deadline is looked at again."""
 _LOOKS = 10
+"""How often a wait looks around before it sleeps, where each look is a system call."""
+_SPINS = 100
+"""How often where most are none, and the core is this rank's own: about as long as falling asleep and being woken."""
+_POLLED = 8
+"""Poll is asked, and the lock is free, in one of so many turns where there is nothing that only poll would tell."""
 _FIRST = frozenset({Opcode.ENTER, Opcode.ABORT})
 """Frames that may come before this process has made their group."""
 _EARLY_FRAMES = 4096
@@ -87,6 +92,7 @@ class Mesh:
         self._early: list[tuple[int, Header, memoryview | bytes]] = []
         self._leading = False
         self._asleep = False
+        self._sweeps = 0
         self._background_leads = False
         self._followers = 0
         self._outstanding: list[tuple[int, Transfer]] = []
@@ -224,17 +230,13 @@ class Mesh:
 
     def _sweep(self, timeout: float) -> None:
         """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes."""
-        ready, events = self._look(0)
+        self._sweeps += 1
+        ready = self._due()
+        events: list[tuple[int, int]] = []
+        if not ready or self._sweeps % _POLLED == 0:
+            events = self._polled(0)
         if not ready and not events and timeout:
-            # Falling asleep and being woken takes longer than most messages: look around a little before.
-            for _ in range(_LOOKS):
-                if self._crowded:
-                    os.sched_yield()
-                ready, events = self._look(0)
-                if ready or events:
-                    break
-            else:
-                ready, events = self._look(timeout)
+            ready, events = self._sleep(timeout)
         for fd, event in events:
             peer = self._by_fd.get(fd)
             if peer is None:
@@ -254,22 +256,47 @@ class Mesh:
         if self._followers and ready:
             self._changed.notify_all()
 
-    def _look(self, timeout: float) -> tuple[list[Peer], list[tuple[int, int]]]:
-        """Return the peers with something to do that poll would not tell, and what poll tells after ``timeout``."""
-        ready = [peer for peer in self._restless if peer.rank not in self.lost]
+    def _due(self) -> list[Peer]:
+        """Return the peers with something to do that poll would not tell."""
+        lost, restless = self.lost, self._restless
+        ready = [peer for peer in restless if peer.rank not in lost] if restless else []
         ready += [
             peer
             for peer in self._asked
-            if peer not in self._restless
-            and peer.rank not in self.lost
-            and not peer.connection.prepare_wait(peer.writing)
+            if peer.connection.pending(peer.writing)
+            and peer.rank not in lost
+            and peer not in restless
             and not self._held(peer)
         ]
+        return ready
+
+    def _sleep(self, timeout: float) -> tuple[list[Peer], list[tuple[int, int]]]:
+        """Return who has something to do, as soon as somebody has; see _due and _polled."""
+        # Falling asleep and being woken takes longer than most messages: look around a little before.
+        polling = len(self._asked) < len(self._peers)
+        for turn in range(_LOOKS if polling or self._crowded else _SPINS):
+            if self._crowded or turn % _POLLED == 0:
+                os.sched_yield()
+            ready = self._due()
+            events = self._polled(0) if polling or turn % _POLLED == 0 else []
+            if ready or events:
+                return ready, events
+        # Only now: whoever writes to a ring whose reader says that it sleeps has to ring its bell.
+        lost = self.lost
+        ready = [
+            peer
+            for peer in self._asked
+            if peer.rank not in lost and not peer.connection.prepare_wait(peer.writing) and not self._held(peer)
+        ]
+        return ready, self._polled(0 if ready or self._restless else timeout)
+
+    def _polled(self, timeout: float) -> list[tuple[int, int]]:
+        """Return what poll tells after ``timeout``; the lock is free meanwhile."""
         interrupted: KeyboardInterrupt | None = None
         try:
-            self._asleep = timeout > 0 and not ready
+            self._asleep = timeout > 0
             self.lock.release()
-            events = self._poll.poll(timeout if self._asleep else 0)
+            events = self._poll.poll(timeout)
         finally:
             while not self.lock._is_owned():  # type: ignore[attr-defined]  # Ctrl-C may cut acquire off, too
                 try:
@@ -279,7 +306,7 @@ class Mesh:
             self._asleep = False
         if interrupted is not None:
             raise interrupted
-        return ready, events
+        return events
 
     def _held(self, peer: Peer) -> bool:
         """Whether a peer's incoming bytes have nowhere to go and nothing is to be sent to it."""

@@ -163,7 +163,9 @@ class Matching:
     # What comes from the peers
 
     def place(self, rank: int, header: Header) -> memoryview | None:
-        """Return where a BULK payload goes."""
+        """Return where a BULK payload goes, or that of an EAGER frame that did not come as a whole."""
+        if header.opcode is Opcode.EAGER:
+            return self._place_eager(rank, header)
         cleared = self.cleared.get((rank, header.seq))
         return None if cleared is None else cleared.view
 
@@ -171,6 +173,11 @@ class Matching:
         """Take a frame."""
         match header.opcode:
             case Opcode.EAGER:
+                placed = self.cleared.pop((rank, _EAGER), None) if len(payload) < header.length else None
+                if placed is not None:
+                    self._give_credit(rank, header.length)
+                    placed.transfer.done = True
+                    return
                 self._arrive(_Message(rank, header.tag, header.dtype, header.length, payload=payload))
             case Opcode.RTS:
                 offered = header.fingerprint, header.part
@@ -192,6 +199,17 @@ class Matching:
                 self._refused(rank, header.seq, bytes(payload).decode(errors="replace"))
             case Opcode.WITHDRAW:
                 self._withdrawn(rank, header.seq)
+
+    def _place_eager(self, rank: int, header: Header) -> memoryview | None:
+        for posted in self.receives:
+            if posted.tag == header.tag and posted.source in (ANY, rank):
+                if posted.dtype != header.dtype or len(posted.view) != header.length:
+                    return None  # to be refused when it is here
+                self.receives.remove(posted)
+                posted.transfer.source = rank
+                self.cleared[rank, _EAGER] = posted
+                return posted.view
+        return None
 
     def _match(self, wanted: _Receive) -> bool:
         for message in self.unexpected:

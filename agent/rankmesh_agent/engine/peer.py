@@ -10,7 +10,7 @@ from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.transports.vmread import address_of
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
-from rankmesh_agent.wire.frames import HEADER_BYTES, Header
+from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode
 
 _AHEAD_BYTES = HEADER_BYTES + (1 << 12)
 """Bytes received at once where a frame begins: small frames come whole, large ones' payload goes where it belongs."""
@@ -70,7 +70,7 @@ class Port(ABC):
 
     @abstractmethod
     def place(self, rank: int, header: Header) -> memoryview | None:
-        """Return the posted buffer for a PART or BULK frame's payload, None while there is none."""
+        """Return the posted buffer for a frame's payload, None while there is none: a PART or a BULK waits for it."""
 
     @abstractmethod
     def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
@@ -212,7 +212,9 @@ class Peer:
         header = self._header
         assert header is not None
         port = port_of(self.rank, header)
-        if header.opcode not in frames.POSTED:
+        if header.opcode is Opcode.EAGER and self._target is None and port is not None:
+            self._target = port.place(self.rank, header)
+        if header.opcode not in frames.POSTED and self._target is None:
             if self._end - self._begin < header.length:
                 return self._fill()
             self._header = None

@@ -52,6 +52,10 @@ class Connection(ABC):
         """Return the poll events that mean 'try again', to receive and, if ``writing``, to send."""
 
     @abstractmethod
+    def pending(self, writing: bool) -> bool:
+        """Return whether there is something to do that poll would not tell; costs no system call."""
+
+    @abstractmethod
     def prepare_wait(self, writing: bool) -> bool:
         """Return True if the caller may sleep in poll now; False if there already is something to do."""
 

@@ -73,10 +73,13 @@ class InprocConnection(Connection):
     def events(self, writing: bool) -> int:
         return select.POLLIN
 
-    def prepare_wait(self, writing: bool) -> bool:
+    def pending(self, writing: bool) -> bool:
         if self._incoming.data or self._incoming.closed:
-            return False
-        return not (writing and len(self._outgoing.data) < QUEUE_BYTES)
+            return True
+        return writing and len(self._outgoing.data) < QUEUE_BYTES
+
+    def prepare_wait(self, writing: bool) -> bool:
+        return not self.pending(writing)
 
     def woken(self) -> None:
         with contextlib.suppress(BlockingIOError):

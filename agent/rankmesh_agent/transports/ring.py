@@ -149,13 +149,16 @@ class RingConnection(Connection):
     def events(self, writing: bool) -> int:
         return select.POLLIN
 
+    def pending(self, writing: bool) -> bool:
+        return bool(self._gone is not None or self._in.readable() or (writing and self._out.writable()))
+
     def prepare_wait(self, writing: bool) -> bool:
         self._in.words[_READER] = 1
         if writing:
             self._out.words[_WRITER] = 1
         with _fence:
             pass
-        return not (self._gone is not None or self._in.readable() or (writing and self._out.writable()))
+        return not self.pending(writing)
 
     def woken(self) -> None:
         rings = memoryview(bytearray(64))

@@ -86,6 +86,9 @@ class TcpConnection(Connection):
     def events(self, writing: bool) -> int:
         return select.POLLIN | select.POLLOUT if writing else select.POLLIN
 
+    def pending(self, writing: bool) -> bool:
+        return False
+
     def prepare_wait(self, writing: bool) -> bool:
         return True
 

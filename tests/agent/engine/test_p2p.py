@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -303,3 +304,47 @@ def test_messages_and_collectives_of_two_groups_at_once(trio: World) -> None:
             other.close()
 
     trio.run(call)
+
+
+@pytest.mark.parametrize("count", [EAGER // 8 - 1, EAGER // 8])
+def test_a_message_that_was_asked_for_goes_straight_into_its_array(pair: World, count: int) -> None:
+    """Whether all of it came with its header, or the rest was received later; alternating with others, and refused."""
+
+    def call(members: Communicator) -> None:
+        for turn in range(20):
+            if members.rank == 0:
+                members.barrier(NOW)  # the receives are posted
+                send(members, np.full(3, -1.0), 1, 1)
+                send(members, np.full(count, float(turn)), 1)
+                send(members, np.full(count, turn + 0.5), 1)
+                send(members, np.full(count, 7, np.float32), 1, 2)
+            else:
+                first, second, other, wrong = np.zeros(count), np.zeros(count), np.zeros(3), np.zeros(count)
+                works = [irecv(members, first, 0), irecv(members, second, ANY), irecv(members, other, 0, 1)]
+                refused = irecv(members, wrong, 0, 2)
+                members.barrier(NOW)
+                for work in works:
+                    work.wait()
+                    assert work.source_rank() == 0
+                assert (first == turn).all()
+                assert (second == turn + 0.5).all()
+                assert (other == -1).all()
+                with pytest.raises(DistBackendError, match=rf"rank 0 sent float32\[{count}\]"):
+                    refused.wait()
+                assert not wrong.any()
+            members.barrier(NOW)
+            if members.rank == 0:  # it is told of the refusal by one of its next messages
+                with pytest.raises(DistBackendError, match="refused"):
+                    send_often(members)
+            members.barrier(NOW)
+            if members.rank == 1:
+                drain(members)
+
+    pair.run(call)
+
+
+def drain(members: Communicator) -> None:
+    """Take what send_often sent."""
+    with contextlib.suppress(CollectiveTimeoutError):
+        while True:
+            recv(members, np.zeros(1), 0, 9, timeout=0)
