@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import random
+import select
 import subprocess
 import sys
 
@@ -284,6 +285,21 @@ def test_a_ring_takes_exactly_what_it_holds(listener, shm, ring_bytes):
             assert one.send([bytes(100)]) == 7
             assert other.recv_into(memoryview(bytearray(2 * ring_bytes))) == ring_bytes
             assert other.recv_into(memoryview(bytearray(1))) == 0
+
+
+def test_who_only_looks_around_is_not_rung_for(transport, listener):
+    with connected(transport, listener) as (one, other):
+        assert not one.pending(writing=False)
+        assert one.pending(writing=True), "there is room"
+        other.send([b"!"])
+        assert one.pending(writing=False)
+        poller = select.poll()
+        poller.register(one.fileno(), one.events(False))
+        assert poller.poll(50) == []
+        assert recv_exactly(one, 1, Deadline(10)) == b"!"
+        assert one.prepare_wait(writing=False)
+        other.send([b"!"])
+        assert poller.poll(10_000), "who sleeps is"
 
 
 def test_who_may_sleep_is_told_at_the_last_moment(transport, listener):
