@@ -21,7 +21,6 @@ from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.serving import HttpThread
 from rankmesh_agent.store.base import Store
-from rankmesh_agent.store.client import RemoteStore
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.transports import shared
 from rankmesh_agent.transports.base import Transport
@@ -115,7 +114,7 @@ class Agent:
             self.store: Store = self._make_store()
             self.world = self._make_group(range(world_size), "world", timeout)
             undo.pop_all()
-        self._http = HttpThread(self._app(names), http, f"rankmesh-http-{http_port}")
+        self._http = HttpThread(self._app(names), http, f"rankmesh-http-{http_port}", when_asked=True)
         self._http.start()
         self._heart = Heart(self._client, self._heartbeat)
         self._heart.start()
@@ -272,6 +271,8 @@ class Agent:
     def _make_store(self) -> Store:
         if self.member.rank == 0:
             return MemoryStore()
+        from rankmesh_agent.store.client import RemoteStore
+
         return RemoteStore(self._members[0].http, self._settings.token)
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:

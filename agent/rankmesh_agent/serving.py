@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -33,13 +35,19 @@ class HttpThread:
         make_app: called in the thread, so that importing the web framework does not hold up the caller.
         listener: a listening socket; this object closes it.
         name: the thread's name.
+        when_asked: wait for the first client before making the application. The web framework takes more memory and
+            time to load than all the rest of a rank, and most ranks are never asked; a client that comes waits in the
+            socket's queue meanwhile.
     """
 
-    def __init__(self, make_app: Callable[[], Any], listener: socket.socket, name: str) -> None:
+    def __init__(
+        self, make_app: Callable[[], Any], listener: socket.socket, name: str, *, when_asked: bool = False
+    ) -> None:
         self._make_app = make_app
         self._listener = listener
         self._server: Any = None
         self._stopping = False
+        self._when_asked = when_asked
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def start(self) -> None:
@@ -51,6 +59,9 @@ class HttpThread:
         self._stopping = True
         if self._server is not None:
             self._server.should_exit = True
+        else:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread if it waits for a client
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         self._listener.close()
@@ -61,9 +72,18 @@ class HttpThread:
 
     def _serve(self) -> None:
         try:
-            self._run()
+            if self._when_asked:
+                self._wait_for_a_client()
+            if not self._stopping:
+                self._run()
         finally:
             self._listener.close()  # whoever waits in its queue learns that nobody will answer
+
+    def _wait_for_a_client(self) -> None:
+        """Sleep until somebody has connected, or it is time to stop."""
+        poll = select.poll()
+        poll.register(self._listener.fileno(), select.POLLIN)
+        poll.poll()
 
     def _run(self) -> None:
         import uvicorn
