@@ -1,4 +1,6 @@
-"""How long a join takes, from before the first process starts until the last rank is ready: ``python -m benchmarks.join``.
+"""How long a join takes, from before the first process starts until the last rank is ready.
+
+``python -m benchmarks.join`` prints it.
 
 Ranks are processes, started by RankMesh's launcher or by hand (``tcp://``, rank 0 hosts the gateway), or threads: then
 there are no interpreters to start, and what is measured is the join itself.
@@ -29,7 +31,7 @@ DEADLINE = 120.0
 """Seconds one start may take."""
 STEPS = ("interpreter", "numpy", "rankmesh", "agent", "gateway", "peers", "group", "rest")
 """What a rank spends its time on, in this order; see Start."""
-_OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
+_OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "PYTHONDONTWRITEBYTECODE")
 
 
 class Start(NamedTuple):
@@ -78,7 +80,7 @@ def threads(ranks: int, environment: Mapping[str, str] | None = None) -> Start:
     from rankmesh_agent.agent import Agent
     from rankmesh_agent.wire.settings import Settings
 
-    settings = replace(Settings.from_env({**_clean(), **(environment or {})}), job=f"join-{os.getpid()}")
+    settings = replace(Settings.from_env({**clean_environment(), **(environment or {})}), job=f"join-{os.getpid()}")
     gateway = HostedGateway("127.0.0.1", 0, settings)
     agents: list[Agent] = []
     failures: list[BaseException] = []
@@ -148,12 +150,12 @@ def report(starts: Mapping[tuple[str, int], Sequence[Start]]) -> str:
     rows, steps = [], []
     for (way, size), each in starts.items():
         seconds = sorted(start.seconds for start in each)
-        spread = f"{seconds[0]:.2f} – {seconds[-1]:.2f}"
+        spread = f"{seconds[0]:.2f} - {seconds[-1]:.2f}"
         processor = median(start.processor for start in each)
         rows.append([way, str(size), f"{median(seconds):.2f}", spread, f"{processor:.2f}", f"{processor / size:.3f}"])
         if each[0].steps:
             steps.append([way, str(size), *(f"{1e3 * median(s.steps[step] for s in each):.0f}" for step in STEPS)])
-    whole = table(["ranks are", "ranks", "ready, s", "least – most", "CPU, s", "CPU a rank, s"], rows, texts=1)
+    whole = table(["ranks are", "ranks", "ready, s", "least - most", "CPU, s", "CPU a rank, s"], rows, texts=1)
     return whole + ("\n\n" + table(["ranks are", "ranks", *(f"{step}, ms" for step in STEPS)], steps, texts=1)) * bool(
         steps
     )
@@ -167,13 +169,18 @@ def _processes(
         log = cleanup.enter_context(Path(folder, "output").open("w+b"))
         busy = _children_seconds()
         began = time.monotonic()
-        shared = {**_clean(), **environment, "OMP_NUM_THREADS": "1", "JOIN_INBOX": str(Path(folder, "inbox"))}
+        shared = {
+            **clean_environment(),
+            **environment,
+            "OMP_NUM_THREADS": "1",
+            "JOIN_INBOX": str(Path(folder, "inbox")),
+        }
         processes = [
             subprocess.Popen(
                 command, env={**shared, **own, "JOIN_BEGAN": repr(time.monotonic())}, stdin=subprocess.DEVNULL,
                 stdout=log, stderr=subprocess.STDOUT,
             )
-            for command, own in start(_free_port())
+            for command, own in start(free_port())
         ]  # fmt: skip
         try:
             said = _read(inbox, ranks, processes)
@@ -211,12 +218,13 @@ def _read(inbox: socket.socket, ranks: int, processes: Sequence[subprocess.Popen
     return said
 
 
-def _clean() -> dict[str, str]:
-    """The environment without what would send ranks elsewhere."""
+def clean_environment() -> dict[str, str]:
+    """The environment without what would send ranks elsewhere, or have them compile themselves at each start."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback address that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 

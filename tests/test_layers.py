@@ -30,7 +30,7 @@ LIBRARIES = {
     "fastapi": {"rankmesh_agent.app", "rankmesh_agent.routes", "rankmesh_gateway.app", "rankmesh_gateway.routes"},
     "starlette": {"rankmesh_agent.routes", "rankmesh_gateway.routes"},
     "uvicorn": {"rankmesh_agent.serving", "rankmesh_gateway.server"},
-    "httpx": {"rankmesh_agent.gateway", "rankmesh_agent.store.client"},
+    "httpx": {"rankmesh_agent.store.client"},
     "typer": {"rankmesh.cli"},
 }
 """Libraries that take long to load or tie to a framework, and the modules that may import them."""

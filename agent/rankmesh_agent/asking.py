@@ -75,7 +75,9 @@ class Asker:
             connection.request(method, split.path, body, headers)
             response = connection.getresponse()
             answer = Answer(response.status, response.read(MAX_BODY_BYTES))
-            if not response.isclosed():  # there is more than we want to have
+            if response.length:  # read() with a limit does not mind
+                raise http.client.IncompleteRead(answer.body, response.length)
+            if not response.isclosed():  # it ends where the connection does, or is more than we want to have
                 self.close()
             return answer
         except (OSError, http.client.HTTPException, UnicodeError) as error:
