@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from rankmesh_agent.wire.making import making
 from rankmesh_agent.wire.sockets import bind, url_of
 
 __all__ = ["HttpThread", "bind", "url_of"]
-
-
-_making = threading.Lock()
-"""One application at a time: FastAPI and pydantic silence warnings of their own in a way that threads undo."""
-
-
-def _renew_after_fork() -> None:
-    """The thread that held the lock is not in the child."""
-    global _making
-    _making = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_after_fork)
 
 
 class HttpThread:
@@ -88,7 +75,7 @@ class HttpThread:
     def _run(self) -> None:
         import uvicorn
 
-        with _making:
+        with making():
             app = self._make_app()
         config = uvicorn.Config(
             app, lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False
