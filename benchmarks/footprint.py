@@ -33,7 +33,7 @@ _RANK = """
 import sys, numpy, rankmesh as dist
 dist.init_process_group()
 dist.barrier()
-print(dist.get_default_store()._agent.member.http if len(sys.argv) > 1 else 0, flush=True)
+print(dist._world.require_world().agent.member.http if len(sys.argv) > 1 else 0, flush=True)
 sys.stdin.read()
 dist.destroy_process_group()
 """
