@@ -30,7 +30,7 @@ SLICE_SECONDS = 0.1
 """How long a wait lasts at most before the deadline is looked at again."""
 _LOOKS = 10
 """How often a wait looks around before it sleeps, where each look is a system call."""
-_SPINS = 100
+_SPINS = 200
 """How often where most are none, and the core is this rank's own: about as long as falling asleep and being woken."""
 _POLLED = 8
 """Poll is asked, and the lock is free, in one of so many turns where there is nothing that only poll would tell."""
