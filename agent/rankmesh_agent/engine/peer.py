@@ -13,7 +13,7 @@ from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode
 
 _AHEAD_BYTES = HEADER_BYTES + (1 << 12)
-"""Bytes received at once where a frame begins: small frames come whole, large ones' payload goes where it belongs."""
+"""Bytes received at once where a frame for an array may begin: the rest of its payload then goes where it belongs."""
 _STAGE_BYTES = HEADER_BYTES + frames.SMALL
 _TURN_BYTES = 8 << 20
 """Bytes received from one peer before the others have their turn."""
@@ -110,6 +110,8 @@ class Peer:
         self._filled = 0
         self._dropping = 0
         self._drained = False
+        self._posted = False
+        """Whether the last frame was of a kind whose payload may go straight into an array: the next may be, too."""
 
     @property
     def writing(self) -> bool:
@@ -189,7 +191,7 @@ class Peer:
             left = self._end - self._begin
             self._stage[:left] = bytes(self._stage[self._begin : self._end])
             self._begin, self._end = 0, left
-        space = self._stage[self._end : self._end + _AHEAD_BYTES if self._header is None else None]
+        space = self._stage[self._end : self._end + _AHEAD_BYTES if self._posted and self._header is None else None]
         received = self.connection.recv_into(space)
         self._drained = received < len(space)
         self._end += received
@@ -201,6 +203,7 @@ class Peer:
             return 0
         header = frames.decode(self._stage, self._begin, self._eager_limit)
         self._begin = payload
+        self._posted = header.opcode is not Opcode.ENTER
         if header.opcode not in frames.POSTED and payload + header.length <= self._end:
             self._deliver_small(header, port_of(self.rank, header))  # all of it is here: the usual case
             return HEADER_BYTES + header.length
