@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable
 
-from benchmarks.machine import Bystanders, describe
-from benchmarks.peers import PEERS, Peer
-from benchmarks.plan import FULL, QUICK
-from benchmarks.report import Circumstances, as_json, page
+from benchmarks.compact import compact
+from benchmarks.operations import OPERATIONS
+from benchmarks.peers import PEERS, available
+from benchmarks.plan import RANKS, SIZES, Effort, cases
 from benchmarks.run import run
-from benchmarks.team import ROOT, PeerFailedError
-
-PAGE = ROOT / "docs" / "benchmarks.md"
+from benchmarks.team import PeerFailedError
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure as the command line (None: this process's) says and return the exit code."""
     options = parse(arguments)
-    peers, left_out = available(PEERS)
+    peers, left_out = available(PEERS[name] for name in options.peers)
     for line in left_out:
         progress(line)
-    bystanders = Bystanders()
+    effort = Effort(options.rounds, least=min(3, options.rounds), budget=options.budget, seconds=options.seconds)
     try:
-        results = run(peers, QUICK if options.quick else FULL, progress)
+        results = run(peers, cases(options.only, options.ranks, options.sizes), lambda case: effort, progress)
     except PeerFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    others = f"{bystanders.cores():.2f} cores, on average, while this was measured"
-    circumstances = Circumstances({**describe(), "others used": others}, datetime.now(UTC), left_out)
-    text = page(results, circumstances)
-    print(text)
-    out = options.out or (None if options.quick else PAGE)
-    if out is not None:
-        out.write_text(text)
-        progress(f"written: {out}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(as_json(results, circumstances), indent=1) + "\n")
-        progress(f"written: {options.json}")
+    print(compact(results, peers))
     return 0
 
 
@@ -48,24 +34,35 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line (None: this process's)."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure all_reduce of RankMesh, gloo and Open MPI in turns. Takes about four minutes.",
+        description="Measure RankMesh, gloo and Open MPI in turns. With a part chosen, print a table of that part.",
     )
-    parser.add_argument("--quick", action="store_true", help="under a minute; writes no page unless --out says where")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the page goes (default: docs/benchmarks.md)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing as JSON")
+    part = parser.add_argument_group("a part")
+    part.add_argument("--only", type=names_of(OPERATIONS), default=list(OPERATIONS), metavar="OPERATION,...")
+    part.add_argument("--ranks", type=numbers, default=RANKS, metavar="NUMBER,...")
+    part.add_argument("--sizes", type=numbers, default=SIZES, metavar="BYTES,...")
+    part.add_argument("--peers", type=names_of(PEERS), default=list(PEERS), metavar="PEER,...")
+    part.add_argument("--rounds", type=int, default=7, help="turns each peer gets at most (default: %(default)s)")
+    part.add_argument("--budget", type=float, default=10, help="seconds for a case, of 3 rounds at least")
+    part.add_argument("--seconds", type=float, default=0.03, help="of a timing (default: %(default)s)")
     return parser.parse_args(arguments)
 
 
-def available(peers: tuple[Peer, ...]) -> tuple[list[Peer], list[str]]:
-    """Return the peers that are installed, and a line about each that is not."""
-    here, left_out = [], []
-    for peer in peers:
-        missing = peer.missing()
-        if missing is None:
-            here.append(peer)
-        else:
-            left_out.append(f"{peer.title} is left out: {missing} is not installed.")
-    return here, left_out
+def names_of(known: dict[str, object]) -> Callable[[str], list[str]]:
+    """Return a reader of names, separated by commas."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return names
+
+    return read
+
+
+def numbers(text: str) -> list[int]:
+    """Read whole numbers, separated by commas."""
+    return [int(number) for number in text.split(",")]
 
 
 def progress(line: str) -> None:

@@ -63,14 +63,14 @@ class Team:
     def __exit__(self, *error: object) -> None:
         self._end()
 
-    def measure(self, nbytes: int, calls: int, repetitions: int) -> list[float]:
-        """Return the seconds a call takes, for each repetition: the slowest rank's, for only then all are done.
+    def measure(self, operation: str, nbytes: int, calls: int, repetitions: int) -> list[float]:
+        """Return the seconds an operation takes, for each repetition: the slowest rank's, for only then all are done.
 
         Raises:
             PeerFailedError: a rank died, found a wrong result or took too long.
         """
         for channel in self._channels:
-            channel.send({"nbytes": nbytes, "calls": calls, "repetitions": repetitions})
+            channel.send({"operation": operation, "nbytes": nbytes, "calls": calls, "repetitions": repetitions})
         answers = [self._answer(channel, ORDER_DEADLINE)["seconds"] for channel in self._channels]
         return [max(seconds) for seconds in zip(*answers, strict=True)]
 
