@@ -1,53 +1,80 @@
-"""Measure, print the page and write it to ``docs/benchmarks.md``: ``python -m benchmarks``, from the project's root."""
+"""Measure everything and write ``docs/benchmarks.md``, or a part and print it: ``python -m benchmarks``."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from benchmarks import page
 from benchmarks.compact import compact
 from benchmarks.operations import OPERATIONS
-from benchmarks.peers import PEERS, available
-from benchmarks.plan import RANKS, SIZES, Effort, cases
-from benchmarks.run import run
+from benchmarks.peers import PEERS
+from benchmarks.plan import RANKS, SIZES, Effort, cases, full, full_effort
+from benchmarks.session import Session
 from benchmarks.team import PeerFailedError
+
+EXAMPLE = "for a part: python -m benchmarks --only all_reduce --ranks 2 --sizes 4,65536 --peers rankmesh-shm,gloo"
+STORES, JOIN = "stores", "join"
+STORE_ROUNDS, JOIN_ROUNDS = 7, 3
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure as the command line (None: this process's) says and return the exit code."""
     options = parse(arguments)
-    peers, left_out = available(PEERS[name] for name in options.peers)
-    for line in left_out:
-        progress(line)
-    effort = Effort(options.rounds, least=min(3, options.rounds), budget=options.budget, seconds=options.seconds)
+    whole = options.only is None
+    session = Session(full(), full_effort, STORE_ROUNDS, JOIN_ROUNDS) if whole else part(options)
     try:
-        results = run(peers, cases(options.only, options.ranks, options.sizes), lambda case: effort, progress)
+        run = session.measure([PEERS[name] for name in options.peers], progress)
     except PeerFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    print(compact(results, peers))
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(run.as_json(), indent=1) + "\n")
+        progress(f"written: {options.json}")
+    elif whole:
+        page.write([run])
+        progress(f"written: {page.PAGE}")
+    print(compact(run.results))
     return 0
+
+
+def part(options: argparse.Namespace) -> Session:
+    """Return what is measured when a part is chosen."""
+    operations = [name for name in options.only if name in OPERATIONS]
+    effort = Effort(options.rounds, least=min(3, options.rounds), budget=options.budget, seconds=options.seconds)
+    return Session(
+        cases(operations, options.ranks, options.sizes),
+        lambda case: effort,
+        store_rounds=options.rounds if STORES in options.only else 0,
+        join_rounds=options.rounds if JOIN in options.only else 0,
+    )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line (None: this process's)."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure RankMesh, gloo and Open MPI in turns. With a part chosen, print a table of that part.",
+        description="Measure RankMesh, gloo and Open MPI in turns, all of it in about 25 minutes.",
+        epilog=EXAMPLE,
     )
-    part = parser.add_argument_group("a part")
-    part.add_argument("--only", type=names_of(OPERATIONS), default=list(OPERATIONS), metavar="OPERATION,...")
-    part.add_argument("--ranks", type=numbers, default=RANKS, metavar="NUMBER,...")
-    part.add_argument("--sizes", type=numbers, default=SIZES, metavar="BYTES,...")
-    part.add_argument("--peers", type=names_of(PEERS), default=list(PEERS), metavar="PEER,...")
-    part.add_argument("--rounds", type=int, default=7, help="turns each peer gets at most (default: %(default)s)")
-    part.add_argument("--budget", type=float, default=10, help="seconds for a case, of 3 rounds at least")
-    part.add_argument("--seconds", type=float, default=0.03, help="of a timing (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing there, and no page")
+    known = {**OPERATIONS, STORES: None, JOIN: None}
+    choice = parser.add_argument_group("a part of it")
+    choice.add_argument("--only", type=names_of(known), metavar="PART,...", help=", ".join(known))
+    choice.add_argument("--ranks", type=numbers, default=RANKS, metavar="NUMBER,...")
+    choice.add_argument("--sizes", type=numbers, default=SIZES, metavar="BYTES,...")
+    choice.add_argument("--peers", type=names_of(PEERS), default=list(PEERS), metavar="PEER,...", help=", ".join(PEERS))
+    choice.add_argument("--rounds", type=int, default=7, help="turns each peer gets at most (default: %(default)s)")
+    choice.add_argument("--budget", type=float, default=10, help="seconds for a case, of 3 rounds at least")
+    choice.add_argument("--seconds", type=float, default=0.03, help="of a timing (default: %(default)s)")
     return parser.parse_args(arguments)
 
 
-def names_of(known: dict[str, object]) -> Callable[[str], list[str]]:
+def names_of(known: Mapping[str, object]) -> Callable[[str], list[str]]:
     """Return a reader of names, separated by commas."""
 
     def read(text: str) -> list[str]:

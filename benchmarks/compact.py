@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from benchmarks.peers import Peer
 from benchmarks.plan import Cell
-from benchmarks.run import Results
-from benchmarks.tables import microseconds, ratio, size, table
+from benchmarks.results import Results
+from benchmarks.tables import microseconds, ratio, size, spread, table
 
 
-def compact(results: Results, peers: Sequence[Peer]) -> str:
-    """Return median microseconds of every peer with the middle half, and the ratios to the first peer."""
-    first, *others = peers
-    headings = [
-        "",
-        "ranks",
-        "array",
-        *(peer.name for peer in peers),
-        *(f"{other.name}/{first.name}" for other in others),
-    ]
+def compact(results: Results) -> str:
+    """Return median microseconds of every peer with their spread, and the ratios to the first peer."""
+    peers = list(dict.fromkeys(cell.peer for cell in results.turns))
     rows = []
     for case in results.cases():
-        times, ratios = [], []
-        for peer in peers:
-            cell = Cell(case, peer.name)
-            if cell in results.turns:
-                summary = results.summary(cell)
-                spread = f"{microseconds(summary.lower)}-{microseconds(summary.upper)}"
-                times.append(f"{microseconds(summary.median)} ({spread})")
-            else:
-                times.append("")
-        for other in others:
-            value = results.ratio(case, other.name, first.name)
-            ratios.append("" if value is None else ratio(value))
-        rows.append([case.operation, str(case.ranks), size(case.nbytes) if case.nbytes else "", *times, *ratios])
+        cells = [Cell(case, peer) for peer in peers]
+        summaries = [results.summary(cell) if cell in results.turns else None for cell in cells]
+        times = ["" if one is None else f"{microseconds(one.median)} {spread(one)}" for one in summaries]
+        ratios = [results.ratio(cell, cells[0]) for cell in cells[1:]]
+        figures = [*times, *("" if value is None else ratio(value) for value in ratios)]
+        rows.append([case.operation, str(case.ranks), size(case.nbytes) if case.nbytes else "", *figures])
+    headings = ["", "ranks", "array", *peers, *(f"{peer}/{peers[0]}" for peer in peers[1:])]
     return table(headings, rows, texts=1)

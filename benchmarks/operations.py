@@ -6,8 +6,10 @@ output of an all_gather, the input of a reduce_scatter), so that equal sizes mov
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import ml_dtypes  # noqa: F401 - tells NumPy the name bfloat16
@@ -166,6 +168,50 @@ def all_reduce_in_flight(world: World, count: int, dtype: np.dtype) -> Prepared:
     return Prepared(call, inputs, [(array, total(world)) for array in arrays])
 
 
+def overlap_all_reduce(world: World, count: int, dtype: np.dtype) -> Prepared:
+    """Begin one and wait for it: what can be hidden behind something else."""
+    return _while(world, count, dtype, lambda: None)
+
+
+def overlap_computing(world: World, count: int, dtype: np.dtype) -> Prepared:
+    return Prepared(computation())
+
+
+def overlap_sleeping(world: World, count: int, dtype: np.dtype) -> Prepared:
+    return Prepared(sleep)
+
+
+def overlap_while_computing(world: World, count: int, dtype: np.dtype) -> Prepared:
+    return _while(world, count, dtype, computation())
+
+
+def overlap_while_sleeping(world: World, count: int, dtype: np.dtype) -> Prepared:
+    return _while(world, count, dtype, sleep)
+
+
+def _while(world: World, count: int, dtype: np.dtype, work: Call) -> Prepared:
+    array = world.empty(count, dtype)
+    start = world.start_all_reduce(array)
+
+    def call() -> None:
+        started = start()
+        work()
+        wait(started)
+
+    return Prepared(call, [(array, world.rank + 1)], [(array, total(world))])
+
+
+def computation() -> Call:
+    """Return some milliseconds of work for one core, in which the interpreter lets other threads run."""
+    factor = np.random.default_rng(1).random((768, 768), np.float32)
+    return partial(np.matmul, factor, factor, out=np.empty_like(factor))
+
+
+def sleep() -> None:
+    """Wait as for a GPU or a disk."""
+    time.sleep(0.02)
+
+
 def wait(started: object) -> None:
     """Wait for a Work of RankMesh or torch, or for a Request of MPI."""
     (started.wait if hasattr(started, "wait") else started.Wait)()
@@ -220,5 +266,10 @@ OPERATIONS = {
         Operation("all_reduce_float16", all_reduce, _twice_others, "float16", without=_NOT_MPI),
         Operation("all_reduce_bfloat16", all_reduce, _twice_others, "bfloat16", without=_NOT_MPI),
         Operation("all_reduce_in_flight", all_reduce_in_flight, without=_NOT_REGISTERED),
+        Operation("overlap_all_reduce", overlap_all_reduce, without=_NOT_REGISTERED),
+        Operation("overlap_computing", overlap_computing, sized=False, without=_NOT_REGISTERED),
+        Operation("overlap_sleeping", overlap_sleeping, sized=False, without=_NOT_REGISTERED),
+        Operation("overlap_while_computing", overlap_while_computing, without=_NOT_REGISTERED),
+        Operation("overlap_while_sleeping", overlap_while_sleeping, without=_NOT_REGISTERED),
     )
 }

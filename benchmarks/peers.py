@@ -17,10 +17,11 @@ class Peer:
     Attributes:
         name: in files and on the command line.
         title: in tables.
-        library: key of ``worlds.JOIN``.
+        library: key of ``worlds.JOIN``, or of what the program has in its place.
         module: what has to be importable.
         launcher: the command that starts ranks; ``{ranks}`` stands for how many.
         environment: variables to set.
+        program: the module that ranks run.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Peer:
     module: str
     launcher: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    program: str = "benchmarks.rank"
 
     def command(self, ranks: int, *arguments: str) -> list[str]:
         """Return the command that starts so many ranks of ``python ARGUMENTS``."""

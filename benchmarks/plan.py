@@ -69,3 +69,47 @@ def cases(operations: Iterable[str], ranks: Sequence[int], sizes: Sequence[int])
 def takes_part(peer: Peer, case: Case) -> bool:
     """Whether a peer can do a case at all."""
     return peer.library not in OPERATIONS[case.operation].without
+
+
+COLLECTIVES = ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather", "scatter", "send_recv")
+HALVES = ("all_reduce_float16", "all_reduce_bfloat16")
+OVERLAP = tuple(name for name in OPERATIONS if name.startswith("overlap_"))
+
+
+def full() -> list[Case]:
+    """Return the cases of a full run, which takes about 25 minutes on two cores."""
+    found: list[Case] = []
+    for ranks in RANKS:
+        found += cases(["all_reduce", "barrier"], [ranks], SIZES)
+        most = 256 * MIB if ranks < 8 else 64 * MIB
+        found += cases(COLLECTIVES, [ranks], [nbytes for nbytes in SIZES if nbytes <= most])
+        found += cases(["bandwidth"], [ranks], [nbytes for nbytes in SIZES if nbytes <= 16 * MIB])
+        if ranks < 8:
+            found += cases(HALVES, [ranks], [64 * MIB])
+            found += cases(["all_reduce_in_flight"], [ranks], [64 * KIB])
+            found += cases(OVERLAP, [ranks], [64 * MIB])
+    return found
+
+
+def full_effort(case: Case) -> Effort:
+    """Return how thoroughly a full run measures a case: what has a target of its own most, the slow ones less."""
+    if case.nbytes > 64 * MIB:
+        return Effort(rounds=3, least=2, budget=6.0, repetitions=1)
+    if case.ranks > 4:
+        return Effort(rounds=3, least=2, budget=2.0, repetitions=2, seconds=0.01)
+    if case.operation in (*COLLECTIVES, "bandwidth"):
+        return Effort(rounds=5, least=3, budget=3.0, repetitions=2)
+    return Effort(rounds=11, least=5, budget=8.0)
+
+
+def quick() -> list[Case]:
+    """Return the cases of the quick form."""
+    return [
+        *cases(["all_reduce"], [2], [4, 4 * KIB, 64 * KIB, MIB, 16 * MIB]),
+        *cases(["barrier", "broadcast", "all_gather", "send_recv"], [2], [MIB]),
+        *cases(["all_reduce_in_flight"], [2], [64 * KIB]),
+        *cases(["all_reduce", "barrier"], [4], [4, 64 * KIB, MIB]),
+    ]
+
+
+QUICK = Effort(rounds=3, least=2, budget=1.0, repetitions=2, seconds=0.005)

@@ -6,69 +6,36 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 
 from benchmarks.peers import Peer
 from benchmarks.plan import Case, Cell, Effort, takes_part
-from benchmarks.summary import Summary, summarize
+from benchmarks.results import Results
 from benchmarks.team import Team
 
 Say = Callable[[str], object]
 
 
-@dataclass
-class Results:
-    """What came out.
-
-    Attributes:
-        versions: of each peer, by its name.
-        calls: of how many calls each timing is, for each cell.
-        turns: microseconds an operation, for each cell, in each round a list of timings.
-    """
-
-    versions: dict[str, str] = field(default_factory=dict)
-    calls: dict[Cell, int] = field(default_factory=dict)
-    turns: dict[Cell, list[list[float]]] = field(default_factory=dict)
-
-    def cases(self) -> list[Case]:
-        """Return what was measured, in order."""
-        return list(dict.fromkeys(cell.case for cell in self.turns))
-
-    def summary(self, cell: Cell) -> Summary:
-        """Return all of a cell's timings in a few numbers."""
-        return summarize([timing for turn in self.turns[cell] for timing in turn])
-
-    def ratio(self, case: Case, theirs: str, ours: str) -> float | None:
-        """Return how many times as long their peer takes, round by round, in the median; None if not both were there.
-
-        Within a round two peers' turns are a moment apart. Over minutes a virtual machine's speed changes by more than
-        the peers differ, so that a ratio of overall medians may compare one's good minutes with the other's bad ones.
-        """
-        their_turns, our_turns = self.turns.get(Cell(case, theirs)), self.turns.get(Cell(case, ours))
-        if their_turns is None or our_turns is None:
-            return None
-        rounds = zip(their_turns, our_turns, strict=True)
-        return median(median(theirs) / median(ours) for theirs, ours in rounds)
-
-
 def run(
-    peers: Sequence[Peer], cases: Sequence[Case], effort: Callable[[Case], Effort], say: Say = lambda line: None
-) -> Results:
+    peers: Sequence[Peer],
+    cases: Sequence[Case],
+    effort: Callable[[Case], Effort],
+    results: Results,
+    say: Say = lambda line: None,
+) -> None:
     """Measure every cell. Cases of one operation and number of ranks share their rounds.
 
     Args:
         peers: whom to measure.
         cases: what, those of one number of ranks together.
         effort: how thoroughly, for each.
+        results: what to add the figures to.
         say: takes a line of progress.
 
     Raises:
         PeerFailedError: a peer did not start, died, gave a wrong result or took too long.
     """
-    results = Results()
     for ranks, same_ranks in groupby(cases, lambda case: case.ranks):
         say(f"{ranks} ranks: starting {', '.join(peer.title for peer in peers)}")
         with ExitStack() as stack:
@@ -77,7 +44,6 @@ def run(
             for operation, block in groupby(same_ranks, lambda case: case.operation):
                 say(f"{ranks} ranks: {operation}")
                 _Block(teams, {case: effort(case) for case in block}, results).measure()
-    return results
 
 
 class _Block:
@@ -105,23 +71,28 @@ class _Block:
             if not takes_part(team.peer, case):
                 continue
             cell = Cell(case, team.peer.name)
-            if cell not in self._results.calls:
-                self._results.calls[cell] = _calibrate(team, case, effort)
-            seconds = team.measure(case.operation, case.nbytes, self._results.calls[cell], effort.repetitions)
-            self._results.turns.setdefault(cell, []).append([1e6 * second for second in seconds])
+            calls = self._results.calls.get(cell)
+            if calls is None:
+                calls, seconds = _first_turn(team, case, effort)
+            else:
+                seconds = team.measure(case.operation, case.nbytes, calls, effort.repetitions)
+            self._results.add(cell, [1e6 * second for second in seconds], calls)
         self._spent[case] += time.monotonic() - began
 
 
-def _calibrate(team: Team, case: Case, effort: Effort) -> int:
-    """Return how many calls make a timing of the wanted length; looks again at as many, which sees better."""
+def _first_turn(team: Team, case: Case, effort: Effort) -> tuple[int, list[float]]:
+    """Return how many calls make a timing of the wanted length, and timings of as many.
+
+    Looks again at more calls than one, which sees better: the first call of all may take long.
+    """
     calls = 1
-    for _ in range(3):
-        seconds = min(team.measure(case.operation, case.nbytes, calls, repetitions=2 if calls > 1 else 1))
-        fitting = effort.calls(seconds)
-        if fitting <= calls:
+    for _ in range(4):
+        seconds = team.measure(case.operation, case.nbytes, calls, effort.repetitions)
+        fitting = effort.calls(min(seconds))
+        if fitting <= 1.5 * calls:
             break
         calls = fitting
-    return calls
+    return calls, seconds
 
 
 def _folder(stack: ExitStack) -> Path:

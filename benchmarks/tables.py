@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.summary import Summary
+
 UNITS = ("B", "KiB", "MiB", "GiB")
 
 
@@ -47,3 +49,8 @@ def ratio(value: float) -> str:
     """Return how many times, with two digits or more: 0.52x, 3.1x, 120x."""
     digits = 2 if value < 1 else 1 if value < 10 else 0
     return f"{value:.{digits}f}x"
+
+
+def spread(summary: Summary) -> str:
+    """Return half the distance of the quartiles, in per cent of the median."""
+    return f"±{50 * (summary.upper - summary.lower) / summary.median:.0f}%"

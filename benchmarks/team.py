@@ -46,7 +46,7 @@ class Team:
             listener.bind(str(self._path))
             listener.listen(self.ranks)
             self._launcher = subprocess.Popen(
-                self.peer.command(self.ranks, "-m", "benchmarks.rank", self.peer.library, str(self._path)),
+                self.peer.command(self.ranks, "-m", self.peer.program, self.peer.library, str(self._path)),
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **self.peer.environment},
                 stdin=subprocess.DEVNULL,
@@ -63,16 +63,20 @@ class Team:
     def __exit__(self, *error: object) -> None:
         self._end()
 
-    def measure(self, operation: str, nbytes: int, calls: int, repetitions: int) -> list[float]:
+    def measure(self, operation: str, nbytes: int, calls: float, repetitions: int) -> list[float]:
         """Return the seconds an operation takes, for each repetition: the slowest rank's, for only then all are done.
 
         Raises:
             PeerFailedError: a rank died, found a wrong result or took too long.
         """
+        answers = self.ask(operation, nbytes, calls, repetitions)
+        return [max(seconds) for seconds in zip(*answers, strict=True)]
+
+    def ask(self, operation: str, nbytes: int, calls: float, repetitions: int) -> list[list[float]]:
+        """Return what ``measure`` does, of every rank."""
         for channel in self._channels:
             channel.send({"operation": operation, "nbytes": nbytes, "calls": calls, "repetitions": repetitions})
-        answers = [self._answer(channel, ORDER_DEADLINE)["seconds"] for channel in self._channels]
-        return [max(seconds) for seconds in zip(*answers, strict=True)]
+        return [self._answer(channel, ORDER_DEADLINE)["seconds"] for channel in self._channels]
 
     def _welcome(self, listener: socket.socket) -> None:
         """Wait until all ranks have connected and joined their world."""

