@@ -26,17 +26,34 @@ from rankmesh_agent.collectives.limits import LIMITS
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
-Medium = Literal["segment", "link"]
+Medium = Literal["segment", "reads", "registered", "link"]
+"""What a group communicates over: shared memory; the same where the ranks can also read each other's own memory; the
+same with registered arrays; messages."""
 Algorithm = Callable[..., None]
 
 _ALWAYS = math.inf
 _SLOT = math.inf
 """The slot's bytes, which the group's shared memory has: none but the last algorithm over it takes more."""
+_DIRECT: tuple[Medium, Medium] = ("reads", "registered")
 _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     # Reducing everything everywhere costs size times the additions, but one step less: worth it in the L2 cache.
     (Kind.ALL_REDUCE, "segment"): ((_SLOT, all_reduce.small_segment), (_ALWAYS, all_reduce.chunked_segment)),
     (Kind.ALL_REDUCE, "link"): ((SMALL, all_reduce.small_link), (_ALWAYS, all_reduce.direct_link)),
     (Kind.REDUCE, "segment"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.chunked_segment)),
+    # What is registered needs no copies, and where nothing is reduced the copy into a slot can be saved anyway.
+    **{
+        (kind, medium): ((_SLOT, short), (_ALWAYS, direct))
+        for kind, short, direct in (
+            (Kind.BROADCAST, broadcast.over_segment, broadcast.direct_segment),
+            (Kind.ALL_GATHER, all_gather.over_segment, all_gather.direct_segment),
+            (Kind.GATHER, gather.over_segment, gather.direct_segment),
+            (Kind.SCATTER, scatter.over_segment, scatter.direct_segment),
+            (Kind.REDUCE_SCATTER, reduce_scatter.over_segment, reduce_scatter.direct_segment),
+        )
+        for medium in _DIRECT
+    },
+    (Kind.ALL_REDUCE, "registered"): ((_SLOT, all_reduce.small_segment), (_ALWAYS, all_reduce.registered_segment)),
+    (Kind.REDUCE, "registered"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.registered_segment)),
     (Kind.REDUCE, "link"): ((SMALL, reduce.small_link), (_ALWAYS, reduce.direct_link)),
     (Kind.BROADCAST, "segment"): ((_ALWAYS, broadcast.over_segment),),
     (Kind.BROADCAST, "link"): ((SMALL, broadcast.small_link), (_ALWAYS, broadcast.scatter_link)),
@@ -79,7 +96,7 @@ def algorithms() -> list[tuple[Kind, Medium, Algorithm]]:
 
 def candidates(kind: Kind, medium: Medium) -> tuple[tuple[float, Algorithm], ...]:
     """Return the algorithms for a collective in the table's order, each with the bytes it can take at all."""
-    return _TABLE[kind, medium]
+    return _TABLE.get((kind, medium)) or _TABLE[kind, "segment"]
 
 
 @cache
@@ -88,7 +105,7 @@ def _rows(kind: Kind, medium: Medium, size: int) -> tuple[tuple[float, Algorithm
     measured = LIMITS.get((kind.name, medium), {})
     return tuple(
         (min(capable, _for_size(measured[found.__name__], size)) if found.__name__ in measured else capable, found)
-        for capable, found in _TABLE[kind, medium]
+        for capable, found in candidates(kind, medium)
     )
 
 
