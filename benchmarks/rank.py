@@ -10,9 +10,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.channel import Channel
 from benchmarks.operations import OPERATIONS, Prepared
@@ -30,7 +29,7 @@ def timings(world: World, operation: str, nbytes: int, calls: int, repetitions: 
         ArithmeticError: a result is wrong, before the timings or after them.
     """
     prepared = OPERATIONS[operation].for_bytes(world, nbytes)
-    meet = world.all_reduce(np.zeros(1, np.float32))
+    meet = world.barrier()
     check(world, operation, prepared)
     for array, _ in [*prepared.inputs, *prepared.outputs]:
         array.fill(0)  # sums of zeros stay zeros, however many calls
@@ -66,14 +65,20 @@ def check(world: World, operation: str, prepared: Prepared) -> None:
             )
 
 
-def main(library: str, path: str) -> None:
-    """Obey until the benchmark closes the socket."""
+def main(library: str, path: str, obey: Callable[..., object] = timings) -> None:
+    """Obey until the benchmark closes the socket.
+
+    Args:
+        library: key of ``worlds.JOIN``.
+        path: the socket.
+        obey: takes the world and what an order says, and returns the answer.
+    """
     signal.alarm(LIFETIME)
     channel = Channel.connect(Path(path))
     world = JOIN[library]()
     channel.send({"rank": world.rank, "size": world.size, "version": world.version})
     while (order := channel.receive()) is not None:
-        channel.send({"seconds": timings(world, **order)})
+        channel.send({"seconds": obey(world, **order)})
     world.leave()
 
 
