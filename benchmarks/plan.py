@@ -99,6 +99,8 @@ def full_effort(case: Case) -> Effort:
         return Effort(rounds=3, least=2, budget=2.0, repetitions=2, seconds=0.01)
     if case.operation in (*COLLECTIVES, "bandwidth"):
         return Effort(rounds=5, least=3, budget=3.0, repetitions=2)
+    if case.operation in OVERLAP:
+        return Effort(rounds=5, budget=5.0)
     return Effort(rounds=11, least=5, budget=8.0)
 
 

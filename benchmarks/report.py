@@ -10,8 +10,7 @@ from benchmarks.peers import PEERS
 from benchmarks.plan import MIB, OVERLAP, Case, Cell
 from benchmarks.reasons import REASONS
 from benchmarks.results import Results, Run
-from benchmarks.store import CLIENTS
-from benchmarks.stores import CROWD
+from benchmarks.stores import CLIENTS, CROWD
 from benchmarks.stores import OPERATIONS as STORE_OPERATIONS
 from benchmarks.tables import microseconds, ratio, size, spread, table
 from benchmarks.targets import LIMITS, TARGETS, Limit, Target, judge
@@ -31,7 +30,10 @@ SHORT = {
 }
 
 
-IDLE = {"rss_mb": "memory above Python and NumPy, MB", "idle_percent": "processor, % of a core"}
+IDLE = {
+    "rss_mb": "resident memory above Python and NumPy, MB, of the rank that has most",
+    "idle_percent": "processor, % of a core, of the rank that takes most",
+}
 
 
 def page(runs: Sequence[Run], charts: Iterable[tuple[str, str]]) -> str:
@@ -87,9 +89,9 @@ def targets(runs: Sequence[Run]) -> str:
         worst = verdicts[-1].where
         where = "" if worst is None else short_name(worst.case)
         said = [verdict.worst for verdict in verdicts]
-        rows.append([target.row, against, target.wanted, *said, where, outcome(target, runs)])
-    headings = ["case", "against", "wanted", *(f"run {n}" for n in range(1, len(runs) + 1)), "worst at", ""]
-    return table(headings, rows, texts=3)
+        rows.append([outcome(target, runs), target.row, against, target.wanted, where, *said])
+    headings = ["", "case", "against", "wanted", "worst at", *(f"run {n}" for n in range(1, len(runs) + 1))]
+    return table(headings, rows, texts=5)
 
 
 def outcome(target: Target | Limit, runs: Sequence[Run]) -> str:
@@ -97,10 +99,12 @@ def outcome(target: Target | Limit, runs: Sequence[Run]) -> str:
     met = [judge(target, run.results).met for run in runs]
     if None in met:
         return "not measured"
+    lacking = max(target.lacking(run.results) for run in runs) if isinstance(target, Target) else 0
+    unseen = f" ({lacking} of {len(target.comparisons)} not measured)" if isinstance(target, Target) and lacking else ""
     if all(met):
-        return "met"
+        return f"met{unseen}"
     reason = REASONS.get(target.row)
-    return f"missed, because {reason}" if reason else "missed"
+    return f"missed, because {reason}{unseen}" if reason else f"missed{unseen}"
 
 
 def latencies(runs: Sequence[Run], operation: str) -> str:
@@ -191,7 +195,7 @@ def idle(runs: Sequence[Run]) -> str:
             if cell.case.operation == operation:
                 each = [f"{run.results.summary(cell).median:.2f}" for run in runs if cell in run.results.turns]
                 rows.append([words, str(cell.case.ranks), " / ".join(each)])
-    return table(["of each rank", "ranks", "median"], rows, texts=1) if rows else ""
+    return table(["", "ranks", "measured"], rows, texts=1) if rows else ""
 
 
 def every_ratio(runs: Sequence[Run]) -> str:

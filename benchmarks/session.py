@@ -10,9 +10,13 @@ from datetime import UTC, datetime
 from benchmarks import stores
 from benchmarks.machine import Bystanders, describe
 from benchmarks.peers import Peer, available
-from benchmarks.plan import Case, Effort
+from benchmarks.plan import Case, Cell, Effort
 from benchmarks.results import Results, Run
 from benchmarks.run import Say, run
+
+JOINS = {"launcher": (4, 8, 16), "by hand": (4,), "threads": (16, 32, 64)}
+"""Worlds that are started, by how: as processes where they fit, as threads beyond."""
+IDLE_RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -58,4 +62,19 @@ class Session:
 
 def _joins(rounds: int, results: Results, say: Say) -> list[str]:
     """Measure joins and idle ranks, and return a line about what cannot be."""
+    try:
+        from benchmarks import footprint, join
+    except ImportError as error:
+        return [f"Joins and idle ranks are left out: {error}."]
+    for way, ranks in JOINS.items():
+        for (_, size), starts in join.measure(ranks, [way], rounds, say=say).items():
+            cell = Cell(Case(f"join_{way.replace(' ', '_')}", size, 0), "rankmesh")
+            for start in starts:
+                results.add(cell, [1e6 * start.seconds])
+    say(f"{IDLE_RANKS} ranks: idle")
+    world = footprint.measure(IDLE_RANKS)
+    most = max(world.beyond(rank).resident for rank in range(IDLE_RANKS))
+    results.add(Cell(Case("rss_mb", IDLE_RANKS, 0), "rankmesh"), [most / 1e6])
+    busiest = max(rank.processor for rank in world.ranks)
+    results.add(Cell(Case("idle_percent", IDLE_RANKS, 0), "rankmesh"), [100 * busiest])
     return []

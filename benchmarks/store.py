@@ -9,6 +9,7 @@ clients are there from the beginning; those that have nothing to do sleep.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -20,9 +21,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.channel import Channel
 from benchmarks.rank import LIFETIME
+from benchmarks.team import RANKS
 from benchmarks.worlds import Call
 
-CLIENTS = 32
 KEYS = [f"key/{number}" for number in range(100)]
 VALUE = b"v" * 64
 TIMEOUT = timedelta(seconds=60)
@@ -113,13 +114,13 @@ def serve(library: Library, say_port: Connection, end: Connection) -> None:
     end.poll(None)
 
 
-def obey(library: Library, number: int, port: int, path: Path) -> None:
+def obey(library: Library, number: int, clients: int, port: int, path: Path) -> None:
     """Be a client and obey until the benchmark closes the socket."""
     signal.alarm(LIFETIME)
     store = library.store("127.0.0.1", port, None, False, TIMEOUT, False)
     calls = calls_of(store, number)
     channel = Channel.connect(path)
-    channel.send({"rank": number, "size": CLIENTS, "version": library.version})
+    channel.send({"rank": number, "size": clients, "version": library.version})
     while (order := channel.receive()) is not None:
         check(store, number)
         if order["operation"] == "store_crowd":
@@ -142,7 +143,8 @@ def main(name: str, path: str) -> None:
     server = processes.Process(target=_serve_alone, args=(library, say_port, ended, end), daemon=True)
     server.start()
     port = hear_port.recv()
-    clients = [processes.Process(target=obey, args=(library, n, port, Path(path))) for n in range(CLIENTS)]
+    number = int(os.environ[RANKS])
+    clients = [processes.Process(target=obey, args=(library, n, number, port, Path(path))) for n in range(number)]
     for client in clients:
         client.start()
     for client in clients:

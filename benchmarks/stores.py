@@ -12,11 +12,11 @@ from statistics import median
 from benchmarks.peers import Peer
 from benchmarks.plan import Case, Cell
 from benchmarks.results import Results
-from benchmarks.store import CLIENTS
 from benchmarks.team import Team
 
 OPERATIONS = ("store_set", "store_get", "store_add", "store_multi_get")
 CROWD = ("store_crowd_fastest", "store_crowd_median", "store_crowd_slowest")
+CLIENTS = 32
 CALLS = 300
 CROWD_SECONDS = 1.0
 

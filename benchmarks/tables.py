@@ -46,8 +46,8 @@ def microseconds(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return how many times, with two digits or more: 0.52x, 3.1x, 120x."""
-    digits = 2 if value < 1 else 1 if value < 10 else 0
+    """Return how many times, with two digits or more: 0.011x, 0.52x, 3.1x, 120x."""
+    digits = 3 if value < 0.1 else 2 if value < 1 else 1 if value < 10 else 0
     return f"{value:.{digits}f}x"
 
 

@@ -45,6 +45,10 @@ class Target:
         ratios = {one: results.ratio(one.theirs, one.ours) for one in self.comparisons}
         return {one: value for one, value in ratios.items() if value is not None}
 
+    def lacking(self, results: Results) -> int:
+        """Return how many ratios there are not."""
+        return len(self.comparisons) - len(self.measured(results))
+
 
 @dataclass(frozen=True)
 class Limit:

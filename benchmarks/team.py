@@ -14,6 +14,8 @@ from benchmarks.peers import Peer
 
 ROOT = Path(__file__).resolve().parent.parent
 
+RANKS = "BENCHMARK_RANKS"
+"""The environment variable that tells a program how many there are, for one that its launcher does not tell."""
 START_DEADLINE = 90.0
 ORDER_DEADLINE = 90.0
 END_DEADLINE = 15.0
@@ -48,7 +50,7 @@ class Team:
             self._launcher = subprocess.Popen(
                 self.peer.command(self.ranks, "-m", self.peer.program, self.peer.library, str(self._path)),
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **self.peer.environment},
+                env={**os.environ, "OMP_NUM_THREADS": "1", RANKS: str(self.ranks), **self.peer.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

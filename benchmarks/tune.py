@@ -90,7 +90,8 @@ def rows() -> list[Row]:
 def switching(algorithms: Sequence[tuple[float, str]], samples: Sequence[Sample]) -> dict[str, int]:
     """Return the limits of all algorithms but the last: the largest size at which each is taken, -1 if at none.
 
-    They are those with which the samples take least time, in the geometric mean: one noisy sample moves no limit far.
+    They are those with which the samples lose least against each one's best algorithm, in the geometric mean; twice
+    the time is the most that counts, so that a disturbed sample moves no limit far.
 
     Args:
         algorithms: what each can take at all, and its name.
@@ -98,13 +99,13 @@ def switching(algorithms: Sequence[tuple[float, str]], samples: Sequence[Sample]
     """
     samples = sorted(samples)
 
+    def loss(sample: Sample, number: int) -> float:
+        times = sample.seconds[number] / min(sample.seconds)
+        return math.inf if math.isinf(times) else math.log(min(times, 2.0))
+
     def cost(ends: Sequence[int]) -> float:
-        begins = [0, *ends]
-        return sum(
-            math.log(sample.seconds[number])
-            for number, (begin, end) in enumerate(zip(begins, [*ends, len(samples)], strict=True))
-            for sample in samples[begin:end]
-        )
+        bounds = zip([0, *ends], [*ends, len(samples)], strict=True)
+        return sum(loss(sample, number) for number, (begin, end) in enumerate(bounds) for sample in samples[begin:end])
 
     choices = combinations_with_replacement(range(len(samples) + 1), len(algorithms) - 1)
     best, begin, limits = min(choices, key=cost), 0, {}
@@ -238,7 +239,8 @@ _FILE = '''"""Up to how many bytes a rank contributes the table of ``select`` ta
 Written by ``python -m benchmarks.tune --write``: the sizes from which the next algorithm was measured to be faster. An
 algorithm that is not here is limited by what ``select`` says alone; no limit here goes beyond that.
 
-Measured: {how}. Rows that one host cannot show, or whose medium was not there, are as they were.
+Measured: {how}.
+Rows that one host cannot show, or whose medium was not there, are as they were.
 """
 
 from __future__ import annotations

@@ -19,6 +19,9 @@ class MadeUp:
     def __init__(self, factor: float, spoil_call: int = -1) -> None:
         self._factor, self._spoil_call, self.calls = factor, spoil_call, 0
 
+    def barrier(self) -> Call:
+        return lambda: None
+
     def all_reduce(self, array: np.ndarray) -> Call:
         def call() -> None:
             array[:] *= self._factor
