@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +48,14 @@ _PLAIN: dict[tuple[ReduceOp, np.dtype[Any]], np.ufunc] = {
 _INT, _UINT = np.dtype(np.int64), np.dtype(np.uint64)
 _WIDE_PIECE = 1 << 15
 """Elements widened at a time: 128 KiB of float32, which stay in the cache."""
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.rows = np.empty((2, _WIDE_PIECE * 8), np.uint8)
+
+
+_scratch = _Scratch()
 
 
 def quiet() -> contextvars.Context:
@@ -166,12 +175,18 @@ def _accumulator(dtype: np.dtype[Any], average: bool) -> np.dtype[Any] | None:
 
 def _combine_wide(ufunc: np.ufunc, parts: list[Array], out: Array, wide: np.dtype[Any], average: bool) -> None:
     integers = wide is _INT or wide is _UINT
-    total = parts[0].astype(wide) if integers else widen(parts[0])
-    for part in parts[1:]:
-        ufunc(total, part.astype(wide) if integers else widen(part), out=total)
     if not integers:
-        narrow(total / len(parts) if average else total, out)
+        total, other = (row[: out.size * wide.itemsize].view(wide) for row in _scratch.rows)
+        widen(parts[0], total)
+        for part in parts[1:]:
+            ufunc(total, widen(part, other), out=total)
+        if average:
+            np.divide(total, len(parts), out=total)
+        narrow(total, out)
         return
+    total = parts[0].astype(wide)
+    for part in parts[1:]:
+        ufunc(total, part.astype(wide), out=total)
     if wide is _INT:
         total += np.where(total < 0, len(parts) - 1, 0)  # floor division then rounds towards zero
     out[:] = (total // len(parts)).astype(out.dtype)
