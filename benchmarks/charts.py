@@ -72,7 +72,7 @@ def drawn(results: Results) -> dict[str, tuple[str, str]]:
         lines = [line for line in (_line(results, wanted, peer) for peer in wanted.peers) if line.points]
         if len(lines) > 1:
             y = Axis("bus bandwidth, GB/s", "{:g}".format) if wanted.bandwidth else Axis("time a call", _time)
-            x = Axis("array", lambda value: size(round(value)).replace("iB", "i"), base=4)
+            x = Axis("array", lambda value: size(round(value)), base=4)
             files[f"{wanted.name}.svg"] = (wanted.title, chart(wanted.title, x, y, lines))
     return files
 
