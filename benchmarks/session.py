@@ -47,14 +47,14 @@ class Session:
         here, left_out = available(peers)
         here_stores, no_stores = available(stores.PEERS if self.store_rounds else ())
         left_out += no_stores
-        for line in left_out:
-            say(line)
         if self.cases:
             run(here, self.cases, self.effort, results, say)
         if here_stores:
             stores.measure(here_stores, self.store_rounds, results, say)
         if self.join_rounds:
             left_out += _joins(self.join_rounds, results, say)
+        for line in left_out:
+            say(line)
         others = f"{bystanders.cores():.2f} cores, on average, while this was measured"
         minutes = (time.monotonic() - clock) / 60
         return Run(results, {**describe(), "others used": others}, began, minutes, left_out)
