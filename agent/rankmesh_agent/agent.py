@@ -22,6 +22,7 @@ from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.serving import HttpThread
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.client import RemoteStore
+from rankmesh_agent.store.fast_server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.transports import shared
 from rankmesh_agent.transports.base import Transport
@@ -115,7 +116,10 @@ class Agent:
             self.store: Store = self._make_store()
             self.world = self._make_group(range(world_size), "world", timeout)
             undo.pop_all()
-        self._http = HttpThread(self._app(names), http, f"rankmesh-http-{http_port}")
+        fast_path = None
+        if isinstance(self.store, MemoryStore):
+            fast_path = FastPath(self.store.table, settings.token, f"rankmesh-store-{http_port}")
+        self._http = HttpThread(self._app(names), http, f"rankmesh-http-{http_port}", fast_path=fast_path)
         self._http.start()
         self._heart = Heart(self._client, self._heartbeat)
         self._heart.start()

@@ -6,9 +6,14 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankmesh_agent.wire.sockets import bind, url_of
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from rankmesh_agent.store.fast_server import FastPath
 
 __all__ = ["HttpThread", "bind", "url_of"]
 
@@ -33,11 +38,20 @@ class HttpThread:
         make_app: called in the thread, so that importing the web framework does not hold up the caller.
         listener: a listening socket; this object closes it.
         name: the thread's name.
+        fast_path: serves the connections whose clients ask for the store's fast path; it ends with this.
     """
 
-    def __init__(self, make_app: Callable[[], Any], listener: socket.socket, name: str) -> None:
+    def __init__(
+        self,
+        make_app: Callable[[], Any],
+        listener: socket.socket,
+        name: str,
+        *,
+        fast_path: FastPath | None = None,
+    ) -> None:
         self._make_app = make_app
         self._listener = listener
+        self._fast_path = fast_path
         self._server: Any = None
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -51,6 +65,8 @@ class HttpThread:
         self._stopping = True
         if self._server is not None:
             self._server.should_exit = True
+        if self._fast_path is not None:
+            self._fast_path.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         self._listener.close()
@@ -58,6 +74,8 @@ class HttpThread:
     def forget(self) -> None:
         """In a forked child: let go of the parent's listening socket."""
         self._listener.close()
+        if self._fast_path is not None:
+            self._fast_path.forget()
 
     def _serve(self) -> None:
         try:
@@ -71,8 +89,42 @@ class HttpThread:
         with _making:
             app = self._make_app()
         config = uvicorn.Config(
-            app, lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False
+            app,
+            http="auto" if self._fast_path is None else _with_fast_path(self._fast_path),
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            server_header=False,
         )
         self._server = uvicorn.Server(config)
         if not self._stopping:
             self._server.run(sockets=[self._listener])
+
+
+def _with_fast_path(fast_path: FastPath) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol, but for connections that begin with the upgrade to the fast path: those it gives."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    from rankmesh_agent.wire import store_frames
+
+    class Doorway(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # which class it is depends on what is installed
+        _head: bytes | None = b""
+
+        def data_received(self, data: bytes) -> None:
+            if self._head is None:
+                super().data_received(data)
+                return
+            self._head += data
+            asked = store_frames.asks_for_upgrade(self._head)
+            if asked is None:
+                return
+            head, self._head = self._head, None
+            if not asked:
+                super().data_received(head)
+                return
+            sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+            self.transport.abort()  # that closes uvicorn's descriptor, not the connection
+            fast_path.take(sock)
+
+    return Doorway

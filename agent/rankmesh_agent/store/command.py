@@ -93,6 +93,10 @@ class Waiting(Command[T]):
     seconds: float
 
     @abstractmethod
+    def at_once(self, table: Table) -> tuple[T] | None:
+        """Return the result, as the only one of a tuple, if it is there already; else None, and nothing is done."""
+
+    @abstractmethod
     def begin(self, table: Table) -> Future[T]:
         """Return a future that completes with the result; cancel it to stop waiting."""
 
