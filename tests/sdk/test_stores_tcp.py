@@ -235,7 +235,9 @@ class TestWhatGoesWrong:
         monkeypatch.setenv("RANKMESH_TOKEN", "secret")
         master = made(is_master=True)
         monkeypatch.setenv("RANKMESH_TOKEN", "guess")
-        with pytest.raises(dist.DistNetworkError, match=f"127.0.0.1:{master.port} refused us: RANKMESH_TOKEN") as caught:
+        with pytest.raises(
+            dist.DistNetworkError, match=f"127.0.0.1:{master.port} refused us: RANKMESH_TOKEN"
+        ) as caught:
             made(master.port)
         assert caught.value.code == "unauthenticated"
 

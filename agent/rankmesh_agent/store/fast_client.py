@@ -314,11 +314,11 @@ class BlockingRemote(BlockingStore):
             try:
                 sock.sendall(challenge.proof())
                 challenge.receive_proof(_exactly(sock, handshake.PROOF_BYTES))
-            except (ConnectionError, _Lost, AuthenticationError) as error:  # it hangs up without a word
+            except (ConnectionError, _Lost, AuthenticationError):  # it hangs up without a word
                 raise AuthenticationError(
                     f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here",
                     address=self._url,
-                ) from error
+                ) from None
         except TimeoutError as error:
             raise _Late(str(error)) from error
         except OSError as error:

@@ -65,7 +65,7 @@ class Table:
         """Return the values of ``keys`` at one moment, None if one of them has none."""
         with self._lock:
             try:
-                return [self._values[key] for key in keys]
+                return [*map(self._values.__getitem__, keys)]
             except KeyError:
                 return None
 

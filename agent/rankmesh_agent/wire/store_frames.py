@@ -34,6 +34,7 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from rankmesh_agent.wire.errors import ProtocolError
 
@@ -75,6 +76,8 @@ class Kind(enum.IntEnum):
     """Parts in UTF-8."""
     REFUSED = 6
     """Two parts: the error's code and message."""
+    JOINED = 7
+    """VALUES in one part, with zero bytes between them: none has any."""
 
 
 Request = tuple[int, int, int, int, int, float]
@@ -184,19 +187,15 @@ def decode_parts(frame: bytes | bytearray, count: int) -> list[bytes]:
         ProtocolError: their lengths do not add up.
     """
     start = HEADER_BYTES + 4 * count
-    if count == 1:
-        found = bytes(frame[start:])
-        lengths: Sequence[int] = (len(found),)
-        if _LENGTH.unpack_from(frame, HEADER_BYTES) == lengths:
-            return [found]
+    if count == 1 and _LENGTH.unpack_from(frame, HEADER_BYTES)[0] == len(frame) - start:
+        return [bytes(memoryview(frame)[start:]) if isinstance(frame, bytearray) else frame[start:]]
     lengths = _layout("", count).unpack_from(frame, HEADER_BYTES)
     if start + sum(lengths) != len(frame):
         raise ProtocolError("the parts of a frame of the store's fast path do not add up to its length")
-    parts = []
-    for length in lengths:
-        parts.append(bytes(frame[start : start + length]))
-        start += length
-    return parts
+    if isinstance(frame, bytearray):  # a large one: no copy more than needed
+        with memoryview(frame) as view:
+            return [bytes(view[begin:end]) for begin, end in pairwise(accumulate(lengths, initial=start))]
+    return [frame[begin:end] for begin, end in pairwise(accumulate(lengths, initial=start))]
 
 
 @functools.lru_cache(32)

@@ -35,8 +35,9 @@ T = TypeVar("T")
 class TCPStore(CommandStore):
     """A store in the process that makes it with ``is_master=True``; others that make it ask that one.
 
-    The master serves its keys until it is closed or nobody in its process has it any more: to these stores over a fast
-    path of their own, to everybody else over HTTP, under ``/v1/store`` as an agent does, all at one port. RANKMESH_TOKEN is what clients have to know; it is required beyond loopback.
+    The master serves its keys until it is closed or nobody in its process has it any more, all at one port: to these
+    stores over a fast path of their own, to everybody else over HTTP, under ``/v1/store`` as an agent does.
+    RANKMESH_TOKEN is what clients have to know; it is required beyond loopback.
 
     Args:
         host_name: name or address of the master; it listens there, unless RANKMESH_BIND says where.
