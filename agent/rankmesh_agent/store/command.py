@@ -1,8 +1,8 @@
 """What a call to a store is, wherever the keys and values are.
 
 A command knows what it does to a Table, and how it travels over HTTP: the request it makes, and what the answer to that
-means. So a store is whatever carries out commands, and a new call is a class in ``commands``, an endpoint in
-``routes/store`` and a method for users.
+means. So a store is whatever carries out commands, and a new call is a class in ``commands``, a form in ``forms``,
+an endpoint in ``routes/store`` and a method for users.
 """
 
 from __future__ import annotations
