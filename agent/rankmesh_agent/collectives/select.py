@@ -1,9 +1,14 @@
-"""The one table that picks an algorithm: (collective, medium) → by bytes a rank contributes."""
+"""The one table that picks an algorithm: (collective, medium) → by bytes a rank contributes and ranks in the group.
+
+Here are the algorithms, from the one for the smallest arrays to the one for any, and how much each can take at all;
+from where on the next one is faster was measured and is in ``limits``.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Literal
 
 from rankmesh_agent.collectives import (
@@ -17,18 +22,38 @@ from rankmesh_agent.collectives import (
     reduce_scatter,
     scatter,
 )
+from rankmesh_agent.collectives.limits import LIMITS
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
-Medium = Literal["segment", "link"]
+Medium = Literal["segment", "reads", "registered", "link"]
+"""What a group communicates over: shared memory; the same where the ranks can also read each other's own memory; the
+same with registered arrays; messages."""
 Algorithm = Callable[..., None]
 
 _ALWAYS = math.inf
+_SLOT = math.inf
+"""The slot's bytes, which the group's shared memory has: none but the last algorithm over it takes more."""
+_DIRECT: tuple[Medium, Medium] = ("reads", "registered")
 _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     # Reducing everything everywhere costs size times the additions, but one step less: worth it in the L2 cache.
-    (Kind.ALL_REDUCE, "segment"): ((1 << 17, all_reduce.small_segment), (_ALWAYS, all_reduce.chunked_segment)),
+    (Kind.ALL_REDUCE, "segment"): ((_SLOT, all_reduce.small_segment), (_ALWAYS, all_reduce.chunked_segment)),
     (Kind.ALL_REDUCE, "link"): ((SMALL, all_reduce.small_link), (_ALWAYS, all_reduce.direct_link)),
-    (Kind.REDUCE, "segment"): ((1 << 17, reduce.small_segment), (_ALWAYS, reduce.chunked_segment)),
+    (Kind.REDUCE, "segment"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.chunked_segment)),
+    # What is registered needs no copies, and where nothing is reduced the copy into a slot can be saved anyway.
+    **{
+        (kind, medium): ((_SLOT, short), (_ALWAYS, direct))
+        for kind, short, direct in (
+            (Kind.BROADCAST, broadcast.over_segment, broadcast.direct_segment),
+            (Kind.ALL_GATHER, all_gather.over_segment, all_gather.direct_segment),
+            (Kind.GATHER, gather.over_segment, gather.direct_segment),
+            (Kind.SCATTER, scatter.over_segment, scatter.direct_segment),
+            (Kind.REDUCE_SCATTER, reduce_scatter.over_segment, reduce_scatter.direct_segment),
+        )
+        for medium in _DIRECT
+    },
+    (Kind.ALL_REDUCE, "registered"): ((_SLOT, all_reduce.small_segment), (_ALWAYS, all_reduce.registered_segment)),
+    (Kind.REDUCE, "registered"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.registered_segment)),
     (Kind.REDUCE, "link"): ((SMALL, reduce.small_link), (_ALWAYS, reduce.direct_link)),
     (Kind.BROADCAST, "segment"): ((_ALWAYS, broadcast.over_segment),),
     (Kind.BROADCAST, "link"): ((SMALL, broadcast.small_link), (_ALWAYS, broadcast.scatter_link)),
@@ -47,16 +72,17 @@ _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
 }
 
 
-def algorithm(kind: Kind, medium: Medium, nbytes: int, slot_bytes: int | None = None) -> Algorithm:
+def algorithm(kind: Kind, medium: Medium, nbytes: int, size: int, slot_bytes: int | None = None) -> Algorithm:
     """Return the algorithm for a call.
 
     Args:
         kind: the collective.
         medium: what the group communicates over.
         nbytes: bytes each rank contributes.
+        size: ranks in the group.
         slot_bytes: bytes of a segment's slot: the algorithms for small arrays need it all at once.
     """
-    rows = _TABLE[kind, medium]
+    rows = _rows(kind, medium, size)
     for limit, found in rows[:-1]:
         if nbytes <= limit and (slot_bytes is None or nbytes <= slot_bytes):
             return found
@@ -66,3 +92,23 @@ def algorithm(kind: Kind, medium: Medium, nbytes: int, slot_bytes: int | None = 
 def algorithms() -> list[tuple[Kind, Medium, Algorithm]]:
     """Return every algorithm the table can pick, for tests and benchmarks."""
     return [(kind, medium, found) for (kind, medium), rows in _TABLE.items() for _, found in rows]
+
+
+def candidates(kind: Kind, medium: Medium) -> tuple[tuple[float, Algorithm], ...]:
+    """Return the algorithms for a collective in the table's order, each with the bytes it can take at all."""
+    return _TABLE.get((kind, medium)) or _TABLE[kind, "segment"]
+
+
+@cache
+def _rows(kind: Kind, medium: Medium, size: int) -> tuple[tuple[float, Algorithm], ...]:
+    """Return the row of the table with its limits as they were measured."""
+    measured = LIMITS.get((kind.name, medium), {})
+    return tuple(
+        (min(capable, _for_size(measured[found.__name__], size)) if found.__name__ in measured else capable, found)
+        for capable, found in candidates(kind, medium)
+    )
+
+
+def _for_size(limits: Mapping[int, int], size: int) -> int:
+    """Return the limit for the largest group measured that is not larger than this one, else for the smallest."""
+    return limits[max((measured for measured in limits if measured <= size), default=min(limits))]

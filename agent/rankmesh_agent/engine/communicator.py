@@ -16,14 +16,15 @@ from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.p2p import ANY, Matching
 from rankmesh_agent.engine.peer import Port, Transfer
+from rankmesh_agent.engine.registered import Outcome
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
-from rankmesh_agent.engine.waits import Message, RunningCall
+from rankmesh_agent.engine.waits import Message
 from rankmesh_agent.engine.work import MessageWork, Work
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.dtypes import code_of
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
 from rankmesh_agent.wire.schemas import GroupInfo, Member
@@ -46,6 +47,7 @@ class Communicator(Port):
     Attributes:
         numbers: the numbers the user knows the members by, by group rank: ``ranks``, unless the user's world is no
             longer the mesh.
+        usual: how a synchronous call is to be made that asks for nothing in particular.
     """
 
     def __init__(
@@ -59,10 +61,12 @@ class Communicator(Port):
         self.size = len(self.ranks)
         self._others = frozenset(self.ranks) - {mesh.rank}
         self.timeout = timeout
+        self.usual = Options(timeout)
         self._standing = Standing(mesh, group, name, self.ranks, members)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = Matching(mesh, group, self._standing.number)
         self._order = Order(self._standing, name, MeshBackend(self._link, self.ranks, None))
+        self._directory = self._job = ""
         self._closed = False
         mesh.open_port(group, self)
 
@@ -121,10 +125,10 @@ class Communicator(Port):
             CollectiveMismatchError: the members do not make the same group.
             DistBackendError: a member is missing, or failed.
         """
-        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
-        running = RunningCall(self._standing, call, 0, Deadline(timeout))
+        self._directory, self._job = directory, job
         if self.size == 1:
             return
+        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
         segment: Segment | None = None
 
         def share_it(link: MessageLink) -> None:
@@ -139,8 +143,10 @@ class Communicator(Port):
                 strict=strict,
             )
 
-        self._order.carry_out(share_it, (), running)
+        self._order.carry_out(share_it, (), call, 0, Options(timeout))
         self._order.use(MeshBackend(self._link, self.ranks, segment))
+        if segment is not None:
+            self._order.carry_out(lambda shared: shared.windows.probe(), (), call, 0, Options(timeout))
 
     # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks
 
@@ -187,6 +193,23 @@ class Communicator(Port):
     def barrier(self, options: Options) -> Work | None:
         """Wait until all members have come."""
         return self._order.submit((Kind.BARRIER,), (), options)
+
+    def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
+        """Return an array in memory that the members share, where they share memory; a synchronous collective call.
+
+        Raises:
+            DistNetworkError: there is no room, or a member cannot map it; the same at all members.
+        """
+        if not isinstance(self._order.backend, MeshBackend):
+            return np.empty(count, dtype)  # an engine from outside knows nothing of ours
+        outcome: Outcome = []
+        arguments = self._directory, self._job, count * dtype.itemsize, outcome
+        order = self._order
+        order.submit((Kind.EMPTY, dtype, count), arguments, options._replace(after=lambda: order.use(order.backend)))
+        made = outcome[0]
+        if isinstance(made, DistNetworkError):
+            raise made
+        return made.view(dtype)
 
     def open_batch(self) -> None:
         """Record this thread's collectives instead of making them.
@@ -253,10 +276,10 @@ class Communicator(Port):
 
     def info(self) -> GroupInfo:
         """Return the group as this member sees it."""
-        failure = self.failure.message if self.failure is not None else ""
-        return GroupInfo(
-            f"{self.id:016x}", self.name, list(self.ranks), self._order.seq, self.medium, self._order.last, failure
-        )
+        standing = self._standing
+        last = standing.call.name if standing.call is not None else ""
+        failure = standing.failure.message if standing.failure is not None else ""
+        return GroupInfo(f"{self.id:016x}", self.name, list(self.ranks), standing.seq, self.medium, last, failure)
 
     def close(self) -> None:
         """End the group at this member: queued calls fail, the worker ends. Does nothing the second time."""

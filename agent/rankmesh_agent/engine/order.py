@@ -17,9 +17,8 @@ from rankmesh_agent.engine.batch import BatchedWork, Recorded
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import After, Note, RunningCall
 from rankmesh_agent.engine.work import QueuedWork, Work
-from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveMismatchError
-from rankmesh_agent.wire.ops import Call
+from rankmesh_agent.wire.ops import Call, Kind
 
 _PLANS = 1024
 _WORKER_SECONDS = 5.0
@@ -56,17 +55,12 @@ class Order:
         standing: whether the group can go on.
         name: the group's name, for the worker thread's.
         backend: what carries the calls out; ``use`` changes it.
-
-    Attributes:
-        seq: number of the latest call.
-        last: its name.
     """
 
     def __init__(self, standing: Standing, name: str, backend: Backend) -> None:
         self.backend = backend
-        self.seq = 0
-        self.last = ""
         self._standing = standing
+        self._running = RunningCall(standing)
         self._name = name
         self._plans: dict[Any, _Plan] = {}
         self._turn = threading.Lock()
@@ -77,7 +71,7 @@ class Order:
         self._batcher: threading.Thread | None = None
 
     def use(self, backend: Backend) -> None:
-        """Carry calls out by another backend from now on; none is under way."""
+        """Carry calls out by another backend from now on, or by one that has learned something; none is under way."""
         self.backend = backend
         self._plans.clear()
 
@@ -92,18 +86,17 @@ class Order:
         if self._batch is not None and self.batching:
             self._batch.append(Recorded(key, arguments, options.user, options.after, options.note))
             return BatchedWork() if options.async_op else None
-        plan = self._plans.get(key) or self._plan(key)
-        if not options.async_op and not self._queued and self._turn.acquire(blocking=False):
+        if not options.async_op and not self._queued and self._turn.acquire(False):
             try:
-                self._run(plan, arguments, options)
+                self._run(key, arguments, options)
             finally:
                 self._turn.release()
             return None
         if not options.async_op and threading.current_thread() is self._worker:
             raise RuntimeError(
-                f"a synchronous {plan.call.name} in a callback would wait for itself: use async_op=True there"
+                f"a synchronous {_name(key)} in a callback would wait for itself: use async_op=True there"
             )
-        work = self._enqueue(plan, arguments, options)
+        work = self._enqueue(key, arguments, options)
         if options.async_op:
             return work
         try:
@@ -133,19 +126,26 @@ class Order:
         recorded, self._batch, self._batcher = self._batch or [], None, None
         return recorded
 
-    def carry_out(self, algorithm: Algorithm, arguments: Sequence[Any], running: RunningCall) -> None:
-        """Run an algorithm; an error half-way ends the group.
+    def carry_out(self, algorithm: Algorithm, arguments: Sequence[Any], call: Call, seq: int, options: Options) -> None:
+        """Make call number ``seq`` in this thread, whose turn it is; an error half-way ends the group.
 
         Raises:
             CollectiveMismatchError: nothing has moved and everyone knows: the group goes on.
         """
+        standing, running = self._standing, self._running
+        running.begin(call, seq, options.timeout, options.note)
         try:
-            self.backend.run(algorithm, arguments, running)
-        except CollectiveMismatchError:
-            raise
-        except BaseException as error:
-            self._standing.give_up(error)
-            raise
+            try:
+                self.backend.run(algorithm, arguments, running)
+            except CollectiveMismatchError:
+                raise
+            except BaseException as error:
+                standing.give_up(error)
+                raise
+            if options.after is not None:
+                options.after()
+        finally:
+            standing.busy = False
 
     def close(self) -> None:
         """End the worker; the group has failed by now, so what is queued fails."""
@@ -162,12 +162,12 @@ class Order:
         plan = self._plans[key] = _Plan(call, self.backend.algorithm(call))
         return plan
 
-    def _enqueue(self, plan: _Plan, arguments: Sequence[Any], options: Options) -> QueuedWork:
+    def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> QueuedWork:
         def run() -> None:
             with self._turn:
-                self._run(plan, arguments, options)
+                self._run(key, arguments, options)
 
-        work = QueuedWork(run, options.user, plan.call.name, lambda: self._worker)
+        work = QueuedWork(run, options.user, _name(key), lambda: self._worker)
         with self._standing.mesh.lock:
             self._standing.raise_if_failed()  # close() takes the lock, too: nothing is queued behind its end mark
             self._queued += 1
@@ -183,18 +183,15 @@ class Order:
             with self._standing.mesh.lock:
                 self._queued -= 1
 
-    def _run(self, plan: _Plan, arguments: Sequence[Any], options: Options) -> None:
+    def _run(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> None:
+        # In turn: what an earlier call changed (registered arrays, another backend) holds for this one at every rank.
+        plan = self._plans.get(key) or self._plan(key)
         standing = self._standing
         if standing.failure is not None:
             standing.raise_if_failed()
-        call = plan.call
-        self.seq += 1
-        self.last = call.name
-        standing.call, standing.seq, standing.busy = call.name, self.seq, True
-        running = RunningCall(standing, call, self.seq, Deadline(options.timeout), options.note)
-        try:
-            self.carry_out(plan.algorithm, arguments, running)
-            if options.after is not None:
-                options.after()
-        finally:
-            standing.busy = False
+        self.carry_out(plan.algorithm, arguments, plan.call, standing.seq + 1, options)
+
+
+def _name(key: tuple[Any, ...]) -> str:
+    kind: Kind = key[0]
+    return kind.name.lower()

@@ -7,13 +7,15 @@ import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
-from rankmesh_agent.collectives.select import Algorithm, algorithm
+from rankmesh_agent.collectives.reduction import quiet
+from rankmesh_agent.collectives.select import Algorithm, Medium, algorithm
+from rankmesh_agent.engine import registered
 from rankmesh_agent.engine.backends.base import Backend, Watch
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.transports.segment import DisagreementError, Segment
 from rankmesh_agent.transports.shared import Mapping
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistNetworkError
-from rankmesh_agent.wire.ops import Call
+from rankmesh_agent.wire.ops import Call, Kind
 
 _log = logging.getLogger("rankmesh")
 _NOTE = 4096
@@ -35,24 +37,34 @@ class MeshBackend(Backend):
         self._link = link
         self._ranks = ranks
         self._segment = segment
+        self._quiet = quiet()
         self.medium = "self" if len(ranks) == 1 else "shm" if segment is not None else "tcp"
 
     def algorithm(self, call: Call) -> Algorithm:
-        if self._segment is None:
-            return algorithm(call.kind, "link", call.nbytes)
-        return algorithm(call.kind, "segment", call.nbytes, self._segment.slot_bytes)
+        segment, size = self._segment, self._link.size
+        if call.kind is Kind.EMPTY:
+            return registered.over_link if segment is None else registered.over_segment
+        if segment is None:
+            return algorithm(call.kind, "link", call.nbytes, size)
+        windows = segment.windows
+        medium: Medium = "registered" if windows.regions else "reads" if windows.reads else "segment"
+        return algorithm(call.kind, medium, call.nbytes, size, segment.slot_bytes)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
         segment = self._segment
         try:
             if segment is not None:
                 segment.begin(watch.seq, watch.call.fingerprint, watch.check)
-                algorithm(segment, *arguments)
+                self._quiet.run(algorithm, segment, *arguments)
             else:
                 self._link.begin(watch.seq, watch.call.fingerprint, watch.wait)
-                algorithm(self._link, *arguments)
+                self._quiet.run(algorithm, self._link, *arguments)
         except DisagreementError:
             self._disagree(watch)
+        except BaseException:
+            if segment is not None:
+                segment.leave()
+            raise
 
     def close(self) -> None:
         self._segment = None
