@@ -41,6 +41,7 @@ MOST_KEPT, MOST_KEPT_BYTES = 4096, 64 << 20
 _READ, _READ_MORE = 1 << 13, 1 << 20
 _STOP_SECONDS = 5.0
 _FEW = 64
+_CHALLENGE = 0
 _SHORT_OF_SOMETHING_SECONDS = 0.05
 LONGEST_WAIT = 3600.0
 
@@ -48,8 +49,9 @@ _log = logging.getLogger("rankmesh.store")
 
 
 class _Wait(NamedTuple):
-    """A request that has not been answered yet."""
+    """A request that has not been answered yet; no two have the same number."""
 
+    number: int
     seq: int
     command: Waiting[Any]
     future: Future[Any]
@@ -105,6 +107,11 @@ class _Connection:
         if not self.unsent:
             self.unsent = None
             self._poll.modify(self.sock, select.EPOLLIN)
+
+    def still_at(self, step: int) -> bool:
+        """Whether it has not done yet what a timer is for: the challenge, or a _Wait by its number."""
+        waiting = self.waiting
+        return self.challenge is not None if step == _CHALLENGE else waiting is not None and waiting.number == step
 
     def take_wait(self, waiting: _Wait | None = None) -> _Wait | None:
         """Return what waits, which is the caller's to answer now; None if it is somebody else's, or not ``waiting``."""
@@ -181,8 +188,8 @@ class FastPath:
         self._named: dict[bytes, _Connection] = {}
         self._kept = _Kept()
         self._strangers = 0
-        self._timers: list[tuple[float, int, _Connection, object]] = []
-        self._counter = itertools.count()
+        self._timers: list[tuple[float, int, _Connection, int]] = []  # when, order, who, and of which _Wait
+        self._counter = itertools.count(_CHALLENGE + 1)
         self._closed = False
         self._poll: select.epoll | None = None
         self._bell = -1
@@ -297,7 +304,7 @@ class FastPath:
         self._connections[sock.fileno()] = connection
         self._strangers += 1
         poll.register(sock, select.EPOLLIN)
-        self._remind(CHALLENGE_SECONDS, connection, connection.challenge)
+        self._remind(CHALLENGE_SECONDS, connection, _CHALLENGE)
         return connection
 
     def _attend(self, connection: _Connection) -> None:
@@ -386,7 +393,7 @@ class FastPath:
                 if found is None:
                     if seconds <= 0:
                         raise command.late(self._table)
-                    self._wait(connection, _Wait(seq, command, command.begin(self._table)))
+                    self._wait(connection, _Wait(next(self._counter), seq, command, command.begin(self._table)))
                     return
                 (result,) = found
         except DistStoreError as error:
@@ -399,7 +406,7 @@ class FastPath:
 
     def _wait(self, connection: _Connection, waiting: _Wait) -> None:
         connection.waiting = waiting
-        self._remind(waiting.command.seconds, connection, waiting)
+        self._remind(waiting.command.seconds, connection, waiting.number)
         waiting.future.add_done_callback(partial(self._completed, connection, waiting))
 
     def _completed(self, connection: _Connection, waiting: _Wait, future: Future[Any]) -> None:
@@ -461,16 +468,17 @@ class FastPath:
         self._named.pop(connection.name, None)
         if connection.last is not None:
             self._kept.add(connection.name, *connection.last)
+            connection.last = None
         if waiting is not None and not waiting.future.cancel():
             waiting.command.give_back(self._table, waiting.future.result())
 
     # Time
 
-    def _remind(self, seconds: float, connection: _Connection, of: object) -> None:
+    def _remind(self, seconds: float, connection: _Connection, of: int) -> None:
         """Look again in so many seconds whether a connection still is where it is now."""
         timers = self._timers
         if len(timers) > _FEW + 2 * len(self._connections):  # most of them are over
-            timers[:] = [one for one in timers if one[3] is one[2].waiting or one[3] is one[2].challenge]
+            timers[:] = [one for one in timers if one[2].still_at(one[3])]
             heapq.heapify(timers)
         heapq.heappush(timers, (time.monotonic() + seconds, next(self._counter), connection, of))
 
@@ -483,10 +491,13 @@ class FastPath:
         self._kept.forget_until(now)
         while self._timers and self._timers[0][0] <= now:
             _, _, connection, of = heapq.heappop(self._timers)
-            if of is connection.challenge:
-                self._drop(connection)
-            elif isinstance(of, _Wait) and connection.take_wait(of) is not None:
-                self._give_up(connection, of)
+            if of == _CHALLENGE:
+                if connection.challenge is not None:
+                    self._drop(connection)
+                continue
+            waiting = connection.waiting
+            if waiting is not None and waiting.number == of and connection.take_wait(waiting) is not None:
+                self._give_up(connection, waiting)
 
     def _give_up(self, connection: _Connection, waiting: _Wait) -> None:
         """Answer a request that has waited for long enough."""
