@@ -21,6 +21,7 @@ from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.serving import HttpThread
 from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.fast_server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.transports import shared
 from rankmesh_agent.transports.base import Transport
@@ -114,7 +115,10 @@ class Agent:
             undo.callback(self.mesh.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
             undo.pop_all()
-        self._http = HttpThread(self._app(names), http, f"rankmesh-http-{http_port}", when_asked=True)
+            fast_path = self._fast_path(f"rankmesh-store-{http_port}")
+            self._http = HttpThread(
+                self._app(names), http, f"rankmesh-http-{http_port}", when_asked=True, fast_path=fast_path
+            )
         self._http.start()
         self._heart = Heart(self._client, self._heartbeat)
         self._heart.start()
@@ -276,6 +280,14 @@ class Agent:
         """Whether this host has more ranks than cores for them."""
         local = sum(member.host_id == self.member.host_id for member in self._members.values())
         return local > len(os.sched_getaffinity(0))
+
+    def _fast_path(self, name: str) -> FastPath | None:
+        """Return what serves the store's fast path, None where the keys are at another rank."""
+        if self.member.rank != 0:
+            return None
+        store = self.store
+        assert isinstance(store, MemoryStore)
+        return FastPath(store.table, self._settings.token, name)
 
     def _make_store(self) -> Store:
         if self.member.rank == 0:
