@@ -17,13 +17,20 @@ from rankmesh_agent.collectives import (
     reduce_scatter,
     scatter,
 )
+from rankmesh_agent.collectives.hierarchical import all_gather as all_gather_hosts
+from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
+from rankmesh_agent.collectives.hierarchical import broadcast as broadcast_hosts
+from rankmesh_agent.collectives.hierarchical import reduce as reduce_hosts
+from rankmesh_agent.collectives.hierarchical import reduce_scatter as reduce_scatter_hosts
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
-Medium = Literal["segment", "link"]
+Medium = Literal["segment", "link", "hosts"]
 Algorithm = Callable[..., None]
 
 _ALWAYS = math.inf
+_FLAT = 1 << 14
+"""Bytes up to which ranks on several hosts take no notice of who shares a host: one message is all they wait for."""
 _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     # Reducing everything everywhere costs size times the additions, but one step less: worth it in the L2 cache.
     (Kind.ALL_REDUCE, "segment"): ((1 << 17, all_reduce.small_segment), (_ALWAYS, all_reduce.chunked_segment)),
@@ -44,6 +51,15 @@ _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     (Kind.ALL_TO_ALL, "link"): ((_ALWAYS, all_to_all.over_link),),
     (Kind.BARRIER, "segment"): ((_ALWAYS, barrier.over_segment),),
     (Kind.BARRIER, "link"): ((_ALWAYS, barrier.over_link),),
+    (Kind.ALL_REDUCE, "hosts"): ((_FLAT, all_reduce.small_link), (_ALWAYS, all_reduce_hosts.over_hosts)),
+    (Kind.REDUCE, "hosts"): ((_FLAT, reduce.small_link), (_ALWAYS, reduce_hosts.over_hosts)),
+    (Kind.BROADCAST, "hosts"): ((_FLAT, broadcast.small_link), (_ALWAYS, broadcast_hosts.over_hosts)),
+    (Kind.ALL_GATHER, "hosts"): ((_FLAT, all_gather.small_link), (_ALWAYS, all_gather_hosts.over_hosts)),
+    (Kind.GATHER, "hosts"): ((SMALL, gather.small_link), (_ALWAYS, gather.direct_link)),
+    (Kind.SCATTER, "hosts"): ((SMALL, scatter.small_link), (_ALWAYS, scatter.direct_link)),
+    (Kind.REDUCE_SCATTER, "hosts"): ((_FLAT, reduce_scatter.small_link), (_ALWAYS, reduce_scatter_hosts.over_hosts)),
+    (Kind.ALL_TO_ALL, "hosts"): ((_ALWAYS, all_to_all.over_link),),
+    (Kind.BARRIER, "hosts"): ((_ALWAYS, barrier.over_link),),
 }
 
 

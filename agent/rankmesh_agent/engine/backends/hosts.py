@@ -1,0 +1,52 @@
+"""The CPU data plane of a group on several hosts: messages between them, and shared memory inside each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rankmesh_agent.collectives.hierarchical.hosts import Hosts
+from rankmesh_agent.collectives.select import Algorithm, algorithm
+from rankmesh_agent.engine.backends.base import Watch
+from rankmesh_agent.engine.backends.mesh import MeshBackend
+from rankmesh_agent.engine.rounds import MessageLink
+from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.wire.ops import Call
+
+
+class HostsBackend(MeshBackend):
+    """Runs calls over a Link and the segments of the hosts.
+
+    Every algorithm begins by arriving at the Link, where the ranks compare their calls, whatever it does then.
+
+    Args:
+        link: messages among the members.
+        ranks: global ranks of the members, by group rank.
+        hosts: the same link, with the memory of this rank's host.
+    """
+
+    def __init__(self, link: MessageLink, ranks: Sequence[int], hosts: Hosts) -> None:
+        super().__init__(link, ranks, None)
+        self.medium = "shm+tcp"
+        self._hosts: Hosts | None = hosts
+
+    def algorithm(self, call: Call) -> Algorithm:
+        return algorithm(call.kind, "hosts", call.nbytes)
+
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+        hosts = self._hosts
+        assert hosts is not None, "a call after the end"
+        here = hosts.here
+        try:
+            self._link.begin(watch.seq, watch.call.fingerprint, watch.wait)
+            hosts.local.begin(
+                watch.seq,
+                watch.call.fingerprint,
+                lambda missing: watch.check(lambda: [here[place] for place in missing()]),
+            )
+            algorithm(hosts, *arguments)
+        except DisagreementError:
+            self._disagree(watch)
+
+    def close(self) -> None:
+        self._hosts = None
