@@ -98,8 +98,10 @@ def options(
     Raises:
         ValueError: the timeout is negative.
     """
-    limit = members.timeout if timeout is None else seconds_of(timeout, members.timeout)
     detail = note_of([*inputs, *tensors] if inputs else tensors)
+    if timeout is None and not async_op and after is None and note is None and detail is None and not members.batching:
+        return members.usual  # nearly all calls; made once
+    limit = members.timeout if timeout is None else seconds_of(timeout, members.timeout)
     if note is None or detail is None:
         return Options(limit, async_op, tensors, after, note or detail)
     splits, site = note, detail  # the site first: long splits are cut off

@@ -1,9 +1,14 @@
-"""The one table that picks an algorithm: (collective, medium) → by bytes a rank contributes."""
+"""The one table that picks an algorithm: (collective, medium) → by bytes a rank contributes and ranks in the group.
+
+Here are the algorithms, from the one for the smallest arrays to the one for any, and how much each can take at all;
+from where on the next one is faster was measured and is in ``limits``.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Literal
 
 from rankmesh_agent.collectives import (
@@ -22,6 +27,7 @@ from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hos
 from rankmesh_agent.collectives.hierarchical import broadcast as broadcast_hosts
 from rankmesh_agent.collectives.hierarchical import reduce as reduce_hosts
 from rankmesh_agent.collectives.hierarchical import reduce_scatter as reduce_scatter_hosts
+from rankmesh_agent.collectives.limits import LIMITS
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
@@ -29,13 +35,13 @@ Medium = Literal["segment", "link", "hosts"]
 Algorithm = Callable[..., None]
 
 _ALWAYS = math.inf
-_FLAT = 1 << 14
-"""Bytes up to which ranks on several hosts take no notice of who shares a host: one message is all they wait for."""
+_SLOT = math.inf
+"""The slot's bytes, which the group's shared memory has: none but the last algorithm over it takes more."""
 _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     # Reducing everything everywhere costs size times the additions, but one step less: worth it in the L2 cache.
-    (Kind.ALL_REDUCE, "segment"): ((1 << 17, all_reduce.small_segment), (_ALWAYS, all_reduce.chunked_segment)),
+    (Kind.ALL_REDUCE, "segment"): ((_SLOT, all_reduce.small_segment), (_ALWAYS, all_reduce.chunked_segment)),
     (Kind.ALL_REDUCE, "link"): ((SMALL, all_reduce.small_link), (_ALWAYS, all_reduce.direct_link)),
-    (Kind.REDUCE, "segment"): ((1 << 17, reduce.small_segment), (_ALWAYS, reduce.chunked_segment)),
+    (Kind.REDUCE, "segment"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.chunked_segment)),
     (Kind.REDUCE, "link"): ((SMALL, reduce.small_link), (_ALWAYS, reduce.direct_link)),
     (Kind.BROADCAST, "segment"): ((_ALWAYS, broadcast.over_segment),),
     (Kind.BROADCAST, "link"): ((SMALL, broadcast.small_link), (_ALWAYS, broadcast.scatter_link)),
@@ -51,28 +57,29 @@ _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     (Kind.ALL_TO_ALL, "link"): ((_ALWAYS, all_to_all.over_link),),
     (Kind.BARRIER, "segment"): ((_ALWAYS, barrier.over_segment),),
     (Kind.BARRIER, "link"): ((_ALWAYS, barrier.over_link),),
-    (Kind.ALL_REDUCE, "hosts"): ((_FLAT, all_reduce.small_link), (_ALWAYS, all_reduce_hosts.over_hosts)),
-    (Kind.REDUCE, "hosts"): ((_FLAT, reduce.small_link), (_ALWAYS, reduce_hosts.over_hosts)),
-    (Kind.BROADCAST, "hosts"): ((_FLAT, broadcast.small_link), (_ALWAYS, broadcast_hosts.over_hosts)),
-    (Kind.ALL_GATHER, "hosts"): ((_FLAT, all_gather.small_link), (_ALWAYS, all_gather_hosts.over_hosts)),
+    (Kind.ALL_REDUCE, "hosts"): ((SMALL, all_reduce.small_link), (_ALWAYS, all_reduce_hosts.over_hosts)),
+    (Kind.REDUCE, "hosts"): ((SMALL, reduce.small_link), (_ALWAYS, reduce_hosts.over_hosts)),
+    (Kind.BROADCAST, "hosts"): ((SMALL, broadcast.small_link), (_ALWAYS, broadcast_hosts.over_hosts)),
+    (Kind.ALL_GATHER, "hosts"): ((SMALL, all_gather.small_link), (_ALWAYS, all_gather_hosts.over_hosts)),
     (Kind.GATHER, "hosts"): ((SMALL, gather.small_link), (_ALWAYS, gather.direct_link)),
     (Kind.SCATTER, "hosts"): ((SMALL, scatter.small_link), (_ALWAYS, scatter.direct_link)),
-    (Kind.REDUCE_SCATTER, "hosts"): ((_FLAT, reduce_scatter.small_link), (_ALWAYS, reduce_scatter_hosts.over_hosts)),
+    (Kind.REDUCE_SCATTER, "hosts"): ((SMALL, reduce_scatter.small_link), (_ALWAYS, reduce_scatter_hosts.over_hosts)),
     (Kind.ALL_TO_ALL, "hosts"): ((_ALWAYS, all_to_all.over_link),),
     (Kind.BARRIER, "hosts"): ((_ALWAYS, barrier.over_link),),
 }
 
 
-def algorithm(kind: Kind, medium: Medium, nbytes: int, slot_bytes: int | None = None) -> Algorithm:
+def algorithm(kind: Kind, medium: Medium, nbytes: int, size: int, slot_bytes: int | None = None) -> Algorithm:
     """Return the algorithm for a call.
 
     Args:
         kind: the collective.
         medium: what the group communicates over.
         nbytes: bytes each rank contributes.
+        size: ranks in the group.
         slot_bytes: bytes of a segment's slot: the algorithms for small arrays need it all at once.
     """
-    rows = _TABLE[kind, medium]
+    rows = _rows(kind, medium, size)
     for limit, found in rows[:-1]:
         if nbytes <= limit and (slot_bytes is None or nbytes <= slot_bytes):
             return found
@@ -82,3 +89,23 @@ def algorithm(kind: Kind, medium: Medium, nbytes: int, slot_bytes: int | None = 
 def algorithms() -> list[tuple[Kind, Medium, Algorithm]]:
     """Return every algorithm the table can pick, for tests and benchmarks."""
     return [(kind, medium, found) for (kind, medium), rows in _TABLE.items() for _, found in rows]
+
+
+def candidates(kind: Kind, medium: Medium) -> tuple[tuple[float, Algorithm], ...]:
+    """Return the algorithms for a collective in the table's order, each with the bytes it can take at all."""
+    return _TABLE[kind, medium]
+
+
+@cache
+def _rows(kind: Kind, medium: Medium, size: int) -> tuple[tuple[float, Algorithm], ...]:
+    """Return the row of the table with its limits as they were measured."""
+    measured = LIMITS.get((kind.name, medium), {})
+    return tuple(
+        (min(capable, _for_size(measured[found.__name__], size)) if found.__name__ in measured else capable, found)
+        for capable, found in _TABLE[kind, medium]
+    )
+
+
+def _for_size(limits: Mapping[int, int], size: int) -> int:
+    """Return the limit for the largest group measured that is not larger than this one, else for the smallest."""
+    return limits[max((measured for measured in limits if measured <= size), default=min(limits))]

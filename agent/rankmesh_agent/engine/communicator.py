@@ -21,7 +21,7 @@ from rankmesh_agent.engine.p2p import ANY, Matching
 from rankmesh_agent.engine.peer import Port, Transfer
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
-from rankmesh_agent.engine.waits import Message, RunningCall
+from rankmesh_agent.engine.waits import Message
 from rankmesh_agent.engine.work import MessageWork, Work
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.deadline import Deadline
@@ -49,6 +49,7 @@ class Communicator(Port):
     Attributes:
         numbers: the numbers the user knows the members by, by group rank: ``ranks``, unless the user's world is no
             longer the mesh.
+        usual: how a synchronous call is to be made that asks for nothing in particular.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Communicator(Port):
         self.size = len(self.ranks)
         self._others = frozenset(self.ranks) - {mesh.rank}
         self.timeout = timeout
+        self.usual = Options(timeout)
         self._standing = Standing(mesh, group, name, self.ranks, members)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = Matching(mesh, group, self._standing.number)
@@ -118,10 +120,9 @@ class Communicator(Port):
             CollectiveMismatchError: the members do not make the same group.
             DistBackendError: a member is missing, or failed.
         """
-        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
-        running = RunningCall(self._standing, call, 0, Deadline(timeout))
         if self.size == 1:
             return
+        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
         layout = layout_of(hosts)
         segment: Segment | None = None
 
@@ -129,7 +130,7 @@ class Communicator(Port):
             nonlocal segment
             segment = share_memory(link, layout, sharing)
 
-        self._order.carry_out(share_it, (), running)
+        self._order.carry_out(share_it, (), call, 0, Options(timeout))
         if segment is None or len(layout) == 1:
             self._order.use(MeshBackend(self._link, self.ranks, segment))
         else:
@@ -246,10 +247,10 @@ class Communicator(Port):
 
     def info(self) -> GroupInfo:
         """Return the group as this member sees it."""
-        failure = self.failure.message if self.failure is not None else ""
-        return GroupInfo(
-            f"{self.id:016x}", self.name, list(self.ranks), self._order.seq, self.medium, self._order.last, failure
-        )
+        standing = self._standing
+        last = standing.call.name if standing.call is not None else ""
+        failure = standing.failure.message if standing.failure is not None else ""
+        return GroupInfo(f"{self.id:016x}", self.name, list(self.ranks), standing.seq, self.medium, last, failure)
 
     def close(self) -> None:
         """End the group at this member: queued calls fail, the worker ends. Does nothing the second time."""

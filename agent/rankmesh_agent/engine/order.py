@@ -17,7 +17,6 @@ from rankmesh_agent.engine.batch import BatchedWork, Recorded
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import After, Note, RunningCall
 from rankmesh_agent.engine.work import QueuedWork, Work
-from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call
 
@@ -56,17 +55,12 @@ class Order:
         standing: whether the group can go on.
         name: the group's name, for the worker thread's.
         backend: what carries the calls out; ``use`` changes it.
-
-    Attributes:
-        seq: number of the latest call.
-        last: its name.
     """
 
     def __init__(self, standing: Standing, name: str, backend: Backend) -> None:
         self.backend = backend
-        self.seq = 0
-        self.last = ""
         self._standing = standing
+        self._running = RunningCall(standing)
         self._name = name
         self._plans: dict[Any, _Plan] = {}
         self._turn = threading.Lock()
@@ -93,7 +87,7 @@ class Order:
             self._batch.append(Recorded(key, arguments, options.user, options.after, options.note))
             return BatchedWork() if options.async_op else None
         plan = self._plans.get(key) or self._plan(key)
-        if not options.async_op and not self._queued and self._turn.acquire(blocking=False):
+        if not options.async_op and not self._queued and self._turn.acquire(False):
             try:
                 self._run(plan, arguments, options)
             finally:
@@ -133,19 +127,26 @@ class Order:
         recorded, self._batch, self._batcher = self._batch or [], None, None
         return recorded
 
-    def carry_out(self, algorithm: Algorithm, arguments: Sequence[Any], running: RunningCall) -> None:
-        """Run an algorithm; an error half-way ends the group.
+    def carry_out(self, algorithm: Algorithm, arguments: Sequence[Any], call: Call, seq: int, options: Options) -> None:
+        """Make call number ``seq`` in this thread, whose turn it is; an error half-way ends the group.
 
         Raises:
             CollectiveMismatchError: nothing has moved and everyone knows: the group goes on.
         """
+        standing, running = self._standing, self._running
+        running.begin(call, seq, options.timeout, options.note)
         try:
-            self.backend.run(algorithm, arguments, running)
-        except CollectiveMismatchError:
-            raise
-        except BaseException as error:
-            self._standing.give_up(error)
-            raise
+            try:
+                self.backend.run(algorithm, arguments, running)
+            except CollectiveMismatchError:
+                raise
+            except BaseException as error:
+                standing.give_up(error)
+                raise
+            if options.after is not None:
+                options.after()
+        finally:
+            standing.busy = False
 
     def close(self) -> None:
         """End the worker; the group has failed by now, so what is queued fails."""
@@ -187,14 +188,4 @@ class Order:
         standing = self._standing
         if standing.failure is not None:
             standing.raise_if_failed()
-        call = plan.call
-        self.seq += 1
-        self.last = call.name
-        standing.call, standing.seq, standing.busy = call.name, self.seq, True
-        running = RunningCall(standing, call, self.seq, Deadline(options.timeout), options.note)
-        try:
-            self.carry_out(plan.algorithm, arguments, running)
-            if options.after is not None:
-                options.after()
-        finally:
-            standing.busy = False
+        self.carry_out(plan.algorithm, arguments, plan.call, standing.seq + 1, options)

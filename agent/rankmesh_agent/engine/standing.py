@@ -21,6 +21,7 @@ from rankmesh_agent.wire.errors import (
     from_code,
 )
 from rankmesh_agent.wire.frames import Opcode
+from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.schemas import Member
 
 _PATIENCE = 0.5
@@ -39,7 +40,7 @@ class Standing:
 
     Attributes:
         failure: the first failure, None while the group can go on.
-        call: name of the latest call.
+        call: the latest call, None before the first.
         seq: its number.
         busy: whether it is under way.
         numbers: the numbers the user knows the members by, by group rank: ``ranks``, unless the user's world is no
@@ -48,7 +49,7 @@ class Standing:
 
     def __init__(self, mesh: Mesh, group: int, name: str, ranks: tuple[int, ...], members: dict[int, Member]) -> None:
         self.failure: DistError | None = None
-        self.call = "start-up"
+        self.call: Call | None = None
         self.seq = 0
         self.busy = True
         self._told = False
@@ -137,7 +138,8 @@ class Standing:
         self.mesh.flush(_PATIENCE)
 
     def _now(self) -> str:
-        return f"{'during' if self.busy else 'after'} {self.call} #{self.seq}"
+        name = "start-up" if self.call is None else self.call.name
+        return f"{'during' if self.busy else 'after'} {name} #{self.seq}"
 
     def _gone(self, rank: int, when: str) -> RankFailedError:
         lost = self.mesh.lost[rank]

@@ -18,16 +18,32 @@ Note = Callable[[], str] | None
 
 
 class RunningCall:
-    """A collective call under way: a backends.base.Watch."""
+    """A group's collective call under way, one after the other: a backends.base.Watch.
 
-    __slots__ = ("_deadline", "_note", "_standing", "call", "seq")
+    Args:
+        standing: of the group.
+    """
 
-    def __init__(self, standing: Standing, call: Call, seq: int, deadline: Deadline, note: Note = None) -> None:
+    def __init__(self, standing: Standing) -> None:
         self._standing = standing
-        self._deadline = deadline
+        self._deadline = Deadline(0)
+        self._note: Note = None
+
+    def begin(self, call: Call, seq: int, seconds: float, note: Note = None) -> None:
+        """Go on to another call.
+
+        Args:
+            call: what it is.
+            seq: its number.
+            seconds: how long it may take.
+            note: see Options.
+        """
+        standing = self._standing
+        self.call = standing.call = call
+        self.seq = standing.seq = seq
+        standing.busy = True
         self._note = note
-        self.call = call
-        self.seq = seq
+        self._deadline.restart(seconds)
 
     @property
     def numbers(self) -> Sequence[int]:

@@ -2,17 +2,23 @@
 
 ::
 
-    line r             rank r: steps posted (8 bytes), then the fingerprints of its two latest calls (8 bytes each)
+    line r             rank r: steps posted, the fingerprints of its two latest calls, whether anyone sleeps until it
+                       posts (8 bytes each)
     4096-aligned       slots: [turn 0: rank 0, rank 1, …] [turn 1: rank 0, rank 1, …]
 
 A *step* is: write into your own slot, count up your flag and wake whoever sleeps on it, wait until every flag has
-reached the count. The slots are used in turn, which makes one wait a step enough: before a rank can write a
-slot again it has passed the wait of the step between, so all others have finished reading.
+reached the count. The slots are used in turn, which makes one wait a step enough: before a rank can write a slot again
+it has passed the wait of the step between, so all others have finished reading.
+
+Waking is a system call, so who goes to sleep says so first: it raises 'anyone sleeps', looks at the count again and
+sleeps; who posts stores the count and looks at 'anyone sleeps'. Both put a lock operation in between, which x86
+executes as a full fence, so one of the two sees the other.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +29,12 @@ from rankmesh_agent.transports.shared import LINE, Mapping, sleep, slice_of, wak
 
 _PAGE = 4096
 _WORDS = LINE // 8
+_ASLEEP = 3
+"""Which word of a line: 0 is the count, 1 and 2 are fingerprints."""
 _LEAST_LANE = 64
 _SPINS = 1000
 _YIELDS = 20
+_fence = threading.Lock()
 SLICE_SECONDS = 0.05
 """How long a sleep lasts at most: between two of them Ctrl-C, aborts, dead peers and the deadline are noticed."""
 
@@ -120,28 +129,43 @@ class Segment:
             DisagreementError: in a call's first step, when the ranks did not make the same call.
         """
         self._steps = steps = self._steps + 1
-        words = self._words
-        words[self._mine] = steps
-        wake(self._address)
+        words, mine = self._words, self._mine
+        words[mine] = steps
+        with _fence:
+            pass
+        if words[mine + _ASLEEP]:
+            words[mine + _ASLEEP] = 0
+            wake(self._address)
         for line, other in self._others:
             if words[line] < steps:
                 self._wait(line, other, steps)
         if not self._compared:
             self._compared = True
+            word, fingerprint = self._word, self._fingerprint
             for line, _ in self._others:
-                if words[line + self._word] != self._fingerprint:
+                if words[line + word] != fingerprint:
                     self._turn = 0  # different calls may have left it different; nobody reads a slot now
                     raise DisagreementError
 
     def _wait(self, line: int, other: int, steps: int) -> None:
-        words, address = self._words, self._addresses[other]
+        words = self._words
         # Falling asleep and being woken takes longer than most steps: look around a little before.
-        for _ in range(_YIELDS if self._crowded else _SPINS):
-            if words[line] >= steps:
-                return
-            if self._crowded:
+        if self._crowded:
+            for _ in range(_YIELDS):
                 os.sched_yield()
-        while (seen := words[line]) < steps:
+                if words[line] >= steps:
+                    return
+        else:
+            for _ in range(_SPINS):
+                if words[line] >= steps:
+                    return
+        address = self._addresses[other]
+        while True:
+            words[line + _ASLEEP] = 1
+            with _fence:
+                pass
+            if (seen := words[line]) >= steps:
+                return
             sleep(address, seen, self._slice)
             if words[line] == seen:
                 self._check(self.missing)

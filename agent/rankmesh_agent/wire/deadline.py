@@ -10,11 +10,15 @@ _DAY = 86400.0
 
 
 class Deadline:
-    """When to give up: made once at a call's start, handed down to every wait inside it."""
+    """When to give up: made, or restarted, once at a call's start, handed down to every wait inside it."""
 
     __slots__ = ("at", "seconds")
 
     def __init__(self, seconds: float) -> None:
+        self.restart(seconds)
+
+    def restart(self, seconds: float) -> None:
+        """Begin anew, for another call."""
         self.seconds = seconds
         self.at = time.monotonic() + seconds
 

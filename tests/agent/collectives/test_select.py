@@ -7,8 +7,9 @@ import inspect
 import pytest
 
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
+from rankmesh_agent.collectives.limits import LIMITS
 from rankmesh_agent.collectives.link import pieces, shares
-from rankmesh_agent.collectives.select import algorithm, algorithms
+from rankmesh_agent.collectives.select import _rows, algorithm, algorithms, candidates
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
@@ -32,7 +33,7 @@ OVER_SEGMENTS = [
 @pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
 @pytest.mark.parametrize("nbytes", [0, 1, SMALL, 1 << 20, 1 << 40])
 def test_there_is_an_algorithm_for_every_collective_medium_and_size(kind, medium, nbytes):
-    found = algorithm(kind, medium, nbytes, slot_bytes=1 << 20 if medium == "segment" else None)
+    found = algorithm(kind, medium, nbytes, 2, slot_bytes=1 << 20 if medium == "segment" else None)
     assert found.__module__.rpartition(".")[2] == kind.name.lower()
     assert (kind, medium, found) in algorithms()
     assert next(iter(inspect.signature(found).parameters)) == medium
@@ -40,20 +41,42 @@ def test_there_is_an_algorithm_for_every_collective_medium_and_size(kind, medium
 
 @pytest.mark.parametrize(("kind", "small", "large"), OVER_LINKS, ids=lambda value: getattr(value, "name", None))
 def test_small_arrays_ride_along_with_the_arrival(kind, small, large):
-    assert algorithm(kind, "link", SMALL) is small
-    assert algorithm(kind, "link", SMALL + 1) is large
+    assert algorithm(kind, "link", SMALL, 2) is small
+    assert algorithm(kind, "link", SMALL + 1, 2) is large
 
 
 @pytest.mark.parametrize(("kind", "small", "large"), OVER_SEGMENTS, ids=lambda value: getattr(value, "name", None))
 def test_an_array_larger_than_a_slot_is_cut_into_chunks(kind, small, large):
-    assert algorithm(kind, "segment", 8192, slot_bytes=8192) is small
-    assert algorithm(kind, "segment", 8193, slot_bytes=8192) is large
+    assert algorithm(kind, "segment", 8192, 2, slot_bytes=8192) is small
+    assert algorithm(kind, "segment", 8193, 2, slot_bytes=8192) is large
 
 
 @pytest.mark.parametrize(("kind", "small", "large"), OVER_SEGMENTS, ids=lambda value: getattr(value, "name", None))
-def test_an_array_larger_than_the_cache_is_not_reduced_everywhere(kind, small, large):
-    assert algorithm(kind, "segment", 1 << 17, slot_bytes=1 << 20) is small
-    assert algorithm(kind, "segment", (1 << 17) + 1, slot_bytes=1 << 20) is large
+@pytest.mark.parametrize(("ranks", "limit"), [(2, 1000), (3, 1000), (4, 500), (9, 500)])
+def test_the_measured_limits_switch_by_group_size(kind, small, large, ranks, limit, monkeypatch):
+    monkeypatch.setitem(LIMITS, (kind.name, "segment"), {"small_segment": {2: 1000, 4: 500}})
+    _rows.cache_clear()
+    try:
+        assert algorithm(kind, "segment", limit, ranks, slot_bytes=1 << 20) is small
+        assert algorithm(kind, "segment", limit + 1, ranks, slot_bytes=1 << 20) is large
+    finally:
+        _rows.cache_clear()
+
+
+def test_no_measured_limit_goes_beyond_what_an_algorithm_can_take(monkeypatch):
+    monkeypatch.setitem(LIMITS, ("GATHER", "link"), {"small_link": {2: SMALL * 2}})
+    _rows.cache_clear()
+    try:
+        assert algorithm(Kind.GATHER, "link", SMALL + 1, 2) is gather.direct_link
+    finally:
+        _rows.cache_clear()
+
+
+def test_measured_limits_are_of_algorithms_that_are_there():
+    for (name, medium), limits in LIMITS.items():
+        rows = candidates(Kind[name], medium)
+        assert set(limits) <= {found.__name__ for _, found in rows[:-1]}
+        assert all(limits.values())
 
 
 def test_every_algorithm_says_its_steps_and_its_bytes():

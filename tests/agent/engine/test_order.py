@@ -102,7 +102,7 @@ def test_a_synchronous_call_with_nothing_queued_runs_in_the_callers_thread(alone
     assert alone.submit() is None
     here = threading.current_thread()
     assert alone.backend.ran == [(1, "barrier", here), (2, "barrier", here)]
-    assert (alone.order.seq, alone.order.last) == (2, "barrier")
+    assert (alone.standing.seq, alone.standing.call.name) == (2, "barrier")
 
 
 def test_asynchronous_calls_run_in_one_worker_in_the_order_they_were_made(alone: Alone) -> None:
@@ -143,7 +143,7 @@ def test_calls_of_two_threads_never_overlap(alone: Alone) -> None:
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
-    assert alone.order.seq == 800
+    assert alone.standing.seq == 800
     assert sorted(seq for seq, _, _ in alone.backend.ran) == list(range(1, 801))
     assert alone.standing.failure is None
 
@@ -219,7 +219,7 @@ def test_an_error_half_way_ends_the_group(alone: Alone, options: Options) -> Non
     for again in (NOW, LATER):
         with pytest.raises(GroupAbortedError, match=r"gave up during barrier #1: OSError cable"):
             alone.submit(None, again)
-    assert alone.order.seq == 1, "calls of a group that ended have no number"
+    assert alone.standing.seq == 1, "calls of a group that ended have no number"
 
 
 def test_a_mismatch_leaves_the_group_usable_and_the_arrays_alone(alone: Alone) -> None:
@@ -228,7 +228,7 @@ def test_a_mismatch_leaves_the_group_usable_and_the_arrays_alone(alone: Alone) -
         alone.submit(fail(CollectiveMismatchError("not the same")), NOW._replace(after=lambda: done.append("after")))
     assert not done
     alone.submit()
-    assert alone.order.seq == 2
+    assert alone.standing.seq == 2
 
 
 def test_what_is_queued_behind_a_failure_fails_with_it(alone: Alone, held: threading.Event) -> None:
@@ -275,7 +275,7 @@ def test_calls_of_an_open_batch_are_recorded_not_made(alone: Alone) -> None:
     assert recorded[0].user[0] is array
     assert not alone.backend.ran
     alone.submit()
-    assert alone.order.seq == 1
+    assert alone.standing.seq == 1
 
 
 def test_a_batch_is_its_threads_own(alone: Alone) -> None:

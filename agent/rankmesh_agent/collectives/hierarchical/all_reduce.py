@@ -21,12 +21,17 @@ def over_hosts(hosts: Hosts, array: Array, op: ReduceOp) -> None:
     bytes, its carriers equal parts of them; what is accumulated in a wider type counts in that the first time.
     """
     hosts.enter()
-    for where, values in reduced(hosts, array, op, range(len(hosts.layout))):
+    everywhere = range(len(hosts.layout))
+    for where, values in reduced(hosts, array, op, by=everywhere, to=everywhere):
         array[where] = values
 
 
-def reduced(hosts: Hosts, array: Array, op: ReduceOp, to: Sequence[int]) -> Iterator[tuple[slice, Array]]:
+def reduced(
+    hosts: Hosts, array: Array, op: ReduceOp, *, by: Sequence[int], to: Sequence[int]
+) -> Iterator[tuple[slice, Array]]:
     """Reduce chunk by chunk, after the arrival; on the hosts numbered ``to`` yield where, and what is the result there.
+
+    The hosts numbered ``by`` reduce the partial results of all hosts, each an equal part.
 
     A chunk is under way for three rounds: in the first, all write it into their slots and the carriers reduce their
     shares of it; the second reduces the hosts' partial results; in the third everyone reads the result. Each round
@@ -41,7 +46,7 @@ def reduced(hosts: Hosts, array: Array, op: ReduceOp, to: Sequence[int]) -> Iter
     room = share * hosts.carriers
     chunks = pieces(array.size, room)
     dtype = partial_dtype(op, array.dtype, hosts.size)
-    scratch = hosts.scratch(dtype, 2 * share + len(column) if column else 0)
+    scratch = hosts.scratch(dtype, share + len(others) * -(-share // len(by)) if column else 0)
     partials: list[Array] = []
     slots = local.slots(array.dtype, room + share)
     for turn in range(len(chunks) + 2):
@@ -65,7 +70,7 @@ def reduced(hosts: Hosts, array: Array, op: ReduceOp, to: Sequence[int]) -> Iter
             former = chunks[turn - 1]
             mine = shares(former.stop - former.start, hosts.carriers)[hosts.place]
             result = slots[local.rank][room:]
-            split = [result[piece] for piece in shares(mine.stop - mine.start, len(column))]
+            split = _split(result[: mine.stop - mine.start], by, len(column))
             combine_partials(op, partials, hosts.size, split[host])
             sends += [(column[other], octets(split[host])) for other in to if other != host]
             receives += [(column[other], octets(split[other])) for other in others if wanted]
@@ -73,10 +78,17 @@ def reduced(hosts: Hosts, array: Array, op: ReduceOp, to: Sequence[int]) -> Iter
             mine = shares(part.size, hosts.carriers)[hosts.place]
             total = scratch[: mine.stop - mine.start]
             combine_some(op, [slot[mine] for slot in behind], total)
-            split = [total[piece] for piece in shares(total.size, len(column))]
-            width = split[host].size
-            partials = [scratch[share + other * width : share + (other + 1) * width] for other in range(len(column))]
-            partials[host] = split[host]
+            split = _split(total, by, len(column))
+            rest = scratch[share : share + len(others) * split[host].size].reshape(len(others), -1)
+            partials = [*rest[:host], split[host], *rest[host:]]
             sends += [(column[other], octets(split[other])) for other in others]
             receives += [(column[other], octets(partials[other])) for other in others]
         hosts.exchange(sends, receives)
+
+
+def _split(share: Array, by: Sequence[int], hosts: int) -> list[Array]:
+    """Return the part of a share that each host reduces; an empty one for those that reduce nothing."""
+    parts = [share[:0]] * hosts
+    for host, piece in zip(by, shares(share.size, len(by)), strict=True):
+        parts[host] = share[piece]
+    return parts

@@ -11,6 +11,7 @@ from rankmesh_agent.engine.backends.base import Watch
 from rankmesh_agent.engine.backends.mesh import MeshBackend
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.wire.errors import GroupAbortedError
 from rankmesh_agent.wire.ops import Call
 
 
@@ -31,11 +32,12 @@ class HostsBackend(MeshBackend):
         self._hosts: Hosts | None = hosts
 
     def algorithm(self, call: Call) -> Algorithm:
-        return algorithm(call.kind, "hosts", call.nbytes)
+        return algorithm(call.kind, "hosts", call.nbytes, self._link.size)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
         hosts = self._hosts
-        assert hosts is not None, "a call after the end"
+        if hosts is None:
+            raise GroupAbortedError("the group has been destroyed")
         here = hosts.here
         try:
             self._link.begin(watch.seq, watch.call.fingerprint, watch.wait)
@@ -44,7 +46,7 @@ class HostsBackend(MeshBackend):
                 watch.call.fingerprint,
                 lambda missing: watch.check(lambda: [here[place] for place in missing()]),
             )
-            algorithm(hosts, *arguments)
+            self._quiet.run(algorithm, hosts, *arguments)
         except DisagreementError:
             self._disagree(watch)
 

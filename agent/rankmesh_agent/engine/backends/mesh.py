@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
+from rankmesh_agent.collectives.reduction import quiet
 from rankmesh_agent.collectives.select import Algorithm, algorithm
 from rankmesh_agent.engine.backends.base import Backend, Watch
 from rankmesh_agent.engine.rounds import MessageLink
@@ -32,22 +33,23 @@ class MeshBackend(Backend):
         self._link = link
         self._ranks = ranks
         self._segment = segment
+        self._quiet = quiet()
         self.medium = "self" if len(ranks) == 1 else "shm" if segment is not None else "tcp"
 
     def algorithm(self, call: Call) -> Algorithm:
         if self._segment is None:
-            return algorithm(call.kind, "link", call.nbytes)
-        return algorithm(call.kind, "segment", call.nbytes, self._segment.slot_bytes)
+            return algorithm(call.kind, "link", call.nbytes, self._link.size)
+        return algorithm(call.kind, "segment", call.nbytes, self._link.size, self._segment.slot_bytes)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
         segment = self._segment
         try:
             if segment is not None:
                 segment.begin(watch.seq, watch.call.fingerprint, watch.check)
-                algorithm(segment, *arguments)
+                self._quiet.run(algorithm, segment, *arguments)
             else:
                 self._link.begin(watch.seq, watch.call.fingerprint, watch.wait)
-                algorithm(self._link, *arguments)
+                self._quiet.run(algorithm, self._link, *arguments)
         except DisagreementError:
             self._disagree(watch)
 

@@ -42,7 +42,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
     """A world in which arrays of every length go over the hosts."""
 
     def choose(self: HostsBackend, call: Call) -> Any:
-        return OVER_HOSTS.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes)
+        return OVER_HOSTS.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes, len(self._ranks))
 
     with (
         pytest.MonkeyPatch.context() as patch,

@@ -1,0 +1,20 @@
+"""Up to how many bytes a rank contributes the table of ``select`` takes each algorithm.
+
+Written by ``python -m benchmarks.tune --write``: the sizes from which the next algorithm was measured to be faster. An
+algorithm that is not here is limited by what ``select`` says alone; no limit here goes beyond that.
+
+Measured: by hand, on 2 cores, for the first version of this table.
+"""
+
+from __future__ import annotations
+
+# (collective, medium): {algorithm: {ranks in the group: bytes}}
+LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
+    ("ALL_REDUCE", "segment"): {"small_segment": {2: 131072, 4: 131072}},
+    ("REDUCE", "segment"): {"small_segment": {2: 131072, 4: 131072}},
+    ("ALL_REDUCE", "hosts"): {"small_link": {4: 16384}},
+    ("REDUCE", "hosts"): {"small_link": {4: 16384}},
+    ("BROADCAST", "hosts"): {"small_link": {4: 16384}},
+    ("ALL_GATHER", "hosts"): {"small_link": {4: 16384}},
+    ("REDUCE_SCATTER", "hosts"): {"small_link": {4: 16384}},
+}

@@ -1,0 +1,101 @@
+"""Reading another process's memory: one copy where shared memory needs two, with process_vm_readv(2) through ctypes.
+
+The kernel allows it between processes of one user that may trace each other. Containers and security modules often
+forbid it, so whoever wants to use it asks ``allowed`` first, by reading something that only the right process has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankmesh_agent.wire.errors import DistNetworkError
+
+PIECE = 8 << 20
+"""Bytes of one system call: between two of them Ctrl-C and other threads get through."""
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_size_t), ("length", ctypes.c_size_t))
+
+
+# None where the C library does not know it: it is not Linux.
+_readv: Any = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+if _readv is not None:
+    _readv.argtypes = (
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,
+    )  # fmt: skip
+    _readv.restype = ctypes.c_ssize_t
+_VECTOR = ctypes.sizeof(_Vector)
+_Vectors = _Vector * 2
+
+
+def address_of(view: memoryview | npt.NDArray[Any]) -> int:
+    """Return where the contiguous bytes of ``view`` begin in this process."""
+    array = view if isinstance(view, np.ndarray) else np.frombuffer(view, np.uint8)
+    return int(array.__array_interface__["data"][0])
+
+
+def read_into(pid: int, address: int, into: memoryview | npt.NDArray[Any]) -> None:
+    """Fill ``into`` with another process's memory.
+
+    The other process must keep the memory as it is meanwhile: nothing tells a reader that it has changed.
+
+    Args:
+        pid: the process, as this one's process table knows it.
+        address: where to begin in it.
+        into: contiguous and writable, of any dtype.
+
+    Raises:
+        DistNetworkError: the process is gone, has no such memory, or must not be read; ``into`` may be half filled.
+    """
+    if into.nbytes:
+        read(pid, address, address_of(into), into.nbytes)
+
+
+def read(pid: int, address: int, into: int, nbytes: int) -> None:
+    """Do what read_into does, to an address of this process whose ``nbytes`` bytes stay where they are.
+
+    Raises:
+        DistNetworkError: see read_into.
+    """
+    if _readv is None:
+        raise _refused(pid, address, errno.ENOSYS)
+    vectors = _Vectors()
+    here, there = vectors
+    begin = ctypes.addressof(vectors)
+    done = 0
+    while done < nbytes:
+        here.base, there.base = into + done, address + done
+        here.length = there.length = min(PIECE, nbytes - done)
+        count = _readv(pid, begin, 1, begin + _VECTOR, 1, 0)
+        if count <= 0:
+            raise _refused(pid, address + done, ctypes.get_errno() if count else errno.EFAULT)
+        done += count
+
+
+def allowed(pid: int, address: int, expected: bytes) -> bool:
+    """Return whether this process may read that one's memory, and it is the right one: ``expected`` is at ``address``.
+
+    Args:
+        pid: the process; in another process namespace the number may mean another one, or none.
+        address: where it says that ``expected`` is.
+        expected: what nobody else would have there: a nonce.
+    """
+    if not 0 < pid < 1 << 31 or not 0 < address < 1 << 63:
+        return False
+    found = bytearray(len(expected))
+    try:
+        read_into(pid, address, memoryview(found))
+    except DistNetworkError:
+        return False
+    return found == expected
+
+
+def _refused(pid: int, address: int, number: int) -> DistNetworkError:
+    return DistNetworkError(f"cannot read the memory of process {pid} at {address:#x}: {os.strerror(number)}")
