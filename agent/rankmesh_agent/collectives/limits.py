@@ -12,9 +12,5 @@ from __future__ import annotations
 LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
     ("ALL_REDUCE", "segment"): {"small_segment": {2: 131072, 4: 131072}},
     ("REDUCE", "segment"): {"small_segment": {2: 131072, 4: 131072}},
-    ("ALL_REDUCE", "hosts"): {"small_link": {4: 16384}},
-    ("REDUCE", "hosts"): {"small_link": {4: 16384}},
-    ("BROADCAST", "hosts"): {"small_link": {4: 16384}},
-    ("ALL_GATHER", "hosts"): {"small_link": {4: 16384}},
-    ("REDUCE_SCATTER", "hosts"): {"small_link": {4: 16384}},
+    ("ALL_REDUCE", "hosts"): {"small_link": {4: 65536, 8: 32768}},
 }

@@ -17,11 +17,11 @@ def over_hosts(hosts: Hosts, array: Array, op: ReduceOp) -> None:
     sums are associated by host, so they may differ from another transport's in their last bits. They are the same on
     all ranks. Types narrower than float32 stay wide between the hosts until all are in, and are rounded once.
 
-    Steps: 1 and 1 exchange a chunk, and 2 more. Each host sends and receives 2 (hosts - 1) / hosts of the array's
-    bytes, its carriers equal parts of them; what is accumulated in a wider type counts in that the first time.
+    Steps: 2 and 2 exchanges a chunk. Each host sends and receives 2 (hosts - 1) / hosts of the array's bytes, its
+    carriers equal parts of them; what is accumulated in a wider type counts in that the first time.
     """
-    hosts.enter()
     everywhere = range(len(hosts.layout))
+    hosts.enter()
     for where, values in reduced(hosts, array, op, by=everywhere, to=everywhere):
         array[where] = values
 
@@ -31,59 +31,50 @@ def reduced(
 ) -> Iterator[tuple[slice, Array]]:
     """Reduce chunk by chunk, after the arrival; on the hosts numbered ``to`` yield where, and what is the result there.
 
-    The hosts numbered ``by`` reduce the partial results of all hosts, each an equal part.
+    All write, each carrier reduces its share of the chunk, over its host and then, in its column, over all hosts; the
+    result is where its part of the chunk was, which nobody else reads.
 
-    A chunk is under way for three rounds: in the first, all write it into their slots and the carriers reduce their
-    shares of it; the second reduces the hosts' partial results; in the third everyone reads the result. Each round
-    is one step and one exchange, for all chunks under way together, so that neither waits for the other.
-
-    What is yielded is gone in the next round; ``array`` may be overwritten where it is.
+    Args:
+        by: the hosts that reduce the partial results of all hosts, each an equal part.
+        to: the hosts that get the result.
     """
-    local, column, host = hosts.local, hosts.column, hosts.host
-    wanted = host in to
-    others = hosts.elsewhere
-    share = local.slot_bytes // array.itemsize // (hosts.carriers + 1)  # behind a chunk, the result of one share of it
-    room = share * hosts.carriers
-    chunks = pieces(array.size, room)
-    dtype = partial_dtype(op, array.dtype, hosts.size)
-    scratch = hosts.scratch(dtype, share + len(others) * -(-share // len(by)) if column else 0)
-    partials: list[Array] = []
-    slots = local.slots(array.dtype, room + share)
-    for turn in range(len(chunks) + 2):
-        if turn < len(chunks):
-            part = array[chunks[turn]]
-            slots[local.rank][: part.size] = part
+    local = hosts.local
+    for chunk in pieces(array.size, local.slot_bytes // array.itemsize):
+        part = array[chunk]
+        slots = local.slots(array.dtype, part.size)
+        slots[local.rank][:] = part
         local.step()
-        if turn >= 2 and wanted:
-            done = chunks[turn - 2]
-            for owner, piece in enumerate(shares(done.stop - done.start, hosts.carriers)):
-                where = slice(done.start + piece.start, done.start + piece.stop)
-                yield where, slots[owner][room : room + piece.stop - piece.start]
-        if turn > len(chunks):
-            break
-        # All have posted this step, so nobody reads the slots of the one before any more.
-        behind, slots = slots, local.slots(array.dtype, room + share)
-        if not column:
-            continue
-        sends, receives = [], []
-        if turn:
-            former = chunks[turn - 1]
-            mine = shares(former.stop - former.start, hosts.carriers)[hosts.place]
-            result = slots[local.rank][room:]
-            split = _split(result[: mine.stop - mine.start], by, len(column))
-            combine_partials(op, partials, hosts.size, split[host])
-            sends += [(column[other], octets(split[host])) for other in to if other != host]
-            receives += [(column[other], octets(split[other])) for other in others if wanted]
-        if turn < len(chunks):
-            mine = shares(part.size, hosts.carriers)[hosts.place]
-            total = scratch[: mine.stop - mine.start]
-            combine_some(op, [slot[mine] for slot in behind], total)
-            split = _split(total, by, len(column))
-            rest = scratch[share : share + len(others) * split[host].size].reshape(len(others), -1)
-            partials = [*rest[:host], split[host], *rest[host:]]
-            sends += [(column[other], octets(split[other])) for other in others]
-            receives += [(column[other], octets(partials[other])) for other in others]
-        hosts.exchange(sends, receives)
+        split = shares(part.size, hosts.carriers)
+        if hosts.column:
+            mine = split[hosts.place]
+            _reduce_column(hosts, [slot[mine] for slot in slots], slots[local.rank][mine], op, by, to)
+        local.step()
+        if hosts.host in to:
+            for owner, share in enumerate(split):
+                yield slice(chunk.start + share.start, chunk.start + share.stop), slots[owner][share]
+
+
+def _reduce_column(
+    hosts: Hosts, parts: Sequence[Array], result: Array, op: ReduceOp, by: Sequence[int], to: Sequence[int]
+) -> None:
+    """Reduce this host's ``parts``, exchange what that makes with the column, reduce it and exchange the results."""
+    column, home, others = hosts.column, hosts.host, hosts.elsewhere
+    dtype = partial_dtype(op, result.dtype, hosts.size)
+    most = -(-result.size // len(by))
+    scratch = hosts.scratch(dtype, result.size + len(others) * most)
+    total = scratch[: result.size]
+    combine_some(op, parts, total)
+    totals, results = _split(total, by, len(column)), _split(result, by, len(column))
+    partials = [scratch[result.size + n * most :][: totals[home].size] for n in range(len(others))]
+    hosts.exchange(
+        [(column[host], octets(totals[host])) for host in others],
+        [(column[host], octets(partial)) for host, partial in zip(others, partials, strict=True)],
+    )
+    combine_partials(op, [*partials[:home], totals[home], *partials[home:]], hosts.size, results[home])
+    hosts.exchange(
+        [(column[host], octets(results[home])) for host in to if host != home],
+        [(column[host], octets(results[host])) for host in others if home in to],
+    )
 
 
 def _split(share: Array, by: Sequence[int], hosts: int) -> list[Array]:

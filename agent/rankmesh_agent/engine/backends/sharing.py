@@ -22,7 +22,7 @@ class Sharing(NamedTuple):
         allowed: whether it may at all.
         directory: where it is made.
         job: part of the file's name.
-        slot_bytes: bytes of a slot.
+        slot_bytes: bytes of a slot; the least of all members' counts.
         crowded: see Segment.
         strict: it is an error if not all members can share one memory.
     """
@@ -38,9 +38,9 @@ class Sharing(NamedTuple):
 def share_memory(link: MessageLink, layout: Layout, sharing: Sharing) -> Segment | None:
     """Make the memory that the members of this host share: three rounds of messages among all members.
 
-    Everyone arrives, the first member of each host makes its host's memory and says its name, everyone maps it and
-    says how that went, the first unlinks it: its name exists only while all are there and busy with it. All hosts
-    have theirs, or none has: members must not choose different algorithms.
+    Everyone arrives and says how long its slots would be, the first member of each host makes its host's memory and
+    says its name, everyone maps it and says how that went, the first unlinks it: its name exists only while all are
+    there and busy with it. All hosts have theirs, or none has: members must not choose different algorithms.
 
     Args:
         link: messages among the members; a call has begun on it.
@@ -55,9 +55,10 @@ def share_memory(link: MessageLink, layout: Layout, sharing: Sharing) -> Segment
         DistNetworkError: ``strict``, and a member cannot map the memory or is on another host; names it.
         DisagreementError: the ranks did not make the same call.
     """
-    link.enter()
+    # Chunks are as long as slots allow, so all members, on all hosts, need the same ones.
+    wishes = link.enter(b"%d" % sharing.slot_bytes)
+    slot_bytes = max(min(map(int, map(bytes, wishes))), Segment.least_slot_bytes(link.size))
     here = next(ranks for ranks in layout if link.rank in ranks)
-    slot_bytes = max(sharing.slot_bytes, Segment.least_slot_bytes(link.size))
     size = Segment.size_of(len(here), slot_bytes)
     why = _reason_not_to(layout, sharing)
     mapping: Mapping | None = None
