@@ -57,6 +57,7 @@ OURS = {
     "batch": "torch's coalescing manager, public: collectives of the block are made together",
     "all_gather_v": "all_gather, whose arrays may differ in size",
     "reduce_scatter_v": "reduce_scatter, whose arrays may differ in size",
+    "empty": "an array in memory that the group's ranks share: collectives on it need no copies",
     "all_to_all_object": "all_to_all of Python objects",
     "nn.GradientBucketer": "bucketed, overlapped gradient averaging for NumPy training loops",
 }

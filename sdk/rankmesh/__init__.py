@@ -74,6 +74,7 @@ from rankmesh._objects import (
 from rankmesh._p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from rankmesh._reduce_op import _make_nccl_premul_sum as _make_nccl_premul_sum
 from rankmesh._reduce_op import reduce_op, supports_complex
+from rankmesh._registered import empty
 from rankmesh._rendezvous.handlers import register_rendezvous_handler, rendezvous
 from rankmesh._stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from rankmesh._world import (
@@ -177,6 +178,8 @@ __all__ = [
     "all_to_all_single",
     "barrier",
     "monitored_barrier",
+    # Arrays in shared memory
+    "empty",
     # Collectives over lists of arrays, one a device
     "broadcast_multigpu",
     "all_reduce_multigpu",

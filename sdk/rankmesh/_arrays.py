@@ -29,7 +29,7 @@ def source(tensor: Any, name: str) -> Array:
     else:
         array, _ = memory(tensor, name)
     # A copy exactly where the elements do not lie in order, in this machine's byte order.
-    return np.ascontiguousarray(array, _native(array.dtype, name)).reshape(-1)
+    return np.ascontiguousarray(array, supported(array.dtype, name)).reshape(-1)
 
 
 def destination(tensor: Any, name: str) -> tuple[Array, Store | None]:
@@ -49,7 +49,7 @@ def destination(tensor: Any, name: str) -> tuple[Array, Store | None]:
         native = array.dtype
     else:
         array, store = memory(tensor, name)
-        native = _native(array.dtype, name)
+        native = supported(array.dtype, name)
     flags = array.flags
     if not flags.writeable:
         raise ValueError(
@@ -68,6 +68,23 @@ def destination(tensor: Any, name: str) -> tuple[Array, Store | None]:
         array[...] = staged.reshape(array.shape)
 
     return staged.reshape(-1), copy_back
+
+
+def supported(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
+    """Return a dtype in this machine's byte order.
+
+    Raises:
+        TypeError: arrays of it cannot be communicated.
+    """
+    if dtype in _SUPPORTED:
+        return dtype
+    native = dtype.newbyteorder("=")
+    if native in _SUPPORTED:
+        return native
+    raise TypeError(
+        f"{name} has dtype {dtype}, which cannot be communicated: integers, floats, complex numbers and bool can, "
+        "other elements as bytes, with .view(numpy.uint8), and objects with all_gather_object and its kin"
+    )
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
@@ -91,18 +108,6 @@ def describe(tensor: Any) -> str:
         return f"{words} {shape_of(tensor)}"
     except (TypeError, ValueError, BufferError, RuntimeError):  # RuntimeError: torch's, of nested tensors say
         return kind_of(tensor)
-
-
-def _native(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
-    if dtype in _SUPPORTED:
-        return dtype
-    native = dtype.newbyteorder("=")
-    if native in _SUPPORTED:
-        return native
-    raise TypeError(
-        f"{name} has dtype {dtype}, which cannot be communicated: integers, floats, complex numbers and bool can, "
-        "other elements as bytes, with .view(numpy.uint8), and objects with all_gather_object and its kin"
-    )
 
 
 def _overlaps(array: Array) -> bool:

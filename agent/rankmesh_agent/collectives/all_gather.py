@@ -30,6 +30,25 @@ def over_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> No
     outputs[rank][:] = array
 
 
+def direct_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> None:
+    """All read everyone's array where it lies.
+
+    Steps: 2. Each rank reads all others' bytes once. If they cannot, 1 step more than over_segment.
+    """
+    rank = segment.rank
+    others = [(rank + step) % segment.size for step in range(1, segment.size)]  # not all at the same one at once
+    if any(np.may_share_memory(array, outputs[owner]) for owner in others):
+        array = array.copy()
+    shown = segment.windows.show([array] * segment.size)
+    if not shown.readable:
+        over_segment(segment, outputs, array)
+        return
+    for owner in others:
+        shown.read(owner, 0, outputs[owner])
+    shown.done()
+    outputs[rank][:] = array
+
+
 def small_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
     """Everyone sends its array along as it arrives.
 

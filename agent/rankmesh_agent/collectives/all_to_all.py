@@ -14,38 +14,71 @@ _OCTET = np.dtype(np.uint8)
 _LENGTH = np.dtype(np.int64)
 _EAGER = 1 << 13
 """Bytes for one rank that are sent along with the arrival; more go straight into its output."""
+_LONG = 1 << 17
+"""Bytes for one rank from which it is worth a step to have them read where they lie."""
 
 
 def over_segment(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
-    """Chunk by chunk: all write a lane of their slot for each rank; all read the lanes that are for them.
+    """All tell the lengths, which have to fit together, with the beginning of each array; the rest follows.
 
-    The first chunk comes with the lengths, which have to fit together.
+    It is read where it lies, if it is long and they can; else chunk by chunk: all write a lane of their slot for each
+    rank, all read the lanes that are for them.
 
-    Steps: 1 a chunk of the longest array of all, at least 1. Each rank writes and reads its bytes once.
+    Steps: 1, then 2, or 1 a chunk of the longest array of all. Each rank writes and reads its bytes once, or only reads
+    them.
     """
-    rank, size = segment.rank, segment.size
-    dtype = inputs[0].dtype
+    size = segment.size
     row = _lengths(inputs, outputs)
+    dtype = inputs[0].dtype
     head = -(-row.nbytes // 64) * 64
     lane = segment.lane(dtype, head)
-    tail = head + lane * size * dtype.itemsize
-    begin, widest = 0, 1
-    while begin < widest:
-        raw = segment.slots(_OCTET, tail)
-        lanes = raw[rank][head:].view(dtype)
-        for owner, part in enumerate(inputs):
-            piece = part[begin : begin + lane]
+    first = slice(0, min(lane, _EAGER // dtype.itemsize))
+    raw = _write(segment, inputs, first, row, head)
+    widest = _widest([slot[: row.nbytes].view(_LENGTH) for slot in raw])
+    if widest > first.stop and any(np.may_share_memory(output, part) for output in outputs for part in inputs):
+        inputs = [part.copy() for part in inputs]
+    _read(segment, outputs, raw, first, head)
+    rest = first.stop
+    if (widest - rest) * dtype.itemsize >= _LONG and segment.windows.usable:
+        shown = segment.windows.show([part[rest:] for part in inputs])
+        if shown.readable:
+            for step in range(1, size):
+                owner = (segment.rank + step) % size  # not all at the same one at once
+                shown.read(owner, 0, outputs[owner][rest:])
+            shown.done()
+            rest = widest
+    for begin in range(rest, widest, lane):
+        chunk = slice(begin, begin + lane)
+        _read(segment, outputs, _write(segment, inputs, chunk, row[:0], head), chunk, head)
+    outputs[segment.rank][:] = inputs[segment.rank]
+
+
+def _write(
+    segment: Segment, inputs: Sequence[Array], chunk: slice, row: npt.NDArray[np.int64], head: int
+) -> list[Array]:
+    """Write ``row``, and behind ``head`` bytes a lane with the chunk of each other rank's array; return all slots."""
+    dtype = inputs[0].dtype
+    lane = chunk.stop - chunk.start
+    raw = segment.slots(_OCTET, head + lane * segment.size * dtype.itemsize)
+    mine = raw[segment.rank]
+    mine[: row.nbytes] = row.view(_OCTET)
+    lanes = mine[head:].view(dtype)
+    for owner, part in enumerate(inputs):
+        if owner != segment.rank:
+            piece = part[chunk]
             lanes[owner * lane : owner * lane + piece.size] = piece
-        if begin == 0:
-            raw[rank][: row.nbytes] = row.view(_OCTET)
-        segment.step()
-        if begin == 0:
-            widest = _widest([slot[: row.nbytes].view(_LENGTH) for slot in raw])
-        for owner, output in enumerate(outputs):
-            wanted = output[begin : begin + lane]
-            if wanted.size:
-                wanted[:] = raw[owner][head:].view(dtype)[rank * lane : rank * lane + wanted.size]
-        begin += lane
+    segment.step()
+    return raw
+
+
+def _read(segment: Segment, outputs: Sequence[Array], raw: Sequence[Array], chunk: slice, head: int) -> None:
+    """Read the lanes that are for this rank."""
+    rank = segment.rank
+    begin = rank * (chunk.stop - chunk.start)
+    for owner, output in enumerate(outputs):
+        wanted = output[chunk]
+        if owner != rank and wanted.size:
+            wanted[:] = raw[owner][head:].view(output.dtype)[begin : begin + wanted.size]
 
 
 def over_link(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:

@@ -24,6 +24,21 @@ def over_segment(segment: Segment, array: Array, root: int) -> None:
             part[:] = shown
 
 
+def direct_segment(segment: Segment, array: Array, root: int) -> None:
+    """The others read the root's array where it lies.
+
+    Steps: 2. The others read its bytes once. If they cannot, 1 step more than over_segment.
+    """
+    sending = segment.rank == root
+    shown = segment.windows.show([array if sending else None] * segment.size)
+    if not shown.readable:
+        over_segment(segment, array, root)
+        return
+    if not sending:
+        shown.read(root, 0, array)
+    shown.done()
+
+
 def small_link(link: Link, array: Array, root: int) -> None:
     """The root sends its array along as it arrives.
 

@@ -31,6 +31,24 @@ def over_segment(segment: Segment, outputs: Sequence[Array], array: Array, root:
         outputs[rank][:] = array
 
 
+def direct_segment(segment: Segment, outputs: Sequence[Array], array: Array, root: int) -> None:
+    """The root reads everyone's array where it lies.
+
+    Steps: 2. The root reads all others' bytes once. If it cannot, 1 step more than over_segment.
+    """
+    receiving = segment.rank == root
+    shown = segment.windows.show([array if owner == root and not receiving else None for owner in range(segment.size)])
+    if not shown.readable:
+        over_segment(segment, outputs, array, root)
+        return
+    if receiving:
+        for owner, output in enumerate(outputs):
+            if owner != root:
+                shown.read(owner, 0, output)
+        outputs[root][:] = array
+    shown.done()
+
+
 def small_link(link: Link, outputs: Sequence[Array], array: Array, root: int) -> None:
     """Everyone sends its array along to the root as it arrives.
 

@@ -12,5 +12,17 @@ from __future__ import annotations
 LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
     ("ALL_REDUCE", "segment"): {"small_segment": {2: 131072, 4: 131072}},
     ("REDUCE", "segment"): {"small_segment": {2: 131072, 4: 131072}},
+    ("ALL_REDUCE", "registered"): {"small_segment": {2: 32768, 4: 32768}},
+    ("REDUCE", "registered"): {"small_segment": {2: 32768, 4: 32768}},
+    ("BROADCAST", "reads"): {"over_segment": {2: 131072, 4: 131072}},
+    ("BROADCAST", "registered"): {"over_segment": {2: 131072, 4: 131072}},
+    ("ALL_GATHER", "reads"): {"over_segment": {2: 131072, 4: 131072}},
+    ("ALL_GATHER", "registered"): {"over_segment": {2: 131072, 4: 131072}},
+    ("GATHER", "reads"): {"over_segment": {2: 131072, 4: 131072}},
+    ("GATHER", "registered"): {"over_segment": {2: 131072, 4: 131072}},
+    ("SCATTER", "reads"): {"over_segment": {2: 131072, 4: 131072}},
+    ("SCATTER", "registered"): {"over_segment": {2: 131072, 4: 131072}},
+    ("REDUCE_SCATTER", "reads"): {"over_segment": {2: 131072, 4: 131072}},
+    ("REDUCE_SCATTER", "registered"): {"over_segment": {2: 131072, 4: 131072}},
     ("ALL_REDUCE", "hosts"): {"small_link": {4: 65536, 8: 32768}},
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, octets, pieces, shares
+from rankmesh_agent.collectives.link import PIECE, Array, Link, octets, pieces, shares
 from rankmesh_agent.collectives.reduce_scatter import reduce_pieces
 from rankmesh_agent.collectives.reduction import combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
@@ -30,7 +30,7 @@ def chunked_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> 
     """
     rank = segment.rank
     room = segment.slot_bytes // array.itemsize
-    scratch = np.empty(-(-min(room, array.size) // segment.size), array.dtype)
+    scratch = segment.scratch(array.dtype, -(-min(room, array.size) // segment.size))
     for chunk in pieces(array.size, room):
         part = array[chunk]
         slots = segment.slots(array.dtype, part.size)
@@ -45,6 +45,26 @@ def chunked_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> 
         if rank == root:
             for owner, share in enumerate(split):
                 part[share] = slots[owner][share]
+
+
+def registered_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> None:
+    """Each rank reduces its share straight from everyone's arrays, and writes it into the root's.
+
+    Steps: 2. Each rank reads its bytes and writes 1/size of them. If an array is not registered, 1 step more than
+    chunked_segment.
+    """
+    shown = segment.windows.show([array] * segment.size)
+    if not shown.mapped:
+        chunked_segment(segment, array, op, root)
+        return
+    everyone = [shown.view(owner, array) for owner in range(segment.size)]
+    mine = shares(array.size, segment.size)[segment.rank]
+    for piece in pieces(mine.stop - mine.start, PIECE // array.itemsize):
+        parts = [theirs[mine][piece] for theirs in everyone]
+        reduced = segment.scratch(array.dtype, parts[0].size)
+        combine(op, parts, reduced)
+        parts[root][:] = reduced
+    shown.done()
 
 
 def small_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import PIECE, Array, Link, octets
+from rankmesh_agent.collectives.link import PIECE, Array, Link, octets, pieces
 from rankmesh_agent.collectives.reduction import combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
@@ -30,6 +30,35 @@ def over_segment(segment: Segment, output: Array, inputs: Sequence[Array], op: R
         wanted = output[begin : begin + lane]
         own = slice(rank * lane, rank * lane + wanted.size)
         combine(op, [slot[own] for slot in slots], wanted)
+
+
+def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
+    """Each rank reduces what is for it where it lies, or piece by piece as it reads it.
+
+    Steps: 2. Each rank reads (size - 1) / size of its bytes. If they cannot, 1 step more than over_segment.
+    """
+    rank, size = segment.rank, segment.size
+    if any(np.may_share_memory(output, part) for part in inputs):
+        inputs = [part.copy() for part in inputs]
+    shown = segment.windows.show(inputs)
+    if not shown.readable:
+        over_segment(segment, output, inputs, op)
+        return
+    mapped = [shown.view(owner, output) for owner in range(size)] if shown.mapped else []
+    room = PIECE // output.itemsize
+    for piece in pieces(output.size, room):
+        wanted = output[piece]
+        if mapped:
+            parts = [theirs[piece] for theirs in mapped]
+        else:
+            scratch = segment.scratch(output.dtype, size * room)
+            parts = [scratch[owner * room : owner * room + wanted.size] for owner in range(size)]
+            parts[rank] = inputs[rank][piece]
+            for owner in range(size):
+                if owner != rank:
+                    shown.read(owner, piece.start, parts[owner])
+        combine(op, parts, wanted)
+    shown.done()
 
 
 def small_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:

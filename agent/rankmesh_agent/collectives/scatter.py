@@ -27,6 +27,23 @@ def over_segment(segment: Segment, output: Array, inputs: Sequence[Array], root:
         wanted[:] = lanes[rank * lane : rank * lane + wanted.size]
 
 
+def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], root: int) -> None:
+    """Everyone reads its own one of the root's arrays where it lies.
+
+    Steps: 2. Each rank reads its bytes once. If they cannot, 1 step more than over_segment.
+    """
+    sending = segment.rank == root
+    shown = segment.windows.show(inputs if sending else [None] * segment.size)
+    if not shown.readable:
+        over_segment(segment, output, inputs, root)
+        return
+    if not sending:
+        shown.read(root, 0, output)
+    shown.done()
+    if sending:
+        output[:] = inputs[root]
+
+
 def small_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -> None:
     """The root sends each rank its array along as it arrives.
 

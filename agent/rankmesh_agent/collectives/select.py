@@ -31,17 +31,34 @@ from rankmesh_agent.collectives.limits import LIMITS
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
-Medium = Literal["segment", "link", "hosts"]
+Medium = Literal["segment", "reads", "registered", "link", "hosts"]
+"""What a group communicates over: shared memory; the same where the ranks can also read each other's own memory; the
+same with registered arrays; messages; messages between hosts, and shared memory inside them."""
 Algorithm = Callable[..., None]
 
 _ALWAYS = math.inf
 _SLOT = math.inf
 """The slot's bytes, which the group's shared memory has: none but the last algorithm over it takes more."""
+_DIRECT: tuple[Medium, Medium] = ("reads", "registered")
 _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     # Reducing everything everywhere costs size times the additions, but one step less: worth it in the L2 cache.
     (Kind.ALL_REDUCE, "segment"): ((_SLOT, all_reduce.small_segment), (_ALWAYS, all_reduce.chunked_segment)),
     (Kind.ALL_REDUCE, "link"): ((SMALL, all_reduce.small_link), (_ALWAYS, all_reduce.direct_link)),
     (Kind.REDUCE, "segment"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.chunked_segment)),
+    # What is registered needs no copies, and where nothing is reduced the copy into a slot can be saved anyway.
+    **{
+        (kind, medium): ((_SLOT, short), (_ALWAYS, direct))
+        for kind, short, direct in (
+            (Kind.BROADCAST, broadcast.over_segment, broadcast.direct_segment),
+            (Kind.ALL_GATHER, all_gather.over_segment, all_gather.direct_segment),
+            (Kind.GATHER, gather.over_segment, gather.direct_segment),
+            (Kind.SCATTER, scatter.over_segment, scatter.direct_segment),
+            (Kind.REDUCE_SCATTER, reduce_scatter.over_segment, reduce_scatter.direct_segment),
+        )
+        for medium in _DIRECT
+    },
+    (Kind.ALL_REDUCE, "registered"): ((_SLOT, all_reduce.small_segment), (_ALWAYS, all_reduce.registered_segment)),
+    (Kind.REDUCE, "registered"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.registered_segment)),
     (Kind.REDUCE, "link"): ((SMALL, reduce.small_link), (_ALWAYS, reduce.direct_link)),
     (Kind.BROADCAST, "segment"): ((_ALWAYS, broadcast.over_segment),),
     (Kind.BROADCAST, "link"): ((SMALL, broadcast.small_link), (_ALWAYS, broadcast.scatter_link)),
@@ -57,15 +74,12 @@ _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     (Kind.ALL_TO_ALL, "link"): ((_ALWAYS, all_to_all.over_link),),
     (Kind.BARRIER, "segment"): ((_ALWAYS, barrier.over_segment),),
     (Kind.BARRIER, "link"): ((_ALWAYS, barrier.over_link),),
+    # What is different for every rank has to pass between hosts in any case: that goes over the link alone.
     (Kind.ALL_REDUCE, "hosts"): ((SMALL, all_reduce.small_link), (_ALWAYS, all_reduce_hosts.over_hosts)),
     (Kind.REDUCE, "hosts"): ((SMALL, reduce.small_link), (_ALWAYS, reduce_hosts.over_hosts)),
     (Kind.BROADCAST, "hosts"): ((SMALL, broadcast.small_link), (_ALWAYS, broadcast_hosts.over_hosts)),
     (Kind.ALL_GATHER, "hosts"): ((SMALL, all_gather.small_link), (_ALWAYS, all_gather_hosts.over_hosts)),
-    (Kind.GATHER, "hosts"): ((SMALL, gather.small_link), (_ALWAYS, gather.direct_link)),
-    (Kind.SCATTER, "hosts"): ((SMALL, scatter.small_link), (_ALWAYS, scatter.direct_link)),
     (Kind.REDUCE_SCATTER, "hosts"): ((SMALL, reduce_scatter.small_link), (_ALWAYS, reduce_scatter_hosts.over_hosts)),
-    (Kind.ALL_TO_ALL, "hosts"): ((_ALWAYS, all_to_all.over_link),),
-    (Kind.BARRIER, "hosts"): ((_ALWAYS, barrier.over_link),),
 }
 
 
@@ -93,7 +107,7 @@ def algorithms() -> list[tuple[Kind, Medium, Algorithm]]:
 
 def candidates(kind: Kind, medium: Medium) -> tuple[tuple[float, Algorithm], ...]:
     """Return the algorithms for a collective in the table's order, each with the bytes it can take at all."""
-    return _TABLE[kind, medium]
+    return _TABLE.get((kind, medium)) or _TABLE[kind, "link" if medium == "hosts" else "segment"]
 
 
 @cache
@@ -102,7 +116,7 @@ def _rows(kind: Kind, medium: Medium, size: int) -> tuple[tuple[float, Algorithm
     measured = LIMITS.get((kind.name, medium), {})
     return tuple(
         (min(capable, _for_size(measured[found.__name__], size)) if found.__name__ in measured else capable, found)
-        for capable, found in _TABLE[kind, medium]
+        for capable, found in candidates(kind, medium)
     )
 
 

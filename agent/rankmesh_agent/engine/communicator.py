@@ -19,6 +19,7 @@ from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.p2p import ANY, Matching
 from rankmesh_agent.engine.peer import Port, Transfer
+from rankmesh_agent.engine.registered import Outcome
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import Message
@@ -26,7 +27,7 @@ from rankmesh_agent.engine.work import MessageWork, Work
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.dtypes import code_of
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
 from rankmesh_agent.wire.schemas import GroupInfo, Member
@@ -68,6 +69,7 @@ class Communicator(Port):
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = Matching(mesh, group, self._standing.number)
         self._order = Order(self._standing, name, MeshBackend(self._link, self.ranks, None))
+        self._directory = self._job = ""
         self._closed = False
         mesh.open_port(group, self)
 
@@ -120,6 +122,7 @@ class Communicator(Port):
             CollectiveMismatchError: the members do not make the same group.
             DistBackendError: a member is missing, or failed.
         """
+        self._directory, self._job = sharing.directory, sharing.job
         if self.size == 1:
             return
         call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
@@ -131,10 +134,12 @@ class Communicator(Port):
             segment = share_memory(link, layout, sharing)
 
         self._order.carry_out(share_it, (), call, 0, Options(timeout))
-        if segment is None or len(layout) == 1:
-            self._order.use(MeshBackend(self._link, self.ranks, segment))
-        else:
+        if segment is not None and len(layout) > 1:
             self._order.use(HostsBackend(self._link, self.ranks, Hosts(self._link, segment, layout)))
+            return
+        self._order.use(MeshBackend(self._link, self.ranks, segment))
+        if segment is not None:
+            self._order.carry_out(lambda shared: shared.windows.probe(), (), call, 0, Options(timeout))
 
     # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks
 
@@ -181,6 +186,23 @@ class Communicator(Port):
     def barrier(self, options: Options) -> Work | None:
         """Wait until all members have come."""
         return self._order.submit((Kind.BARRIER,), (), options)
+
+    def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
+        """Return an array in memory that the members share, where they share memory; a synchronous collective call.
+
+        Raises:
+            DistNetworkError: there is no room, or a member cannot map it; the same at all members.
+        """
+        if not isinstance(self._order.backend, MeshBackend):
+            return np.empty(count, dtype)  # an engine from outside knows nothing of ours
+        outcome: Outcome = []
+        arguments = self._directory, self._job, count * dtype.itemsize, outcome
+        order = self._order
+        order.submit((Kind.EMPTY, dtype, count), arguments, options._replace(after=lambda: order.use(order.backend)))
+        made = outcome[0]
+        if isinstance(made, DistNetworkError):
+            raise made
+        return made.view(dtype)
 
     def open_batch(self) -> None:
         """Record this thread's collectives instead of making them.

@@ -18,7 +18,7 @@ from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import After, Note, RunningCall
 from rankmesh_agent.engine.work import QueuedWork, Work
 from rankmesh_agent.wire.errors import CollectiveMismatchError
-from rankmesh_agent.wire.ops import Call
+from rankmesh_agent.wire.ops import Call, Kind
 
 _PLANS = 1024
 _WORKER_SECONDS = 5.0
@@ -71,7 +71,7 @@ class Order:
         self._batcher: threading.Thread | None = None
 
     def use(self, backend: Backend) -> None:
-        """Carry calls out by another backend from now on; none is under way."""
+        """Carry calls out by another backend from now on, or by one that has learned something; none is under way."""
         self.backend = backend
         self._plans.clear()
 
@@ -86,18 +86,17 @@ class Order:
         if self._batch is not None and self.batching:
             self._batch.append(Recorded(key, arguments, options.user, options.after, options.note))
             return BatchedWork() if options.async_op else None
-        plan = self._plans.get(key) or self._plan(key)
         if not options.async_op and not self._queued and self._turn.acquire(False):
             try:
-                self._run(plan, arguments, options)
+                self._run(key, arguments, options)
             finally:
                 self._turn.release()
             return None
         if not options.async_op and threading.current_thread() is self._worker:
             raise RuntimeError(
-                f"a synchronous {plan.call.name} in a callback would wait for itself: use async_op=True there"
+                f"a synchronous {_name(key)} in a callback would wait for itself: use async_op=True there"
             )
-        work = self._enqueue(plan, arguments, options)
+        work = self._enqueue(key, arguments, options)
         if options.async_op:
             return work
         try:
@@ -163,12 +162,12 @@ class Order:
         plan = self._plans[key] = _Plan(call, self.backend.algorithm(call))
         return plan
 
-    def _enqueue(self, plan: _Plan, arguments: Sequence[Any], options: Options) -> QueuedWork:
+    def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> QueuedWork:
         def run() -> None:
             with self._turn:
-                self._run(plan, arguments, options)
+                self._run(key, arguments, options)
 
-        work = QueuedWork(run, options.user, plan.call.name, lambda: self._worker)
+        work = QueuedWork(run, options.user, _name(key), lambda: self._worker)
         with self._standing.mesh.lock:
             self._standing.raise_if_failed()  # close() takes the lock, too: nothing is queued behind its end mark
             self._queued += 1
@@ -184,8 +183,15 @@ class Order:
             with self._standing.mesh.lock:
                 self._queued -= 1
 
-    def _run(self, plan: _Plan, arguments: Sequence[Any], options: Options) -> None:
+    def _run(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> None:
+        # In turn: what an earlier call changed (registered arrays, another backend) holds for this one at every rank.
+        plan = self._plans.get(key) or self._plan(key)
         standing = self._standing
         if standing.failure is not None:
             standing.raise_if_failed()
         self.carry_out(plan.algorithm, arguments, plan.call, standing.seq + 1, options)
+
+
+def _name(key: tuple[Any, ...]) -> str:
+    kind: Kind = key[0]
+    return kind.name.lower()

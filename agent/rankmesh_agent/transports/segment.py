@@ -3,7 +3,7 @@
 ::
 
     line r             rank r: steps posted, the fingerprints of its two latest calls, whether anyone sleeps until it
-                       posts (8 bytes each)
+                       posts, whether it has left a call half-way (8 bytes each)
     4096-aligned       slots: [turn 0: rank 0, rank 1, …] [turn 1: rank 0, rank 1, …]
 
 A *step* is: write into your own slot, count up your flag and wake whoever sleeps on it, wait until every flag has
@@ -19,18 +19,23 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.transports.shared import LINE, Mapping, sleep, slice_of, wake
+from rankmesh_agent.transports.windows import Windows
+from rankmesh_agent.wire.errors import DistBackendError
 
 _PAGE = 4096
 _WORDS = LINE // 8
-_ASLEEP = 3
+_ASLEEP, _LEFT = 3, 4
 """Which word of a line: 0 is the count, 1 and 2 are fingerprints."""
+_SUSPECT_SECONDS = 2.0
+"""How long a rank that has left a call may take to be known as failed."""
 _LEAST_LANE = 64
 _SPINS = 1000
 _YIELDS = 20
@@ -55,6 +60,9 @@ class Segment:
         size: ranks in the group.
         slot_bytes: bytes of a slot.
         crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
+
+    Attributes:
+        windows: what the ranks can read of each other's memory.
     """
 
     def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, crowded: bool) -> None:
@@ -81,6 +89,8 @@ class Segment:
             for turn in range(2)
         ]
         self._views: tuple[dict[Any, list[Typed]], dict[Any, list[Typed]]] = ({}, {})
+        self._scratch = np.empty(0, np.uint8)
+        self.windows = Windows(self)
 
     @staticmethod
     def least_slot_bytes(size: int) -> int:
@@ -107,6 +117,13 @@ class Segment:
             nbytes = count * dtype.itemsize
             views = known[dtype, count] = [slot[:nbytes].view(dtype) for slot in self._slots[turn]]
         return views
+
+    def scratch(self, dtype: np.dtype[Any], count: int) -> Typed:
+        """Return an array of this rank's own to work in, until the next one is asked for; made once."""
+        nbytes = count * dtype.itemsize
+        if self._scratch.size < nbytes:
+            self._scratch = np.empty(nbytes, np.uint8)
+        return self._scratch[:nbytes].view(dtype)
 
     def begin(self, seq: int, fingerprint: int, check: Check) -> None:
         """Begin call number ``seq``: its first ``step`` compares everyone's fingerprint.
@@ -169,6 +186,28 @@ class Segment:
             sleep(address, seen, self._slice)
             if words[line] == seen:
                 self._check(self.missing)
+
+    def leave(self) -> None:
+        """Tell the others that this rank has left a call half-way: the group has failed."""
+        self._words[self._mine + _LEFT] = 1
+
+    def left(self) -> list[int]:
+        """Return the group ranks that have left a call half-way."""
+        return [other for line, other in self._others if self._words[line + _LEFT]]
+
+    def suspect(self, other: int) -> NoReturn:
+        """Raise why a rank is not in the call any more, as soon as that is known.
+
+        Raises:
+            DistBackendError: the rank failed, left, or gave up.
+        """
+        end = time.monotonic() + _SUSPECT_SECONDS
+        while time.monotonic() < end:
+            self._check(lambda: [other])
+            time.sleep(_SUSPECT_SECONDS / 1000)
+        raise DistBackendError(
+            f"group rank {other} left the call, or its memory could no longer be read; no reason given"
+        )
 
     def missing(self) -> list[int]:
         """Return the group ranks that have not come as far as this one."""

@@ -27,6 +27,8 @@ class Kind(enum.IntEnum):
     SCATTER = 8
     REDUCE_SCATTER = 9
     ALL_TO_ALL = 10
+    EMPTY = 11
+    """Make registered arrays."""
 
 
 class ReduceOp(enum.IntEnum):

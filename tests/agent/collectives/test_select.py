@@ -39,6 +39,17 @@ def test_there_is_an_algorithm_for_every_collective_medium_and_size(kind, medium
     assert next(iter(inspect.signature(found).parameters)) == medium
 
 
+@pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("nbytes", [0, 1, SMALL, 1 << 20, 1 << 40])
+def test_between_hosts_there_is_one_for_every_collective_too(kind, nbytes):
+    found = algorithm(kind, "hosts", nbytes, 4)
+    assert found.__module__.rpartition(".")[2] == kind.name.lower()
+    assert ".hierarchical." not in found.__module__ or nbytes > 1000
+    assert next(iter(inspect.signature(found).parameters)) == (
+        "hosts" if "hierarchical" in found.__module__ else "link"
+    )
+
+
 @pytest.mark.parametrize(("kind", "small", "large"), OVER_LINKS, ids=lambda value: getattr(value, "name", None))
 def test_small_arrays_ride_along_with_the_arrival(kind, small, large):
     assert algorithm(kind, "link", SMALL, 2) is small

@@ -13,6 +13,7 @@ from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
+from rankmesh_agent.engine import registered
 from rankmesh_agent.engine.backends.hosts import HostsBackend
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.order import Options
@@ -148,6 +149,7 @@ def test_short_arrays_and_different_bytes_for_every_rank_go_straight_over_the_li
     float32 = np.dtype(np.float32)
     assert backend.algorithm(Call(Kind.ALL_REDUCE, float32, 100, ReduceOp.SUM)) is all_reduce.small_link
     assert backend.algorithm(Call(Kind.ALL_REDUCE, float32, 100_000, ReduceOp.SUM)) is all_reduce_hosts.over_hosts
+    assert backend.algorithm(Call(Kind.EMPTY, float32, 100)) is registered.over_link
     found = backend.algorithm(Call(Kind.GATHER, float32, 100_000, None, 0))
     assert (found.__module__.rpartition(".")[2], found.__name__) == ("gather", "direct_link")
 

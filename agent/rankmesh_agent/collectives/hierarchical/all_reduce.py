@@ -61,7 +61,7 @@ def _reduce_column(
     column, home, others = hosts.column, hosts.host, hosts.elsewhere
     dtype = partial_dtype(op, result.dtype, hosts.size)
     most = -(-result.size // len(by))
-    scratch = hosts.scratch(dtype, result.size + len(others) * most)
+    scratch = hosts.local.scratch(dtype, result.size + len(others) * most)
     total = scratch[: result.size]
     combine_some(op, parts, total)
     totals, results = _split(total, by, len(column)), _split(result, by, len(column))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 
-import numpy as np
-
-from rankmesh_agent.collectives.link import Array, Link
+from rankmesh_agent.collectives.link import Link
 from rankmesh_agent.transports.segment import Segment
 
 Layout = tuple[tuple[int, ...], ...]
@@ -66,7 +63,6 @@ class Hosts(Link):
         desks = [self._desks(host) for host in range(len(layout))]
         self.desks = desks[self.host]
         self.widest_desk = max(len(desk) for host in desks for desk in host)
-        self._scratch = np.empty(0, np.uint8)
 
     def _desks(self, host: int) -> list[list[int]]:
         others = [rank for rank in range(self.size) if self.host_of(rank) != host]
@@ -88,10 +84,3 @@ class Hosts(Link):
         """Return the rank that stands for ``rank`` on a host: itself at home, elsewhere one of about the same place."""
         there = self.layout[host]
         return there[self._homes[rank][1] % len(there)]
-
-    def scratch(self, dtype: np.dtype[Any], count: int) -> Array:
-        """Return memory for ``count`` elements, the same one every time."""
-        nbytes = count * dtype.itemsize
-        if self._scratch.size < nbytes:
-            self._scratch = np.empty(nbytes, np.uint8)
-        return self._scratch[:nbytes].view(dtype)

@@ -23,7 +23,7 @@ def over_hosts(hosts: Hosts, output: Array, inputs: Sequence[Array], op: ReduceO
     desk = hosts.desks[hosts.place]
     lane = local.slot_bytes // output.itemsize // hosts.size
     dtype = partial_dtype(op, output.dtype, hosts.size)
-    scratch = hosts.scratch(dtype, (len(desk) + len(hosts.layout)) * lane).reshape(-1, lane)
+    scratch = hosts.local.scratch(dtype, (len(desk) + len(hosts.layout)) * lane).reshape(-1, lane)
     for begin in range(0, max(part.size for part in inputs) or 1, lane):
         slots = local.slots(output.dtype, lane * hosts.size)
         for owner, part in enumerate(inputs):

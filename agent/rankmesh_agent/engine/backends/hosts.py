@@ -7,12 +7,13 @@ from typing import Any
 
 from rankmesh_agent.collectives.hierarchical.hosts import Hosts
 from rankmesh_agent.collectives.select import Algorithm, algorithm
+from rankmesh_agent.engine import registered
 from rankmesh_agent.engine.backends.base import Watch
 from rankmesh_agent.engine.backends.mesh import MeshBackend
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire.errors import GroupAbortedError
-from rankmesh_agent.wire.ops import Call
+from rankmesh_agent.wire.ops import Call, Kind
 
 
 class HostsBackend(MeshBackend):
@@ -32,6 +33,8 @@ class HostsBackend(MeshBackend):
         self._hosts: Hosts | None = hosts
 
     def algorithm(self, call: Call) -> Algorithm:
+        if call.kind is Kind.EMPTY:
+            return registered.over_link
         return algorithm(call.kind, "hosts", call.nbytes, self._link.size)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:

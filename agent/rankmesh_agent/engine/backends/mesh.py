@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
 from rankmesh_agent.collectives.reduction import quiet
-from rankmesh_agent.collectives.select import Algorithm, algorithm
+from rankmesh_agent.collectives.select import Algorithm, Medium, algorithm
+from rankmesh_agent.engine import registered
 from rankmesh_agent.engine.backends.base import Backend, Watch
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.transports.segment import DisagreementError, Segment
 from rankmesh_agent.wire.errors import CollectiveMismatchError
-from rankmesh_agent.wire.ops import Call
+from rankmesh_agent.wire.ops import Call, Kind
 
 _NOTE = 4096
 """Characters of a rank's note that the others are told."""
@@ -37,9 +38,14 @@ class MeshBackend(Backend):
         self.medium = "self" if len(ranks) == 1 else "shm" if segment is not None else "tcp"
 
     def algorithm(self, call: Call) -> Algorithm:
-        if self._segment is None:
-            return algorithm(call.kind, "link", call.nbytes, self._link.size)
-        return algorithm(call.kind, "segment", call.nbytes, self._link.size, self._segment.slot_bytes)
+        segment, size = self._segment, self._link.size
+        if call.kind is Kind.EMPTY:
+            return registered.over_link if segment is None else registered.over_segment
+        if segment is None:
+            return algorithm(call.kind, "link", call.nbytes, size)
+        windows = segment.windows
+        medium: Medium = "registered" if windows.regions else "reads" if windows.reads else "segment"
+        return algorithm(call.kind, medium, call.nbytes, size, segment.slot_bytes)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
         segment = self._segment
@@ -52,6 +58,10 @@ class MeshBackend(Backend):
                 self._quiet.run(algorithm, self._link, *arguments)
         except DisagreementError:
             self._disagree(watch)
+        except BaseException:
+            if segment is not None:
+                segment.leave()
+            raise
 
     def close(self) -> None:
         self._segment = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rankmesh_agent.collectives.hierarchical.hosts import Hosts, layout_of
@@ -57,12 +56,3 @@ def test_every_rank_is_stood_for_once_on_every_host(hosts: str) -> None:
     assert len({each.widest_desk for each in ranks}) == 1
     smallest = min(hosts.count(host) for host in hosts)
     assert ranks[0].widest_desk <= 1 + sum(-(-hosts.count(host) // smallest) for host in set(hosts))
-
-
-def test_scratch_is_the_same_memory_every_time() -> None:
-    hosts = everyones("aabb")[0]
-    large = hosts.scratch(np.dtype(np.float64), 100)
-    again = hosts.scratch(np.dtype(np.float32), 50)
-    assert (large.size, large.dtype, again.size, again.dtype) == (100, np.float64, 50, np.float32)
-    assert np.shares_memory(large, again)
-    assert hosts.scratch(np.dtype(np.int8), 1000).size == 1000

@@ -1,0 +1,318 @@
+"""The algorithms that read the other ranks' memory where it lies: registered arrays, and process_vm_readv."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.oracle import expected, ops_of, values
+from support.threads import NOW, World, world
+
+from rankmesh_agent.collectives.link import PIECE
+from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.transports.windows import Shown, Windows
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.ops import ReduceOp
+
+Array = np.ndarray[Any, Any]
+
+SLOT_BYTES = 1 << 14
+POOL = 1 << 26
+"""Registered bytes of each rank."""
+COUNTS = (1, SLOT_BYTES // 4 + 1, PIECE // 4 + 3)
+"""Short, one past a slot of float32, one piece and a little."""
+FLOAT32 = np.dtype(np.float32)
+DTYPES = tuple(map(np.dtype, (np.float32, np.float16, np.int8, np.complex128)))
+PLACES = ("registered", "mixed", "ordinary")
+"""Where the ranks' arrays are: all registered, only those of ranks with even numbers, none."""
+
+
+def windows_of(members: Communicator) -> Windows:
+    found: Windows = members._order.backend._segment.windows  # type: ignore[attr-defined]
+    return found
+
+
+class Pool:
+    """Registered memory of one rank to take arrays from."""
+
+    def __init__(self, members: Communicator) -> None:
+        self._memory = members.empty(np.dtype(np.uint8), POOL, NOW)
+        self._taken = 0
+
+    def copy(self, array: Array) -> Array:
+        begin = self._taken
+        self._taken += -(-array.nbytes // 64) * 64 + 64
+        assert self._taken <= POOL
+        copied = self._memory[begin : begin + array.nbytes].view(array.dtype)
+        copied[:] = array
+        return copied
+
+    def forget(self) -> None:
+        self._taken = 0
+
+
+class Places:
+    """A world whose ranks put their arrays where the parameters say."""
+
+    def __init__(self, made: World, where: str) -> None:
+        self.world = made
+        self.size = made.size
+        self._where = where
+        self._pools: dict[int, Pool] = {}
+        if where != "ordinary":
+            made.run(lambda members: self._pools.__setitem__(members.rank, Pool(members)))
+
+    def run(self, function: Callable[[Communicator, Callable[[Array], Array]], Any]) -> list[Any]:
+        """Call ``function`` at every rank with what puts an array in its place."""
+
+        def call(members: Communicator) -> Any:
+            pool = self._pools.get(members.rank)
+            if pool is None or (self._where == "mixed" and members.rank % 2):
+                return function(members, np.copy)
+            pool.forget()
+            return function(members, pool.copy)
+
+        return self.world.run(call)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(n, where, reads) for n in (2, 3, 4, 7) for where in PLACES for reads in (True, False)],
+    ids=lambda p: f"{p[0]}-{p[1]}-{'reads' if p[2] else 'may-not-read'}",
+)
+def places(request: pytest.FixtureRequest) -> Iterator[Places]:
+    size, where, reads = request.param
+    with world(size, "segment", slot_bytes=SLOT_BYTES) as made:
+        for members in made.communicators:
+            assert windows_of(members).reads, "threads of one process may read each other's memory"
+            windows_of(members).reads = reads
+            members._order._plans.clear()
+        yield Places(made, where)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_reductions(places: Places, dtype: np.dtype[Any], count: int) -> None:
+    ops = sorted(ops_of(dtype) & {ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MAX})
+    size = places.size
+    want = {op: expected(op, [values(rank, count, dtype) for rank in range(size)]) for op in ops}
+
+    def call(members: Communicator, put: Callable[[Array], Array]) -> None:
+        for number, op in enumerate(ops):
+            mine = values(members.rank, count, dtype)
+            array = put(mine)
+            members.all_reduce(array, op, NOW)
+            assert array.tobytes() == want[op].tobytes(), f"all_reduce {op.name}"
+            root = number % size
+            array = put(mine)
+            members.reduce(array, op, root, NOW)
+            assert array.tobytes() == (want[op] if members.rank == root else mine).tobytes(), f"reduce {op.name}"
+            lengths = [count, *[count // 2] * (size - 1)]
+            begins = np.cumsum([0, *lengths])
+            whole = np.concatenate([values(members.rank, length, dtype) for length in lengths])
+            inputs = [put(whole[begin:end]) for begin, end in itertools.pairwise(begins)]
+            output = np.empty(lengths[members.rank], dtype)
+            members.reduce_scatter(output, inputs, op, NOW)
+            length = lengths[members.rank]
+            wanted = expected(op, [values(rank, length, dtype) for rank in range(size)])
+            assert output.tobytes() == wanted.tobytes(), f"reduce_scatter {op.name}"
+
+    places.run(call)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_moving_data(places: Places, count: int) -> None:
+    size = places.size
+
+    def call(members: Communicator, put: Callable[[Array], Array]) -> None:
+        rank = members.rank
+        for root in range(min(size, 3)):
+            array = put(values(rank, count, FLOAT32))
+            members.broadcast(array, root, NOW)
+            assert array.tobytes() == values(root, count, FLOAT32).tobytes(), "broadcast"
+            outputs = [np.empty(count, FLOAT32) for _ in range(size)] if rank == root else []
+            members.gather(outputs, put(values(rank, count, FLOAT32)), root, NOW)
+            for owner, output in enumerate(outputs):
+                assert output.tobytes() == values(owner, count, FLOAT32).tobytes(), "gather"
+            inputs = [values(owner, count, FLOAT32) for owner in range(size)] if rank == root else []
+            output = put(np.zeros(count, FLOAT32))
+            members.scatter(output, inputs, root, NOW)
+            assert output.tobytes() == values(rank, count, FLOAT32).tobytes(), "scatter"
+        lengths = [max(1, count - owner) for owner in range(size)]
+        outputs = [np.empty(length, FLOAT32) for length in lengths]
+        members.all_gather(outputs, put(values(rank, lengths[rank], FLOAT32)), NOW)
+        for owner, output in enumerate(outputs):
+            assert output.tobytes() == values(owner, lengths[owner], FLOAT32).tobytes(), "all_gather"
+
+    places.run(call)
+
+
+@pytest.mark.parametrize("count", [1, 5000, 40_000])
+def test_all_to_all(places: Places, count: int) -> None:
+    def call(members: Communicator, put: Callable[[Array], Array]) -> None:
+        rank, size = members.rank, members.size
+        inputs = [put(np.full(count + rank, 100 * rank + other, np.int32)) for other in range(size)]
+        outputs = [np.empty(count + other, np.int32) for other in range(size)]
+        members.all_to_all(outputs, inputs, NOW)
+        for other, output in enumerate(outputs):
+            assert (output == 100 * other + rank).all()
+
+    places.run(call)
+
+
+def test_outputs_that_overlap_the_inputs(places: Places) -> None:
+    count = 6000
+
+    def call(members: Communicator, put: Callable[[Array], Array]) -> None:
+        rank, size = members.rank, members.size
+        whole = put(np.repeat(np.arange(size, dtype=FLOAT32) + 10 * rank, count))
+        parts = [whole[other * count : (other + 1) * count] for other in range(size)]
+        members.reduce_scatter(parts[rank], parts, ReduceOp.SUM, NOW)
+        assert (parts[rank] == size * rank + 10 * sum(range(size))).all()
+        parts[rank][:] = rank
+        members.all_gather(parts, parts[rank], NOW)
+        assert (whole == np.repeat(np.arange(size), count)).all()
+        members.all_gather(parts, parts[0], NOW)  # what is sent is overwritten by what comes
+        assert (whole == 0).all()
+        members.scatter(parts[1], parts if rank == 0 else [], 0, NOW)
+        whole[:] = np.repeat(np.arange(size, dtype=FLOAT32) + 10 * rank, count)
+        members.all_to_all(parts, parts, NOW)
+        assert (whole == np.repeat(10 * np.arange(size) + rank, count)).all()
+
+    places.run(call)
+
+
+def test_results_are_the_same_bit_for_bit_as_through_the_slots(places: Places) -> None:
+    def call(members: Communicator, put: Callable[[Array], Array]) -> None:
+        direct = put(parts[members.rank])
+        members.all_reduce(direct, ReduceOp.SUM, NOW)
+        assert direct.tobytes() == want
+
+    parts = [np.random.default_rng(rank).normal(size=30_000).astype(np.float32) * 1e6 for rank in range(places.size)]
+    want = expected(ReduceOp.SUM, parts).tobytes()
+
+    places.run(call)
+
+
+# Registered memory
+
+
+@pytest.fixture
+def pair() -> Iterator[World]:
+    with world(2, "segment", slot_bytes=SLOT_BYTES) as made:
+        yield made
+
+
+def test_memory_that_nobody_uses_any_more_is_given_back(pair: World) -> None:
+    def call(members: Communicator) -> tuple[int, ...]:
+        sizes = []
+        kept = members.empty(FLOAT32, 10_000, NOW)
+        for _ in range(20):
+            view = members.empty(FLOAT32, 10_000, NOW)[5:].reshape(5, -1)
+            sizes.append(len(windows_of(members).regions))
+            if members.rank == 0:
+                del view
+        kept[:] = 1
+        members.all_reduce(kept, ReduceOp.SUM, NOW)
+        assert (kept == 2).all()
+        return tuple(sizes)
+
+    numbers = pair.run(call)
+    assert numbers[0] == numbers[1] == (2,) + (3,) * 19
+
+
+def test_an_array_is_in_use_as_long_as_a_view_of_it_is(pair: World) -> None:
+    def call(members: Communicator) -> None:
+        view = members.empty(FLOAT32, 10_000, NOW)[10:]
+        other = members.empty(FLOAT32, 10, NOW)
+        assert len(windows_of(members).regions) == 2
+        view[:] = members.rank
+        members.all_reduce(view, ReduceOp.SUM, NOW)
+        assert (view == 1).all()
+        assert other.size == 10
+
+    pair.run(call)
+
+
+def test_no_room_is_told_at_every_rank_and_the_group_goes_on(pair: World) -> None:
+    def call(members: Communicator) -> str:
+        with pytest.raises(DistError, match="has no room for") as caught:
+            members.empty(FLOAT32, 1 << 45, NOW)
+        array = np.ones(3, np.float32)
+        members.all_reduce(array, ReduceOp.SUM, NOW)
+        assert (array == 2).all()
+        return str(caught.value)
+
+    first, second = pair.run(call)
+    assert first == second
+    assert "group rank 0" in first
+
+
+def test_ranks_that_ask_for_different_arrays(pair: World) -> None:
+    def call(members: Communicator) -> None:
+        with pytest.raises(DistError, match=r"empty\(float32\[5\]\).*empty\(float32\[6\]\)"):
+            members.empty(FLOAT32, 5 + members.rank, NOW)
+        assert members.empty(FLOAT32, 5, NOW).shape == (5,)
+
+    pair.run(call)
+
+
+def test_without_shared_memory_arrays_are_ordinary() -> None:
+    with world(2, "tcp") as made:
+
+        def call(members: Communicator) -> None:
+            array = members.empty(FLOAT32, 70_000, NOW)
+            array[:] = 1
+            members.all_reduce(array, ReduceOp.SUM, NOW)
+            assert (array == 2).all()
+
+        made.run(call)
+
+
+# Failures
+
+
+@pytest.mark.parametrize("registered", [True, False], ids=["registered", "readable"])
+def test_what_was_read_from_a_rank_that_left_the_call_does_not_count(
+    pair: World, registered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 gives up after it has posted its last step, while rank 0 still reads: its array may be anything then."""
+    gone = threading.Event()
+    slowly, wait = Shown.read, Segment._wait
+
+    def read_late(self: Shown, *arguments: Any) -> None:
+        assert gone.wait(10)
+        slowly(self, *arguments)
+
+    def interrupted(self: Segment, line: int, other: int, steps: int) -> None:
+        if threading.current_thread() in leaver and steps >= last[0]:
+            raise KeyboardInterrupt
+        wait(self, line, other, steps)
+
+    leaver: list[threading.Thread] = []
+    last = [1 << 62]
+
+    def call(members: Communicator) -> None:
+        array = members.empty(FLOAT32, 50_000, NOW) if registered else np.empty(50_000, FLOAT32)
+        array[:] = members.rank
+        members.barrier(NOW)
+        if members.rank == 1:
+            leaver.append(threading.current_thread())
+            segment = members._order.backend._segment  # type: ignore[attr-defined]
+            last[0] = segment._steps + 2  # the step that ends the call
+            with pytest.raises(KeyboardInterrupt):
+                members.broadcast(array, 1, NOW)
+            array[:] = 7
+            gone.set()
+        else:
+            with pytest.raises(DistError, match="KeyboardInterrupt"):
+                members.broadcast(array, 1, NOW)
+
+    monkeypatch.setattr(Shown, "read", read_late)
+    monkeypatch.setattr(Segment, "_wait", interrupted)
+    pair.run(call)

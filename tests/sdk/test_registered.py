@@ -1,0 +1,97 @@
+"""dist.empty: arrays in memory that the ranks share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+
+
+def use_registered_arrays(me: Me) -> None:
+    me.init()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    array = dist.empty((300, 400))
+    assert (array.shape, array.dtype, array.flags.c_contiguous) == ((300, 400), np.float32, True)
+    array[:] = rank + 1
+    dist.all_reduce(array)
+    assert (array == size * (size + 1) // 2).all()
+    half = array[150:]
+    half[:] = rank
+    dist.all_reduce(half, dist.ReduceOp.MAX)
+    assert (half == size - 1).all()
+    assert (array[:150] == size * (size + 1) // 2).all()
+    ordinary = np.full((300, 400), rank, np.float32) if rank else array
+    ordinary[:] = rank
+    dist.all_reduce(ordinary)  # a rank whose array is registered, and others whose are not
+    assert (ordinary == size * (size - 1) // 2).all()
+    gathered = dist.empty(size * 50_000, np.int32)
+    dist.all_gather_into_tensor(gathered, np.full(50_000, rank, np.int32))
+    assert (gathered == np.repeat(np.arange(size), 50_000)).all()
+    column = array[:, 1]  # not contiguous: staged
+    column[:] = 1
+    dist.all_reduce(column)
+    assert (array[:, 1] == size).all()
+    work = dist.all_reduce(array, async_op=True)
+    assert work is not None
+    work.wait()
+    assert dist.empty((), np.float64).shape == ()
+    assert dist.empty((0, 3)).shape == (0, 3)
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        pair = dist.empty(40_000, np.float16, group)
+        pair[:] = 2
+        dist.all_reduce(pair, group=group)
+        assert (pair == 4).all()
+    dist.destroy_process_group()
+    assert array[0, 0] == array[0, 2], "the memory outlives the group"
+    array[:] = 0
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_collectives_on_registered_arrays(ranks: Ranks, transport: str) -> None:
+    ranks.succeed(ranks.start(use_registered_arrays, 3, env={"RANKMESH_TRANSPORT": transport}))
+    assert ranks.left() == []
+
+
+def ask_for_different_arrays(me: Me) -> None:
+    me.init()
+    me.say(**me.attempt(dist.empty, 100 + dist.get_rank()))
+    array = dist.empty(5)
+    array[:] = 1
+    dist.all_reduce(array)
+    assert (array == 2).all()
+
+
+def test_ranks_that_ask_for_different_arrays_are_told_and_go_on(ranks: Ranks) -> None:
+    for started in ranks.run(ask_for_different_arrays, 2):
+        assert started.said["error"] == "CollectiveMismatchError"
+        assert "rank 0: empty(float32[100]); rank 1: empty(float32[101])" in started.said["text"]
+
+
+@pytest.mark.usefixtures("alone")
+class TestArguments:
+    def test_alone(self) -> None:
+        array = dist.empty([2, np.int64(3)], "f8")
+        assert array is not None
+        assert (array.shape, array.dtype) == ((2, 3), np.float64)
+
+    @pytest.mark.parametrize("shape", [-1, (3, -2)])
+    def test_a_negative_shape(self, shape: object) -> None:
+        with pytest.raises(ValueError, match="shape must not be negative"):
+            dist.empty(shape)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("shape", ["3", 2.5, (1, None), None])
+    def test_what_is_no_shape(self, shape: object) -> None:
+        with pytest.raises(TypeError):
+            dist.empty(shape)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("dtype", [object, "U3", "M8[s]"])
+    def test_a_dtype_that_cannot_be_communicated(self, dtype: object) -> None:
+        with pytest.raises(TypeError, match="cannot be communicated"):
+            dist.empty(3, dtype)  # type: ignore[arg-type]
+
+    def test_inside_of_a_batch(self) -> None:
+        with pytest.raises(RuntimeError, match="outside of the batch"), dist.batch():
+            dist.empty(3)
