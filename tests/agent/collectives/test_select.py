@@ -13,7 +13,7 @@ from rankmesh_agent.collectives.select import _rows, algorithm, algorithms, cand
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
-COLLECTIVES = sorted(set(Kind) - {Kind.NEW_GROUP})
+COLLECTIVES = sorted(set(Kind) - {Kind.NEW_GROUP, Kind.EMPTY})
 OVER_LINKS = [
     (Kind.ALL_REDUCE, all_reduce.small_link, all_reduce.direct_link),
     (Kind.REDUCE, reduce.small_link, reduce.direct_link),
