@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +48,14 @@ _PLAIN: dict[tuple[ReduceOp, np.dtype[Any]], np.ufunc] = {
 _INT, _UINT = np.dtype(np.int64), np.dtype(np.uint64)
 _WIDE_PIECE = 1 << 15
 """Elements widened at a time: 128 KiB of float32, which stay in the cache."""
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.rows = np.empty((2, _WIDE_PIECE * 8), np.uint8)
+
+
+_scratch = _Scratch()
 
 
 def quiet() -> contextvars.Context:
@@ -142,10 +151,10 @@ def combine_some(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
         return
     for begin in range(0, out.size, _WIDE_PIECE):
         piece = slice(begin, begin + _WIDE_PIECE)
-        total = out[piece]
-        total[:] = _widened(parts[0][piece], out.dtype)
+        total = _widened(parts[0][piece], out[piece])
+        other = _scratch.rows[0][: total.nbytes].view(total.dtype)
         for part in parts[1:]:
-            combine(plain, [total, _widened(part[piece], out.dtype)], total)
+            combine(plain, [total, _widened(part[piece], other)], total)
 
 
 def combine_partials(op: ReduceOp, partials: Sequence[Array], members: int, out: Array) -> None:
@@ -167,12 +176,15 @@ def combine_partials(op: ReduceOp, partials: Sequence[Array], members: int, out:
         return
     for begin in range(0, out.size, _WIDE_PIECE):
         piece = slice(begin, begin + _WIDE_PIECE)
-        total = np.empty_like(partials[0][piece])
-        combine(plain, [partial[piece] for partial in partials], total)
+        parts = [partial[piece] for partial in partials]
+        total = _scratch.rows[0][: parts[0].nbytes].view(parts[0].dtype)
+        combine(plain, parts, total)
         if integers:
             out[piece] = _mean(total.astype(_INT if out.dtype.kind == "i" else _UINT), members)
-        else:
-            narrow(total / members if average else total, out[piece])
+            continue
+        if average:
+            np.divide(total, members, out=total)
+        narrow(total, out[piece])
 
 
 def premultiplied(factor: complex, array: Array) -> Array:
@@ -229,12 +241,18 @@ def _accumulator(dtype: np.dtype[Any], average: bool) -> np.dtype[Any] | None:
 
 def _combine_wide(ufunc: np.ufunc, parts: list[Array], out: Array, wide: np.dtype[Any], average: bool) -> None:
     integers = wide is _INT or wide is _UINT
-    total = parts[0].astype(wide) if integers else widen(parts[0])
-    for part in parts[1:]:
-        ufunc(total, part.astype(wide) if integers else widen(part), out=total)
     if not integers:
-        narrow(total / len(parts) if average else total, out)
+        total, other = (row[: out.size * wide.itemsize].view(wide) for row in _scratch.rows)
+        widen(parts[0], total)
+        for part in parts[1:]:
+            ufunc(total, widen(part, other), out=total)
+        if average:
+            np.divide(total, len(parts), out=total)
+        narrow(total, out)
         return
+    total = parts[0].astype(wide)
+    for part in parts[1:]:
+        ufunc(total, part.astype(wide), out=total)
     out[:] = _mean(total, len(parts))
 
 
@@ -245,5 +263,9 @@ def _mean(total: Array, members: int) -> Array:
     return total // members
 
 
-def _widened(array: Array, dtype: np.dtype[Any]) -> Array:
-    return widen(array) if array.dtype in WIDE else array.astype(dtype)
+def _widened(array: Array, out: Array) -> Array:
+    """Return an array in the dtype of partial results, in ``out``."""
+    if array.dtype in WIDE:
+        return widen(array, out)
+    out[:] = array
+    return out

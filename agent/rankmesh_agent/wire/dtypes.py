@@ -12,6 +12,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh_agent.wire import half
+
 Family = Literal["bool", "int", "float", "complex", "opaque"]
 
 COMPLEX32: np.dtype[Any] = np.dtype([("real", np.float16), ("imag", np.float16)])
@@ -105,19 +107,32 @@ def name_of(code: int) -> str:
     return display(dtype) if dtype is not None else f"dtype #{code}"
 
 
-def widen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a copy of a one-dimensional, contiguous array of a dtype in WIDE in the dtype it is accumulated in."""
+def widen(array: npt.NDArray[Any], out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    """Return a one-dimensional, contiguous array of a dtype in WIDE in the dtype it is accumulated in.
+
+    Args:
+        array: what to copy.
+        out: where to; as long, contiguous. A new array by default.
+    """
+    if out is None:
+        out = np.empty(array.size, WIDE[array.dtype])
     if array.dtype == COMPLEX32:
-        return array.view(np.float16).astype(np.float32).view(np.complex64)
-    return array.astype(WIDE[array.dtype])
+        half.widen(array.view(np.float16), out.view(np.float32))
+    elif array.dtype == np.float16:
+        half.widen(array, out)
+    else:
+        out[:] = array
+    return out
 
 
 def narrow(wide: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     """Round what ``widen`` made, and the arithmetic changed, into ``out``: as long, contiguous, of the narrow dtype.
 
-    Overflow and NaN are reported the way the caller's ``numpy.errstate`` says.
+    ``wide`` may be changed. Overflow and NaN are reported the way the caller's ``numpy.errstate`` says.
     """
     if out.dtype == COMPLEX32:
-        out.view(np.float16)[:] = wide.view(np.float32)
+        half.narrow(wide.view(np.float32), out.view(np.float16))
+    elif out.dtype == np.float16:
+        half.narrow(wide, out)
     else:
         out[:] = wide

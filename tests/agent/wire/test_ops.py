@@ -103,6 +103,7 @@ def test_numbers_of_kinds_and_reduce_ops_are_stable():
         "SCATTER": 8,
         "REDUCE_SCATTER": 9,
         "ALL_TO_ALL": 10,
+        "EMPTY": 11,
     }
     torchs = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
     assert [op.name for op in sorted(ReduceOp)] == torchs

@@ -1,0 +1,91 @@
+"""float16 through the vector loops, against NumPy's own conversion."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from rankmesh_agent.wire import half
+
+EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+FINITE = EVERY[np.isfinite(EVERY)]
+
+
+def narrowed(wide: np.ndarray) -> np.ndarray:
+    out = np.empty(wide.size, np.float16)
+    with np.errstate(all="ignore"):
+        half.narrow(wide.copy(), out)
+    return out.view(np.uint16)
+
+
+def by_numpy(wide: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return wide.astype(np.float16).view(np.uint16)
+
+
+HALVES = {"finite": FINITE, "all": EVERY, "back": FINITE[::-1].copy(), "none": EVERY[:0], "few": EVERY[:99]}
+
+
+@pytest.mark.parametrize("halves", HALVES.values(), ids=HALVES)
+def test_widening_every_number(halves):
+    out = np.empty(halves.size, np.float32)
+    half.widen(halves, out)
+    np.testing.assert_array_equal(out.view(np.uint32), halves.astype(np.float32).view(np.uint32))
+
+
+def next_half(halves: np.ndarray) -> np.ndarray:
+    """Return the next larger numbers, as if float16 went on behind its largest."""
+    with np.errstate(all="ignore"):
+        larger = np.nextafter(halves, np.float16(np.inf)).astype(np.float64)
+    larger[np.isinf(larger)] = 65536
+    return larger
+
+
+@pytest.mark.parametrize("fraction", range(4))
+def test_narrowing_every_half_and_what_lies_between(fraction):
+    """Every float16, and one, two and three quarters of the way to the next one: the tie and both its sides."""
+    low = FINITE[:-1].astype(np.float64)
+    high = next_half(FINITE[:-1])
+    wide = (low + (high - low) * fraction / 4).astype(np.float32)
+    np.testing.assert_array_equal(narrowed(wide), by_numpy(wide))
+
+
+def test_narrowing_next_to_every_tie():
+    low = FINITE[FINITE >= 0]
+    tie = ((low.astype(np.float64) + next_half(low)) / 2).astype(np.float32)
+    for wide in (np.nextafter(tie, np.float32(0)), np.nextafter(tie, np.float32(1e9))):
+        np.testing.assert_array_equal(narrowed(wide), by_numpy(wide))
+        np.testing.assert_array_equal(narrowed(-wide), by_numpy(-wide))
+
+
+def test_narrowing_random_bits():
+    bits = np.random.default_rng(7).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(narrowed(bits.view(np.float32)), by_numpy(bits.view(np.float32)))
+    for exponent in range(90, 143):  # a piece of each magnitude, without those that NumPy has to see to
+        wide = ((bits & 0x807FFFFF) | exponent << 23).view(np.float32)[: 1 << 15]
+        np.testing.assert_array_equal(narrowed(wide), by_numpy(wide))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 65519.996, -65520.0, 1e30, np.inf, -np.inf, np.nan, 1e-45, -1e-40])
+def test_narrowing_special_values(value):
+    wide = np.full(70_000, 1.5, np.float32)
+    wide[[0, 40_000, -1]] = value
+    np.testing.assert_array_equal(narrowed(wide), by_numpy(wide))
+
+
+def test_threads_do_not_share_scratch():
+    wide = [np.random.default_rng(seed).normal(size=100_000).astype(np.float32) for seed in range(4)]
+    right = []
+
+    def convert(mine: np.ndarray) -> None:
+        right.extend(np.array_equal(narrowed(mine), by_numpy(mine)) for _ in range(20))
+
+    threads = [threading.Thread(target=convert, args=(mine,)) for mine in wide]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 80
