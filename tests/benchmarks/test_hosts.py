@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from benchmarks import hosts
 
 
@@ -16,7 +17,7 @@ def test_it_says_what_it_needs(monkeypatch):
 
 
 def test_a_command_that_fails_says_which():
-    with pytest.raises(SystemExit, match="python3 -c .*: no such device"):
+    with pytest.raises(SystemExit, match=r"python3 -c .*: no such device"):
         hosts._run("python3", "-c", "raise SystemExit('no such device')")
 
 
