@@ -82,6 +82,9 @@ _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     (Kind.REDUCE_SCATTER, "hosts"): ((SMALL, reduce_scatter.small_link), (_ALWAYS, reduce_scatter_hosts.over_hosts)),
 }
 
+OVER_HOSTS: frozenset[Algorithm] = frozenset(rows[-1][1] for (_, medium), rows in _TABLE.items() if medium == "hosts")
+"""The algorithms that take a Hosts; the others for a group on several hosts take its Link."""
+
 
 def algorithm(kind: Kind, medium: Medium, nbytes: int, size: int, slot_bytes: int | None = None) -> Algorithm:
     """Return the algorithm for a call.

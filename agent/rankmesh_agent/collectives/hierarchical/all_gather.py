@@ -14,7 +14,7 @@ def over_hosts(hosts: Hosts, outputs: Sequence[Array], array: Array) -> None:
     Steps: 1 and 1 exchange a chunk of the longest array, at least 1. Each rank sends its bytes once to every other
     host; each host receives those of the other hosts' ranks once.
     """
-    hosts.enter()
+    hosts.link.enter()
     local, rank = hosts.local, hosts.rank
     desk = hosts.desks[hosts.place]
     lanes = hosts.widest_desk
@@ -22,7 +22,7 @@ def over_hosts(hosts: Hosts, outputs: Sequence[Array], array: Array) -> None:
     for begin in range(0, max(output.size for output in outputs) or 1, lane):
         here = slice(begin, begin + lane)
         mine = octets(array[here])
-        hosts.exchange(
+        hosts.link.exchange(
             [(hosts.deputy(host, rank), mine) for host in hosts.elsewhere],
             [(owner, octets(outputs[owner][here])) for owner in desk[1:]],
         )

@@ -21,7 +21,7 @@ def over_hosts(hosts: Hosts, array: Array, op: ReduceOp) -> None:
     carriers equal parts of them; what is accumulated in a wider type counts in that the first time.
     """
     everywhere = range(len(hosts.layout))
-    hosts.enter()
+    hosts.link.enter()
     for where, values in reduced(hosts, array, op, by=everywhere, to=everywhere):
         array[where] = values
 
@@ -66,12 +66,12 @@ def _reduce_column(
     combine_some(op, parts, total)
     totals, results = _split(total, by, len(column)), _split(result, by, len(column))
     partials = [scratch[result.size + n * most :][: totals[home].size] for n in range(len(others))]
-    hosts.exchange(
+    hosts.link.exchange(
         [(column[host], octets(totals[host])) for host in others],
         [(column[host], octets(partial)) for host, partial in zip(others, partials, strict=True)],
     )
     combine_partials(op, [*partials[:home], totals[home], *partials[home:]], hosts.size, results[home])
-    hosts.exchange(
+    hosts.link.exchange(
         [(column[host], octets(results[home])) for host in to if host != home],
         [(column[host], octets(results[host])) for host in others if home in to],
     )

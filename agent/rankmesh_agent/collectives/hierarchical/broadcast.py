@@ -12,7 +12,7 @@ def over_hosts(hosts: Hosts, array: Array, root: int) -> None:
     Steps: 1 and 1 exchange a chunk, and 1 more for three hosts and more. The root's host sends the array's bytes once,
     however many hosts there are; each other host receives them once, and sends (hosts - 2) / (hosts - 1) of them on.
     """
-    hosts.enter()
+    hosts.link.enter()
     chunks = pieces(array.size, hosts.local.slot_bytes // array.itemsize)
     if hosts.host_of(root) == hosts.host:
         _spread(hosts, array, root, chunks)
@@ -32,7 +32,7 @@ def _spread(hosts: Hosts, array: Array, root: int, chunks: list[slice]) -> None:
         if hosts.column:
             share = shown[shares(part.size, hosts.carriers)[hosts.place]]
             split = shares(share.size, len(hosts.elsewhere))
-            hosts.exchange(
+            hosts.link.exchange(
                 [
                     (hosts.column[host], octets(share[piece]))
                     for host, piece in zip(hosts.elsewhere, split, strict=True)
@@ -58,7 +58,7 @@ def _collect(hosts: Hosts, array: Array, source: int, chunks: list[slice]) -> No
                 split = _pieces(hosts, array[chunks[turn - 1]], receivers)
                 sends += [(column[peer], octets(split[hosts.host])) for peer in peers]
                 receives += [(column[peer], octets(split[peer])) for peer in peers]
-            hosts.exchange(sends, receives)
+            hosts.link.exchange(sends, receives)
         if turn < lag:
             continue
         part = array[chunks[turn - lag]]

@@ -23,8 +23,8 @@ def layout_of(hosts: Sequence[Hashable]) -> Layout:
     return tuple(map(tuple, members.values()))
 
 
-class Hosts(Link):
-    """The Link of a group on several hosts, which also has the shared memory of this rank's host.
+class Hosts:
+    """What a group on several hosts communicates over: its Link, and the shared memory of this rank's host.
 
     As many members of each host as the smallest host has are its *carriers*. The carriers with the same place on
     their hosts form a *column*: an array's bytes are split among the columns, so that every rank of the smallest host
@@ -36,8 +36,11 @@ class Hosts(Link):
         layout: which ranks are on which host.
 
     Attributes:
+        link: as above.
         local: as above.
         layout: as above.
+        rank: this rank in the group.
+        size: ranks in the group.
         host: number of this rank's host.
         here: the group ranks on it.
         place: this rank's place among them, which is its rank in ``local``.
@@ -49,11 +52,11 @@ class Hosts(Link):
     """
 
     def __init__(self, link: Link, local: Segment, layout: Layout) -> None:
+        self.link = link
         self.rank = link.rank
         self.size = link.size
         self.local = local
         self.layout = layout
-        self._link = link
         self._homes = {rank: (host, place) for host, ranks in enumerate(layout) for place, rank in enumerate(ranks)}
         self.host, self.place = self._homes[self.rank]
         self.here = layout[self.host]
@@ -67,14 +70,6 @@ class Hosts(Link):
     def _desks(self, host: int) -> list[list[int]]:
         others = [rank for rank in range(self.size) if self.host_of(rank) != host]
         return [[mine, *(rank for rank in others if self.deputy(host, rank) == mine)] for mine in self.layout[host]]
-
-    def enter(
-        self, payload: memoryview | bytes = b"", each: Sequence[memoryview | bytes] | None = None
-    ) -> list[memoryview | bytes]:
-        return self._link.enter(payload, each)
-
-    def exchange(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> None:
-        self._link.exchange(sends, receives)
 
     def host_of(self, rank: int) -> int:
         """Return the number of a rank's host."""

@@ -17,7 +17,7 @@ def over_hosts(hosts: Hosts, array: Array, op: ReduceOp, root: int) -> None:
     each sends and receives (hosts - 1) / hosts of them, the root's host receives as many again, and the others send
     1 / hosts again: with everything sent to the root's host, that would receive (hosts - 1) times the array.
     """
-    hosts.enter()
+    hosts.link.enter()
     home = [hosts.host_of(root)]
     everywhere = range(len(hosts.layout))
     for where, values in reduced(hosts, array, op, by=home if len(everywhere) == 2 else everywhere, to=home):

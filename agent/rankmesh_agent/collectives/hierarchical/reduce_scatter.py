@@ -18,7 +18,7 @@ def over_hosts(hosts: Hosts, output: Array, inputs: Sequence[Array], op: ReduceO
     Steps: 1 and 1 exchange a chunk of the longest output, at least 1. Each host sends the bytes of the other hosts'
     outputs once, and receives those of its own once from each of the other hosts.
     """
-    hosts.enter()
+    hosts.link.enter()
     local, rank, home = hosts.local, hosts.rank, hosts.host
     desk = hosts.desks[hosts.place]
     lane = local.slot_bytes // output.itemsize // hosts.size
@@ -38,7 +38,7 @@ def over_hosts(hosts: Hosts, output: Array, inputs: Sequence[Array], op: ReduceO
             combine_some(op, [slot[own] for slot in slots], totals[owner])
         partials = [scratch[len(desk) + host, : wanted.size] for host in range(len(hosts.layout))]
         partials[home] = totals.pop(rank)
-        hosts.exchange(
+        hosts.link.exchange(
             [(owner, octets(total)) for owner, total in totals.items()],
             [(hosts.deputy(host, rank), octets(partials[host])) for host in hosts.elsewhere],
         )

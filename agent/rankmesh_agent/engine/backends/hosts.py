@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankmesh_agent.collectives.hierarchical.hosts import Hosts
-from rankmesh_agent.collectives.select import Algorithm, algorithm
+from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, algorithm
 from rankmesh_agent.engine import registered
 from rankmesh_agent.engine.backends.base import Watch
 from rankmesh_agent.engine.backends.mesh import MeshBackend
@@ -24,7 +24,7 @@ class HostsBackend(MeshBackend):
     Args:
         link: messages among the members.
         ranks: global ranks of the members, by group rank.
-        hosts: the same link, with the memory of this rank's host.
+        hosts: the same link, and the memory of this rank's host.
     """
 
     def __init__(self, link: MessageLink, ranks: Sequence[int], hosts: Hosts) -> None:
@@ -49,7 +49,7 @@ class HostsBackend(MeshBackend):
                 watch.call.fingerprint,
                 lambda missing: watch.check(lambda: [here[place] for place in missing()]),
             )
-            self._quiet.run(algorithm, hosts, *arguments)
+            self._quiet.run(algorithm, hosts if algorithm in OVER_HOSTS else self._link, *arguments)
         except DisagreementError:
             self._disagree(watch)
 
