@@ -27,10 +27,10 @@ MAY_IMPORT = {
 """Layers of the agent, from the ground up, and what each may import of the agent."""
 
 LIBRARIES = {
-    "fastapi": {"rankmesh_agent.app", "rankmesh_agent.routes", "rankmesh_gateway.app", "rankmesh_gateway.routes"},
+    "fastapi": {"rankmesh_agent.app", "rankmesh_agent.routes", "rankmesh_gateway.routes", "rankmesh_gateway.web"},
     "starlette": {"rankmesh_agent.routes", "rankmesh_gateway.routes"},
     "uvicorn": {"rankmesh_agent.serving", "rankmesh_gateway.server"},
-    "httpx": {"rankmesh_agent.gateway", "rankmesh_agent.store.client"},
+    "httpx": {"rankmesh_agent.store.client"},
     "typer": {"rankmesh.cli"},
 }
 """Libraries that take long to load or tie to a framework, and the modules that may import them."""
@@ -103,3 +103,9 @@ def test_importing_the_sdk_loads_nothing_heavy() -> None:
     code = "import sys, rankmesh; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert not {"fastapi", "uvicorn", "httpx", "torch", "cupy", "typer", "mpi4py"} & set(loaded.split())
+
+
+def test_a_rank_is_made_without_what_only_some_are_asked_for() -> None:
+    code = "import sys, rankmesh, rankmesh_agent.agent; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert not {"fastapi", "uvicorn", "httpx", "asyncio"} & set(loaded.split())

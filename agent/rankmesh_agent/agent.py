@@ -22,7 +22,6 @@ from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.serving import HttpThread
 from rankmesh_agent.store.base import Store
-from rankmesh_agent.store.client import RemoteStore
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.transports import shared
 from rankmesh_agent.transports.base import Transport
@@ -73,6 +72,7 @@ class Agent:
         self._groups: dict[int, Communicator] = {}
         self._made: dict[tuple[int, ...], int] = {}
         self._lock = threading.Lock()
+        self._store: Store | None = None
         self._leaving = False
         with contextlib.ExitStack() as undo:
             listener = self._transport(shares=settings.transport != "tcp").listen(f"{host}:0")
@@ -113,10 +113,9 @@ class Agent:
                 crowded=self._crowded(),
             )
             undo.callback(self.mesh.close, "it could not set up the world group")
-            self.store: Store = self._make_store()
             self.world = self._make_group(range(world_size), "world", timeout)
             undo.pop_all()
-        self._http = HttpThread(self._app(names), http, f"rankmesh-http-{http_port}")
+        self._http = HttpThread(self._app(names), http, f"rankmesh-http-{http_port}", when_asked=True)
         self._http.start()
         self._heart = Heart(self._client, self._heartbeat)
         self._heart.start()
@@ -125,6 +124,14 @@ class Agent:
     def settings(self) -> Settings:
         """What the environment said when the job was joined."""
         return self._settings
+
+    @property
+    def store(self) -> Store:
+        """The job's store: rank 0 has the keys and values, the others ask it."""
+        with self._lock:
+            if self._store is None:
+                self._store = self._make_store()
+            return self._store
 
     # Groups
 
@@ -222,7 +229,8 @@ class Agent:
         for group in self._known():
             group.close()
         self.mesh.close(reason)
-        self.store.dismiss()
+        if self._store is not None:
+            self._store.dismiss()
         self._http.stop()
         self._say_goodbye(reason)
         self._client.close()
@@ -272,6 +280,8 @@ class Agent:
     def _make_store(self) -> Store:
         if self.member.rank == 0:
             return MemoryStore()
+        from rankmesh_agent.store.client import RemoteStore  # brings httpx, which takes a quarter of a rank's start
+
         return RemoteStore(self._members[0].http, self._settings.token)
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:

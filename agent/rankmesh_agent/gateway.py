@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from http import HTTPStatus
 from typing import Any
 
-import httpx
-
+from rankmesh_agent.asking import Answer, Asker, NoAnswerError
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
@@ -32,8 +32,6 @@ from rankmesh_agent.wire.schemas import (
 )
 
 _log = logging.getLogger("rankmesh")
-# One line a second about heartbeats would drown a program that logs at level INFO.
-logging.getLogger("httpx").addFilter(lambda record: record.threadName != _HEART)
 
 _HEART = "rankmesh-heartbeat"
 _RETRY_SECONDS = 0.1
@@ -65,9 +63,7 @@ class GatewayClient:
         self._find = find
         self.url = ""
         self._heard = time.monotonic()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        # Proxies are for the outside world: trust_env would send requests for 127.0.0.1 to one.
-        self._http = httpx.Client(headers=headers, trust_env=False, timeout=_ANSWER_SECONDS)
+        self._asker = Asker(token)
 
     def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
         """Join a job and wait until everyone has.
@@ -108,7 +104,7 @@ class GatewayClient:
                 limit = min(wait, deadline.remaining()) + _ANSWER_SECONDS
                 try:
                     reply = self._join(url, JoinRequest(job, world_size, member, wait), limit)
-                except (httpx.TransportError, _NotNowError) as error:
+                except (NoAnswerError, _NotNowError) as error:
                     failure = str(error) or type(error).__name__
                 else:
                     if reply.complete:
@@ -140,8 +136,8 @@ class GatewayClient:
         One that has been away for SUSPECT_SECONDS is looked for again: it may be elsewhere by now, or have ended with
         the process that hosted it and be this one's to host. The ranks' next signs of life tell it who they are.
         """
-        with contextlib.suppress(httpx.HTTPError):
-            if self._http.post(f"{self.url}/v1/heartbeat", json=asdict(heartbeat)).status_code not in _NOT_NOW:
+        with contextlib.suppress(NoAnswerError):
+            if self._post(self.url, "heartbeat", heartbeat).status not in _NOT_NOW:
                 self._heard = time.monotonic()
         if time.monotonic() - self._heard > SUSPECT_SECONDS:
             with contextlib.suppress(DistNetworkError):
@@ -149,33 +145,41 @@ class GatewayClient:
 
     def leave(self, leave: Leave) -> None:
         """Say goodbye; a gateway that is gone already does not matter."""
-        with contextlib.suppress(httpx.HTTPError):
-            self._http.post(f"{self.url}/v1/leave", json=asdict(leave))
+        with contextlib.suppress(NoAnswerError):
+            self._post(self.url, "leave", leave)
 
     def close(self) -> None:
         """Close the connection."""
-        self._http.close()
+        self._asker.close()
 
     def _join(self, url: str, request: JoinRequest, limit: float) -> JoinReply:
-        response = self._http.post(f"{url}/v1/join", json=asdict(request), timeout=limit)
-        if response.status_code in _NOT_NOW:
-            raise _NotNowError(str(_refusal(response, url)))
-        if response.status_code != httpx.codes.OK:
-            raise _refusal(response, url)
+        answer = self._post(url, "join", request, limit)
+        if answer.status in _NOT_NOW:
+            raise _NotNowError(str(_refusal(answer, url)))
+        if answer.status != HTTPStatus.OK:
+            raise _refusal(answer, url)
         try:
-            said = response.json()
+            said = answer.json()
             return JoinReply(**said | {"members": [Member(**member) for member in said["members"]]})
         except (ValueError, KeyError, TypeError):
-            raise _stranger(response, url) from None
+            raise _stranger(answer, url) from None
+
+    def _post(
+        self, url: str, what: str, document: JoinRequest | Heartbeat | Leave, timeout: float = _ANSWER_SECONDS
+    ) -> Answer:
+        return self._asker.ask("POST", f"{url}/v1/{what}", asdict(document), timeout=timeout)
 
 
 def gateway_id(url: str, timeout: float = 2.0) -> str | None:
     """Return the random id of the RankMesh gateway that answers at ``url``, None if none does within ``timeout`` s."""
+    asker = Asker()
     try:
-        health = httpx.get(f"{url}/health", timeout=timeout, trust_env=False).json()
+        health = asker.ask("GET", f"{url}/health", timeout=timeout).json()
         return str(health["id"]) if health["service"] == "rankmesh-gateway" else None
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+    except (NoAnswerError, ValueError, KeyError, TypeError):
         return None
+    finally:
+        asker.close()
 
 
 class Heart(threading.Thread):
@@ -230,18 +234,18 @@ def _missing(
     )
 
 
-def _refusal(response: httpx.Response, url: str) -> Exception:
+def _refusal(answer: Answer, url: str) -> Exception:
     try:
-        problem: dict[str, Any] = response.json()
+        problem: dict[str, Any] = answer.json()
         code, detail = problem.pop("code"), problem.pop("detail")
     except (ValueError, KeyError, AttributeError, TypeError):
-        return _stranger(response, url)
+        return _stranger(answer, url)
     return from_code(code, f"the gateway at {url} refuses: {detail}", **problem)
 
 
-def _stranger(response: httpx.Response, url: str) -> DistNetworkError:
+def _stranger(answer: Answer, url: str) -> DistNetworkError:
     return DistNetworkError(
-        f"{url} is not a RankMesh gateway: it answered {response.status_code} to a join. Is the port another program's "
+        f"{url} is not a RankMesh gateway: it answered {answer.status} to a join. Is the port another program's "
         "(torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)?",
         address=url,
     )

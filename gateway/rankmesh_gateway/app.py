@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from fastapi import FastAPI
-
-from rankmesh_agent.wire.guard import Guard
-from rankmesh_agent.wire.version import __version__
+from rankmesh_agent.wire.guard import Application, Guard
+from rankmesh_agent.wire.making import making
+from rankmesh_gateway.front import Front
 from rankmesh_gateway.registry import Registry
-from rankmesh_gateway.routes import health, membership, problems
 
 MAX_BODY_BYTES = 8 << 20
 """Largest request body: a heartbeat that lists the ranks of several groups of a large world."""
@@ -24,24 +21,12 @@ def create_app(registry: Registry | None = None, *, token: str = "", names: Iter
         token: the secret that everything but health asks for; empty for none.
         names: host names besides addresses and localhost under which it may be asked.
     """
-    app = _Application(
-        title="RankMesh gateway",
-        description="Who is in a job, in which groups, and how they are.",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        generate_unique_id_function=lambda route: route.name,
-    )
-    app.state.registry = Registry() if registry is None else registry
-    app.include_router(health.router)
-    app.include_router(membership.router)
-    problems.install(app)
-    return Guard(app, token, names, MAX_BODY_BYTES)
+    served = Registry() if registry is None else registry
 
+    def make_web() -> Application:
+        with making():
+            from rankmesh_gateway.web import create_web
 
-class _Application(FastAPI):
-    def openapi(self) -> dict[str, Any]:
-        """Return FastAPI's OpenAPI document, made once, with the problem responses as they are."""
-        if self.openapi_schema is None:
-            problems.use_media_type(super().openapi())
-        return super().openapi()
+            return create_web(served)
+
+    return Guard(Front(served, make_web), token, names, MAX_BODY_BYTES)

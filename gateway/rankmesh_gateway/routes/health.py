@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from rankmesh_agent.wire.schemas import Done, GatewayHealth
-from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway import answers
 from rankmesh_gateway.routes.dependencies import TheRegistry
 from rankmesh_gateway.routes.problems import documented
 
@@ -15,8 +15,7 @@ router = APIRouter(tags=["health"], responses=documented(403, 413, 421))
 @router.get("/health")
 async def health(registry: TheRegistry) -> GatewayHealth:
     """Say who this gateway is, and how many jobs and ranks are live."""
-    jobs, ranks = registry.counts()
-    return GatewayHealth("ok", "rankmesh-gateway", registry.id, __version__, jobs, ranks)
+    return answers.health(registry)
 
 
 @router.get("/livez")

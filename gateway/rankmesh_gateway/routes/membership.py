@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import Future
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
 from rankmesh_agent.wire.schemas import (
-    LONG_POLL_SECONDS,
     Done,
     Heartbeat,
     HeartbeatReply,
@@ -19,6 +16,7 @@ from rankmesh_agent.wire.schemas import (
     RankGroupInfo,
     RankInfo,
 )
+from rankmesh_gateway import answers
 from rankmesh_gateway.checks import MAX_NAME
 from rankmesh_gateway.routes.dependencies import BEARER, TheRegistry
 from rankmesh_gateway.routes.problems import documented
@@ -33,14 +31,7 @@ JobName = Annotated[str | None, Query(max_length=MAX_NAME, description="Only thi
 @router.post("/join", responses=documented(400, 409, 503))
 async def join(body: JoinRequest, request: Request, registry: TheRegistry) -> JoinReply:
     """Join a job's world. Held while ranks are missing, 20 s at most; ask again while the answer is not complete."""
-    future = registry.join(body)
-    try:
-        gone = await _wait(future, request, min(LONG_POLL_SECONDS, max(0.0, body.wait)))
-    finally:
-        future.cancel()
-    if gone:
-        registry.withdraw(body)
-    return registry.pending(body) if future.cancelled() else future.result()
+    return await answers.join(registry, body, request.receive)
 
 
 @router.post("/heartbeat", responses=documented(400, 409, 503))
@@ -66,14 +57,3 @@ async def ranks(registry: TheRegistry, job: JobName = None) -> list[RankInfo]:
 async def groups(registry: TheRegistry, job: JobName = None) -> list[RankGroupInfo]:
     """List the groups by job, epoch and id, as their members last reported them."""
     return registry.groups(job)
-
-
-async def _wait(future: Future[JoinReply], request: Request, seconds: float) -> bool:
-    """Wait until the future is done, the client is gone or the time is over; return whether the client is gone."""
-    hang_up: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
-    complete: asyncio.Future[Any] = asyncio.wrap_future(future)
-    try:
-        await asyncio.wait({hang_up, complete}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        return hang_up.done()
-    finally:
-        hang_up.cancel()

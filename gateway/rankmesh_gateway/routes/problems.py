@@ -12,9 +12,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.guard import problem, problem_of
+from rankmesh_agent.wire.guard import problem
 from rankmesh_agent.wire.schemas import Problem
-from rankmesh_gateway.checks import GatewayClosingError, InvalidRequestError
+from rankmesh_gateway import answers
+from rankmesh_gateway.checks import InvalidRequestError
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -46,8 +47,8 @@ def use_media_type(openapi: dict[str, Any]) -> None:
 
 def install(app: FastAPI) -> None:
     """Make every error of the application a problem document."""
-    app.exception_handler(DistError)(_dist_error)
-    app.exception_handler(InvalidRequestError)(_invalid_request)
+    app.exception_handler(DistError)(_refusal)
+    app.exception_handler(InvalidRequestError)(_refusal)
     app.exception_handler(RequestValidationError)(_wrong_types)
     app.exception_handler(HTTPException)(_http_error)
     app.exception_handler(Exception)(_bug)
@@ -57,13 +58,8 @@ def _answer(document: Problem, headers: Mapping[str, str] | None = None) -> JSON
     return JSONResponse(document.body(), document.status, headers, MEDIA_TYPE)
 
 
-async def _dist_error(_: Request, error: DistError) -> JSONResponse:
-    # Another request on the same connection would keep a gateway from ending.
-    return _answer(problem_of(error), {"Connection": "close"} if isinstance(error, GatewayClosingError) else None)
-
-
-async def _invalid_request(_: Request, error: InvalidRequestError) -> JSONResponse:
-    return _answer(problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", str(error)))
+async def _refusal(_: Request, error: DistError | InvalidRequestError) -> JSONResponse:
+    return _answer(*answers.refusal(error))
 
 
 async def _wrong_types(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -78,5 +74,4 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
 
 
 async def _bug(request: Request, error: Exception) -> JSONResponse:
-    detail = f"{request.method} {request.url.path} failed with {type(error).__name__}; the gateway's log says where"
-    return _answer(problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail))
+    return _answer(answers.bug(request.method, request.url.path, error))

@@ -1,0 +1,139 @@
+"""What ranks ask all the time, answered without the web framework; whatever else is asked goes on to it.
+
+Loading the framework takes longer than the rest of a rank's start together, and all ranks wait for their gateway. So it
+is loaded when the first request comes that is not a well-formed join, heartbeat, goodbye or question for health: from a
+person, mostly, or from somebody who has something wrong and is to be told what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.guard import Application, Message, Receive, Send
+from rankmesh_agent.wire.schemas import Done, Heartbeat, JoinRequest, Leave
+from rankmesh_gateway import answers
+from rankmesh_gateway.checks import InvalidRequestError
+from rankmesh_gateway.reading import read
+from rankmesh_gateway.registry import Registry
+
+Answer = Callable[[Any, Receive], Awaitable[object]]
+
+
+class Front:
+    """ASGI application.
+
+    Args:
+        registry: what it serves.
+        make_web: returns the web application that has all endpoints, these four included; called in a thread.
+    """
+
+    def __init__(self, registry: Registry, make_web: Callable[[], Application]) -> None:
+        self._registry = registry
+        self._make_web = make_web
+        self._web: asyncio.Future[Application] | None = None
+        self._answers: dict[tuple[str, str], tuple[type[Any] | None, Answer]] = {
+            ("POST", "/v1/join"): (JoinRequest, self._join),
+            ("POST", "/v1/heartbeat"): (Heartbeat, self._heartbeat),
+            ("POST", "/v1/leave"): (Leave, self._leave),
+            ("GET", "/health"): (None, self._health),
+        }
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        kind, answer = self._answers.get((scope.get("method", ""), scope["path"]), (None, None))
+        if answer is None:
+            await (await self._whole())(scope, receive, send)
+            return
+        body = b"" if kind is None else await _body(receive)
+        if body is None:
+            return
+        try:
+            asked = None if kind is None else read(kind, _json(scope, body))
+        except (ValueError, TypeError, RecursionError):
+            await (await self._whole())(scope, _again(body, receive), send)
+            return
+        try:
+            said = await answer(asked, receive)
+        except (DistError, InvalidRequestError) as error:
+            problem, headers = answers.refusal(error)
+            await _send(send, problem.status, problem.body(), {"content-type": "application/problem+json", **headers})
+        except Exception as error:
+            problem = answers.bug(scope["method"], scope["path"], error)
+            await _send(send, problem.status, problem.body(), {"content-type": "application/problem+json"})
+            raise  # for the server to log
+        else:
+            await _send(send, HTTPStatus.OK, said, {"content-type": "application/json"})
+
+    async def _join(self, asked: JoinRequest, receive: Receive) -> object:
+        return await answers.join(self._registry, asked, receive)
+
+    async def _heartbeat(self, asked: Heartbeat, _: Receive) -> object:
+        return self._registry.heartbeat(asked)
+
+    async def _leave(self, asked: Leave, _: Receive) -> object:
+        self._registry.leave(asked)
+        return Done()
+
+    async def _health(self, _: None, __: Receive) -> object:
+        return answers.health(self._registry)
+
+    async def _whole(self) -> Application:
+        """Return the web application; others are answered while it is made."""
+        if self._web is None:
+            self._web = asyncio.ensure_future(asyncio.to_thread(self._make_web))
+        return await asyncio.shield(self._web)
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    for step in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{step}.complete"})
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """Return the request's body, None if the client has gone."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _json(scope: Message, body: bytes) -> bytes:
+    """Return the body if it is said to be JSON.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if dict(scope["headers"]).get(b"content-type") != b"application/json":
+        raise TypeError("the body is said to be something else")
+    return body
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return what receives a body that has been received, and then what comes behind it."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
+
+
+async def _send(send: Send, status: int, document: object, headers: Mapping[str, str]) -> None:
+    body = json.dumps(document, default=vars).encode()  # a dataclass is its variables
+    fields = {**headers, "content-length": str(len(body))}
+    encoded = [(name.encode(), value.encode()) for name, value in fields.items()]
+    await send({"type": "http.response.start", "status": int(status), "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
