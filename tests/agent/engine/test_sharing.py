@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,17 @@ def test_if_one_host_has_no_memory_none_has_and_one_warning_says_why(
         works(ranks)
     (record,) = caplog.records
     assert "collectives go over TCP, not shared memory: /dev/shm has no room for 2 MiB" in record.getMessage()
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "aabb", "abab"])
+def test_members_that_want_slots_of_different_lengths_take_the_shortest(
+    hosts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharing, lengths = threads.Sharing, itertools.count(5)
+    monkeypatch.setattr(threads, "Sharing", lambda *given, **named: sharing(*given[:3], next(lengths) << 12, **named))
+    with world(len(hosts), "inproc", hosts=hosts) as ranks:
+        works(ranks)
+        assert {members._order.backend.medium for members in ranks.communicators} <= {"shm", "shm+tcp"}
 
 
 def test_who_must_share_one_memory_says_that_there_are_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
