@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rankmesh_agent.engine.backends.sharing import Sharing
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
@@ -164,17 +165,16 @@ class Agent:
         text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         group = Communicator(self.mesh, number, name or f"group-{number:016x}"[:14], members, self._members, timeout)
-        hosts = {self._members[rank].host_id for rank in members}
+        sharing = Sharing(
+            allowed=self._settings.transport != "tcp" and not shared.unsupported(),
+            directory=self._settings.shm_dir,
+            job=self._settings.job,
+            slot_bytes=self._settings.slot_bytes,
+            crowded=self._crowded(),
+            strict=self._settings.transport == "shm",
+        )
         try:
-            group.start(
-                share=len(hosts) == 1 and self._settings.transport != "tcp" and not shared.unsupported(),
-                directory=self._settings.shm_dir,
-                job=self._settings.job,
-                slot_bytes=self._settings.slot_bytes,
-                crowded=self._crowded(),
-                strict=self._settings.transport == "shm",
-                timeout=timeout,
-            )
+            group.start([self._members[rank].host_id for rank in members], sharing, timeout)
         except BaseException:
             with self._lock:
                 self._made[members] -= 1  # the members that try again count alike
