@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 NPROC  ?= 4
 EPOCHS ?= 30
+RUNS   ?= 1
+RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together.
 PARALLEL ?= --numprocesses 4 --dist loadfile
 
@@ -23,8 +25,14 @@ check: $(VENV)/.dev  ## Lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# RUNS=2 measures twice, 25 minutes each, and shows both. ARGS='--only all_reduce --ranks 2' prints a part instead.
 bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI; writes docs/benchmarks.md
+ifdef ARGS
 	$(BIN)/python -m benchmarks $(ARGS)
+else
+	set -e; for run in $(RUN_FILES); do $(BIN)/python -m benchmarks --json $$run; done
+	$(BIN)/python -m benchmarks.page $(RUN_FILES)
+endif
 
 docs: $(VENV)/.torch  ## Write docs/api.md, the table of torch.distributed's names
 	$(BIN)/python docs/api.py

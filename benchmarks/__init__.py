@@ -1,1 +1,16 @@
-"""all_reduce of RankMesh beside gloo and Open MPI, measured in turns within one run: ``python -m benchmarks``."""
+"""RankMesh beside gloo and Open MPI, measured in turns within one run.
+
+``python -m benchmarks`` measures everything and writes docs/benchmarks.md, or with ``--only`` prints a part of it;
+``benchmarks.quick`` takes under a minute, ``benchmarks.page`` shows several runs side by side, and ``benchmarks.tune``
+finds where the table of algorithms switches.
+
+    operations, patterns    what is measured, and how its result is known to be right
+    peers, worlds           who is measured: how it is started, and its calls
+    team, channel, rank     the ranks of one peer, and how they are given orders
+    plan, run, session      which cases, how often; peers taking turns; everything one after the other
+    store, stores           the same for stores
+    results, summary        what came out, and as JSON
+    targets, reasons        what is to be reached, and why it is not
+    report, tables          the page
+    charts, svg             its charts
+"""

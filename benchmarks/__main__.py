@@ -1,71 +1,95 @@
-"""Measure, print the page and write it to ``docs/benchmarks.md``: ``python -m benchmarks``, from the project's root."""
+"""Measure everything and write ``docs/benchmarks.md``, or a part and print it: ``python -m benchmarks``."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.machine import Bystanders, describe
-from benchmarks.peers import PEERS, Peer
-from benchmarks.plan import FULL, QUICK
-from benchmarks.report import Circumstances, as_json, page
-from benchmarks.run import run
-from benchmarks.team import ROOT, PeerFailedError
+from benchmarks import page
+from benchmarks.compact import compact
+from benchmarks.operations import OPERATIONS
+from benchmarks.peers import PEERS
+from benchmarks.plan import RANKS, SIZES, Effort, cases, full, full_effort
+from benchmarks.session import Session
+from benchmarks.team import PeerFailedError
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+EXAMPLE = "for a part: python -m benchmarks --only all_reduce --ranks 2 --sizes 4,65536 --peers rankmesh-shm,gloo"
+STORES, JOIN = "stores", "join"
+STORE_ROUNDS, JOIN_ROUNDS = 7, 3
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure as the command line (None: this process's) says and return the exit code."""
     options = parse(arguments)
-    peers, left_out = available(PEERS)
-    for line in left_out:
-        progress(line)
-    bystanders = Bystanders()
+    whole = options.only is None
+    session = Session(full(), full_effort, STORE_ROUNDS, JOIN_ROUNDS) if whole else part(options)
     try:
-        results = run(peers, QUICK if options.quick else FULL, progress)
+        run = session.measure([PEERS[name] for name in options.peers], progress)
     except PeerFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    others = f"{bystanders.cores():.2f} cores, on average, while this was measured"
-    circumstances = Circumstances({**describe(), "others used": others}, datetime.now(UTC), left_out)
-    text = page(results, circumstances)
-    print(text)
-    out = options.out or (None if options.quick else PAGE)
-    if out is not None:
-        out.write_text(text)
-        progress(f"written: {out}")
     if options.json is not None:
-        options.json.write_text(json.dumps(as_json(results, circumstances), indent=1) + "\n")
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(run.as_json(), indent=1) + "\n")
         progress(f"written: {options.json}")
+    elif whole:
+        page.write([run])
+        progress(f"written: {page.PAGE}")
+    print(compact(run.results))
     return 0
+
+
+def part(options: argparse.Namespace) -> Session:
+    """Return what is measured when a part is chosen."""
+    operations = [name for name in options.only if name in OPERATIONS]
+    effort = Effort(options.rounds, least=min(3, options.rounds), budget=options.budget, seconds=options.seconds)
+    return Session(
+        cases(operations, options.ranks, options.sizes),
+        lambda case: effort,
+        store_rounds=options.rounds if STORES in options.only else 0,
+        join_rounds=options.rounds if JOIN in options.only else 0,
+    )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line (None: this process's)."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure all_reduce of RankMesh, gloo and Open MPI in turns. Takes about four minutes.",
+        description="Measure RankMesh, gloo and Open MPI in turns, all of it in about 25 minutes.",
+        epilog=EXAMPLE,
     )
-    parser.add_argument("--quick", action="store_true", help="under a minute; writes no page unless --out says where")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the page goes (default: docs/benchmarks.md)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing there, and no page")
+    known = {**OPERATIONS, STORES: None, JOIN: None}
+    choice = parser.add_argument_group("a part of it")
+    choice.add_argument("--only", type=names_of(known), metavar="PART,...", help=", ".join(known))
+    choice.add_argument("--ranks", type=numbers, default=RANKS, metavar="NUMBER,...")
+    choice.add_argument("--sizes", type=numbers, default=SIZES, metavar="BYTES,...")
+    choice.add_argument("--peers", type=names_of(PEERS), default=list(PEERS), metavar="PEER,...", help=", ".join(PEERS))
+    choice.add_argument("--rounds", type=int, default=7, help="turns each peer gets at most (default: %(default)s)")
+    choice.add_argument("--budget", type=float, default=10, help="seconds for a case, of 3 rounds at least")
+    choice.add_argument("--seconds", type=float, default=0.03, help="of a timing (default: %(default)s)")
     return parser.parse_args(arguments)
 
 
-def available(peers: tuple[Peer, ...]) -> tuple[list[Peer], list[str]]:
-    """Return the peers that are installed, and a line about each that is not."""
-    here, left_out = [], []
-    for peer in peers:
-        missing = peer.missing()
-        if missing is None:
-            here.append(peer)
-        else:
-            left_out.append(f"{peer.title} is left out: {missing} is not installed.")
-    return here, left_out
+def names_of(known: Mapping[str, object]) -> Callable[[str], list[str]]:
+    """Return a reader of names, separated by commas."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return names
+
+    return read
+
+
+def numbers(text: str) -> list[int]:
+    """Read whole numbers, separated by commas."""
+    return [int(number) for number in text.split(",")]
 
 
 def progress(line: str) -> None:

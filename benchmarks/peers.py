@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +17,11 @@ class Peer:
     Attributes:
         name: in files and on the command line.
         title: in tables.
-        library: key of ``worlds.JOIN``.
+        library: key of ``worlds.JOIN``, or of what the program has in its place.
         module: what has to be importable.
         launcher: the command that starts ranks; ``{ranks}`` stands for how many.
         environment: variables to set.
+        program: the module that ranks run.
     """
 
     name: str
@@ -29,17 +30,20 @@ class Peer:
     module: str
     launcher: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    program: str = "benchmarks.rank"
 
     def command(self, ranks: int, *arguments: str) -> list[str]:
         """Return the command that starts so many ranks of ``python ARGUMENTS``."""
         return [word.format(ranks=ranks) for word in self.launcher] + list(arguments)
 
     def missing(self) -> str | None:
-        """Return what has to be installed before this peer can be measured, None if nothing."""
+        """Return why this peer cannot be measured, None if it can."""
         if importlib.util.find_spec(self.module) is None:
-            return f"the Python package {self.module}"
+            return f"the Python package {self.module} is not installed"
         if shutil.which(self.launcher[0]) is None:
-            return f"the program {self.launcher[0]}"
+            return f"the program {self.launcher[0]} is not installed"
+        if self.library == "registered" and not hasattr(importlib.import_module(self.module), "empty"):
+            return f"this {self.module} has no empty(shape, dtype)"
         return None
 
 
@@ -53,10 +57,28 @@ RANKMESH = (sys.executable, "-m", "rankmesh.run", "--nproc-per-node={ranks}")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node={ranks}")
 MPIRUN = (beside_python("mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "{ranks}")
 
-PEERS = (
-    Peer("rankmesh-shm", "RankMesh, shared memory", "rankmesh", "rankmesh", RANKMESH, {"RANKMESH_TRANSPORT": "shm"}),
-    Peer("rankmesh-tcp", "RankMesh, TCP", "rankmesh", "rankmesh", RANKMESH, {"RANKMESH_TRANSPORT": "tcp"}),
-    # torchrun looks after its ranks ten times a second, which would disturb the others' turns.
-    Peer("gloo", "gloo", "gloo", "torch", (*TORCHRUN, "--monitor-interval=5")),
-    Peer("mpi", "Open MPI", "mpi", "mpi4py", (*MPIRUN, sys.executable)),
-)
+_SHM = {"RANKMESH_TRANSPORT": "shm"}
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("rankmesh-shm", "RankMesh, shared memory", "rankmesh", "rankmesh", RANKMESH, _SHM),
+        Peer("rankmesh-registered", "RankMesh, registered arrays", "registered", "rankmesh", RANKMESH, _SHM),
+        Peer("rankmesh-tcp", "RankMesh, TCP", "rankmesh", "rankmesh", RANKMESH, {"RANKMESH_TRANSPORT": "tcp"}),
+        # torchrun looks after its ranks ten times a second, which would disturb the others' turns.
+        Peer("gloo", "gloo", "gloo", "torch", (*TORCHRUN, "--monitor-interval=5")),
+        Peer("mpi", "Open MPI", "mpi", "mpi4py", (*MPIRUN, sys.executable)),
+    )
+}
+
+
+def available(peers: Iterable[Peer]) -> tuple[list[Peer], list[str]]:
+    """Return the peers that can be measured here, and a line about each that cannot."""
+    here, left_out = [], []
+    for peer in peers:
+        missing = peer.missing()
+        if missing is None:
+            here.append(peer)
+        else:
+            left_out.append(f"{peer.title} is left out: {missing}.")
+    return here, left_out

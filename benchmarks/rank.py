@@ -1,4 +1,4 @@
-"""The program of a rank: join the world of one library and time its all_reduce when told to.
+"""The program of a rank: join the world of one library and time its operations when told to.
 
     LAUNCHER python -m benchmarks.rank LIBRARY SOCKET
 
@@ -10,63 +10,75 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.channel import Channel
-from benchmarks.worlds import JOIN, Call, World
+from benchmarks.operations import OPERATIONS, Prepared
+from benchmarks.patterns import fill, wrong
+from benchmarks.worlds import JOIN, World
 
-LIFETIME = 900
+LIFETIME = 3600
 """Seconds after which a rank that everybody forgot ends itself."""
 
 
-def timings(world: World, nbytes: int, calls: int, repetitions: int) -> list[float]:
-    """Return the seconds a call takes, for each repetition of ``calls`` calls, on a float32 array of ``nbytes``."""
-    array = np.empty(nbytes // 4, np.float32)
-    all_reduce = world.all_reduce(array)
-    meet = world.all_reduce(np.zeros(1, np.float32))
-    check(world, array, all_reduce)
-    array.fill(0)  # sums of zeros stay zeros, however many calls
-    for _ in range(1 + calls // 10):
-        all_reduce()
+def timings(world: World, operation: str, nbytes: int, calls: int, repetitions: int) -> list[float]:
+    """Return the seconds an operation takes, for each repetition of ``calls`` calls on arrays of ``nbytes``.
+
+    Raises:
+        ArithmeticError: a result is wrong, before the timings or after them.
+    """
+    prepared = OPERATIONS[operation].for_bytes(world, nbytes)
+    meet = world.barrier()
+    check(world, operation, prepared)
+    for array, _ in [*prepared.inputs, *prepared.outputs]:
+        array.fill(0)  # sums of zeros stay zeros, however many calls
+    for _ in range(calls // 10):
+        prepared.call()
     seconds = []
     for _ in range(repetitions):
         meet()
         began = time.perf_counter()
         for _ in range(calls):
-            all_reduce()
-        seconds.append((time.perf_counter() - began) / calls)
-    check(world, array, all_reduce)
+            prepared.call()
+        seconds.append((time.perf_counter() - began) / (calls * prepared.units))
+    check(world, operation, prepared)
     return seconds
 
 
-def check(world: World, array: np.ndarray, all_reduce: Call) -> None:
-    """Add up the ranks' numbers and compare every element with what the sum must be.
+def check(world: World, operation: str, prepared: Prepared) -> None:
+    """Do the operation once on known contents and compare every element with what it must be.
 
     Raises:
-        ArithmeticError: an element is not the sum.
+        ArithmeticError: an element is something else.
     """
-    array.fill(world.rank + 1)
-    all_reduce()
-    wanted = world.size * (world.size + 1) // 2
-    wrong = np.flatnonzero(array != wanted)
-    if wrong.size:
-        first = wrong[0]
-        raise ArithmeticError(
-            f"{world.version}, rank {world.rank} of {world.size}: {wrong.size} of {array.size} sums are wrong; "
-            f"element {first} is {array[first]}, not {wanted}"
-        )
+    for array, _ in prepared.outputs:
+        array.fill(0)
+    for array, number in prepared.inputs:
+        fill(array, number)
+    prepared.call()
+    for array, number in prepared.outputs:
+        difference = wrong(array, number)
+        if difference is not None:
+            raise ArithmeticError(
+                f"{world.version}, {operation}, rank {world.rank} of {world.size}: the result is wrong: {difference}"
+            )
 
 
-def main(library: str, path: str) -> None:
-    """Obey until the benchmark closes the socket."""
+def main(library: str, path: str, obey: Callable[..., object] = timings) -> None:
+    """Obey until the benchmark closes the socket.
+
+    Args:
+        library: key of ``worlds.JOIN``.
+        path: the socket.
+        obey: takes the world and what an order says, and returns the answer.
+    """
     signal.alarm(LIFETIME)
     channel = Channel.connect(Path(path))
     world = JOIN[library]()
     channel.send({"rank": world.rank, "size": world.size, "version": world.version})
     while (order := channel.receive()) is not None:
-        channel.send({"seconds": timings(world, **order)})
+        channel.send({"seconds": obey(world, **order)})
     world.leave()
 
 

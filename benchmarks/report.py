@@ -1,176 +1,300 @@
-"""The results as a Markdown page, and as JSON."""
+"""One or several runs as a Markdown page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from benchmarks.peers import Peer
-from benchmarks.plan import PROTOTYPES, Cell
-from benchmarks.run import Results
-from benchmarks.tables import microseconds, ratio, size, table
+from benchmarks.charts import bus_bandwidth
+from benchmarks.operations import IN_FLIGHT, OPERATIONS
+from benchmarks.peers import PEERS
+from benchmarks.plan import MIB, OVERLAP, Case, Cell
+from benchmarks.reasons import REASONS
+from benchmarks.results import Results, Run
+from benchmarks.stores import CLIENTS, CROWD
+from benchmarks.stores import OPERATIONS as STORE_OPERATIONS
+from benchmarks.tables import microseconds, ratio, size, spread, table
+from benchmarks.targets import LIMITS, TARGETS, Limit, Target, judge
 
-_READING = (
-    "Times are medians of all timings. Ratios say how many times as long the other one takes, and are medians of the "
-    "rounds' ratios: within a round the two were measured a moment apart, while over minutes the speed of a virtual "
-    "machine changes. So they are not the quotients of the times beside them."
+COMPARED = (
+    ("gloo", "rankmesh-shm", "gloo / shm"),
+    ("mpi", "rankmesh-shm", "Open MPI / shm"),
+    ("rankmesh-shm", "rankmesh-registered", "shm / registered"),
+    ("gloo", "rankmesh-tcp", "gloo / TCP"),
 )
+SHORT = {
+    "rankmesh-shm": "RankMesh shm",
+    "rankmesh-registered": "RankMesh registered",
+    "rankmesh-tcp": "RankMesh TCP",
+    "gloo": "gloo",
+    "mpi": "Open MPI",
+}
 
-WITHIN = 2.0
-"""How many times the prototype's time RankMesh may take."""
+
+IDLE = {
+    "rss_mb": "resident memory above Python and NumPy, MB, of the rank that has most",
+    "idle_percent": "processor, % of a core, of the rank that takes most",
+}
 
 
-@dataclass(frozen=True)
-class Circumstances:
-    """What is not in the results themselves.
+def page(runs: Sequence[Run], charts: Iterable[tuple[str, str]]) -> str:
+    """Return the whole page.
 
-    Attributes:
-        machine: what they were measured on, name and description.
-        date: when it was finished.
-        left_out: a line for each peer that was not measured.
+    Args:
+        runs: at least one. Times are the last one's, ratios all runs', separated by slashes.
+        charts: title and path of each.
     """
-
-    machine: Mapping[str, str]
-    date: datetime
-    left_out: Sequence[str] = ()
-
-
-def page(results: Results, circumstances: Circumstances) -> str:
-    """Return the whole page."""
+    results = runs[-1].results
     sections = [
         "# Benchmarks\n\nMade by `make bench` (`python -m benchmarks`); do not edit.",
-        _setting(results, circumstances),
-        _method(results),
-        *circumstances.left_out,
-        f"## Microseconds a call\n\n{_READING}",
-        *(f"### {ranks} ranks\n\n{medians(results, ranks)}" for ranks in results.effort.ranks),
-        _prototypes(results),
-        f"## All figures\n\n{details(results)}",
+        setting(runs),
+        *dict.fromkeys(line for run in runs for line in run.left_out),
+        f"## Targets\n\n{_TARGETS}\n\n{targets(runs)}",
+        section("Charts", "", "\n\n".join(f"![{title}]({path})" for title, path in charts)),
+        f"## How it is measured\n\n{_METHOD}",
+        f"## Microseconds an operation\n\n{_READING}",
+        *(f"### {title(name)}\n\n{found}" for name in OPERATIONS if (found := latencies(runs, name))),
+        section("Bus bandwidth, GB/s", _BANDWIDTH, bandwidths(results)),
+        section("Overlap", _OVERLAP, overlaps(results)),
+        section("Stores", _STORES, stores(runs)),
+        section("Join", _JOIN, joins(runs)),
+        section("An idle rank", _IDLE, idle(runs)),
+        section("Every ratio of the targets", "", every_ratio(runs)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def medians(results: Results, ranks: int) -> str:
-    """Return the table of all peers' medians, and of the others' ratios to RankMesh."""
-    ours = [peer for peer in results.peers if peer.library == "rankmesh"]
-    others = [peer for peer in results.peers if peer.library != "rankmesh"]
-    pairs = [(other, our) for our in ours for other in others]
-    headings = ["array", *(peer.title for peer in results.peers), *(_short(other, our) for other, our in pairs)]
-    rows = []
-    for nbytes in results.effort.sizes:
-        cell = {peer.name: Cell(peer.name, ranks, nbytes) for peer in results.peers}
-        times = [microseconds(results.summary(cell[peer.name]).median) for peer in results.peers]
-        ratios = [ratio(results.ratio(cell[other.name], cell[our.name])) for other, our in pairs]
-        rows.append([size(nbytes), *times, *ratios])
-    return table(headings, rows)
+def section(heading: str, words: str, found: str) -> str:
+    """Return a section around a table; empty when the table is."""
+    return "\n\n".join(part for part in (f"## {heading}", words, found) if part) if found else ""
 
 
-def prototypes(results: Results) -> str:
-    """Return the table of RankMesh beside the prototypes; empty when nothing can be compared."""
-    rows = []
-    for cell, prototype in PROTOTYPES.items():
-        if cell not in results.turns:
-            continue
-        ours = results.summary(cell)
-        low, high = microseconds(prototype.low), microseconds(prototype.high)
-        at_best, usually = ours.least / prototype.middle, ours.median / prototype.middle
-        rows.append(
-            [
-                _title(results, cell),
-                str(cell.ranks),
-                size(cell.nbytes),
-                low if low == high else f"{low} to {high}",
-                microseconds(ours.least),
-                ratio(at_best),
-                microseconds(ours.median),
-                ratio(usually),
-                "yes" if usually <= WITHIN else "at best" if at_best <= WITHIN else "no",
-            ]
-        )
-    headings = ["", "ranks", "array", "prototype", "shortest", "ratio", "median", "ratio", f"within {WITHIN:g}x"]
-    return table(headings, rows, texts=1) if rows else ""
-
-
-def details(results: Results) -> str:
-    """Return the table of everything that was measured."""
-    rows = []
-    for cell, turns in sorted(results.turns.items(), key=lambda item: (item[0].ranks, item[0].nbytes)):
-        summary = results.summary(cell)
-        rows.append(
-            [
-                _title(results, cell),
-                str(cell.ranks),
-                size(cell.nbytes),
-                microseconds(summary.median),
-                microseconds(summary.least),
-                f"{microseconds(summary.lower)} to {microseconds(summary.upper)}",
-                f"{sum(map(len, turns))} of {results.calls[cell]}",
-            ]
-        )
-    headings = ["", "ranks", "array", "median", "shortest", "middle half", "timings of calls"]
-    return table(headings, rows, texts=1)
-
-
-def as_json(results: Results, circumstances: Circumstances) -> dict[str, Any]:
-    """Return everything that was measured, for programs."""
-    return {
-        "date": circumstances.date.isoformat(timespec="seconds"),
-        "machine": dict(circumstances.machine),
-        "versions": results.versions,
-        "cells": [
-            {
-                **cell._asdict(),
-                **results.summary(cell)._asdict(),
-                "calls": results.calls[cell],
-                "turns": turns,
-            }
-            for cell, turns in results.turns.items()
-        ],
-    }
-
-
-def _setting(results: Results, circumstances: Circumstances) -> str:
-    versions = dict.fromkeys(results.versions[peer.name] for peer in results.peers)
+def setting(runs: Sequence[Run]) -> str:
+    """Return the table of what was measured on what, a column a run."""
+    names = dict.fromkeys(name for run in runs for name in run.machine)
     rows = [
-        ["date", f"{circumstances.date:%Y-%m-%d %H:%M} UTC"],
-        *([name, description] for name, description in circumstances.machine.items()),
-        ["measured", ", ".join(versions)],
+        ["began", *(f"{run.began:%Y-%m-%d %H:%M} UTC" for run in runs)],
+        ["took", *(f"{run.minutes:.0f} minutes" for run in runs)],
+        *([name, *(run.machine.get(name, "") for run in runs)] for name in names),
+        ["measured", *(", ".join(dict.fromkeys(run.results.versions.values())) for run in runs)],
     ]
-    return table(["", ""], rows, texts=2)
+    return table(["", *(f"run {number}" for number in range(1, len(runs) + 1))], rows, texts=1 + len(runs))
 
 
-def _method(results: Results) -> str:
-    effort = results.effort
-    return (
-        "What is timed is `all_reduce` of a float32 array in place, summed, as a user calls it from Python: "
-        "`dist.all_reduce(array)`, torch's `dist.all_reduce(tensor)` on a CPU tensor, mpi4py's "
-        "`COMM_WORLD.Allreduce(IN_PLACE, array)`. Ranks are processes on one machine, each peer's started by its own "
-        "launcher (`rankmesh.run`, `torchrun`, `mpirun --oversubscribe --bind-to none`) with OMP_NUM_THREADS=1, "
-        "and all peers' stay alive together, asleep while it is not their turn. "
-        f"There are {effort.rounds} rounds; in each, for every size, the peers take turns, another one first in each "
-        f"round. A turn is a check of the result (every element of it), calls to warm up, {effort.repetitions} "
-        f"timings, and the check again. A timing is of as many calls as take {1e3 * effort.seconds:g} ms, the same "
-        "number on all ranks, and counts for the slowest rank. More ranks than cores share the cores, as they would "
-        "in a test on a laptop."
-    )
+def targets(runs: Sequence[Run]) -> str:
+    """Return the table of the targets: the worst ratio of each row in each run, and whether it is met."""
+    rows = []
+    for target in (*TARGETS, *LIMITS):
+        verdicts = [judge(target, run.results) for run in runs]
+        against = target.against if isinstance(target, Target) else ""
+        worst = verdicts[-1].where
+        where = "" if worst is None else short_name(worst.case)
+        said = [verdict.worst for verdict in verdicts]
+        rows.append([outcome(target, runs), target.row, against, target.wanted, where, *said])
+    headings = ["", "case", "against", "wanted", "worst at", *(f"run {n}" for n in range(1, len(runs) + 1))]
+    return table(headings, rows, texts=5)
 
 
-def _prototypes(results: Results) -> str:
-    compared = prototypes(results)
-    return compared and (
-        "## Beside the prototypes\n\n"
-        "The prototypes are the throwaway programs behind the design: the same loops without checks, timeouts or a "
-        "public API. Their figures are fixed, the best of 3 timings on a machine with two cores; where they are a "
-        f"range, ratios are to its middle. Within {WITHIN:g}x is 'yes' when the median is, 'at best' when only the "
-        "shortest timing is, which is what the prototypes' figures are.\n\n" + compared
-    )
+def outcome(target: Target | Limit, runs: Sequence[Run]) -> str:
+    """Return met, or missed and why: a target is met when it is in every run."""
+    met = [judge(target, run.results).met for run in runs]
+    if None in met:
+        return "not measured"
+    lacking = max(target.lacking(run.results) for run in runs) if isinstance(target, Target) else 0
+    unseen = f" ({lacking} of {len(target.comparisons)} not measured)" if isinstance(target, Target) and lacking else ""
+    if all(met):
+        return f"met{unseen}"
+    reason = REASONS.get(target.row)
+    return f"missed, because {reason}{unseen}" if reason else f"missed{unseen}"
 
 
-def _title(results: Results, cell: Cell) -> str:
-    return next(peer.title for peer in results.peers if peer.name == cell.peer)
+def latencies(runs: Sequence[Run], operation: str) -> str:
+    """Return the table of an operation: medians with their spread, and ratios. Empty when it was not measured."""
+    results = runs[-1].results
+    found = [case for case in results.cases() if case.operation == operation]
+    peers = [name for name in PEERS if any(Cell(case, name) in results.turns for case in found)]
+    compared = [one for one in COMPARED if one[0] in peers and one[1] in peers]
+    rows = []
+    for case in found:
+        times = [timing(results, Cell(case, peer)) for peer in peers]
+        ratios = [ratios_of(runs, Cell(case, theirs), Cell(case, ours)) for theirs, ours, _ in compared]
+        counts = [len(turns) for cell, turns in results.turns.items() if cell.case == case]
+        rows.append([str(case.ranks), size(case.nbytes) if case.nbytes else "", *times, *ratios, str(max(counts))])
+    headings = ["ranks", "array", *(SHORT[peer] for peer in peers), *(words for *_, words in compared), "rounds"]
+    return table(headings, rows) if rows else ""
 
 
-def _short(other: Peer, our: Peer) -> str:
-    return f"{other.title} / {our.title.removeprefix('RankMesh, ')}"
+def bandwidths(results: Results) -> str:
+    """Return the table of bus bandwidths from 1 MiB."""
+    rows = []
+    for case in results.cases():
+        if case.nbytes >= MIB and case.operation in OPERATIONS and OPERATIONS[case.operation].bus is not None:
+            cells = [Cell(case, peer) for peer in PEERS]
+            values = [bus_bandwidth(results, cell) if cell in results.turns else None for cell in cells]
+            figures = ["" if value is None else f"{value:.2f}" for value in values]
+            rows.append([title(case.operation), str(case.ranks), size(case.nbytes), *figures])
+    return table(["", "ranks", "array", *SHORT.values()], rows, texts=1) if rows else ""
+
+
+def overlaps(results: Results) -> str:
+    """Return the table of how much of an asynchronous all_reduce is hidden behind something else."""
+    rows = []
+    for ranks in dict.fromkeys(case.ranks for case in results.cases()):
+        for peer in PEERS:
+            times = {
+                cell.case.operation.removeprefix("overlap_"): results.summary(cell).median
+                for cell in results.turns
+                if cell.case.operation in OVERLAP and (cell.case.ranks, cell.peer) == (ranks, peer)
+            }
+            if len(times) == len(OVERLAP):
+                alone = times["all_reduce"]
+                hidden = [_hidden(alone, times[other], times[f"while_{other}"]) for other in ("computing", "sleeping")]
+                columns = [microseconds(times[name.removeprefix("overlap_")]) for name in OVERLAP]
+                rows.append([SHORT[peer], str(ranks), *columns, *hidden])
+    headings = ["", "ranks", "all_reduce", "computing", "sleeping", "while computing", "while sleeping"]
+    return table([*headings, "hidden computing", "hidden sleeping"], rows, texts=1) if rows else ""
+
+
+def _hidden(one: float, other: float, both: float) -> str:
+    return f"{100 * max(0.0, min(1.0, (one + other - both) / min(one, other))):.0f} %"
+
+
+def stores(runs: Sequence[Run]) -> str:
+    """Return the table of store round trips."""
+    results = runs[-1].results
+    rows = []
+    for operation in (*STORE_OPERATIONS, *CROWD):
+        case = Case(operation, CLIENTS if operation in CROWD else 1, 0)
+        ours, theirs = Cell(case, "rankmesh-store"), Cell(case, "torch-store")
+        if ours in results.turns:
+            words = operation.removeprefix("store_").replace("crowd_", "add, ").replace("multi_get", "multi_get of 100")
+            if operation in CROWD:
+                words += " client"
+            figures = [timing(results, cell) for cell in (ours, theirs)]
+            rows.append([words, str(case.ranks), *figures, ratios_of(runs, theirs, ours)])
+    return table(["", "clients", "RankMesh", "torch", "torch / RankMesh"], rows, texts=1) if rows else ""
+
+
+def joins(runs: Sequence[Run]) -> str:
+    """Return the table of how long worlds take to come together; empty when that was not measured."""
+    results = runs[-1].results
+    rows = []
+    for cell, turns in results.turns.items():
+        if cell.case.operation.startswith("join_"):
+            seconds = [1e-6 * timing for turn in turns for timing in turn]
+            medians = [f"{1e-6 * run.results.summary(cell).median:.2f}" for run in runs if cell in run.results.turns]
+            way, figures = cell.case.operation.removeprefix("join_").replace("_", " "), [min(seconds), max(seconds)]
+            rows.append([way, str(cell.case.ranks), " / ".join(medians), *(f"{value:.2f}" for value in figures)])
+    return table(["", "ranks", "median, s", "shortest", "longest"], rows, texts=1) if rows else ""
+
+
+def idle(runs: Sequence[Run]) -> str:
+    """Return the table of what a rank costs that does nothing; empty when that was not measured."""
+    rows = []
+    for operation, words in IDLE.items():
+        for cell in runs[-1].results.turns:
+            if cell.case.operation == operation:
+                each = [f"{run.results.summary(cell).median:.2f}" for run in runs if cell in run.results.turns]
+                rows.append([words, str(cell.case.ranks), " / ".join(each)])
+    return table(["", "ranks", "measured"], rows, texts=1) if rows else ""
+
+
+def every_ratio(runs: Sequence[Run]) -> str:
+    """Return the table of all ratios the targets are made of."""
+    rows = []
+    for target in TARGETS:
+        for comparison in target.comparisons:
+            found = ratios_of(runs, *comparison)
+            if found:
+                values = [run.results.ratio(*comparison) for run in runs]
+                met = all(value is not None and value >= target.least for value in values)
+                cell = comparison.ours
+                rows.append([short_name(cell.case), target.against, target.wanted, found, "met" if met else "missed"])
+    return table(["case", "against", "wanted", "measured", ""], rows, texts=3) if rows else ""
+
+
+def timing(results: Results, cell: Cell) -> str:
+    """Return a cell's median and half the middle half of its timings; empty when it was not measured."""
+    if cell not in results.turns:
+        return ""
+    summary = results.summary(cell)
+    return f"{microseconds(summary.median)} {spread(summary)}"
+
+
+def ratios_of(runs: Sequence[Run], theirs: Cell, ours: Cell) -> str:
+    """Return the ratio in each run, separated by slashes; empty when there is none."""
+    values = [run.results.ratio(theirs, ours) for run in runs]
+    return "" if None in values else " / ".join(ratio(value) for value in values if value is not None)
+
+
+def title(operation: str) -> str:
+    """Return an operation's name for people."""
+    return {
+        "send_recv": "send and recv: latency",
+        "bandwidth": "send and recv: many messages",
+        "all_gather": "all_gather_into_tensor",
+        "reduce_scatter": "reduce_scatter_tensor",
+        "all_to_all": "all_to_all_single",
+        "all_reduce_float16": "all_reduce, float16",
+        "all_reduce_bfloat16": "all_reduce, bfloat16",
+        "all_reduce_in_flight": f"{IN_FLIGHT} all_reduce in flight",
+    }.get(operation, operation.replace("overlap_", "overlap: ").replace("_while", "while"))
+
+
+def short_name(case: Case) -> str:
+    """Return a case in a few words."""
+    words = [case.operation.replace("_", " ") if case.operation not in OPERATIONS else title(case.operation)]
+    if case.ranks > 1:
+        words.append(f"{case.ranks} ranks")
+    return ", ".join([*words, *([size(case.nbytes)] if case.nbytes else [])])
+
+
+_TARGETS = (
+    "Ratios say how many times as long the other one takes; of each row the worst is shown. 'Within 4x' is a ratio of "
+    "0.25x or more. A row is met when every cell of it is, in every run; all of them are at the end of the page. For "
+    "send and recv the latency counts."
+)
+_READING = (
+    "Times are medians of all timings, with half the distance between the lower and the upper quartile in per cent. "
+    "Ratios say how many times as long the other one takes, and are medians of the rounds' ratios: within a round the "
+    "two were measured a moment apart, while over minutes the speed of a virtual machine changes. So they are not the "
+    "quotients of the times beside them. With two runs there are two ratios, and the times are the second run's."
+)
+_METHOD = (
+    "What is timed is what a user calls from Python: RankMesh on NumPy arrays, the same functions of torch.distributed "
+    "on CPU tensors (gloo), mpi4py's buffer calls (Open MPI). Arrays are float32 and summed unless said otherwise. "
+    "Sizes are of the array, and of the larger one where there are two: all_gather's output, reduce_scatter's input. "
+    "Registered arrays are made with `dist.empty` in the group's shared memory. "
+    "Ranks are processes on one machine, each peer's started by its own launcher (`rankmesh.run`, `torchrun`, "
+    "`mpirun --oversubscribe --bind-to none`) with OMP_NUM_THREADS=1. All peers' ranks stay alive together, asleep "
+    "while it is not their turn.\n\n"
+    "Measured is in rounds; in each, for every size, the peers take turns, another one first in each round. A turn is "
+    "a check of the result (every element of it), calls to warm up, one to three timings, and the check again. A "
+    "timing is of as many calls, one after the other, as take 10 or 20 ms, at least one, the same number on all ranks, "
+    "and counts for the slowest rank. Open MPI uses its shared memory also beside our TCP, and is not compared with "
+    "it. More ranks than cores share the cores, as they would in a test on a laptop.\n\n"
+    "send and recv: latency is half the time there and back between two ranks (osu_latency); many messages are "
+    f"{IN_FLIGHT} begun at once (fewer when they would be more than 64 MiB together), then answered, and the time is "
+    "of one (osu_bw). In flight: as many asynchronous all_reduce are begun, then waited for; the time is of all."
+)
+_BANDWIDTH = (
+    "As nccl-tests defines it: bytes of the array per second, times 2 (n - 1) / n for all_reduce, (n - 1) / n for "
+    "all_gather, reduce_scatter, all_to_all, gather and scatter, and 1 for broadcast, reduce and messages."
+)
+_OVERLAP = (
+    f"Microseconds of an asynchronous all_reduce of {size(64 * MIB)} begun and waited for, of a matrix product in "
+    "NumPy or a sleep of 20 ms (as when a GPU or a disk works), and of the one begun, the other done, then waited for. "
+    "Hidden is how much of the shorter of two was saved by doing them together. With a core for each rank there is no "
+    "core free for an all_reduce while the rank computes."
+)
+_STORES = (
+    "Microseconds a call through `dist.TCPStore` and torch's `TCPStore` (libuv), server and clients being processes on "
+    f"loopback; values have 64 bytes. Ours acknowledges a set, torch's does not. Below, {CLIENTS} clients add for a "
+    "second as fast as they can, each on its own key: what the client that got most waited for each call, the one in "
+    "the middle, and the one that got least."
+)
+_JOIN = (
+    "Seconds from before the first process is started until the last rank is ready, with imports: by RankMesh's "
+    "launcher, by hand, and with threads of one process as ranks, each with an agent of its own, where there are no "
+    "interpreters to start."
+)
+_IDLE = "What a rank costs between calls, its agent's HTTP service and heartbeats included."

@@ -3,95 +3,96 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from statistics import median
 
 from benchmarks.peers import Peer
-from benchmarks.plan import Cell, Effort
-from benchmarks.summary import Summary, summarize
+from benchmarks.plan import Case, Cell, Effort, takes_part
+from benchmarks.results import Results
 from benchmarks.team import Team
 
-
-@dataclass
-class Results:
-    """What came out.
-
-    Attributes:
-        peers: who was measured.
-        effort: how thoroughly.
-        versions: of each peer, by its name.
-        calls: of how many calls each timing is, for each cell.
-        turns: microseconds a call, for each cell, in each round a list of timings.
-    """
-
-    peers: Sequence[Peer]
-    effort: Effort
-    versions: dict[str, str] = field(default_factory=dict)
-    calls: dict[Cell, int] = field(default_factory=dict)
-    turns: dict[Cell, list[list[float]]] = field(default_factory=dict)
-
-    def summary(self, cell: Cell) -> Summary:
-        """Return all of a cell's timings in a few numbers."""
-        return summarize([timing for turn in self.turns[cell] for timing in turn])
-
-    def ratio(self, theirs: Cell, ours: Cell) -> float:
-        """Return how many times as long theirs takes, round by round, in the median.
-
-        Within a round two peers' turns are a moment apart. Over minutes a virtual machine's speed changes by more than
-        the peers differ, so that a ratio of overall medians may compare one's good minutes with the other's bad ones.
-        """
-        rounds = zip(self.turns[theirs], self.turns[ours], strict=True)
-        return median(median(theirs) / median(ours) for theirs, ours in rounds)
+Say = Callable[[str], object]
 
 
-def run(peers: Sequence[Peer], effort: Effort, say: Callable[[str], object] = lambda line: None) -> Results:
-    """Measure every cell.
+def run(
+    peers: Sequence[Peer],
+    cases: Sequence[Case],
+    effort: Callable[[Case], Effort],
+    results: Results,
+    say: Say = lambda line: None,
+) -> None:
+    """Measure every cell. Cases of one operation and number of ranks share their rounds.
 
     Args:
         peers: whom to measure.
-        effort: how thoroughly.
+        cases: what, those of one number of ranks together.
+        effort: how thoroughly, for each.
+        results: what to add the figures to.
         say: takes a line of progress.
 
     Raises:
         PeerFailedError: a peer did not start, died, gave a wrong result or took too long.
     """
-    results = Results(peers, effort)
-    for ranks in effort.ranks:
+    for ranks, same_ranks in groupby(cases, lambda case: case.ranks):
         say(f"{ranks} ranks: starting {', '.join(peer.title for peer in peers)}")
         with ExitStack() as stack:
             teams = [stack.enter_context(Team(peer, ranks, _folder(stack))) for peer in peers]
             results.versions.update({team.peer.name: team.version for team in teams})
-            for turn in range(effort.rounds):
-                say(f"{ranks} ranks: round {turn + 1} of {effort.rounds}")
-                first = turn % len(teams)
-                _round(teams[first:] + teams[:first], results)
-    return results
+            for operation, block in groupby(same_ranks, lambda case: case.operation):
+                say(f"{ranks} ranks: {operation}")
+                _Block(teams, {case: effort(case) for case in block}, results).measure()
 
 
-def _round(teams: Sequence[Team], results: Results) -> None:
-    """Give every peer a turn at every size."""
-    effort = results.effort
-    for nbytes in effort.sizes:
+class _Block:
+    """Cases measured in common rounds."""
+
+    def __init__(self, teams: Sequence[Team], efforts: dict[Case, Effort], results: Results) -> None:
+        self._teams = list(teams)
+        self._efforts = efforts
+        self._results = results
+        self._spent = dict.fromkeys(efforts, 0.0)
+
+    def measure(self) -> None:
+        """Go round until every case has had its rounds or its time."""
+        for number in range(max(effort.rounds for effort in self._efforts.values())):
+            first = number % len(self._teams)
+            for case, effort in self._efforts.items():
+                used_up = number >= effort.rounds or self._spent[case] >= effort.budget
+                if number < effort.least or not used_up:
+                    self._round(case, effort, self._teams[first:] + self._teams[:first])
+
+    def _round(self, case: Case, effort: Effort, teams: Sequence[Team]) -> None:
+        """Give every peer a turn."""
+        began = time.monotonic()
         for team in teams:
-            cell = Cell(team.peer.name, team.ranks, nbytes)
-            if cell not in results.calls:
-                results.calls[cell] = _calibrate(team, nbytes, effort)
-            seconds = team.measure(nbytes, results.calls[cell], effort.repetitions)
-            results.turns.setdefault(cell, []).append([1e6 * second for second in seconds])
+            if not takes_part(team.peer, case):
+                continue
+            cell = Cell(case, team.peer.name)
+            calls = self._results.calls.get(cell)
+            if calls is None:
+                calls, seconds = _first_turn(team, case, effort)
+            else:
+                seconds = team.measure(case.operation, case.nbytes, calls, effort.repetitions)
+            self._results.add(cell, [1e6 * second for second in seconds], calls)
+        self._spent[case] += time.monotonic() - began
 
 
-def _calibrate(team: Team, nbytes: int, effort: Effort) -> int:
-    """Return how many calls make a timing of the wanted length; looks again at as many, which sees better."""
+def _first_turn(team: Team, case: Case, effort: Effort) -> tuple[int, list[float]]:
+    """Return how many calls make a timing of the wanted length, and timings of as many.
+
+    Looks again at more calls than one, which sees better: the first call of all may take long.
+    """
     calls = 1
-    for _ in range(3):
-        fitting = effort.calls(min(team.measure(nbytes, calls, repetitions=3)))
-        if fitting <= calls:
+    for _ in range(4):
+        seconds = team.measure(case.operation, case.nbytes, calls, effort.repetitions)
+        fitting = effort.calls(min(seconds))
+        if fitting <= 1.5 * calls:
             break
         calls = fitting
-    return calls
+    return calls, seconds
 
 
 def _folder(stack: ExitStack) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.summary import Summary
+
 UNITS = ("B", "KiB", "MiB", "GiB")
 
 
@@ -44,6 +46,11 @@ def microseconds(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return how many times, with two digits or more: 0.52x, 3.1x, 120x."""
-    digits = 2 if value < 1 else 1 if value < 10 else 0
+    """Return how many times, with two digits or more: 0.011x, 0.52x, 3.1x, 120x."""
+    digits = 3 if value < 0.1 else 2 if value < 1 else 1 if value < 10 else 0
     return f"{value:.{digits}f}x"
+
+
+def spread(summary: Summary) -> str:
+    """Return half the distance of the quartiles, in per cent of the median."""
+    return f"±{50 * (summary.upper - summary.lower) / summary.median:.0f}%"

@@ -14,6 +14,8 @@ from benchmarks.peers import Peer
 
 ROOT = Path(__file__).resolve().parent.parent
 
+RANKS = "BENCHMARK_RANKS"
+"""The environment variable that tells a program how many there are, for one that its launcher does not tell."""
 START_DEADLINE = 90.0
 ORDER_DEADLINE = 90.0
 END_DEADLINE = 15.0
@@ -46,9 +48,9 @@ class Team:
             listener.bind(str(self._path))
             listener.listen(self.ranks)
             self._launcher = subprocess.Popen(
-                self.peer.command(self.ranks, "-m", "benchmarks.rank", self.peer.library, str(self._path)),
+                self.peer.command(self.ranks, "-m", self.peer.program, self.peer.library, str(self._path)),
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **self.peer.environment},
+                env={**os.environ, "OMP_NUM_THREADS": "1", RANKS: str(self.ranks), **self.peer.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -63,16 +65,20 @@ class Team:
     def __exit__(self, *error: object) -> None:
         self._end()
 
-    def measure(self, nbytes: int, calls: int, repetitions: int) -> list[float]:
-        """Return the seconds a call takes, for each repetition: the slowest rank's, for only then all are done.
+    def measure(self, operation: str, nbytes: int, calls: float, repetitions: int) -> list[float]:
+        """Return the seconds an operation takes, for each repetition: the slowest rank's, for only then all are done.
 
         Raises:
             PeerFailedError: a rank died, found a wrong result or took too long.
         """
-        for channel in self._channels:
-            channel.send({"nbytes": nbytes, "calls": calls, "repetitions": repetitions})
-        answers = [self._answer(channel, ORDER_DEADLINE)["seconds"] for channel in self._channels]
+        answers = self.ask(operation, nbytes, calls, repetitions)
         return [max(seconds) for seconds in zip(*answers, strict=True)]
+
+    def ask(self, operation: str, nbytes: int, calls: float, repetitions: int) -> list[list[float]]:
+        """Return what ``measure`` does, of every rank."""
+        for channel in self._channels:
+            channel.send({"operation": operation, "nbytes": nbytes, "calls": calls, "repetitions": repetitions})
+        return [self._answer(channel, ORDER_DEADLINE)["seconds"] for channel in self._channels]
 
     def _welcome(self, listener: socket.socket) -> None:
         """Wait until all ranks have connected and joined their world."""

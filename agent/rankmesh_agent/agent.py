@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rankmesh_agent.engine.backends.sharing import Sharing
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.serving import HttpThread
 from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.fast_server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.transports import shared
 from rankmesh_agent.transports.base import Transport
@@ -114,7 +116,10 @@ class Agent:
             undo.callback(self.mesh.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
             undo.pop_all()
-        self._http = HttpThread(self._app(names), http, f"rankmesh-http-{http_port}", when_asked=True)
+            fast_path = self._fast_path(f"rankmesh-store-{http_port}")
+            self._http = HttpThread(
+                self._app(names), http, f"rankmesh-http-{http_port}", when_asked=True, fast_path=fast_path
+            )
         self._http.start()
         self._heart = Heart(self._client, self._heartbeat)
         self._heart.start()
@@ -160,17 +165,16 @@ class Agent:
         text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         group = Communicator(self.mesh, number, name or f"group-{number:016x}"[:14], members, self._members, timeout)
-        hosts = {self._members[rank].host_id for rank in members}
+        sharing = Sharing(
+            allowed=self._settings.transport != "tcp" and not shared.unsupported(),
+            directory=self._settings.shm_dir,
+            job=self._settings.job,
+            slot_bytes=self._settings.slot_bytes,
+            crowded=self._crowded(),
+            strict=self._settings.transport == "shm",
+        )
         try:
-            group.start(
-                share=len(hosts) == 1 and self._settings.transport != "tcp" and not shared.unsupported(),
-                directory=self._settings.shm_dir,
-                job=self._settings.job,
-                slot_bytes=self._settings.slot_bytes,
-                crowded=self._crowded(),
-                strict=self._settings.transport == "shm",
-                timeout=timeout,
-            )
+            group.start([self._members[rank].host_id for rank in members], sharing, timeout)
         except BaseException:
             with self._lock:
                 self._made[members] -= 1  # the members that try again count alike
@@ -276,6 +280,14 @@ class Agent:
         """Whether this host has more ranks than cores for them."""
         local = sum(member.host_id == self.member.host_id for member in self._members.values())
         return local > len(os.sched_getaffinity(0))
+
+    def _fast_path(self, name: str) -> FastPath | None:
+        """Return what serves the store's fast path, None where the keys are at another rank."""
+        if self.member.rank != 0:
+            return None
+        store = self.store
+        assert isinstance(store, MemoryStore)
+        return FastPath(store.table, self._settings.token, name)
 
     def _make_store(self) -> Store:
         if self.member.rank == 0:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankmesh_agent.wire.making import making
 from rankmesh_agent.wire.sockets import bind, url_of
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from rankmesh_agent.store.fast_server import FastPath
 
 __all__ = ["HttpThread", "bind", "url_of"]
 
@@ -25,13 +31,21 @@ class HttpThread:
         when_asked: wait for the first client before making the application. The web framework takes more memory and
             time to load than all the rest of a rank, and most ranks are never asked; a client that comes waits in the
             socket's queue meanwhile.
+        fast_path: serves the connections whose clients ask for the store's fast path; it ends with this.
     """
 
     def __init__(
-        self, make_app: Callable[[], Any], listener: socket.socket, name: str, *, when_asked: bool = False
+        self,
+        make_app: Callable[[], Any],
+        listener: socket.socket,
+        name: str,
+        *,
+        when_asked: bool = False,
+        fast_path: FastPath | None = None,
     ) -> None:
         self._make_app = make_app
         self._listener = listener
+        self._fast_path = fast_path
         self._server: Any = None
         self._stopping = False
         self._when_asked = when_asked
@@ -49,6 +63,8 @@ class HttpThread:
         else:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread if it waits for a client
+        if self._fast_path is not None:
+            self._fast_path.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         self._listener.close()
@@ -56,6 +72,8 @@ class HttpThread:
     def forget(self) -> None:
         """In a forked child: let go of the parent's listening socket."""
         self._listener.close()
+        if self._fast_path is not None:
+            self._fast_path.forget()
 
     def _serve(self) -> None:
         try:
@@ -78,8 +96,42 @@ class HttpThread:
         with making():
             app = self._make_app()
         config = uvicorn.Config(
-            app, lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False
+            app,
+            http="auto" if self._fast_path is None else _with_fast_path(self._fast_path),
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            server_header=False,
         )
         self._server = uvicorn.Server(config)
         if not self._stopping:
             self._server.run(sockets=[self._listener])
+
+
+def _with_fast_path(fast_path: FastPath) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol, but for connections that begin with the upgrade to the fast path: those it gives."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    from rankmesh_agent.wire import store_frames
+
+    class Doorway(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # which class it is depends on what is installed
+        _head: bytes | None = b""
+
+        def data_received(self, data: bytes) -> None:
+            if self._head is None:
+                super().data_received(data)
+                return
+            self._head += data
+            asked = store_frames.asks_for_upgrade(self._head)
+            if asked is None:
+                return
+            head, self._head = self._head, None
+            if not asked:
+                super().data_received(head)
+                return
+            sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+            self.transport.abort()  # that closes uvicorn's descriptor, not the connection
+            fast_path.take(sock)
+
+    return Doorway

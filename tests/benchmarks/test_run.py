@@ -1,4 +1,4 @@
-"""The whole measurement, small, with real ranks."""
+"""The measurement, small, with real ranks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks import team as team_module
-from benchmarks.peers import PEERS
-from benchmarks.plan import Cell, Effort
+from benchmarks.operations import OPERATIONS
+from benchmarks.peers import PEERS, available
+from benchmarks.plan import Case, Cell, Effort, cases, takes_part
+from benchmarks.results import Results
 from benchmarks.run import run
 from benchmarks.team import PeerFailedError, Team
 
 pytestmark = pytest.mark.processes
 
-RANKMESH = [peer for peer in PEERS if peer.library == "rankmesh"]
-TINY = Effort(ranks=(2,), sizes=(4, 65536), rounds=2, repetitions=3, seconds=0.002)
+RANKMESH, _ = available(peer for peer in PEERS.values() if peer.module == "rankmesh")
+SHM = PEERS["rankmesh-shm"]
+TINY = Effort(rounds=2, least=2, repetitions=1, seconds=0.0005)
+CASE = Case("all_reduce", 2, 4)
 
 
 @pytest.fixture(autouse=True)
@@ -26,20 +30,30 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_rankmesh_is_measured_over_both_transports() -> None:
+@pytest.mark.parametrize(("ranks", "operations"), [(2, ["send_recv", "bandwidth"]), (3, OPERATIONS)])
+def test_rankmesh_does_everything_right(ranks: int, operations: list[str]) -> None:
     said: list[str] = []
-    results = run(RANKMESH, TINY, said.append)
-    assert set(results.turns) == {Cell(peer.name, 2, size) for peer in RANKMESH for size in TINY.sizes}
-    for cell, turns in results.turns.items():
-        assert [len(turn) for turn in turns] == [TINY.repetitions] * TINY.rounds
-        assert 0 < results.summary(cell).least < 1e6
-        assert results.calls[cell] >= 1
+    wanted = cases(operations, [ranks], [20_000])
+    results = Results()
+    run(RANKMESH, wanted, lambda case: TINY, results, said.append)
+    assert set(results.turns) == {
+        Cell(case, peer.name) for case in wanted for peer in RANKMESH if takes_part(peer, case)
+    }
+    assert {len(turns) for turns in results.turns.values()} == {TINY.rounds}
+    assert {len(turn) for turns in results.turns.values() for turn in turns} == {TINY.repetitions}
+    assert all(0 < results.summary(cell).least < 1e7 and results.calls[cell] >= 1 for cell in results.turns)
     assert all(version.startswith("RankMesh ") for version in results.versions.values())
-    assert said[-1] == "2 ranks: round 2 of 2"
+    assert said[-1] == f"{ranks} ranks: {wanted[-1].operation}"
+
+
+def test_rounds_end_when_the_time_is_used_up() -> None:
+    results = Results()
+    run([SHM], [CASE], lambda case: replace(TINY, rounds=9, least=3, budget=0), results)
+    assert len(results.turns[Cell(CASE, SHM.name)]) == 3
 
 
 def test_a_peer_that_does_not_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
-    broken = replace(RANKMESH[0], launcher=(sys.executable, "-c", "raise SystemExit('no licence')"))
+    broken = replace(SHM, launcher=(sys.executable, "-c", "raise SystemExit('no licence')"))
     with pytest.raises(PeerFailedError, match=r"(?s)with 2 ranks did not start. Its last words:\nno licence"):
         Team(broken, 2, tmp_path).__enter__()
 
@@ -47,7 +61,7 @@ def test_a_peer_that_does_not_start_is_reported_with_its_last_words(tmp_path: Pa
 def test_a_peer_that_hangs_is_given_up_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team_module, "START_DEADLINE", 0.5)
     monkeypatch.setattr(team_module, "END_DEADLINE", 0.2)
-    hanging = replace(RANKMESH[0], launcher=(sys.executable, "-c", "import time; time.sleep(60)"))
+    hanging = replace(SHM, launcher=(sys.executable, "-c", "import time; time.sleep(60)"))
     team = Team(hanging, 2, tmp_path)
     with pytest.raises(PeerFailedError, match="did not start"):
         team.__enter__()
@@ -56,7 +70,7 @@ def test_a_peer_that_hangs_is_given_up_and_ended(tmp_path: Path, monkeypatch: py
 
 def test_a_failing_order_names_the_peer(tmp_path: Path) -> None:
     with (
-        Team(RANKMESH[0], 2, tmp_path) as team,
-        pytest.raises(PeerFailedError, match=r"(?s)RankMesh, shared memory with 2 ranks lost a rank.*ValueError"),
+        Team(SHM, 2, tmp_path) as team,
+        pytest.raises(PeerFailedError, match=r"(?s)RankMesh, shared memory with 2 ranks lost a rank.*KeyError"),
     ):
-        team.measure(nbytes=-8, calls=1, repetitions=1)
+        team.measure("no such operation", nbytes=4, calls=1, repetitions=1)

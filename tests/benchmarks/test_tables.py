@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tables import microseconds, ratio, size, table
+from benchmarks.summary import Summary
+from benchmarks.tables import microseconds, ratio, size, spread, table
 
 
 def test_columns_line_up() -> None:
@@ -36,6 +37,10 @@ def test_microseconds(value: float, text: str) -> None:
     assert microseconds(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.517, "0.52x"), (3.14, "3.1x"), (119.7, "120x")])
+@pytest.mark.parametrize(("value", "text"), [(0.0114, "0.011x"), (0.517, "0.52x"), (3.14, "3.1x"), (119.7, "120x")])
 def test_ratio(value: float, text: str) -> None:
     assert ratio(value) == text
+
+
+def test_spread_is_half_the_middle_half() -> None:
+    assert spread(Summary(median=100, least=1, lower=90, upper=120)) == "±15%"

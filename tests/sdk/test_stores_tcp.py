@@ -235,8 +235,11 @@ class TestWhatGoesWrong:
         monkeypatch.setenv("RANKMESH_TOKEN", "secret")
         master = made(is_master=True)
         monkeypatch.setenv("RANKMESH_TOKEN", "guess")
-        with pytest.raises(dist.DistNetworkError, match=f"127.0.0.1:{master.port} answered 401"):
+        with pytest.raises(
+            dist.DistNetworkError, match=f"127.0.0.1:{master.port} refused us: RANKMESH_TOKEN"
+        ) as caught:
             made(master.port)
+        assert caught.value.code == "unauthenticated"
 
     @pytest.mark.parametrize(
         ("arguments", "error", "what"),
@@ -342,3 +345,41 @@ def test_in_a_forked_child_the_parent_is_asked(made):
         assert json.loads(pipe.read()) == ["v", "v"]
     os.waitpid(child, 0)
     assert master.get("child") == client.get("child") == b"was here"
+
+
+def test_a_forked_child_holds_no_connection_of_its_parents(made):
+    master = made(is_master=True)
+    client = made(master.port)
+    client.set("k", "v")
+    clients = master._place.server._http._fast_path._connections
+    wait_until(lambda: len(clients) == 1, "one connection")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)  # until the parent has seen it
+        os._exit(0)
+    os.close(read)
+    try:
+        client.close()
+        wait_until(lambda: not clients, "the master to see that its client has gone")
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+
+
+def test_everyone_gets_his_share(made, in_thread):
+    master = made(is_master=True)
+    clients = [made(master.port) for _ in range(32)]
+    numbers = [[] for _ in clients]
+
+    def count(client: dist.TCPStore, mine: list[int]) -> None:
+        while (number := client.add("n", 1)) <= 3200:
+            mine.append(number)
+
+    threads = [threading.Thread(target=count, args=pair) for pair in zip(clients, numbers, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(number for mine in numbers for number in mine) == list(range(1, 3201))

@@ -245,7 +245,9 @@ class Ranks:
 
     def command(self, *arguments: str, name: str, **variables: str) -> Rank:
         """Start a Python process with these arguments."""
-        path = os.pathsep.join(filter(None, [str(TESTS), variables.pop("PYTHONPATH", "")]))
+        path = os.pathsep.join(
+            filter(None, [str(TESTS), variables.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")])
+        )
         environment = self.environment(PYTHONPATH=path, **variables)
         rank = Rank(f"{len(self.started)}-{name}", self.folder, [sys.executable, *arguments], environment)
         self.started.append(rank)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rankmesh_agent.engine.backends.sharing import Sharing
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
@@ -39,11 +40,22 @@ def transport_named(name: str, token: str = "secret") -> Transport:
 
 
 class World:
-    """Ranks 0 … size - 1, each with a mesh and the world's communicator, used by a thread of its own."""
+    """Ranks 0 … size - 1, each with a mesh and the world's communicator, used by a thread of its own.
 
-    def __init__(self, size: int, transport: str, *, slot_bytes: int = 1 << 16, timeout: float = 20.0) -> None:
+    Args:
+        size: how many.
+        transport: what connects them, one of TRANSPORTS.
+        slot_bytes: see Segment.
+        timeout: seconds a call may take.
+        hosts: a letter for each rank: those with the same one are as on one host, and share memory.
+    """
+
+    def __init__(
+        self, size: int, transport: str, *, slot_bytes: int = 1 << 16, timeout: float = 20.0, hosts: str = ""
+    ) -> None:
         self.size = size
-        self.shares = transport == "segment"
+        self.shares = transport == "segment" or bool(hosts)
+        self.hosts = hosts or "h" * size
         self.slot_bytes = slot_bytes
         self.timeout = timeout
         made = transport_named(transport)
@@ -73,10 +85,9 @@ class World:
         """Make a group at one of its ranks."""
         everyone = {member.rank: member for member in self.members}
         made = Communicator(self.meshes[rank], group, name, list(ranks), everyone, self.timeout)
-        made.start(
-            share=self.shares, directory=SHM, job="test", slot_bytes=self.slot_bytes, crowded=True, strict=self.shares,
-            timeout=self.timeout,
-        )  # fmt: skip
+        strict = self.shares and len(set(self.hosts)) == 1
+        sharing = Sharing(self.shares, SHM, "test", self.slot_bytes, crowded=True, strict=strict)
+        made.start([self.hosts[member] for member in ranks], sharing, self.timeout)
         return made
 
     def run(self, function: Callable[[Communicator], Any]) -> list[Any]:

@@ -2,4 +2,5 @@
 
 ``select`` is the one table that picks the algorithm, ``reduce`` the one place with arithmetic. Every algorithm begins
 by finding out that all ranks make the same call: over a Link with ``enter``, over a Segment in its first ``step``.
+``hierarchical`` has those for several ranks on several hosts, which begin as over a Link.
 """

@@ -27,4 +27,5 @@ LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
     ("SCATTER", "registered"): {"over_segment": {2: 131072, 4: 131072}},
     ("REDUCE_SCATTER", "reads"): {"over_segment": {2: 131072, 4: 131072}},
     ("REDUCE_SCATTER", "registered"): {"over_segment": {2: 131072, 4: 131072}},
+    ("ALL_REDUCE", "hosts"): {"small_link": {4: 65536, 8: 32768}},
 }

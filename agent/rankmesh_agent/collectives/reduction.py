@@ -121,6 +121,72 @@ def combine_in_place(op: ReduceOp, parts: list[Array], rank: int, out: Array) ->
     combine(op, parts, out)
 
 
+def partial_dtype(op: ReduceOp, dtype: np.dtype[Any], members: int) -> np.dtype[Any]:
+    """Return the dtype of partial results, from which the rest of a reduction loses nothing.
+
+    Args:
+        op: how.
+        dtype: of the arrays.
+        members: ranks whose arrays are reduced in all.
+    """
+    if op is ReduceOp.AVG and dtype.kind in "iu":
+        needed = 8 * dtype.itemsize + (members - 1).bit_length()
+        return np.dtype(f"{dtype.kind}{next((bits for bits in (16, 32) if bits >= needed), 64) // 8}")
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        return dtype  # they choose, nothing is rounded
+    return WIDE.get(dtype, dtype)
+
+
+def combine_some(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
+    """Reduce the arrays of some ranks, in rank order, to a partial result for ``combine_partials``.
+
+    Args:
+        op: see ``combine``.
+        parts: at least one array.
+        out: of ``partial_dtype`` and of their length; overlaps none of them.
+    """
+    plain = ReduceOp.SUM if op is ReduceOp.AVG else op
+    if parts[0].dtype == out.dtype:
+        combine(plain, parts, out)
+        return
+    for begin in range(0, out.size, _WIDE_PIECE):
+        piece = slice(begin, begin + _WIDE_PIECE)
+        total = _widened(parts[0][piece], out[piece])
+        other = _scratch.rows[0][: total.nbytes].view(total.dtype)
+        for part in parts[1:]:
+            combine(plain, [total, _widened(part[piece], other)], total)
+
+
+def combine_partials(op: ReduceOp, partials: Sequence[Array], members: int, out: Array) -> None:
+    """Reduce partial results, in their order, to the result: round once, and divide an average once.
+
+    Args:
+        op: see ``combine``.
+        partials: what ``combine_some`` made, at least one; none overlaps ``out``.
+        members: ranks whose arrays were reduced in all.
+        out: where the result goes.
+    """
+    average = op is ReduceOp.AVG
+    plain = ReduceOp.SUM if average else op
+    integers = average and out.dtype.kind in "iu"
+    if partials[0].dtype == out.dtype and not integers:
+        combine(plain, partials, out)
+        if average:
+            np.divide(out, members, out=out)
+        return
+    for begin in range(0, out.size, _WIDE_PIECE):
+        piece = slice(begin, begin + _WIDE_PIECE)
+        parts = [partial[piece] for partial in partials]
+        total = _scratch.rows[0][: parts[0].nbytes].view(parts[0].dtype)
+        combine(plain, parts, total)
+        if integers:
+            out[piece] = _mean(total.astype(_INT if out.dtype.kind == "i" else _UINT), members)
+            continue
+        if average:
+            np.divide(total, members, out=total)
+        narrow(total, out[piece])
+
+
 def premultiplied(factor: complex, array: Array) -> Array:
     """Return a copy of ``array`` multiplied by ``factor``, rounded once to its own dtype."""
     out = np.empty_like(array)
@@ -187,6 +253,19 @@ def _combine_wide(ufunc: np.ufunc, parts: list[Array], out: Array, wide: np.dtyp
     total = parts[0].astype(wide)
     for part in parts[1:]:
         ufunc(total, part.astype(wide), out=total)
-    if wide is _INT:
-        total += np.where(total < 0, len(parts) - 1, 0)  # floor division then rounds towards zero
-    out[:] = (total // len(parts)).astype(out.dtype)
+    out[:] = _mean(total, len(parts))
+
+
+def _mean(total: Array, members: int) -> Array:
+    """Return sums of integers, of 64 bits, divided and rounded towards zero; may change them."""
+    if total.dtype == _INT:
+        total += np.where(total < 0, members - 1, 0)  # floor division then rounds towards zero
+    return total // members
+
+
+def _widened(array: Array, out: Array) -> Array:
+    """Return an array in the dtype of partial results, in ``out``."""
+    if array.dtype in WIDE:
+        return widen(array, out)
+    out[:] = array
+    return out

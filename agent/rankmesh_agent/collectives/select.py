@@ -22,13 +22,18 @@ from rankmesh_agent.collectives import (
     reduce_scatter,
     scatter,
 )
+from rankmesh_agent.collectives.hierarchical import all_gather as all_gather_hosts
+from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
+from rankmesh_agent.collectives.hierarchical import broadcast as broadcast_hosts
+from rankmesh_agent.collectives.hierarchical import reduce as reduce_hosts
+from rankmesh_agent.collectives.hierarchical import reduce_scatter as reduce_scatter_hosts
 from rankmesh_agent.collectives.limits import LIMITS
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
-Medium = Literal["segment", "reads", "registered", "link"]
+Medium = Literal["segment", "reads", "registered", "link", "hosts"]
 """What a group communicates over: shared memory; the same where the ranks can also read each other's own memory; the
-same with registered arrays; messages."""
+same with registered arrays; messages; messages between hosts, and shared memory inside them."""
 Algorithm = Callable[..., None]
 
 _ALWAYS = math.inf
@@ -73,7 +78,16 @@ _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     (Kind.ALL_TO_ALL, "link"): ((_ALWAYS, all_to_all.over_link),),
     (Kind.BARRIER, "segment"): ((_ALWAYS, barrier.over_segment),),
     (Kind.BARRIER, "link"): ((_ALWAYS, barrier.direct_link), (_ALWAYS, barrier.star_link)),
+    # What is different for every rank has to pass between hosts in any case: that goes over the link alone.
+    (Kind.ALL_REDUCE, "hosts"): ((SMALL, all_reduce.small_link), (_ALWAYS, all_reduce_hosts.over_hosts)),
+    (Kind.REDUCE, "hosts"): ((SMALL, reduce.small_link), (_ALWAYS, reduce_hosts.over_hosts)),
+    (Kind.BROADCAST, "hosts"): ((SMALL, broadcast.small_link), (_ALWAYS, broadcast_hosts.over_hosts)),
+    (Kind.ALL_GATHER, "hosts"): ((SMALL, all_gather.small_link), (_ALWAYS, all_gather_hosts.over_hosts)),
+    (Kind.REDUCE_SCATTER, "hosts"): ((SMALL, reduce_scatter.small_link), (_ALWAYS, reduce_scatter_hosts.over_hosts)),
 }
+
+OVER_HOSTS: frozenset[Algorithm] = frozenset(rows[-1][1] for (_, medium), rows in _TABLE.items() if medium == "hosts")
+"""The algorithms that take a Hosts; the others for a group on several hosts take its Link."""
 
 
 def algorithm(kind: Kind, medium: Medium, nbytes: int, size: int, slot_bytes: int | None = None) -> Algorithm:
@@ -100,7 +114,7 @@ def algorithms() -> list[tuple[Kind, Medium, Algorithm]]:
 
 def candidates(kind: Kind, medium: Medium) -> tuple[tuple[float, Algorithm], ...]:
     """Return the algorithms for a collective in the table's order, each with the bytes it can take at all."""
-    return _TABLE.get((kind, medium)) or _TABLE[kind, "segment"]
+    return _TABLE.get((kind, medium)) or _TABLE[kind, "link" if medium == "hosts" else "segment"]
 
 
 @cache

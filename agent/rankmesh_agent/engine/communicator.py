@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
+from rankmesh_agent.collectives.hierarchical.hosts import Hosts, layout_of
 from rankmesh_agent.collectives.link import octets
 from rankmesh_agent.engine.backends.custom import CustomBackend
-from rankmesh_agent.engine.backends.mesh import MeshBackend, share_memory
+from rankmesh_agent.engine.backends.hosts import HostsBackend
+from rankmesh_agent.engine.backends.mesh import MeshBackend
+from rankmesh_agent.engine.backends.sharing import Sharing, share_memory
 from rankmesh_agent.engine.batch import merged
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.order import Options, Order
@@ -86,7 +89,7 @@ class Communicator(Port):
 
     @property
     def medium(self) -> str:
-        """What carries the collectives: ``shm``, ``tcp`` or ``self``."""
+        """What carries the collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts) or ``self``."""
         return self._order.backend.medium
 
     @property
@@ -107,43 +110,33 @@ class Communicator(Port):
         """End the group at all members because of an error here."""
         self._standing.give_up(error)
 
-    def start(
-        self, *, share: bool, directory: str, job: str, slot_bytes: int, crowded: bool, strict: bool, timeout: float
-    ) -> None:
+    def start(self, hosts: Sequence[Hashable], sharing: Sharing, timeout: float) -> None:
         """Meet the other members and set up what the calls run over; a collective call.
 
         Args:
-            share: whether this member may share memory with all others.
-            directory: where shared memory is made.
-            job: part of its name.
-            slot_bytes: bytes of a slot.
-            crowded: whether the host has more ranks than cores.
-            strict: whether it is an error if memory cannot be shared.
+            hosts: what is equal for members that see the same shared memory, by group rank.
+            sharing: how this member would share memory.
             timeout: seconds to wait for the others.
 
         Raises:
             CollectiveMismatchError: the members do not make the same group.
             DistBackendError: a member is missing, or failed.
         """
-        self._directory, self._job = directory, job
+        self._directory, self._job = sharing.directory, sharing.job
         if self.size == 1:
             return
         call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
+        layout = layout_of(hosts)
         segment: Segment | None = None
 
         def share_it(link: MessageLink) -> None:
             nonlocal segment
-            segment = share_memory(
-                link,
-                share=share,
-                directory=directory,
-                job=job,
-                slot_bytes=slot_bytes,
-                crowded=crowded,
-                strict=strict,
-            )
+            segment = share_memory(link, layout, sharing)
 
         self._order.carry_out(share_it, (), call, 0, Options(timeout))
+        if segment is not None and len(layout) > 1:
+            self._order.use(HostsBackend(self._link, self.ranks, Hosts(self._link, segment, layout)))
+            return
         self._order.use(MeshBackend(self._link, self.ranks, segment))
         if segment is not None:
             self._order.carry_out(lambda shared: shared.windows.probe(), (), call, 0, Options(timeout))

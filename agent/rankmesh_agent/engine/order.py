@@ -18,7 +18,7 @@ from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import After, Note, RunningCall
 from rankmesh_agent.engine.work import QueuedWork, Work
 from rankmesh_agent.wire.errors import CollectiveMismatchError
-from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.ops import Call
 
 _PLANS = 1024
 _WORKER_SECONDS = 5.0
@@ -93,9 +93,8 @@ class Order:
                 self._turn.release()
             return None
         if not options.async_op and threading.current_thread() is self._worker:
-            raise RuntimeError(
-                f"a synchronous {_name(key)} in a callback would wait for itself: use async_op=True there"
-            )
+            name = self._plan(key).call.name
+            raise RuntimeError(f"a synchronous {name} in a callback would wait for itself: use async_op=True there")
         work = self._enqueue(key, arguments, options)
         if options.async_op:
             return work
@@ -156,10 +155,13 @@ class Order:
         self.backend.close()
 
     def _plan(self, key: tuple[Any, ...]) -> _Plan:
-        if len(self._plans) >= _PLANS:
-            self._plans.clear()
-        call = Call(*key)
-        plan = self._plans[key] = _Plan(call, self.backend.algorithm(call))
+        """Return what is to be done, or raise why it cannot be."""
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            call = Call(*key)
+            plan = self._plans[key] = _Plan(call, self.backend.algorithm(call))
         return plan
 
     def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> QueuedWork:
@@ -167,7 +169,7 @@ class Order:
             with self._turn:
                 self._run(key, arguments, options)
 
-        work = QueuedWork(run, options.user, _name(key), lambda: self._worker)
+        work = QueuedWork(run, options.user, self._plan(key).call.name, lambda: self._worker)
         with self._standing.mesh.lock:
             self._standing.raise_if_failed()  # close() takes the lock, too: nothing is queued behind its end mark
             self._queued += 1
@@ -185,13 +187,8 @@ class Order:
 
     def _run(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> None:
         # In turn: what an earlier call changed (registered arrays, another backend) holds for this one at every rank.
-        plan = self._plans.get(key) or self._plan(key)
+        plan = self._plan(key)
         standing = self._standing
         if standing.failure is not None:
             standing.raise_if_failed()
         self.carry_out(plan.algorithm, arguments, plan.call, standing.seq + 1, options)
-
-
-def _name(key: tuple[Any, ...]) -> str:
-    kind: Kind = key[0]
-    return kind.name.lower()

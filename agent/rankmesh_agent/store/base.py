@@ -7,6 +7,11 @@ from typing import TypeVar
 
 from rankmesh_agent.store.command import Command
 
+CONNECT_SECONDS = 5.0
+"""How long an owner elsewhere may take to accept a connection."""
+ANSWER_SECONDS = 10.0
+"""How long an owner elsewhere may take to answer, besides the time it was asked to wait."""
+
 T = TypeVar("T")
 
 

@@ -30,6 +30,9 @@ class BlockingStore(ABC):
     def close(self) -> None:
         """Let go of what the store holds besides memory."""
 
+    def forget(self) -> None:  # noqa: B027  # most have nothing of the kind
+        """In a forked child: let go of the parent's descriptors; the store is not used any more."""
+
 
 class BlockingMemory(BlockingStore):
     """Keys and values in this process.
@@ -45,6 +48,9 @@ class BlockingMemory(BlockingStore):
         if isinstance(command, Immediate):
             return cast(T, command.apply(self.table))
         assert isinstance(command, Waiting)
+        found: tuple[T] | None = command.at_once(self.table)
+        if found is not None:
+            return found[0]
         future: Future[T] = command.begin(self.table)
         over, deadline = threading.Event(), Deadline(command.seconds)
         future.add_done_callback(lambda _: over.set())  # futures.wait would not be told of a cancelled one

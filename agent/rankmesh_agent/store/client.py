@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Generator
 from typing import Any, TypeVar
 
 import httpx
 
-from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.base import ANSWER_SECONDS, CONNECT_SECONDS, Store
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.wire.deadline import Deadline
@@ -26,17 +25,10 @@ from rankmesh_agent.wire.errors import (
 from rankmesh_agent.wire.guard import MAX_BODY_BYTES
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
 
-CONNECT_SECONDS = 5.0
-"""How long the owner may take to accept a connection."""
-ANSWER_SECONDS = 10.0
-"""How long the owner may take to answer, besides the time it was asked to wait."""
 IDLE_SECONDS = 2.0
 """How long an unused connection is kept: less than the 5 s after which uvicorn closes its end."""
-RETRY_SECONDS = 0.05
-"""How long to pause before an owner that is not there yet is asked again."""
 
 _LOST = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
-_ABSENT = (httpx.ConnectError, httpx.ConnectTimeout)
 
 # As many connections as there are waits, or those who wait would keep out those who set.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=IDLE_SECONDS)
@@ -92,8 +84,8 @@ class RemoteStore(Store):
             await transport.aclose()
 
 
-class BlockingRemote(BlockingStore):
-    """The store at another place, for callers without an event loop.
+class BlockingHttp(BlockingStore):
+    """The store at another place, for callers without an event loop that cannot reach it over the fast path.
 
     Args:
         url: base URL of whoever owns the keys and values.
@@ -106,32 +98,13 @@ class BlockingRemote(BlockingStore):
         self._transport = httpx.HTTPTransport(**_options(self._url))
 
     def do(self, command: Command[T]) -> T:
-        return self._do(command, ANSWER_SECONDS)
-
-    def do_first(self, command: Command[T], deadline: Deadline) -> T:
-        """Carry out a command that does not wait at an owner that may yet have to start.
-
-        Raises:
-            DistNetworkError: nobody was there when the deadline passed, or it is not a store.
-        """
-        while True:
-            try:
-                return self._do(command, max(deadline.remaining(), RETRY_SECONDS))
-            except DistNetworkError as error:
-                if not isinstance(error.__cause__, _ABSENT):
-                    raise
-                if deadline.passed():
-                    raise DistNetworkError(
-                        f"waited {deadline.seconds:g} s for a store at {self._url}: {error.__cause__}. Does the "
-                        "process that hosts it (is_master=True) run, and are host and port the same there?",
-                        address=self._url,
-                    ) from error
-            time.sleep(min(RETRY_SECONDS, deadline.remaining()))
+        return self.do_within(command, ANSWER_SECONDS)
 
     def close(self) -> None:
         self._transport.close()
 
-    def _do(self, command: Command[T], patience: float) -> T:
+    def do_within(self, command: Command[T], patience: float) -> T:
+        """Carry out a command, for which the owner may take ``patience`` seconds besides the time it waits."""
         exchange = _exchange(self._url, self._token, command, "", patience)
         try:
             request = next(exchange)

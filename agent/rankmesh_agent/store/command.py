@@ -1,8 +1,8 @@
 """What a call to a store is, wherever the keys and values are.
 
 A command knows what it does to a Table, and how it travels over HTTP: the request it makes, and what the answer to that
-means. So a store is whatever carries out commands, and a new call is a class in ``commands``, an endpoint in
-``routes/store`` and a method for users.
+means. So a store is whatever carries out commands, and a new call is a class in ``commands``, a form in ``forms``,
+an endpoint in ``routes/store`` and a method for users.
 """
 
 from __future__ import annotations
@@ -91,6 +91,10 @@ class Waiting(Command[T]):
     """
 
     seconds: float
+
+    @abstractmethod
+    def at_once(self, table: Table) -> tuple[T] | None:
+        """Return the result, as the only one of a tuple, if it is there already; else None, and nothing is done."""
 
     @abstractmethod
     def begin(self, table: Table) -> Future[T]:

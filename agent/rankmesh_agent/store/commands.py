@@ -56,6 +56,10 @@ class Get(Waiting[bytes]):
     def __post_init__(self) -> None:
         check_key(self.key)
 
+    def at_once(self, table: Table) -> tuple[bytes] | None:
+        value = table.value(self.key)
+        return None if value is None else (value,)
+
     def begin(self, table: Table) -> Future[bytes]:
         return table.watch([self.key], lambda values: values[self.key])
 
@@ -225,19 +229,24 @@ class MultiGet(Waiting[list[bytes]]):
 
     keys: tuple[str, ...]
     seconds: float = field(default=0.0, compare=False)
-    _each: tuple[str, ...] = field(init=False, repr=False)
+    each: tuple[str, ...] = field(init=False, repr=False)
+    """The keys, each once."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_each", check_keys(self.keys))
+        object.__setattr__(self, "each", check_keys(self.keys))
+
+    def at_once(self, table: Table) -> tuple[list[bytes]] | None:
+        values = table.values(self.keys)
+        return None if values is None else (values,)
 
     def begin(self, table: Table) -> Future[list[bytes]]:
-        return table.watch(self._each, lambda values: [values[key] for key in self.keys])
+        return table.watch(self.each, lambda values: [values[key] for key in self.keys])
 
     def late(self, table: Table) -> DistStoreError:
-        return _absence(table, self._each)
+        return _absence(table, self.each)
 
     def request(self) -> Request:
-        return Request("POST", "/v1/store/multi_get", json=asdict(StoreWait(list(self._each), self.seconds)))
+        return Request("POST", "/v1/store/multi_get", json=asdict(StoreWait(list(self.each), self.seconds)))
 
     def result(self, answer: bytes) -> list[bytes]:
         values = json.loads(answer)["values"]
@@ -278,6 +287,9 @@ class Wait(Waiting[None]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", check_keys(self.keys))
+
+    def at_once(self, table: Table) -> tuple[None] | None:
+        return None if table.values(self.keys) is None else (None,)
 
     def begin(self, table: Table) -> Future[None]:
         return table.watch(self.keys, lambda _: None)
@@ -390,6 +402,10 @@ class QueuePop(Waiting[bytes]):
 
     def __post_init__(self) -> None:
         check_key(self.key)
+
+    def at_once(self, table: Table) -> tuple[bytes] | None:
+        value = table.pop_one(self.key)
+        return None if value is None else (value,)
 
     def begin(self, table: Table) -> Future[bytes]:
         return table.pop(self.key)

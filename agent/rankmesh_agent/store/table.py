@@ -56,6 +56,19 @@ class Table:
             watch.finish()
         return result
 
+    def value(self, key: str) -> bytes | None:
+        """Return the value of ``key``, None if it has none."""
+        with self._lock:
+            return self._values.get(key)
+
+    def values(self, keys: Iterable[str]) -> list[bytes] | None:
+        """Return the values of ``keys`` at one moment, None if one of them has none."""
+        with self._lock:
+            try:
+                return [*map(self._values.__getitem__, keys)]
+            except KeyError:
+                return None
+
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys of values that begin with ``prefix``, sorted."""
         with self._lock:
@@ -115,6 +128,17 @@ class Table:
                 return
         taker.set_result(value)
 
+    def pop_one(self, key: str) -> bytes | None:
+        """Return the queue's first value, which has left the queue then; None if it is empty."""
+        with self._lock:
+            queue = self._queues.get(key)
+            if queue is None:
+                return None
+            value = queue.popleft()
+            if not queue:
+                del self._queues[key]
+            return value
+
     def pop(self, key: str) -> Future[bytes]:
         """Return a future that completes with the queue's first value, which has left the queue then.
 
@@ -122,11 +146,9 @@ class Table:
         """
         future: Future[bytes] = Future()
         with self._lock:
-            queue = self._queues.get(key)
-            if queue:
-                future.set_result(queue.popleft())
-                if not queue:
-                    del self._queues[key]
+            value = self.pop_one(key)
+            if value is not None:
+                future.set_result(value)
             elif not self._closed:
                 self._takers.setdefault(key, deque()).append(future)
         if not future.done():

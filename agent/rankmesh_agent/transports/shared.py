@@ -146,6 +146,11 @@ class Mapping:
         finally:
             os.close(descriptor)
 
+    @classmethod
+    def private(cls, size: int) -> Mapping:
+        """Map ``size`` zero bytes that no other process sees: what a rank shares with itself."""
+        return cls("", "", -1, size)
+
     def unlink(self) -> None:
         """Remove the file's name; the memory stays for those who mapped it. Does nothing the second time."""
         self._path.unlink(missing_ok=True)

@@ -60,6 +60,11 @@ class Challenge:
             )
         self._both = self._nonce + nonce if self._client else nonce + self._nonce
 
+    @property
+    def name(self) -> bytes:
+        """What both sides may call the connection: 64 bytes, after the HELLOs, that no other connection has."""
+        return self._both
+
     def proof(self) -> bytes:
         """Return this side's proof that it knows the token."""
         return self._mac(self._client)

@@ -95,7 +95,7 @@ class GroupInfo:
         name: name for people, ``world`` for the default group.
         ranks: global ranks of the members, by group rank.
         seq: how many operations this member has begun.
-        medium: what carries its collectives: ``shm``, ``tcp`` or ``self`` (one rank).
+        medium: what carries its collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts) or ``self`` (one rank).
         last: the last operation in words, empty when there was none.
         failure: why the group cannot be used any more, empty while it can.
     """

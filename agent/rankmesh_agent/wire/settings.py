@@ -31,7 +31,8 @@ class Settings:
         gateway: RANKMESH_GATEWAY, the URL of a gateway that already runs; the launcher sets it.
         job: RANKMESH_JOB, keeps jobs at one gateway apart.
         token: RANKMESH_TOKEN, the secret all processes of a job share.
-        transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory on one host.
+        transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
+            host.
         bind: RANKMESH_BIND, the address to listen on.
         advertise: RANKMESH_ADVERTISE, the addresses peers are told, comma-separated.
         interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, the network interface to listen on.

@@ -79,6 +79,15 @@ def _holder(port: int) -> str:
     return ""
 
 
+def notice_vanished_peer(sock: socket.socket) -> None:
+    """Have a connection break within half a minute when the host at the other end vanishes without a word."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
+
+
 def address_towards(host: str, port: int) -> str:
     """Return this machine's address from which packets to ``host`` leave; nothing is sent.
 

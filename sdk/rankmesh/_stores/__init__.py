@@ -1,8 +1,8 @@
 """Key-value stores: keys that ranks share, to meet and to tell each other small things.
 
 ``base`` is what every store can do; ``commands`` those whose methods are commands to a table of ours: ``hash`` in this
-process, ``tcp`` and ``agent`` here or over HTTP, ``file`` in a file. ``prefix`` wraps any store, torch's and others'
-too.
+process, ``tcp`` and ``agent`` here or in another process, ``file`` in a file. ``prefix`` wraps any store, torch's and
+others' too.
 """
 
 from __future__ import annotations

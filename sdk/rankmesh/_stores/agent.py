@@ -50,7 +50,8 @@ def agent_store(agent: Agent, timeout: timedelta = DEFAULT_TIMEOUT) -> AgentStor
 def _place(agent: Agent) -> BlockingStore:
     if isinstance(agent.store, MemoryStore):
         return BlockingMemory(agent.store.table)
-    from rankmesh_agent.store.client import BlockingRemote, RemoteStore
+    from rankmesh_agent.store.client import RemoteStore
+    from rankmesh_agent.store.fast_client import BlockingRemote
 
     assert isinstance(agent.store, RemoteStore)
     return BlockingRemote(agent.store.url, agent.store.token)

@@ -256,7 +256,10 @@ def keys_of(keys: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(keys, str | bytes) or not isinstance(keys, Sequence):
         raise TypeError(f"keys must be a list of str, got {type(keys).__qualname__}")
-    return tuple(map(key_of, keys))
+    return tuple(keys) if {*map(type, keys)} <= _STR else tuple(map(key_of, keys))
+
+
+_STR = {str}
 
 
 def value_of(value: Text) -> bytes:

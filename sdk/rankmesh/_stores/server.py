@@ -1,4 +1,4 @@
-"""A store that this process serves over HTTP."""
+"""A store that this process serves: over the fast path, and over HTTP."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from rankmesh_agent.serving import HttpThread
 from rankmesh_agent.store.blocking import BlockingMemory
+from rankmesh_agent.store.fast_server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
 from rankmesh_agent.wire.settings import Settings, require_token_beyond_loopback
@@ -40,7 +41,8 @@ class StoreServer:
 
             return create_store_app(self._store, token=settings.token, names=[host, *names])
 
-        self._http = HttpThread(make, listener, f"rankmesh-store-{self.port}")
+        fast_path = FastPath(self._store.table, settings.token, f"rankmesh-store-fast-{self.port}")
+        self._http = HttpThread(make, listener, f"rankmesh-store-{self.port}", fast_path=fast_path)
         self._http.start()
 
     def use(self) -> Served:

@@ -22,7 +22,7 @@ from rankmesh_agent.wire.errors import StoreTimeoutError
 from rankmesh_agent.wire.settings import Settings
 
 if TYPE_CHECKING:
-    from rankmesh_agent.store.client import BlockingRemote
+    from rankmesh_agent.store.fast_client import BlockingRemote
 
 _WORKERS = "rankmesh/workers"
 """The key that counts the participants, when there is a world size."""
@@ -35,8 +35,9 @@ T = TypeVar("T")
 class TCPStore(CommandStore):
     """A store in the process that makes it with ``is_master=True``; others that make it ask that one.
 
-    The master serves its keys over HTTP, under ``/v1/store`` as an agent does, until it is closed or nobody in its
-    process has it any more. RANKMESH_TOKEN is what clients have to know; it is required beyond loopback.
+    The master serves its keys until it is closed or nobody in its process has it any more, all at one port: to these
+    stores over a fast path of their own, to everybody else over HTTP, under ``/v1/store`` as an agent does.
+    RANKMESH_TOKEN is what clients have to know; it is required beyond loopback.
 
     Args:
         host_name: name or address of the master; it listens there, unless RANKMESH_BIND says where.
@@ -166,9 +167,13 @@ class _Later(BlockingStore):
         if self._place is not None:
             self._place.close()
 
+    def forget(self) -> None:
+        if self._place is not None:
+            self._place.forget()
+
 
 def _remote(url: str, token: str) -> BlockingRemote:
-    from rankmesh_agent.store.client import BlockingRemote
+    from rankmesh_agent.store.fast_client import BlockingRemote
 
     return BlockingRemote(url, token)
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.oracle import OPS, ops_of
+from support.oracle import OPS, ops_of, values
 
-from rankmesh_agent.collectives.reduction import combine, premultiplied, refuse
+from rankmesh_agent.collectives.reduction import (
+    combine,
+    combine_partials,
+    combine_some,
+    partial_dtype,
+    premultiplied,
+    refuse,
+)
 from rankmesh_agent.wire.dtypes import FROM_CODE, display
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -96,3 +103,52 @@ def test_factors_that_fit_are_accepted(factor, dtype):
 def test_factors_that_do_not_fit_are_refused(factor, dtype):
     with pytest.raises(TypeError, match="PREMUL_SUM"):
         refuse(ReduceOp.PREMUL_SUM(factor), np.dtype(dtype))
+
+
+# In two stages
+
+
+@pytest.mark.parametrize("dtype", FROM_CODE.values(), ids=display)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_partial_results_lose_nothing(op, dtype):
+    if op not in ops_of(dtype):
+        return
+    parts = [values(rank, 40_000, dtype) for rank in range(5)]
+    wide = partial_dtype(op, dtype, 5)
+    partials = [np.empty(40_000, wide) for _ in range(2)]
+    combine_some(op, parts[:4], partials[0])
+    combine_some(op, parts[4:], partials[1])
+    got, want = np.empty(40_000, dtype), np.empty(40_000, dtype)
+    combine_partials(op, partials, 5, got)
+    combine(op, parts, want)  # the same order of additions, as the last part is alone in its half
+    np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "members", "wide"),
+    [
+        (ReduceOp.SUM, np.float16, 4, np.float32),
+        (ReduceOp.MAX, np.float16, 4, np.float16),
+        (ReduceOp.SUM, np.int8, 4, np.int8),
+        (ReduceOp.AVG, np.int8, 256, np.int16),
+        (ReduceOp.AVG, np.uint8, 257, np.uint32),
+        (ReduceOp.AVG, np.int32, 2, np.int64),
+        (ReduceOp.AVG, np.uint64, 9, np.uint64),
+        (ReduceOp.AVG, np.float64, 9, np.float64),
+    ],
+)
+def test_partial_results_are_no_wider_than_they_have_to_be(op, dtype, members, wide):
+    assert partial_dtype(op, np.dtype(dtype), members) == wide
+
+
+def test_averages_of_extremes_survive_two_stages():
+    for dtype in (np.int8, np.uint8, np.int16, np.int32, np.uint32):
+        limits = np.iinfo(dtype)
+        parts = [np.array([limits.max, limits.min, limits.max - rank % 2], dtype) for rank in range(6)]
+        partials = [np.empty(3, partial_dtype(ReduceOp.AVG, np.dtype(dtype), 6)) for _ in range(2)]
+        combine_some(ReduceOp.AVG, parts[:3], partials[0])
+        combine_some(ReduceOp.AVG, parts[3:], partials[1])
+        got, want = np.empty(3, dtype), np.empty(3, dtype)
+        combine_partials(ReduceOp.AVG, partials, 6, got)
+        combine(ReduceOp.AVG, parts, want)
+        assert got.tolist() == want.tolist() == [limits.max, limits.min, want[2]]

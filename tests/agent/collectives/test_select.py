@@ -9,11 +9,11 @@ import pytest
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
 from rankmesh_agent.collectives.limits import LIMITS
 from rankmesh_agent.collectives.link import pieces, shares
-from rankmesh_agent.collectives.select import _rows, algorithm, algorithms, candidates
+from rankmesh_agent.collectives.select import OVER_HOSTS, _rows, algorithm, algorithms, candidates
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
-COLLECTIVES = sorted(set(Kind) - {Kind.NEW_GROUP})
+COLLECTIVES = sorted(set(Kind) - {Kind.NEW_GROUP, Kind.EMPTY})
 OVER_LINKS = [
     (Kind.ALL_REDUCE, all_reduce.small_link, all_reduce.direct_link),
     (Kind.REDUCE, reduce.small_link, reduce.direct_link),
@@ -37,6 +37,16 @@ def test_there_is_an_algorithm_for_every_collective_medium_and_size(kind, medium
     assert found.__module__.rpartition(".")[2] == kind.name.lower()
     assert (kind, medium, found) in algorithms()
     assert next(iter(inspect.signature(found).parameters)) == medium
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("nbytes", [0, 1, SMALL, 1 << 20, 1 << 40])
+def test_between_hosts_there_is_one_for_every_collective_too(kind, nbytes):
+    found = algorithm(kind, "hosts", nbytes, 4)
+    assert found.__module__.rpartition(".")[2] == kind.name.lower()
+    assert (found in OVER_HOSTS) == (".hierarchical." in found.__module__)
+    assert found not in OVER_HOSTS or nbytes > 1000
+    assert next(iter(inspect.signature(found).parameters)) == ("hosts" if found in OVER_HOSTS else "link")
 
 
 @pytest.mark.parametrize(("kind", "small", "large"), OVER_LINKS, ids=lambda value: getattr(value, "name", None))

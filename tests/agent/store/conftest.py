@@ -1,14 +1,17 @@
-"""A store that an agent serves over HTTP."""
+"""A store that an agent serves, over HTTP and over the fast path."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from rankmesh_agent.app import create_app
 from rankmesh_agent.serving import HttpThread, bind, url_of
+from rankmesh_agent.store.fast_server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
 
 
@@ -22,21 +25,45 @@ def owned() -> MemoryStore:
     return MemoryStore()
 
 
+class Exchangeable(FastPath):
+    """The fast path of whatever store the agent has now.
+
+    Args:
+        agent: the agent.
+    """
+
+    def __init__(self, agent: SimpleNamespace) -> None:
+        super().__init__(MemoryStore().table, "")
+        self._agent = agent
+
+    def take(self, sock: socket.socket) -> None:
+        self._agent.fast_path.take(sock)
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[tuple[SimpleNamespace, str]]:
     """An agent whose store can be exchanged, and its URL."""
     agent = SimpleNamespace(store=MemoryStore())
     listener = bind("127.0.0.1", 0, what="test")
     url = url_of(listener)
-    running = HttpThread(lambda: create_app(agent, token="secret"), listener, "owner")
+    app = partial(create_app, agent, token="secret")
+    running = HttpThread(app, listener, "owner", fast_path=Exchangeable(agent))
     running.start()
     yield agent, url
     running.stop()
 
 
 @pytest.fixture
-def owner(server, owned) -> str:
+def fast_path(owned) -> Iterator[FastPath]:
+    """The fast path to ``owned``."""
+    found = FastPath(owned.table, "secret")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def owner(server, owned, fast_path) -> str:
     """The URL of the agent that owns ``owned``."""
     agent, url = server
-    agent.store = owned
+    agent.store, agent.fast_path = owned, fast_path
     return url

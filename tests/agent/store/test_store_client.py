@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rankmesh_agent.store.client import BlockingRemote, RemoteStore
+from rankmesh_agent.store.client import RemoteStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import (
     Add,
@@ -29,6 +29,7 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
+from rankmesh_agent.store.fast_client import BlockingRemote
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     DistNetworkError,

@@ -36,6 +36,14 @@ def test_memory_is_shared_by_name_until_it_is_unlinked(shm):
         Mapping.open(str(shm), made.name, SIZE)
 
 
+def test_private_memory_has_no_name_and_is_nobody_elses():
+    one, other = Mapping.private(SIZE), Mapping.private(SIZE)
+    one.bytes[:] = 1
+    assert one.bytes.size == SIZE
+    assert one.bytes.ctypes.data == one.address
+    assert not other.bytes.any()
+
+
 def test_only_the_owner_may_look(shm):
     made = Mapping.create(str(shm), "job", SIZE)
     assert (shm / made.name).stat().st_mode & 0o777 == 0o600

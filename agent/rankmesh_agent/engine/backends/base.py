@@ -37,7 +37,7 @@ class Backend(ABC):
     """What get_backend() says."""
 
     medium: str
-    """What carries the data, for people: ``shm``, ``tcp`` or ``self``."""
+    """What carries the data, for people: ``shm``, ``tcp``, ``shm+tcp`` (inside hosts, and between them) or ``self``."""
 
     @abstractmethod
     def algorithm(self, call: Call) -> Algorithm:

@@ -1,0 +1,81 @@
+"""Who shares a host with whom, and what the members of a group can do together because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from rankmesh_agent.collectives.link import Link
+from rankmesh_agent.transports.segment import Segment
+
+Layout = tuple[tuple[int, ...], ...]
+"""The group ranks on each host. Hosts come in the order of their first member, a host's members in rank order."""
+
+
+def layout_of(hosts: Sequence[Hashable]) -> Layout:
+    """Return the layout of a group.
+
+    Args:
+        hosts: what is equal for ranks that can share memory, by group rank.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        members.setdefault(host, []).append(rank)
+    return tuple(map(tuple, members.values()))
+
+
+class Hosts:
+    """What a group on several hosts communicates over: its Link, and the shared memory of this rank's host.
+
+    As many members of each host as the smallest host has are its *carriers*. The carriers with the same place on
+    their hosts form a *column*: an array's bytes are split among the columns, so that every rank of the smallest host
+    does its share of what passes between hosts, and each byte passes between two ranks only.
+
+    Args:
+        link: messages among all members.
+        local: the shared memory of this host's members, in their order; of this rank alone where it has no others.
+        layout: which ranks are on which host.
+
+    Attributes:
+        link: as above.
+        local: as above.
+        layout: as above.
+        rank: this rank in the group.
+        size: ranks in the group.
+        host: number of this rank's host.
+        here: the group ranks on it.
+        place: this rank's place among them, which is its rank in ``local``.
+        carriers: carriers of a host.
+        column: the ranks of this rank's column, by host; none if it is no carrier.
+        elsewhere: the numbers of the other hosts.
+        desks: for each of this host's members, the ranks it stands for here: itself, then some of other hosts.
+        widest_desk: how many ranks one stands for at most, on any host.
+    """
+
+    def __init__(self, link: Link, local: Segment, layout: Layout) -> None:
+        self.link = link
+        self.rank = link.rank
+        self.size = link.size
+        self.local = local
+        self.layout = layout
+        self._homes = {rank: (host, place) for host, ranks in enumerate(layout) for place, rank in enumerate(ranks)}
+        self.host, self.place = self._homes[self.rank]
+        self.here = layout[self.host]
+        self.carriers = min(map(len, layout))
+        self.column = [ranks[self.place] for ranks in layout] if self.place < self.carriers else []
+        self.elsewhere = [host for host in range(len(layout)) if host != self.host]
+        desks = [self._desks(host) for host in range(len(layout))]
+        self.desks = desks[self.host]
+        self.widest_desk = max(len(desk) for host in desks for desk in host)
+
+    def _desks(self, host: int) -> list[list[int]]:
+        others = [rank for rank in range(self.size) if self.host_of(rank) != host]
+        return [[mine, *(rank for rank in others if self.deputy(host, rank) == mine)] for mine in self.layout[host]]
+
+    def host_of(self, rank: int) -> int:
+        """Return the number of a rank's host."""
+        return self._homes[rank][0]
+
+    def deputy(self, host: int, rank: int) -> int:
+        """Return the rank that stands for ``rank`` on a host: itself at home, elsewhere one of about the same place."""
+        there = self.layout[host]
+        return there[self._homes[rank][1] % len(there)]

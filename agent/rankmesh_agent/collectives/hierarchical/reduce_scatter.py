@@ -1,0 +1,45 @@
+"""reduce_scatter over several hosts with several ranks each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankmesh_agent.collectives.hierarchical.hosts import Hosts
+from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.collectives.reduction import combine_partials, combine_some, partial_dtype
+from rankmesh_agent.wire.ops import ReduceOp
+
+
+def over_hosts(hosts: Hosts, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
+    """Reduce inside each host what is for each rank, and send it there; each rank reduces what the hosts have for it.
+
+    The order of the reduction is that of all_reduce.
+
+    Steps: 1 and 1 exchange a chunk of the longest output, at least 1. Each host sends the bytes of the other hosts'
+    outputs once, and receives those of its own once from each of the other hosts.
+    """
+    hosts.link.enter()
+    local, rank, home = hosts.local, hosts.rank, hosts.host
+    desk = hosts.desks[hosts.place]
+    lane = local.slot_bytes // output.itemsize // hosts.size
+    dtype = partial_dtype(op, output.dtype, hosts.size)
+    scratch = hosts.local.scratch(dtype, (len(desk) + len(hosts.layout)) * lane).reshape(-1, lane)
+    for begin in range(0, max(part.size for part in inputs) or 1, lane):
+        slots = local.slots(output.dtype, lane * hosts.size)
+        for owner, part in enumerate(inputs):
+            piece = part[begin : begin + lane]
+            slots[local.rank][owner * lane : owner * lane + piece.size] = piece
+        local.step()
+        wanted = output[begin : begin + lane]
+        totals = {}
+        for number, owner in enumerate(desk):
+            own = slice(owner * lane, owner * lane + inputs[owner][begin : begin + lane].size)
+            totals[owner] = scratch[number, : own.stop - own.start]
+            combine_some(op, [slot[own] for slot in slots], totals[owner])
+        partials = [scratch[len(desk) + host, : wanted.size] for host in range(len(hosts.layout))]
+        partials[home] = totals.pop(rank)
+        hosts.link.exchange(
+            [(owner, octets(total)) for owner, total in totals.items()],
+            [(hosts.deputy(host, rank), octets(partials[host])) for host in hosts.elsewhere],
+        )
+        combine_partials(op, partials, hosts.size, wanted)

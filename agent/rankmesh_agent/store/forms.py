@@ -1,0 +1,273 @@
+"""How commands and their results become frames of the fast path, and frames become them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.commands import (
+    Add,
+    Append,
+    Check,
+    CompareSet,
+    Count,
+    Delete,
+    Get,
+    Keys,
+    MultiGet,
+    MultiSet,
+    QueueLen,
+    QueuePop,
+    QueuePush,
+    Set,
+    Wait,
+)
+from rankmesh_agent.store.condition import ALWAYS, Condition
+from rankmesh_agent.wire.errors import (
+    BY_CODE,
+    DistStoreError,
+    InvalidKeyError,
+    InvalidValueError,
+    NotANumberError,
+    ProtocolError,
+)
+from rankmesh_agent.wire.store_frames import AGAIN, MAX_BYTES, Kind, encode_answer, encode_request
+
+_ABSENT, _MATCH = 0x01, 0x02
+"""Flags of writes with a condition: If-None-Match: *; the parts after the usual ones are those of If-Match."""
+_JOINED = 0x04
+"""Flag of commands with keys: all are in one part, with zero bytes between them, which none has: that is faster."""
+_MOST_DIGITS = 40
+"""Longest number that is added: longer ones never give a sum within 64 bits."""
+
+T = TypeVar("T")
+Parts = list[bytes]
+
+
+class Form(NamedTuple):
+    """How one kind of command is written.
+
+    Attributes:
+        kind: the command's class.
+        parts: returns its flags and parts.
+        command: makes it of parts, flags and seconds.
+    """
+
+    kind: type[Command[Any]]
+    parts: Callable[[Any], tuple[int, Sequence[bytes]]]
+    command: Callable[[Parts, int, float], Command[Any]]
+
+
+def request(command: Command[Any], seq: int, *, again: bytes = b"") -> bytes:
+    """Return a command as a frame.
+
+    Args:
+        command: what to ask for.
+        seq: its number on the connection.
+        again: what it was when it was asked for first (EARLIER), if this is not the first time.
+
+    Raises:
+        InvalidValueError: it is too large.
+    """
+    opcode, form = _OPCODES[type(command)]
+    flags, parts = form.parts(command)
+    if again:
+        flags, parts = flags | AGAIN, [again, *parts]
+    seconds = min(command.seconds, 1e9) if isinstance(command, Waiting) else 0.0
+    found = encode_request(opcode, flags, seq, seconds, parts)
+    if len(found) > MAX_BYTES:
+        raise InvalidValueError(f"{len(found)} bytes in one call, at most {MAX_BYTES} are allowed; use several calls")
+    return found
+
+
+def command_of(opcode: int, flags: int, seconds: float, parts: Parts) -> Command[Any]:
+    """Return the command that a frame asks for.
+
+    Raises:
+        DistStoreError: it is one that cannot be, with a key that is too long, say.
+        ProtocolError: it is none.
+    """
+    form = _FORMS.get(opcode)
+    if form is None:
+        raise ProtocolError(f"the store's fast path has no opcode {opcode}")
+    try:
+        return form.command(parts, flags, seconds)
+    except IndexError:
+        raise ProtocolError(f"a request of the store's fast path with opcode {opcode} lacks parts") from None
+
+
+def answer(seq: int, result: Any) -> bytes:
+    """Return a command's result as a frame."""
+    if result is None:
+        return encode_answer(Kind.NOTHING, seq, 0, ())
+    if isinstance(result, bytes):
+        return encode_answer(Kind.VALUE, seq, 0, (result,))
+    if isinstance(result, bool):
+        return encode_answer(Kind.BOOLEAN, seq, result, ())
+    if isinstance(result, int):
+        return encode_answer(Kind.NUMBER, seq, result, ())
+    if result and isinstance(result[0], str):
+        kind, parts = Kind.TEXTS, [text.encode() for text in result]
+    else:
+        joined = b"\0".join(result)
+        apart = joined.count(b"\0") != len(result) - 1
+        kind, parts = (Kind.VALUES, result) if apart else (Kind.JOINED, [joined])
+    if 4 * len(parts) + sum(map(len, parts)) > MAX_BYTES:
+        return refusal(seq, InvalidValueError(f"the answer would be over {MAX_BYTES} bytes; ask for less at a time"))
+    return encode_answer(kind, seq, 0, parts)
+
+
+def refusal(seq: int, error: DistStoreError) -> bytes:
+    """Return the error that a command raised as a frame."""
+    return encode_answer(Kind.REFUSED, seq, 0, (error.code.encode(), error.message.encode("utf-8", "replace")))
+
+
+def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
+    """Return what an answer means.
+
+    Raises:
+        DistStoreError: as the command raised it at the other end.
+        ProtocolError: it is none.
+    """
+    try:
+        found = _result(kind, number, parts)
+        if isinstance(command, MultiGet) and isinstance(found, list) and len(command.each) != len(command.keys):
+            values = dict(zip(command.each, found, strict=True))  # a key is asked for once
+            found = [values[key] for key in command.keys]
+    except (IndexError, ValueError):
+        raise ProtocolError("an answer of the store's fast path lacks parts, or is not text") from None
+    if kind == Kind.REFUSED:
+        raise found
+    return cast(T, found)
+
+
+def _result(kind: int, number: int, parts: Parts) -> Any:
+    if kind == Kind.NUMBER:
+        return number
+    if kind == Kind.VALUE:
+        return parts[0]
+    if kind == Kind.NOTHING:
+        return None
+    if kind == Kind.BOOLEAN:
+        return number != 0
+    if kind == Kind.JOINED:
+        return parts[0].split(b"\0")
+    if kind == Kind.VALUES:
+        return parts
+    if kind == Kind.TEXTS:
+        return [part.decode() for part in parts]
+    if kind == Kind.REFUSED:
+        error = BY_CODE.get(parts[0].decode(), DistStoreError)
+        return (error if issubclass(error, DistStoreError) else DistStoreError)(parts[1].decode())
+    raise ProtocolError(f"the store's fast path has no answer of kind {kind}")
+
+
+def _text(part: bytes) -> str:
+    try:
+        return part.decode()
+    except UnicodeDecodeError:
+        raise InvalidKeyError(f"key {part[:32]!r} is not UTF-8") from None
+
+
+def _texts(parts: Parts) -> tuple[str, ...]:
+    return tuple(map(_text, parts))
+
+
+def _amount(part: bytes) -> int:
+    digits = part.removeprefix(b"-")
+    if not digits.isdigit() or len(digits) > _MOST_DIGITS:
+        raise NotANumberError(f"{part[:_MOST_DIGITS]!r} is not a number that can be added")
+    return int(part)
+
+
+def _condition(flags: int, tags: Parts) -> Condition:
+    if not flags & (_ABSENT | _MATCH):
+        return ALWAYS
+    return Condition(_texts(tags) if flags & _MATCH else None, bool(flags & _ABSENT))
+
+
+def _pairs(parts: Parts) -> tuple[tuple[str, bytes], ...]:
+    if len(parts) % 2:
+        raise IndexError
+    return tuple(zip(_texts(parts[::2]), parts[1::2], strict=True))
+
+
+def _with_keys(keys: Sequence[str]) -> tuple[int, Sequence[bytes]]:
+    joined = "\0".join(keys)
+    if joined.count("\0") == len(keys) - 1:
+        return _JOINED, (joined.encode(),)
+    return 0, [key.encode() for key in keys]
+
+
+def _keys(parts: Parts, flags: int) -> tuple[str, ...]:
+    return tuple(_text(parts[0]).split("\0")) if flags & _JOINED else _texts(parts)
+
+
+def _under_condition(condition: Condition, *parts: bytes) -> tuple[int, Sequence[bytes]]:
+    if condition is ALWAYS:
+        return 0, parts
+    flags = condition.absent * _ABSENT | (condition.tags is not None) * _MATCH
+    return flags, [*parts, *(tag.encode() for tag in condition.tags or ())]
+
+
+_FORMS: dict[int, Form] = {
+    1: Form(Get, lambda get: (0, (get.key.encode(),)), lambda parts, _, seconds: Get(_text(parts[0]), seconds)),
+    2: Form(
+        Set,
+        lambda put: _under_condition(put.condition, put.key.encode(), put.value),
+        lambda parts, flags, _: Set(_text(parts[0]), parts[1], _condition(flags, parts[2:])),
+    ),
+    3: Form(
+        Delete,
+        lambda delete: _under_condition(delete.condition, delete.key.encode()),
+        lambda parts, flags, _: Delete(_text(parts[0]), _condition(flags, parts[1:])),
+    ),
+    4: Form(
+        Add,
+        lambda add: (0, (add.key.encode(), b"%d" % add.amount)),
+        lambda parts, *_: Add(_text(parts[0]), _amount(parts[1])),
+    ),
+    5: Form(
+        CompareSet,
+        lambda swap: (0, (swap.key.encode(), swap.expected, swap.desired)),
+        lambda parts, *_: CompareSet(_text(parts[0]), parts[1], parts[2]),
+    ),
+    6: Form(
+        Append,
+        lambda append: (0, (append.key.encode(), append.value)),
+        lambda parts, *_: Append(_text(parts[0]), parts[1]),
+    ),
+    7: Form(
+        MultiGet,
+        lambda get: _with_keys(get.each),
+        lambda parts, flags, seconds: MultiGet(_keys(parts, flags), seconds),
+    ),
+    8: Form(
+        MultiSet,
+        lambda put: (0, [part for key, value in put.values for part in (key.encode(), value)]),
+        lambda parts, *_: MultiSet(_pairs(parts)),
+    ),
+    9: Form(
+        Wait,
+        lambda wait: _with_keys(wait.keys),
+        lambda parts, flags, seconds: Wait(_keys(parts, flags), seconds),
+    ),
+    10: Form(Check, lambda check: _with_keys(check.keys), lambda parts, flags, _: Check(_keys(parts, flags))),
+    11: Form(Keys, lambda keys: (0, (keys.prefix.encode(),)), lambda parts, *_: Keys(_text(parts[0]))),
+    12: Form(Count, lambda count: (0, (count.prefix.encode(),)), lambda parts, *_: Count(_text(parts[0]))),
+    13: Form(
+        QueuePush,
+        lambda push: (0, (push.key.encode(), push.value)),
+        lambda parts, *_: QueuePush(_text(parts[0]), parts[1]),
+    ),
+    14: Form(
+        QueuePop,
+        lambda pop: (0, (pop.key.encode(),)),
+        lambda parts, _, seconds: QueuePop(_text(parts[0]), seconds),
+    ),
+    15: Form(QueueLen, lambda length: (0, (length.key.encode(),)), lambda parts, *_: QueueLen(_text(parts[0]))),
+}
+"""The commands by their opcode. The numbers are the protocol: they never change."""
+
+_OPCODES: dict[type[Command[Any]], tuple[int, Form]] = {form.kind: (opcode, form) for opcode, form in _FORMS.items()}

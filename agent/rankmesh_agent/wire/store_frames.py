@@ -1,0 +1,211 @@
+"""The frames of the store's fast path. Pure: no input or output happens here.
+
+The fast path is at the address of the store's HTTP face. A client asks there for another protocol, as HTTP has it
+(Upgrade, RFC 9110, section 7.8), so whoever does not know it answers in HTTP. The answer names a unix socket, which
+costs half of what TCP does, for clients that can reach it. There or here come the challenge of ``wire.handshake`` and,
+one at a time, requests and their answers::
+
+    request  offset  size  field
+             0       1     opcode   what to do
+             1       1     flags    of the opcode, and AGAIN
+             2       2     zero
+             4       4     seq      number of the request on this connection
+             8       4     count    how many parts there are
+             12      4     length   bytes that follow the header
+             16      8     seconds  how long the answer may be waited for (float64)
+
+    answer   0       1     kind     what the result is, see Kind
+             1       3     zero
+             4       4     seq      the request's
+             8       4     count    how many parts there are
+             12      4     length   bytes that follow the header
+             16      8     number   the result, if that is a number (int64)
+
+    both     24      4 x count      length of each part
+             then                   the parts, one after the other: keys, values, names
+
+All numbers are in network byte order. ``length`` is checked against a limit before anything is allocated for it.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from rankmesh_agent.wire.errors import ProtocolError
+
+PATH = b"/v1/store-fast-path"
+PROTOCOL = b"rankmesh-store/1"
+_REQUEST_LINE = b"GET " + PATH + b" HTTP/1.1\r\n"
+_WANTED = b"\r\nupgrade: " + PROTOCOL + b"\r\n"
+_END = b"\r\n\r\n"
+MAX_HEAD_BYTES = 8192
+"""Largest HTTP head, before the protocol is another."""
+_SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\n"
+_NEARBY = b"\r\nRankmesh-Nearby: "
+
+REQUEST = struct.Struct("!BBxxIIId")
+ANSWER = struct.Struct("!BxxxIIIq")
+_LENGTH = struct.Struct("!I")
+HEADER_BYTES = REQUEST.size
+MAX_BYTES = (2 * 64 + 1) << 20
+"""Most bytes after a header: as many keys as a call may have, of the longest, and the largest value."""
+
+AGAIN = 0x80
+"""A flag: the request was sent before over a connection that broke; its first part says which it was."""
+EARLIER = struct.Struct("!64sI")
+"""That part: the broken connection's name (both nonces of its challenge), and the request's number there."""
+
+
+class Kind(enum.IntEnum):
+    """What an answer holds."""
+
+    NOTHING = 0
+    BOOLEAN = 1
+    """``number`` is 0 or 1."""
+    NUMBER = 2
+    VALUE = 3
+    """One part."""
+    VALUES = 4
+    """Parts, in the order of the request's keys."""
+    TEXTS = 5
+    """Parts in UTF-8."""
+    REFUSED = 6
+    """Two parts: the error's code and message."""
+    JOINED = 7
+    """VALUES in one part, with zero bytes between them: none has any."""
+
+
+Request = tuple[int, int, int, int, int, float]
+"""A request's header, decoded: opcode, flags, seq, count, length, seconds."""
+Answer = tuple[int, int, int, int, int]
+"""An answer's header, decoded: kind, seq, count, length, number."""
+
+
+def upgrade(host: str) -> bytes:
+    """Return the HTTP request that asks for the fast path.
+
+    Args:
+        host: host and port, as URLs have them.
+    """
+    fields = b"Host: " + host.encode("ascii", "replace") + b"\r\nConnection: Upgrade"
+    return _REQUEST_LINE + fields + _WANTED + b"\r\n"
+
+
+def switching(nearby: str) -> bytes:
+    """Return the answer to an upgrade.
+
+    Args:
+        nearby: name of the unix socket (abstract) at which clients of the same host may go on instead.
+    """
+    return _SWITCHING + b"Connection: Upgrade\r\nUpgrade: " + PROTOCOL + _NEARBY + nearby.encode("ascii") + _END
+
+
+def asks_for_upgrade(head: bytes) -> bool | None:
+    """Return whether the first bytes of a connection ask for the fast path; None if more are needed to tell."""
+    if not head.startswith(_REQUEST_LINE):
+        return None if _REQUEST_LINE.startswith(head) else False
+    if _END not in head:
+        return None if len(head) < MAX_HEAD_BYTES else False
+    return head.endswith(_END) and _WANTED in head.lower()
+
+
+def nearby_of(head: bytes) -> str | None:
+    """Return the name of the unix socket in an answer to an upgrade, '' if it has none; None if more is needed to tell.
+
+    Raises:
+        ProtocolError: the answer is another one: whoever gave it does not know the fast path.
+    """
+    if not head.startswith(_SWITCHING[:13]) or len(head) >= MAX_HEAD_BYTES:
+        if _SWITCHING[:13].startswith(head):
+            return None
+        raise ProtocolError("there is HTTP, but no fast path")
+    if _END not in head:
+        return None
+    return head.partition(_NEARBY)[2].partition(b"\r\n")[0].decode("ascii", "replace")
+
+
+def encode_request(opcode: int, flags: int, seq: int, seconds: float, parts: Sequence[bytes]) -> bytes:
+    """Return a request as bytes."""
+    lengths = [*map(len, parts)]
+    count = len(lengths)
+    header = _layout("BBxxIIId", count).pack(opcode, flags, seq, count, 4 * count + sum(lengths), seconds, *lengths)
+    return header + b"".join(parts)
+
+
+def encode_answer(kind: int, seq: int, number: int, parts: Sequence[bytes]) -> bytes:
+    """Return an answer as bytes."""
+    if not parts:
+        return ANSWER.pack(kind, seq, 0, 0, number)
+    lengths = [*map(len, parts)]
+    count = len(lengths)
+    header = _layout("BxxxIIIq", count).pack(kind, seq, count, 4 * count + sum(lengths), number, *lengths)
+    return header + b"".join(parts)
+
+
+def renumbered(answer: bytes, seq: int) -> bytes:
+    """Return an answer as one to another request."""
+    return answer[:4] + seq.to_bytes(4, "big") + answer[8:]
+
+
+def decode_request(data: bytes | bytearray) -> Request:
+    """Return the header that ``data`` begins with: opcode, flags, seq, count, length, seconds.
+
+    Raises:
+        ProtocolError: a length over the limit, or a time that is none.
+    """
+    found: Request = REQUEST.unpack_from(data)
+    _, _, _, count, length, seconds = found
+    if length > MAX_BYTES or 4 * count > length:
+        raise _impossible(count, length)
+    if not 0.0 <= seconds < math.inf:
+        raise ProtocolError(f"a request of the store's fast path would wait {seconds} seconds")
+    return found
+
+
+def decode_answer(data: bytes | bytearray) -> Answer:
+    """Return the header that ``data`` begins with: kind, seq, count, length, number.
+
+    Raises:
+        ProtocolError: a length over the limit.
+    """
+    found: Answer = ANSWER.unpack_from(data)
+    _, _, count, length, _ = found
+    if length > MAX_BYTES or 4 * count > length:
+        raise _impossible(count, length)
+    return found
+
+
+def decode_parts(frame: bytes | bytearray, count: int) -> list[bytes]:
+    """Return the parts of a frame, whole, whose header was decoded.
+
+    Raises:
+        ProtocolError: their lengths do not add up.
+    """
+    start = HEADER_BYTES + 4 * count
+    if count == 1 and _LENGTH.unpack_from(frame, HEADER_BYTES)[0] == len(frame) - start:
+        return [bytes(memoryview(frame)[start:]) if isinstance(frame, bytearray) else frame[start:]]
+    lengths = _layout("", count).unpack_from(frame, HEADER_BYTES)
+    if start + sum(lengths) != len(frame):
+        raise ProtocolError("the parts of a frame of the store's fast path do not add up to its length")
+    if isinstance(frame, bytearray):  # a large one: no copy more than needed
+        with memoryview(frame) as view:
+            return [bytes(view[begin:end]) for begin, end in pairwise(accumulate(lengths, initial=start))]
+    return [frame[begin:end] for begin, end in pairwise(accumulate(lengths, initial=start))]
+
+
+@functools.lru_cache(32)
+def _layout(header: str, count: int) -> struct.Struct:
+    """Return a header with the lengths of so many parts after it."""
+    return struct.Struct(f"!{header}{count}I")
+
+
+def _impossible(count: int, length: int) -> ProtocolError:
+    return ProtocolError(
+        f"a frame of the store's fast path would have {count} parts and {length} bytes; at most {MAX_BYTES} bytes are "
+        "allowed"
+    )

@@ -1,0 +1,80 @@
+"""A whole run: operations, stores, joins and what idle ranks cost, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from benchmarks import stores
+from benchmarks.machine import Bystanders, describe
+from benchmarks.peers import Peer, available
+from benchmarks.plan import Case, Cell, Effort
+from benchmarks.results import Results, Run
+from benchmarks.run import Say, run
+
+JOINS = {"launcher": (4, 8, 16), "by hand": (4,), "threads": (16, 32, 64)}
+"""Worlds that are started, by how: as processes where they fit, as threads beyond."""
+IDLE_RANKS = 4
+
+
+@dataclass(frozen=True)
+class Session:
+    """What to measure, and how thoroughly.
+
+    Attributes:
+        cases: operations, with their ranks and sizes.
+        effort: for each case.
+        store_rounds: turns of each store; 0: leave stores out.
+        join_rounds: how often worlds are started; 0: leave joins and idle ranks out.
+    """
+
+    cases: Sequence[Case]
+    effort: Callable[[Case], Effort]
+    store_rounds: int = 0
+    join_rounds: int = 0
+
+    def measure(self, peers: Sequence[Peer], say: Say) -> Run:
+        """Measure all of it.
+
+        Raises:
+            PeerFailedError: a peer did not start, died, gave a wrong result or took too long.
+        """
+        began, bystanders = datetime.now(UTC), Bystanders()
+        clock = time.monotonic()
+        results = Results()
+        here, left_out = available(peers)
+        here_stores, no_stores = available(stores.PEERS if self.store_rounds else ())
+        left_out += no_stores
+        if self.cases:
+            run(here, self.cases, self.effort, results, say)
+        if here_stores:
+            stores.measure(here_stores, self.store_rounds, results, say)
+        if self.join_rounds:
+            left_out += _joins(self.join_rounds, results, say)
+        for line in left_out:
+            say(line)
+        others = f"{bystanders.cores():.2f} cores, on average, while this was measured"
+        minutes = (time.monotonic() - clock) / 60
+        return Run(results, {**describe(), "others used": others}, began, minutes, left_out)
+
+
+def _joins(rounds: int, results: Results, say: Say) -> list[str]:
+    """Measure joins and idle ranks, and return a line about what cannot be."""
+    try:
+        from benchmarks import footprint, join
+    except ImportError as error:
+        return [f"Joins and idle ranks are left out: {error}."]
+    for way, ranks in JOINS.items():
+        for (_, size), starts in join.measure(ranks, [way], rounds, say=say).items():
+            cell = Cell(Case(f"join_{way.replace(' ', '_')}", size, 0), "rankmesh")
+            for start in starts:
+                results.add(cell, [1e6 * start.seconds])
+    say(f"{IDLE_RANKS} ranks: idle")
+    world = footprint.measure(IDLE_RANKS)
+    most = max(world.beyond(rank).resident for rank in range(IDLE_RANKS))
+    results.add(Cell(Case("rss_mb", IDLE_RANKS, 0), "rankmesh"), [most / 1e6])
+    busiest = max(rank.processor for rank in world.ranks)
+    results.add(Cell(Case("idle_percent", IDLE_RANKS, 0), "rankmesh"), [100 * busiest])
+    return []

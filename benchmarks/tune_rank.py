@@ -1,0 +1,54 @@
+"""The program of a rank that is told by which algorithm to do a collective, for ``benchmarks.tune``.
+
+The public call is made as ever; only what the table of ``select`` would pick is replaced on its way to be run. An
+operation in an order is 'OPERATION MEDIUM ALGORITHM', or 'OPERATION MEDIUM ?' to hear what the table goes by.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.operations import OPERATIONS
+from benchmarks.rank import main, timings
+from benchmarks.worlds import World
+from rankmesh_agent.collectives.select import candidates
+from rankmesh_agent.engine.backends.base import Watch
+from rankmesh_agent.engine.backends.mesh import MeshBackend
+from rankmesh_agent.wire.ops import Kind
+
+
+class Switch:
+    """Stands before MeshBackend.run and replaces the algorithm of one kind of call."""
+
+    def __init__(self) -> None:
+        self.kind: Kind | None = None
+        self.algorithm: Any = None
+        self.nbytes = -1
+        self.reads = False
+        self._run = MeshBackend.run
+        switch = self
+
+        def run(backend: MeshBackend, algorithm: Any, arguments: Sequence[Any], watch: Watch) -> None:
+            if watch.call.kind is switch.kind:
+                switch.nbytes = watch.call.nbytes
+                switch.reads = backend._segment is not None and backend._segment.windows.reads
+                algorithm = switch.algorithm or algorithm
+            switch._run(backend, algorithm, arguments, watch)
+
+        MeshBackend.run = run  # type: ignore[method-assign]
+
+    def obey(self, world: World, operation: str, nbytes: int, calls: int, repetitions: int) -> list[float]:
+        """Return the timings with the algorithm in the order; or the table's bytes, and whether memory is readable."""
+        name, medium, wanted = operation.split()
+        self.kind, self.algorithm = Kind[name.upper()], None
+        if wanted == "?":
+            OPERATIONS[name].for_bytes(world, nbytes).call()
+            return [self.nbytes, self.reads]
+        self.algorithm = {found.__name__: found for _, found in candidates(self.kind, medium)}[wanted]
+        return timings(world, name, nbytes, calls, repetitions)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:], obey=Switch().obey)

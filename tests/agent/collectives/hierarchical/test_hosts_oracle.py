@@ -1,0 +1,272 @@
+"""The algorithms over several hosts, ranks as threads, every layout, length, dtype and operation, against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from support.oracle import NARROW, OPS, expected, ops_of, values
+from support.threads import LATER, NOW, World, world
+
+from rankmesh_agent.collectives.hierarchical import all_gather, all_reduce, broadcast, reduce, reduce_scatter
+from rankmesh_agent.collectives.hierarchical.hosts import layout_of
+from rankmesh_agent.collectives.select import algorithm
+from rankmesh_agent.engine.backends.hosts import HostsBackend
+from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.engine.work import Work
+from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, display
+from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+
+Array = np.ndarray[Any, Any]
+
+LAYOUTS = ("aabb", "aaab", "abcc", "aaaabbbcc", "abab", "abcabca", "abbba")
+"""Two and two, three and one, one and one and two, four and three and two, and ranks that are not in a row."""
+SLOT_BYTES = 1 << 13
+LENGTHS = (0, 1, 2, 7, 331, 4099, 20_021)
+"""Empty, one, fewer than hosts, odd; a part of a chunk, a few chunks, many."""
+DTYPES = tuple(FROM_CODE.values())
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+OVER_HOSTS = {
+    Kind.ALL_REDUCE: all_reduce.over_hosts,
+    Kind.REDUCE: reduce.over_hosts,
+    Kind.REDUCE_SCATTER: reduce_scatter.over_hosts,
+    Kind.BROADCAST: broadcast.over_hosts,
+    Kind.ALL_GATHER: all_gather.over_hosts,
+}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
+    """A world in which arrays of every length go over the hosts."""
+
+    def choose(self: HostsBackend, call: Call) -> Any:
+        return OVER_HOSTS.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes, len(self._ranks))
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        world(len(request.param), "inproc", slot_bytes=SLOT_BYTES, hosts=request.param) as made,
+    ):
+        patch.setattr(HostsBackend, "algorithm", choose)
+        assert {members.medium for members in made.communicators} == {"shm+tcp"}
+        yield made
+
+
+def done(work: Work | None) -> None:
+    """Wait for an asynchronous call; a synchronous one has returned None."""
+    if work is not None:
+        work.wait()
+
+
+def same(got: Array, want: Array, what: str = "") -> None:
+    """Fail unless two arrays are equal, bit for bit."""
+    assert got.dtype == want.dtype, what
+    if got.dtype.char in "gG":  # x87 numbers have padding, whose bits mean nothing
+        np.testing.assert_array_equal(got, want, err_msg=what)
+    elif got.tobytes() != want.tobytes():
+        np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8), err_msg=what)
+
+
+def by_host(ranks: World, parts: Sequence[Array], op: ReduceOp = ReduceOp.SUM) -> Array:
+    """Return the reduction associated as the hosts do: of each host's ranks, then of the hosts; wide until the end."""
+    dtype = parts[0].dtype
+    if op is ReduceOp.AVG and dtype.kind in "iu":
+        return expected(op, list(parts))  # exact, whatever the order
+    if dtype == COMPLEX32:
+        wide = [part.view(np.float16).astype(np.float32).view(np.complex64) for part in parts]
+        return by_host(ranks, wide, op).view(np.float32).astype(np.float16).view(dtype)
+    plain = ReduceOp.SUM if op is ReduceOp.AVG else op
+    wide = [part.astype(np.float32) if dtype in NARROW else part for part in parts]
+    result = expected(plain, [expected(plain, [wide[rank] for rank in host]) for host in layout_of(ranks.hosts)])
+    return (np.divide(result, len(parts), dtype=result.dtype) if op is ReduceOp.AVG else result).astype(dtype)
+
+
+def noise(rank: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """Return numbers whose sum depends on the order in which they are added."""
+    return (np.random.default_rng([rank, count]).normal(size=count) * 1e3).astype(dtype)
+
+
+def modes(number: int) -> Any:
+    """Return now and later in turn."""
+    return LATER if number % 2 else NOW
+
+
+# Reductions
+
+
+@pytest.mark.parametrize("count", LENGTHS)
+def test_all_reduce_of_every_length(ranks: World, count: int) -> None:
+    dtypes = (FLOAT32, FLOAT64, np.dtype(np.float16), np.dtype(np.int8))
+    want = {dtype: by_host(ranks, [values(rank, count, dtype) for rank in range(ranks.size)]) for dtype in dtypes}
+
+    def call(members: Communicator) -> None:
+        for number, dtype in enumerate(dtypes):
+            array = values(members.rank, count, dtype)
+            done(members.all_reduce(array, ReduceOp.SUM, modes(number)))
+            same(array, want[dtype])
+
+    ranks.run(call)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_reductions_of_every_dtype(ranks: World, op: ReduceOp) -> None:
+    cells = [(dtype, count) for dtype in DTYPES if op in ops_of(dtype) for count in (5, 3001)]
+    want = {
+        (dtype, count): by_host(ranks, [values(rank, count, dtype) for rank in range(ranks.size)], op)
+        for dtype, count in cells
+    }
+
+    def call(members: Communicator) -> None:
+        for number, (dtype, count) in enumerate(cells):
+            what = f"{op.name} {display(dtype)}[{count}]"
+            array = values(members.rank, count, dtype)
+            done(members.all_reduce(array, op, modes(number)))
+            same(array, want[dtype, count], f"all_reduce {what}")
+            root = number % members.size
+            array = values(members.rank, count, dtype)
+            done(members.reduce(array, op, root, modes(number + 1)))
+            kept = values(members.rank, count, dtype)
+            same(array, want[dtype, count] if members.rank == root else kept, f"reduce {what}")
+            inputs = np.split(np.tile(values(members.rank, count, dtype), members.size), members.size)
+            output = np.zeros(count * dtype.itemsize, np.uint8).view(dtype)
+            done(members.reduce_scatter(output, inputs, op, modes(number)))
+            same(output, want[dtype, count], f"reduce_scatter {what}")
+
+    ranks.run(call)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("count", [7, 9001])
+def test_sums_are_associated_by_host_and_the_same_everywhere(ranks: World, dtype: type, count: int) -> None:
+    parts = [noise(rank, count, np.dtype(dtype)) for rank in range(ranks.size)]
+    want = by_host(ranks, parts)
+    precise = np.sum([part.astype(np.float64) for part in parts], axis=0)
+    coarse = np.finfo(dtype).eps * 1e4 * ranks.size
+
+    def call(members: Communicator) -> None:
+        array = parts[members.rank].copy()
+        members.all_reduce(array, ReduceOp.SUM, NOW)
+        same(array, want, "all_reduce")
+        np.testing.assert_allclose(array.astype(np.float64), precise, atol=coarse)
+        for root in range(members.size):
+            array = parts[members.rank].copy()
+            members.reduce(array, ReduceOp.SUM, root, NOW)
+            same(array, want if members.rank == root else parts[members.rank], "reduce")
+        output = np.empty_like(want)
+        members.reduce_scatter(output, [parts[members.rank]] * members.size, ReduceOp.SUM, NOW)
+        same(output, want, "reduce_scatter")
+
+    ranks.run(call)
+
+
+def test_half_precision_is_rounded_once(ranks: World) -> None:
+    def call(members: Communicator) -> None:
+        array = np.array([2048.0 if members.rank == 0 else 1.0, 60_000.0, 3e-8], np.float16)
+        members.all_reduce(array, ReduceOp.SUM, NOW)
+        assert array[0] == np.float16(2047.0 + members.size)  # in float16, 2048 + 1 is 2048
+        assert array[1] == np.inf
+        array = np.array([60_000.0, 1.0], np.float16)
+        members.all_reduce(array, ReduceOp.AVG, NOW)
+        assert array.tolist() == [60_000.0, 1.0]
+
+    ranks.run(call)
+
+
+def test_the_average_of_integers_does_not_overflow_on_its_way(ranks: World) -> None:
+    def call(members: Communicator) -> None:
+        for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64):
+            limits = np.iinfo(dtype)
+            high, low = limits.max, limits.min
+            if dtype is np.int64:  # a sum of 64 bits wraps around, here as elsewhere
+                high, low = high // members.size, -(high // members.size)
+            parts = [np.array([high, low, -r % 3], dtype) for r in range(members.size)]
+            array = parts[members.rank].copy()
+            members.all_reduce(array, ReduceOp.AVG, NOW)
+            same(array, expected(ReduceOp.AVG, parts), dtype.__name__)
+
+    ranks.run(call)
+
+
+def test_special_values(ranks: World) -> None:
+    def call(members: Communicator) -> Array:
+        array = np.array([np.inf, np.nan if members.rank == 1 else 1.0, 3e38, -0.0], np.float32)
+        with np.errstate(all="raise"):  # the user's choice must not end a collective half-way
+            members.all_reduce(array, ReduceOp.SUM, NOW)
+        smallest = np.array([np.nan if members.rank == 1 else 1.0], np.float16)
+        members.all_reduce(smallest, ReduceOp.MIN, NOW)
+        assert np.isnan(smallest[0])
+        return array
+
+    for got in ranks.run(call):
+        assert got[0] == got[2] == np.inf
+        assert np.isnan(got[1])
+
+
+@pytest.mark.parametrize("length", [lambda r: r * 700, lambda r: 3000 * (r == 1), lambda r: 1], ids="abc")
+def test_reduce_scatter_of_uneven_lengths(ranks: World, length: Any) -> None:
+    def call(members: Communicator) -> None:
+        for number, dtype in enumerate((FLOAT32, np.dtype(np.float16), np.dtype(np.clongdouble))):
+            inputs = [values(members.rank, length(owner), dtype) for owner in range(members.size)]
+            output = np.zeros(length(members.rank), dtype)
+            done(members.reduce_scatter(output, inputs, ReduceOp.SUM, modes(number)))
+            parts = [values(rank, length(members.rank), dtype) for rank in range(members.size)]
+            same(output, by_host(ranks, parts))
+
+    ranks.run(call)
+
+
+# Copies
+
+
+@pytest.mark.parametrize("count", LENGTHS)
+def test_broadcast_from_every_rank(ranks: World, count: int) -> None:
+    def call(members: Communicator) -> None:
+        for root in range(members.size):
+            for number, dtype in enumerate((FLOAT64, np.dtype("V16"), np.dtype(bool))):
+                sent = np.random.default_rng([root, number]).integers(0, 2, count * dtype.itemsize, np.uint8)
+                array = (sent if members.rank == root else np.zeros_like(sent)).view(dtype)
+                done(members.broadcast(array, root, modes(number)))
+                assert array.tobytes() == sent.tobytes()
+
+    ranks.run(call)
+
+
+@pytest.mark.parametrize("length", [lambda r: 4099, lambda r: r * 911, lambda r: 5 * (r == 2)], ids="abc")
+def test_all_gather(ranks: World, length: Any) -> None:
+    def call(members: Communicator) -> None:
+        for number, dtype in enumerate((FLOAT64, COMPLEX32, np.dtype(np.int8), np.dtype("V1"))):
+            outputs = [np.zeros(length(rank) * dtype.itemsize, np.uint8).view(dtype) for rank in range(members.size)]
+            mine = values(members.rank, length(members.rank), dtype)
+            done(members.all_gather(outputs, mine, modes(number)))
+            for rank, output in enumerate(outputs):
+                assert output.tobytes() == values(rank, length(rank), dtype).tobytes()
+
+    ranks.run(call)
+
+
+# With the calls that stay on the link
+
+
+def test_calls_over_the_link_and_over_the_hosts_in_turn(ranks: World) -> None:
+    def call(members: Communicator) -> None:
+        size = members.size
+        for turn in range(6):
+            array = np.full(5000, 1.0)
+            members.all_reduce(array, ReduceOp.SUM, NOW)
+            assert (array == size).all()
+            for _ in range(turn):
+                members.barrier(NOW)
+            outputs = [np.zeros(3000) for _ in range(size)]
+            members.all_to_all(outputs, [np.full(3000, float(members.rank)) for _ in range(size)], NOW)
+            assert [output[-1] for output in outputs] == list(range(size))
+            gathered = [np.zeros(20_000) for _ in range(size)] if members.rank == size - 1 else []
+            members.gather(gathered, np.full(20_000, float(members.rank)), size - 1, NOW)
+            assert [output[-1] for output in gathered] == list(range(len(gathered)))
+            output = np.zeros(20_000)
+            members.scatter(
+                output, [np.full(20_000, float(r)) for r in range(size)] if not members.rank else [], 0, NOW
+            )
+            assert (output == members.rank).all()
+
+    ranks.run(call)

@@ -1,0 +1,689 @@
+"""The store's fast path: who gets in, what breaks on the way, who waits, and what is left when it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from support.processes import wait_until
+
+from rankmesh_agent.app import create_store_app
+from rankmesh_agent.serving import HttpThread, bind, url_of
+from rankmesh_agent.store import fast_client, fast_server, forms
+from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.commands import (
+    Add,
+    Append,
+    CompareSet,
+    Count,
+    Delete,
+    Get,
+    MultiSet,
+    QueuePop,
+    QueuePush,
+    Set,
+    Wait,
+)
+from rankmesh_agent.store.fast_client import BlockingRemote
+from rankmesh_agent.store.fast_server import FastPath
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import (
+    AuthenticationError,
+    DistNetworkError,
+    KeyNotFoundError,
+    NotANumberError,
+    QueueEmptyError,
+)
+from rankmesh_agent.wire.handshake import HELLO_BYTES, PROOF_BYTES, Challenge
+from rankmesh_agent.wire.store_frames import (
+    EARLIER,
+    MAX_BYTES,
+    REQUEST,
+    decode_answer,
+    decode_parts,
+    encode_request,
+    nearby_of,
+    upgrade,
+)
+
+
+class Raw:
+    """A client of the fast path, one step at a time.
+
+    Args:
+        url: the owner's.
+        token: for the challenge; None to stop before that.
+    """
+
+    def __init__(self, url: str, token: str | None = "secret") -> None:
+        split = urlsplit(url)
+        self.sock = socket.create_connection((split.hostname, split.port), 10.0)
+        self.name = b""
+        try:
+            self.sock.sendall(upgrade(split.netloc))
+            head = b""
+            while (found := nearby_of(head)) is None:
+                head += self.read(1)
+            self.nearby = found
+            if token is not None:
+                self.introduce(Challenge(token, client=True))
+        except BaseException:
+            self.sock.close()
+            raise
+
+    def introduce(self, challenge: Challenge) -> None:
+        """Pass the challenge."""
+        self.sock.sendall(challenge.hello())
+        challenge.receive_hello(self.read(HELLO_BYTES))
+        self.sock.sendall(challenge.proof())
+        challenge.receive_proof(self.read(PROOF_BYTES))
+        self.name = challenge.name
+
+    def read(self, size: int) -> bytes:
+        """Return so many bytes."""
+        data = b""
+        while len(data) < size:
+            more = self.sock.recv(size - len(data))
+            if not more:
+                raise EOFError
+            data += more
+        return data
+
+    def send(self, command: Command, seq: int = 1, again: bytes = b"") -> None:
+        """Ask for a command."""
+        self.sock.sendall(forms.request(command, seq, again=again))
+
+    def result(self, command: Command) -> Any:
+        """Return the answer to a command."""
+        header = self.read(24)
+        kind, _, count, length, number = decode_answer(header)
+        return forms.result(command, kind, number, decode_parts(header + self.read(length), count))
+
+    def ask(self, command: Command, seq: int = 1, again: bytes = b"") -> Any:
+        """Ask for a command and return the answer."""
+        self.send(command, seq, again)
+        return self.result(command)
+
+    def is_closed(self) -> bool:
+        """Wait until the other end has closed the connection; whether it said nothing before."""
+        try:
+            return self.sock.recv(1) == b""
+        except ConnectionError:
+            return True
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+@pytest.fixture
+def raw(owner) -> Iterator[Callable[..., Raw]]:
+    """Makes clients that go one step at a time."""
+    made = []
+
+    def make(token: str | None = "secret") -> Raw:
+        made.append(Raw(owner, token))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def way(request, monkeypatch) -> str:
+    if request.param == "tcp":
+        monkeypatch.setattr(BlockingRemote, "_connect_nearby", lambda _: None)
+    return request.param
+
+
+@pytest.fixture
+def store(owner) -> Iterator[BlockingRemote]:
+    found = BlockingRemote(owner, "secret")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(64) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(server, way_if_any) -> Iterator[None]:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "descriptors to be closed", 10)
+    assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-store-fast"]
+
+
+@pytest.fixture
+def way_if_any(server) -> None:
+    """The session's server runs before descriptors are counted."""
+    wait_until(lambda: _answers(server[1]), "the server", 10)
+
+
+def _answers(url: str) -> bool:
+    split = urlsplit(url)
+    with contextlib.closing(socket.create_connection((split.hostname, split.port), 10.0)) as sock:
+        sock.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        return bool(sock.recv(1))
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def value(owned, key: str) -> bytes | None:
+    return owned.table.value(key)
+
+
+class TestAConnection:
+    def test_it_is_kept_and_is_as_near_as_can_be(self, way, store, fast_path):
+        for number in range(1, 101):
+            assert store.do(Add("n")) == number
+        (line,) = store._lines
+        assert line.sock.family == (socket.AF_UNIX if way == "unix" else socket.AF_INET)
+        wait_until(lambda: len(fast_path._connections) == 1, "the others to be closed")
+
+    def test_large_values(self, way, store):
+        large = os.urandom(20 << 20)
+        store.do(Set("k", large))
+        assert store.do(Get("k")) == large
+        store.do(MultiSet((("a", large), ("b", b""))))
+
+    def test_a_large_answer_to_somebody_who_waits(self, way, store, owned, threads):
+        waiting = threads.submit(store.do, Get("k", 30.0))
+        wait_until(lambda: owned.table._watches, "the wait")
+        large = bytes(20 << 20)
+        Set("k", large).apply(owned.table)
+        assert waiting.result(30) == large
+
+    def test_byte_by_byte(self, raw):
+        one = raw()
+        for byte in forms.request(Set("key", b"value"), 1):
+            one.sock.sendall(bytes([byte]))
+        assert one.result(Set("key", b"value")) is None
+        assert one.ask(Get("key")) == b"value"
+
+    def test_threads_have_one_each_and_few_are_kept(self, way, store, owned, threads, fast_path):
+        waits = [threads.submit(store.do, Get("k", 30.0)) for _ in range(40)]
+        wait_until(lambda: len(owned.table._watches.get("k", ())) == 40, "40 waits")
+        store.do(Set("k", b"v"))
+        assert [wait.result(30) for wait in waits] == [b"v"] * 40
+        assert len(store._idle) == len(store._lines) <= fast_client.MOST_IDLE
+        wait_until(lambda: len(fast_path._connections) <= fast_client.MOST_IDLE, "the rest to be closed")
+
+    def test_closing_ends_what_is_under_way(self, way, store, owned, threads, fast_path):
+        waiting = threads.submit(store.do, Get("k", 30.0))
+        wait_until(lambda: owned.table._watches, "the wait")
+        store.close()
+        with pytest.raises(DistNetworkError, match="is closed"):
+            waiting.result(10)
+        wait_until(lambda: not fast_path._connections and not owned.table._watches, "the owner to learn it")
+
+    def test_a_forgotten_one_is_closed_here_alone(self, store, fast_path):
+        store.do(Set("k", b"v"))
+        (line,) = store._lines
+        twin = line.sock.dup()  # as a parent has it, when its child forgets
+        store.forget()
+        twin.sendall(forms.request(Get("k"), 5))
+        assert twin.recv(100)
+        twin.close()
+
+
+class TestStrangers:
+    """They learn nothing, and the others are served as before."""
+
+    @pytest.fixture(autouse=True)
+    def others_are_served(self, store, fast_path) -> Iterator[None]:
+        store.do(Set("k", b"v"))
+        yield
+        wait_until(lambda: len(fast_path._connections) == 1, "strangers to be sent away")
+        assert fast_path._strangers == 0
+        assert store.do(Get("k")) == b"v"
+
+    @pytest.mark.parametrize(
+        "words", [b"GET / HTTP/1.1\r\n\r\n".ljust(HELLO_BYTES), bytes(HELLO_BYTES), bytes(1 << 20)], ids=range(3)
+    )
+    def test_garbage(self, raw, words):
+        one = raw(None)
+        with contextlib.suppress(ConnectionError):
+            one.sock.sendall(words)
+        assert one.is_closed()
+
+    def test_at_the_unix_socket(self, raw):
+        one = raw(None)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect("\0" + one.nearby)
+            sock.settimeout(10.0)
+            sock.sendall(bytes(HELLO_BYTES))
+            assert sock.recv(100) == b""
+        one.close()
+
+    def test_another_version(self, raw):
+        one = raw(None)
+        hello = bytearray(Challenge("secret", client=True).hello())
+        hello[7] += 1
+        one.sock.sendall(hello)
+        assert one.is_closed()
+
+    def test_another_token(self, raw):
+        with pytest.raises((EOFError, ConnectionError)):
+            raw("guess")
+
+    def test_a_proof_that_is_reflected(self, raw):
+        one = raw(None)
+        challenge = Challenge("secret", client=True)
+        one.sock.sendall(challenge.hello())
+        one.read(HELLO_BYTES)
+        one.sock.sendall(bytes(PROOF_BYTES))
+        assert one.is_closed()
+
+    def test_who_sends_more_than_the_step_takes(self, raw):
+        one = raw(None)
+        one.sock.sendall(Challenge("secret", client=True).hello() + bytes(PROOF_BYTES))
+        assert one.is_closed()
+
+    def test_silence(self, raw, monkeypatch):
+        monkeypatch.setattr(fast_server, "CHALLENGE_SECONDS", 0.05)
+        assert raw(None).is_closed()
+
+    def test_too_many(self, raw, fast_path, monkeypatch):
+        monkeypatch.setattr(fast_server, "MAX_STRANGERS", 1)
+        first = raw(None)
+        with pytest.raises((EOFError, ConnectionError)):
+            raw(None)
+        first.close()
+        wait_until(lambda: fast_path._strangers == 0, "the first to go")
+        assert raw().ask(Get("k")) == b"v"
+
+    @pytest.mark.parametrize(
+        "frame",
+        [
+            REQUEST.pack(1, 0, 1, 1, MAX_BYTES + 1, 0.0),
+            REQUEST.pack(1, 0, 1, 1 << 30, 4, 0.0),
+            REQUEST.pack(1, 0, 1, 0, 0, float("nan")),
+            REQUEST.pack(200, 0, 1, 0, 0, 0.0),
+            REQUEST.pack(1, 0, 1, 1, 5, 0.0) + struct.pack("!I", 2) + b"k",
+            encode_request(4, 0, 1, 0.0, [b"k"]),
+            encode_request(4, 0x80, 1, 0.0, [b"not a name", b"k", b"1"]),
+            encode_request(4, 0x80, 1, 0.0, []),
+            forms.request(Get("k"), 1) * 2,
+            b"\xff" * 100,
+        ],
+        ids=range(10),
+    )
+    def test_what_is_no_request(self, raw, frame):
+        one = raw()
+        one.sock.sendall(frame)
+        assert one.is_closed()
+
+    def test_half_a_request(self, raw):
+        one = raw()
+        one.sock.sendall(forms.request(Set("k", bytes(1000)), 1)[:-1])
+        one.close()
+
+    def test_who_speaks_while_he_waits(self, raw, owned):
+        one = raw()
+        one.send(Get("none", 30.0))
+        wait_until(lambda: owned.table._watches, "the wait")
+        one.send(Get("none", 30.0))
+        assert one.is_closed()
+        wait_until(lambda: owned.table._watches == {}, "the end of the wait")
+
+    def test_errors_are_answers(self, raw):
+        one = raw()
+        with pytest.raises(NotANumberError):
+            one.ask(Add("k"))
+        with pytest.raises(KeyNotFoundError):
+            one.ask(Get("none", 0.01))
+        assert one.ask(Get("k")) == b"v"
+
+
+class TestTokens:
+    def test_the_owner_has_another(self, way, owner):
+        store = BlockingRemote(owner, "guess")
+        began = time.monotonic()
+        with pytest.raises(AuthenticationError, match=f"{owner} refused us: RANKMESH_TOKEN") as caught:
+            store.do_first(Count(), Deadline(60.0))
+        assert time.monotonic() - began < 30
+        assert caught.value.address == owner
+        store.close()
+
+    def test_the_owner_only_pretends(self, owner):
+        """Who does not know the token is not believed, and learns nothing with which to pretend elsewhere."""
+
+        def pretend(listener: socket.socket) -> None:
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(1000)
+                sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+                challenge = Challenge("guess", client=False)
+                challenge.receive_hello(sock.recv(HELLO_BYTES))
+                sock.sendall(challenge.hello())
+                sock.recv(PROOF_BYTES)
+                sock.sendall(challenge.proof())
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=pretend, args=(listener,))
+            thread.start()
+            store = BlockingRemote(f"http://127.0.0.1:{listener.getsockname()[1]}", "secret")
+            with pytest.raises(AuthenticationError):
+                store.do(Add("k"))
+            thread.join()
+            store.close()
+
+
+class TestWaits:
+    def test_whoever_sets_a_key_tells_those_who_wait(self, raw, owned):
+        """In his own thread: the answers come while the server's is held up."""
+        waiting, busy = raw(), raw()
+        waiting.send(Get("k", 30.0))
+        wait_until(lambda: owned.table._watches, "the wait")
+        with owned.table._lock:
+            busy.send(Count())  # the server's thread stands at the lock from here on
+            Set("k", b"v").apply(owned.table)
+            assert waiting.result(Get("k")) == b"v"
+        assert busy.result(Count()) == 1
+
+    def test_who_has_gone_gets_nothing(self, raw, owned, fast_path):
+        one = raw()
+        one.send(QueuePop("q", 30.0))
+        wait_until(lambda: owned.table._takers, "the wait")
+        with owned.table._lock:
+            other = raw()
+            other.send(Count())
+            one.close()  # which the server's thread cannot see yet
+            QueuePush("q", b"1").apply(owned.table)
+        assert other.result(Count()) == 0
+        assert other.ask(QueuePop("q", 30.0)) == b"1"
+
+    def test_they_do_not_pile_up(self, raw, owned, fast_path):
+        one = raw()
+        for number in range(200):
+            one.send(Get(str(number), 1000.0))
+            wait_until(lambda: owned.table._watches, "the wait")
+            Set(str(number), b"").apply(owned.table)
+            one.result(Get("k"))
+        assert len(fast_path._timers) < 100
+
+    @pytest.mark.parametrize("command", [Get("k", 30.0), Wait(("k",), 30.0), QueuePop("k", 30.0)], ids=["g", "w", "p"])
+    def test_the_owner_goes(self, way, store, owned, fast_path, threads, command):
+        waiting = threads.submit(store.do, command)
+        wait_until(lambda: owned.table._watches or owned.table._takers, "the wait")
+        fast_path.close()
+        with pytest.raises(DistNetworkError, match="cannot be reached"):
+            waiting.result(10)
+
+    def test_an_owner_that_does_not_answer(self, way, store, owned, monkeypatch):
+        store.do(Count())
+        monkeypatch.setattr(fast_client, "ANSWER_SECONDS", 0.5)
+        with owned.table._lock, pytest.raises(DistNetworkError, match="cannot be reached: timed out"):
+            store.do(Add("k"))
+        assert not store._lines
+
+    def test_in_turn(self, raw, owned):
+        """32 clients ask at once, some of them again and again: each is served once before anybody is twice."""
+        clients = [raw() for _ in range(32)]
+        with owned.table._lock:
+            clients[0].send(Count())  # nobody is served before the lock is free
+            for number, client in enumerate(clients[1:], 1):
+                client.send(QueuePush("q", b"%d" % number))
+        clients[0].result(Count())
+        with ThreadPoolExecutor(31) as threads:
+
+            def go_on(number: int) -> None:
+                clients[number].result(QueuePush("q", b""))
+                for _ in range(number % 3):
+                    clients[number].ask(QueuePush("q", b"%d" % number))
+
+            list(threads.map(go_on, range(1, 32)))
+        first = [int(clients[0].ask(QueuePop("q"))) for _ in range(31)]
+        assert sorted(first) == list(range(1, 32))
+
+
+class TestConnectionsThatBreak:
+    """The owner carries out a request once, though its client asks twice."""
+
+    WRITES: tuple[tuple[Command, Any, bytes | None], ...] = (
+        (Add("k"), 2, b"2"),
+        (Append("k", b"0"), None, b"10"),
+        (CompareSet("k", b"1", b"2"), b"2", b"2"),
+        (Delete("k"), True, None),
+        (Set("k", b"2"), None, b"2"),
+        (MultiSet((("k", b"2"),)), None, b"2"),
+        (Get("k"), b"1", b"1"),
+    )
+
+    @pytest.mark.parametrize("lost", ["request", "answer"])
+    @pytest.mark.parametrize(("command", "result", "end"), WRITES, ids=lambda value: type(value).__name__)
+    def test_what_was_lost_is_asked_for_again(self, owner, owned, monkeypatch, lost, command, result, end):
+        monkeypatch.setattr(BlockingRemote, "_connect_nearby", lambda _: None)
+        Set("k", b"1").apply(owned.table)
+        with losing(owner, lost) as url, contextlib.closing(BlockingRemote(url, "secret")) as store:
+            assert store.do(command) == result
+        assert value(owned, "k") == end
+
+    def test_twice_is_too_much(self, owner, owned, monkeypatch):
+        monkeypatch.setattr(BlockingRemote, "_connect_nearby", lambda _: None)
+        with (
+            losing(owner, "answer", 2) as url,
+            contextlib.closing(BlockingRemote(url, "secret")) as store,
+            pytest.raises(DistNetworkError, match="cannot be reached"),
+        ):
+            store.do(Add("k"))
+        assert value(owned, "k") == b"1"
+
+    def test_a_connection_that_the_owner_closed_while_it_was_idle(self, way, store, fast_path, owned):
+        assert store.do(Add("k")) == 1
+        for connection in list(fast_path._connections.values()):
+            connection.hang_up()
+        wait_until(lambda: not fast_path._connections, "the end")
+        assert store.do(Add("k")) == 2
+
+    @pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
+    def test_its_last_answer_is_kept(self, raw, closed):
+        """Whether the owner has seen the first connection's end or not."""
+        first, second = raw(), raw()
+        assert first.ask(Add("k"), 7) == 1
+        if closed:
+            first.close()
+        earlier = EARLIER.pack(first.name, 7)
+        assert second.ask(Add("k"), 1, earlier) == 1
+        assert second.ask(Add("k"), 2) == 2
+        if not closed:
+            assert first.is_closed()
+        third = raw()
+        assert third.ask(Add("k"), 1, EARLIER.pack(second.name, 2)) == 2
+        assert third.ask(Add("k"), 2, EARLIER.pack(second.name, 2)) == 3  # it is known once
+
+    def test_another_request_is_another(self, raw):
+        first, second = raw(), raw()
+        first.ask(Add("k"), 7)
+        assert second.ask(Add("k"), 1, EARLIER.pack(first.name, 8)) == 2
+
+    def test_a_wait_moves(self, raw, owned):
+        first, second = raw(), raw()
+        first.send(QueuePop("q", 30.0), 3)
+        wait_until(lambda: owned.table._takers, "the wait")
+        taker = owned.table._takers["q"][0]
+        second.send(QueuePop("q", 30.0), 1, EARLIER.pack(first.name, 3))
+        assert first.is_closed()
+        wait_until(lambda: taker.cancelled() and owned.table._takers, "the second wait")
+        QueuePush("q", b"1").apply(owned.table)
+        assert second.result(QueuePop("q")) == b"1"
+
+    def test_what_a_wait_was_given_moves(self, raw, owned):
+        first, second = raw(), raw()
+        first.send(QueuePop("q", 30.0), 3)
+        wait_until(lambda: owned.table._takers, "the wait")
+        QueuePush("q", b"1").apply(owned.table)
+        first.close()
+        assert second.ask(QueuePop("q", 30.0), 1, EARLIER.pack(first.name, 3)) == b"1"
+
+    def test_what_is_kept_is_bounded(self, raw, fast_path, monkeypatch):
+        monkeypatch.setattr(fast_server, "MOST_KEPT", 2)
+        names = []
+        for _ in range(3):
+            one = raw()
+            one.ask(Add("k"), 1)
+            names.append(one.name)
+            one.close()
+            wait_until(lambda: not fast_path._connections, "the end")
+        last = raw()
+        assert last.ask(Add("k"), 1, EARLIER.pack(names[0], 1)) == 4  # forgotten, so it is done again
+        assert last.ask(Add("k"), 2, EARLIER.pack(names[2], 1)) == 3
+        assert fast_path._kept._bytes == 24
+
+    def test_and_not_for_ever(self, raw, fast_path, monkeypatch):
+        monkeypatch.setattr(fast_server, "KEPT_SECONDS", 0.01)
+        one = raw()
+        one.ask(Add("k"))
+        one.close()
+        wait_until(lambda: not fast_path._connections and not fast_path._kept, "it to be forgotten")
+
+
+@contextlib.contextmanager
+def losing(owner: str, what: str, times: int = 1) -> Iterator[str]:
+    """A proxy that hangs up instead of passing on the first request after the challenge, or its answer.
+
+    Args:
+        owner: whom it passes everything else on to.
+        what: ``request`` or ``answer``.
+        times: on how many connections.
+    """
+    target = urlsplit(owner)
+    left = [times]
+    opened: list[socket.socket] = []
+    running: list[threading.Thread] = []
+
+    def serve(client: socket.socket) -> None:
+        with client, socket.create_connection((target.hostname, target.port)) as there:
+            opened.append(client)
+            for step in range(1000):  # upgrade, hello, proof, and then requests; each has one answer
+                for source, sink, name in ((client, there, "request"), (there, client, "answer")):
+                    data = source.recv(1 << 16)
+                    if not data:
+                        return
+                    if step == 3 and name == what and left[0] > 0:
+                        left[0] -= 1
+                        return
+                    sink.sendall(data)
+
+    def accept(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                running.append(threading.Thread(target=serve, args=(listener.accept()[0],)))
+                running[-1].start()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    accepting = threading.Thread(target=accept, args=(listener,))
+    accepting.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    accepting.join()
+    for sock in opened:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+    for thread in running:
+        thread.join()
+
+
+class TestOwnersThatSpeakOnlyHttp:
+    @pytest.fixture
+    def url(self, owned) -> Iterator[str]:
+        listener = bind("127.0.0.1", 0, what="test")
+        server = HttpThread(partial(create_store_app, owned, token="secret"), listener, "http only")
+        server.start()
+        yield url_of(listener)
+        server.stop()
+
+    def test_they_are_asked_in_http(self, url, owned, threads):
+        with contextlib.closing(BlockingRemote(url, "secret")) as store:
+            with pytest.raises(QueueEmptyError):
+                store.do(QueuePop("q"))
+            assert [store.do(Add("k")) for _ in range(3)] == [1, 2, 3]
+            waiting = threads.submit(store.do, Get("later", 30.0))
+            wait_until(lambda: owned.table._watches, "the wait")
+            store.do(Set("later", b"v"))
+            assert waiting.result(30) == b"v"
+            assert not store._lines
+
+    def test_another_token(self, url):
+        with (
+            contextlib.closing(BlockingRemote(url, "guess")) as store,
+            pytest.raises(DistNetworkError, match=r"answered 401: .*RANKMESH_TOKEN"),
+        ):
+            store.do(Add("k"))
+
+    @pytest.mark.parametrize(
+        "url", ["http://", "http://[::1", "http://127.0.0.1:99999", "ftp://127.0.0.1"], ids=range(4)
+    )
+    def test_a_url_that_is_none(self, url):
+        with contextlib.closing(BlockingRemote(url)) as store, pytest.raises(DistNetworkError):
+            store.do(Get("k"))
+
+
+class TestTheServer:
+    def test_it_has_no_thread_until_it_is_asked(self, owned):
+        before = threading.active_count()
+        idle = FastPath(owned.table, "")
+        assert threading.active_count() == before
+        idle.close()
+        idle.close()
+
+    def test_who_comes_too_late_is_sent_away(self, owned):
+        closed = FastPath(owned.table, "")
+        closed.close()
+        ours, theirs = socket.socketpair()
+        closed.take(theirs)
+        with ours:
+            assert ours.recv(1) == b""
+
+    def test_a_forked_child_lets_go(self, raw, fast_path):
+        one = raw()
+        one.ask(Count())
+        held = [fast_path._bell, fast_path._poll.fileno(), fast_path._nearby.fileno(), *fast_path._connections]
+        child = os.fork()
+        if child == 0:
+            try:
+                fast_path.forget()
+                os._exit(sum(map(is_open, held)))
+            finally:
+                os._exit(99)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(held) == 4
+        assert one.ask(Count()) == 0
+
+    def test_plain_http_goes_on_at_the_same_port(self, owner, store):
+        store.do(Set("k", b"v"))
+        split = urlsplit(owner)
+        asked = (
+            b"GET /v1/store/k HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n\r\n"
+            b"GET /v1/store-fast-path HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
+            b"Connection: close\r\n\r\n"
+        )
+        with socket.create_connection((split.hostname, split.port), 10.0) as sock:
+            for byte in asked:  # in as many pieces as can be
+                sock.sendall(bytes([byte]))
+            answers = b""
+            while more := sock.recv(1 << 16):
+                answers += more
+        assert answers.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"\r\n\r\nvHTTP/1.1 404 Not Found\r\n" in answers

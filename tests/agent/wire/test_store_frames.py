@@ -1,0 +1,148 @@
+"""The frames of the store's fast path: golden bytes both ways, and what is refused before anything is allocated."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rankmesh_agent.wire.errors import ProtocolError
+from rankmesh_agent.wire.store_frames import (
+    ANSWER,
+    MAX_BYTES,
+    MAX_HEAD_BYTES,
+    REQUEST,
+    Kind,
+    asks_for_upgrade,
+    decode_answer,
+    decode_parts,
+    decode_request,
+    encode_answer,
+    encode_request,
+    nearby_of,
+    renumbered,
+    switching,
+    upgrade,
+)
+
+REQUESTS = {
+    "without parts": (
+        (9, 4, 7, 0.0, []),
+        "09 04 0000 00000007 00000000 00000000 0000000000000000",
+    ),
+    "one part": (
+        (1, 0, 1, 2.5, [b"key"]),
+        "01 00 0000 00000001 00000001 00000007 4004000000000000 00000003 6b6579",
+    ),
+    "several parts": (
+        (2, 0x81, 0xFFFFFFFF, 0.0, [b"k", b"", b"\x00\xff"]),
+        "02 81 0000 ffffffff 00000003 0000000f 0000000000000000 00000001 00000000 00000002 6b 00ff",
+    ),
+}
+ANSWERS = {
+    "a number": ((Kind.NUMBER, 5, -2, []), "02 000000 00000005 00000000 00000000 fffffffffffffffe"),
+    "a value": (
+        (Kind.VALUE, 1, 0, [b"v"]),
+        "03 000000 00000001 00000001 00000005 0000000000000000 00000001 76",
+    ),
+    "an error": (
+        (Kind.REFUSED, 1, 0, [b"c", b"m"]),
+        "06 000000 00000001 00000002 0000000a 0000000000000000 00000001 00000001 63 6d",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_requests(name):
+    (opcode, flags, seq, seconds, parts), golden = REQUESTS[name]
+    data = bytes.fromhex(golden)
+    assert encode_request(opcode, flags, seq, seconds, parts) == data
+    assert decode_request(data) == (opcode, flags, seq, len(parts), len(data) - REQUEST.size, seconds)
+    assert decode_parts(data, len(parts)) == parts
+    assert decode_parts(bytearray(data), len(parts)) == parts
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answers(name):
+    (kind, seq, number, parts), golden = ANSWERS[name]
+    data = bytes.fromhex(golden)
+    assert encode_answer(kind, seq, number, parts) == data
+    assert decode_answer(data) == (kind, seq, len(parts), len(data) - ANSWER.size, number)
+    assert decode_parts(data, len(parts)) == parts
+    assert decode_answer(renumbered(data, 77)) == (kind, 77, len(parts), len(data) - ANSWER.size, number)
+
+
+def test_many_parts():
+    parts = [b"%d" % number for number in range(1000)]
+    frame = encode_request(7, 0, 1, 0.0, parts)
+    assert decode_parts(frame, 1000) == parts
+
+
+@pytest.mark.parametrize(("count", "length"), [(0, MAX_BYTES + 1), (2, 7), (0xFFFFFFFF, 100)])
+def test_lengths_that_cannot_be(count, length):
+    with pytest.raises(ProtocolError, match=str(MAX_BYTES)):
+        decode_request(REQUEST.pack(1, 0, 1, count, length, 0.0))
+    with pytest.raises(ProtocolError, match=str(MAX_BYTES)):
+        decode_answer(ANSWER.pack(1, 1, count, length, 0))
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_times_that_are_none(seconds):
+    with pytest.raises(ProtocolError, match="seconds"):
+        decode_request(REQUEST.pack(1, 0, 1, 0, 0, seconds))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_parts_that_do_not_add_up(count):
+    frame = bytearray(encode_request(1, 0, 1, 0.0, [b"abc"] * count))
+    frame[REQUEST.size + 3] += 1
+    with pytest.raises(ProtocolError, match="do not add up"):
+        decode_parts(bytes(frame), count)
+
+
+class TestTheUpgrade:
+    def test_golden(self):
+        asked = upgrade("127.0.0.1:29500")
+        assert asked == (
+            b"GET /v1/store-fast-path HTTP/1.1\r\nHost: 127.0.0.1:29500\r\nConnection: Upgrade\r\n"
+            b"upgrade: rankmesh-store/1\r\n\r\n"
+        )
+        agreed = switching("abc")
+        assert agreed == (
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: rankmesh-store/1\r\n"
+            b"Rankmesh-Nearby: abc\r\n\r\n"
+        )
+
+    def test_byte_by_byte(self):
+        asked, agreed = upgrade("host"), switching("abc")
+        assert {asks_for_upgrade(asked[:end]) for end in range(len(asked))} == {None}
+        assert asks_for_upgrade(asked) is True
+        assert {nearby_of(agreed[:end]) for end in range(len(agreed))} == {None}
+        assert nearby_of(agreed) == "abc"
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"G\r",
+            b"GET /v1/store HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /v1/store-fast-path HTTP/1.0\r\n",
+            b"GET /v1/store-fast-path HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /v1/store-fast-path HTTP/1.1\r\nUpgrade: websocket\r\n\r\n",
+            upgrade("x") + b"more",
+            b"GET /v1/store-fast-path HTTP/1.1\r\n" + b"x" * MAX_HEAD_BYTES,
+            b"RKMH-HI\x01",
+            b"\x16\x03\x01",
+        ],
+    )
+    def test_what_is_not_one(self, head):
+        assert asks_for_upgrade(head) is False
+
+    @pytest.mark.parametrize(
+        "head", [b"HTTP/1.1 404 Not Found\r\n", b"SSH-2.0", b"\n", b"HTTP/1.1 101 " + b"x" * MAX_HEAD_BYTES]
+    )
+    def test_what_does_not_agree(self, head):
+        with pytest.raises(ProtocolError):
+            nearby_of(head)
+
+    def test_a_proxy_may_leave_out_the_unix_socket(self):
+        assert nearby_of(b"HTTP/1.1 101 OK\r\nUpgrade: rankmesh-store/1\r\n\r\n") == ""

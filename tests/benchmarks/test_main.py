@@ -1,0 +1,52 @@
+"""The command line, and the small tables it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+from support.made_up_run import run
+
+from benchmarks.__main__ import names_of, parse, part
+from benchmarks.compact import compact
+from benchmarks.plan import Case
+from benchmarks.quick import as_json
+
+
+def test_a_part_is_what_was_asked_for() -> None:
+    options = parse(
+        ["--only", "all_reduce,stores", "--ranks", "2", "--sizes", "4,65536", "--peers", "gloo", "--rounds", "2"]
+    )
+    session = part(options)
+    assert session.cases == [Case("all_reduce", 2, 4), Case("all_reduce", 2, 65536)]
+    assert (session.store_rounds, session.join_rounds) == (2, 0)
+    assert session.effort(session.cases[0]).least == 2
+    assert options.peers == ["gloo"]
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="'c' is none of a, b"):
+        names_of({"a": 1, "b": 2})("a,c")
+
+
+def test_the_compact_table_is_of_ratios_to_the_first_peer() -> None:
+    lines = compact(run().results).splitlines()
+    assert "gloo/rankmesh-shm" in lines[0]
+    assert "60x" in lines[2]
+
+
+def test_the_quick_form_says_what_is_met() -> None:
+    read = json.loads(json.dumps(as_json(run())))
+    targets = {(one["row"], one["against"]): one for one in read["targets"]}
+    small = "shared memory, 2 ranks, all_reduce to 4 KiB"
+    assert targets[small, "gloo"] == {"row": small, "wanted": "≥ 40x", "worst": 60, "met": True, "against": "gloo"}
+    assert targets[small, "Open MPI"]["met"] is False
+    assert {
+        "operation": "all_reduce",
+        "ranks": 2,
+        "nbytes": 4,
+        "theirs": "gloo",
+        "ours": "rankmesh-shm",
+        "ratio": 60,
+    } in (read["ratios"])
