@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array
-from rankmesh_agent.wire.dtypes import FROM_CODE, WIDE, display, family, narrow, widen
+from rankmesh_agent.wire import half
+from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, WIDE, display, family, narrow, widen
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 _UFUNCS: dict[ReduceOp, np.ufunc] = {
@@ -45,6 +46,7 @@ _PLAIN: dict[tuple[ReduceOp, np.dtype[Any]], np.ufunc] = {
     and not (op is ReduceOp.PRODUCT and family(dtype) == "complex")
 }
 """Reductions that are nothing but one ufunc, applied to the arrays as they are: nearly all calls, and the short way."""
+_HALVES = frozenset({np.dtype(np.float16), COMPLEX32})
 _INT, _UINT = np.dtype(np.int64), np.dtype(np.uint64)
 _WIDE_PIECE = 1 << 15
 """Elements widened at a time: 128 KiB of float32, which stay in the cache."""
@@ -101,6 +103,11 @@ def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
         return
     ufunc = _UFUNCS[op]
     average = op is ReduceOp.AVG
+    if ufunc is np.add and out.dtype in _HALVES:
+        divisor = len(parts) if average else 1
+        if divisor & (divisor - 1) == 0:
+            half.add([part.view(np.float16) for part in parts], out.view(np.float16), divisor)
+            return
     wide = _accumulator(out.dtype, average)
     if wide is not None:
         for begin in range(0, out.size, _WIDE_PIECE):

@@ -76,6 +76,38 @@ def test_narrowing_special_values(value):
     np.testing.assert_array_equal(narrowed(wide), by_numpy(wide))
 
 
+@pytest.mark.parametrize("divisor", [1, 2, 4, 64])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_sums_of_every_magnitude(count, divisor):
+    """Random bits a piece of each magnitude, subnormal ones too, so that many sums are ties or become subnormal."""
+    rng = np.random.default_rng([count, divisor])
+    parts = [rng.choice(FINITE, 1 << 18) for _ in range(count)]
+    for magnitude in range(31):
+        there = slice(magnitude << 13, (magnitude + 1) << 13)
+        for part in parts:
+            bits = part[there].view(np.uint16)
+            bits &= 0x83FF
+            bits |= magnitude << 10
+    parts[0][-5:] = [np.inf, -np.inf, np.nan, 65504, -65504]
+    parts[1][-5:] = [-np.inf, 1, 1, 65504, -16]
+    wide = parts[0].astype(np.float32)
+    out = np.empty(parts[0].size, np.float16)
+    with np.errstate(all="ignore"):
+        for part in parts[1:]:
+            wide += part
+        want = (wide / np.float32(divisor)).astype(np.float16)
+        half.add(parts, out, divisor)
+    number = ~np.isnan(want)
+    np.testing.assert_array_equal(out[number].view(np.uint16), want[number].view(np.uint16))
+    assert np.isnan(out[~number]).all()
+
+
+def test_a_sum_into_its_first_part():
+    parts = [np.full(100_000, value, np.float16) for value in (1.5, 2.25)]
+    half.add(parts, parts[0])
+    assert (parts[0] == 3.75).all()
+
+
 def test_threads_do_not_share_scratch():
     wide = [np.random.default_rng(seed).normal(size=100_000).astype(np.float32) for seed in range(4)]
     right = []
