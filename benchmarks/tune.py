@@ -27,12 +27,12 @@ from benchmarks.plan import KIB, MIB, Effort
 from benchmarks.tables import microseconds, size, table
 from benchmarks.team import PeerFailedError, Team
 from rankmesh_agent.collectives import limits as limits_module
-from rankmesh_agent.collectives.select import Medium, candidates
+from rankmesh_agent.collectives.select import Medium, candidates, row_of
 from rankmesh_agent.wire.ops import Kind
 
 Limits = Mapping[tuple[str, str], Mapping[str, Mapping[int, int]]]
 RANKS = (2, 4)
-SIZES = tuple(KIB << power for power in range(12))
+SIZES = tuple(KIB << power for power in range(14))
 SLOT = MIB
 """Bytes of a slot, as the settings have it by default: over shared memory all algorithms but a row's last need it."""
 PROGRAM = "benchmarks.tune_rank"
@@ -60,9 +60,7 @@ class Row(NamedTuple):
     @property
     def algorithms(self) -> list[tuple[float, str]]:
         """What each algorithm can take at all, and its name, in the table's order."""
-        found = candidates(self.kind, self.medium)
-        slot = math.inf if self.medium in ("link", "hosts") else SLOT
-        return [(min(most, slot), one.__name__) for most, one in found[:-1]] + [(math.inf, found[-1][1].__name__)]
+        return [(most, one.__name__) for most, one in candidates(self.kind, self.medium, SLOT)]
 
 
 class Sample(NamedTuple):
@@ -79,10 +77,9 @@ def rows() -> list[Row]:
         for kind in Kind:
             try:
                 choice = candidates(kind, medium)
-            except KeyError:  # no collective, or one that this medium does as another
+            except KeyError:  # no collective
                 continue
-            own = medium == "segment" or choice is not candidates(kind, "segment")
-            if medium in MEASURED_BY and own and len(choice) > 1:
+            if medium in MEASURED_BY and row_of(kind, medium) == medium and len(choice) > 1:
                 found.append(Row(kind, medium))
     return found
 

@@ -35,7 +35,7 @@ def direct_segment(segment: Segment, array: Array, root: int) -> None:
         over_segment(segment, array, root)
         return
     if not sending:
-        shown.read(root, 0, array)
+        shown.read(root, 0, array, alone=segment.size == 2)
     shown.done()
 
 

@@ -44,7 +44,7 @@ def direct_segment(segment: Segment, outputs: Sequence[Array], array: Array, roo
     if receiving:
         for owner, output in enumerate(outputs):
             if owner != root:
-                shown.read(owner, 0, output)
+                shown.read(owner, 0, output, alone=True)
         outputs[root][:] = array
     shown.done()
 

@@ -37,10 +37,14 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], roo
     if not shown.readable:
         over_segment(segment, output, inputs, root)
         return
-    if not sending:
+    # The root copies its own while the others read, unless that would change what they read.
+    early = sending and not any(np.may_share_memory(output, part) for part in inputs if part is not inputs[root])
+    if early:
+        output[:] = inputs[root]
+    elif not sending:
         shown.read(root, 0, output)
     shown.done()
-    if sending:
+    if sending and not early:
         output[:] = inputs[root]
 
 

@@ -37,8 +37,8 @@ same with registered arrays; messages; messages between hosts, and shared memory
 Algorithm = Callable[..., None]
 
 _ALWAYS = math.inf
-_SLOT = math.inf
-"""The slot's bytes, which the group's shared memory has: none but the last algorithm over it takes more."""
+_SLOT = -1.0
+"""The bytes of a slot of the group's shared memory, whatever they are."""
 _DIRECT: tuple[Medium, Medium] = ("reads", "registered")
 _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     # Reducing everything everywhere costs size times the additions, but one step less: worth it in the L2 cache.
@@ -51,7 +51,7 @@ _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
     (Kind.REDUCE, "segment"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.chunked_segment)),
     # What is registered needs no copies, and where nothing is reduced the copy into a slot can be saved anyway.
     **{
-        (kind, medium): ((_SLOT, short), (_ALWAYS, direct))
+        (kind, medium): ((_ALWAYS, short), (_ALWAYS, direct))
         for kind, short, direct in (
             (Kind.BROADCAST, broadcast.over_segment, broadcast.direct_segment),
             (Kind.ALL_GATHER, all_gather.over_segment, all_gather.direct_segment),
@@ -100,11 +100,8 @@ def algorithm(kind: Kind, medium: Medium, nbytes: int, size: int, slot_bytes: in
         size: ranks in the group.
         slot_bytes: bytes of a segment's slot: the algorithms for small arrays need it all at once.
     """
-    rows = _rows(kind, medium, size)
-    for limit, found in rows[:-1]:
-        if nbytes <= limit and (slot_bytes is None or nbytes <= slot_bytes):
-            return found
-    return rows[-1][1]
+    rows = _rows(kind, medium, size, slot_bytes)
+    return next((found for limit, found in rows[:-1] if nbytes <= limit), rows[-1][1])
 
 
 def algorithms() -> list[tuple[Kind, Medium, Algorithm]]:
@@ -112,18 +109,25 @@ def algorithms() -> list[tuple[Kind, Medium, Algorithm]]:
     return [(kind, medium, found) for (kind, medium), rows in _TABLE.items() for _, found in rows]
 
 
-def candidates(kind: Kind, medium: Medium) -> tuple[tuple[float, Algorithm], ...]:
+def row_of(kind: Kind, medium: Medium) -> Medium:
+    """Return whose row of the table a medium takes: its own, or the simpler one's it is a kind of."""
+    return medium if (kind, medium) in _TABLE else "link" if medium == "hosts" else "segment"
+
+
+def candidates(kind: Kind, medium: Medium, slot_bytes: int | None = None) -> tuple[tuple[float, Algorithm], ...]:
     """Return the algorithms for a collective in the table's order, each with the bytes it can take at all."""
-    return _TABLE.get((kind, medium)) or _TABLE[kind, "link" if medium == "hosts" else "segment"]
+    slot = math.inf if slot_bytes is None else slot_bytes
+    row = _TABLE[kind, row_of(kind, medium)]
+    return tuple((slot if capable is _SLOT else capable, found) for capable, found in row)
 
 
 @cache
-def _rows(kind: Kind, medium: Medium, size: int) -> tuple[tuple[float, Algorithm], ...]:
+def _rows(kind: Kind, medium: Medium, size: int, slot_bytes: int | None) -> tuple[tuple[float, Algorithm], ...]:
     """Return the row of the table with its limits as they were measured."""
-    measured = LIMITS.get((kind.name, medium), {})
+    measured = LIMITS.get((kind.name, row_of(kind, medium)), {})
     return tuple(
         (min(capable, _for_size(measured[found.__name__], size)) if found.__name__ in measured else capable, found)
-        for capable, found in candidates(kind, medium)
+        for capable, found in candidates(kind, medium, slot_bytes)
     )
 
 

@@ -74,6 +74,8 @@ class Mesh:
         # Reentrant only because it knows its owner, which a wait cut off by Ctrl-C has to ask.
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
+        for connection in connections.values():
+            connection.two_cores = not crowded
         self._peers = {peer: Peer(peer, connection, eager_limit) for peer, connection in connections.items()}
         self._by_fd = {peer.connection.fileno(): peer for peer in self._peers.values()}
         self._masks: dict[int, int] = {}

@@ -27,6 +27,9 @@ class Connection(ABC):
     peer: str
     """The other end in words, for error messages."""
 
+    two_cores: bool = False
+    """Whether the host has a core for each rank, so that the one of a peer that waits can be used meanwhile."""
+
     @abstractmethod
     def send(self, buffers: Sequence[Buffer]) -> int:
         """Take as many bytes of ``buffers``, in order, as fit now; return how many, 0 when full.

@@ -177,7 +177,7 @@ class RingConnection(Connection):
         self._out.words[_GENERATION] = (self._out.words[_GENERATION] + 1) % _GENERATIONS
 
     def read_offered(self, address: int, into: int, nbytes: int) -> None:
-        vmread.read(self._pid, address, into, nbytes)
+        vmread.read(self._pid, address, into, nbytes, two_cores=self.two_cores)
 
     def stands(self, generation: int) -> bool:
         return self._in.words[_GENERATION] == generation

@@ -62,6 +62,7 @@ class Segment:
         crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
 
     Attributes:
+        crowded: see above.
         windows: what the ranks can read of each other's memory.
     """
 
@@ -75,7 +76,7 @@ class Segment:
         self._address = self._addresses[rank]
         self._mine = rank * _WORDS
         self._others = [(other * _WORDS, other) for other in range(size) if other != rank]
-        self._crowded = crowded
+        self.crowded = crowded
         self._steps = 0
         self._turn = 0
         self._slice = slice_of(SLICE_SECONDS)
@@ -167,7 +168,7 @@ class Segment:
     def _wait(self, line: int, other: int, steps: int) -> None:
         words = self._words
         # Falling asleep and being woken takes longer than most steps: look around a little before.
-        if self._crowded:
+        if self.crowded:
             for _ in range(_YIELDS):
                 os.sched_yield()
                 if words[line] >= steps:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ from rankmesh_agent.wire.errors import DistNetworkError
 
 PIECE = 8 << 20
 """Bytes of one system call: between two of them Ctrl-C and other threads get through."""
+
+
+_LONG = 8 << 20
+"""Bytes from which it is worth starting a thread."""
+_PAGE = 4096
 
 
 class _Vector(ctypes.Structure):
@@ -41,7 +47,7 @@ def address_of(view: memoryview | npt.NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def read_into(pid: int, address: int, into: memoryview | npt.NDArray[Any]) -> None:
+def read_into(pid: int, address: int, into: memoryview | npt.NDArray[Any], *, two_cores: bool = False) -> None:
     """Fill ``into`` with another process's memory.
 
     The other process must keep the memory as it is meanwhile: nothing tells a reader that it has changed.
@@ -50,22 +56,50 @@ def read_into(pid: int, address: int, into: memoryview | npt.NDArray[Any]) -> No
         pid: the process, as this one's process table knows it.
         address: where to begin in it.
         into: contiguous and writable, of any dtype.
+        two_cores: see ``read``.
 
     Raises:
         DistNetworkError: the process is gone, has no such memory, or must not be read; ``into`` may be half filled.
     """
     if into.nbytes:
-        read(pid, address, address_of(into), into.nbytes)
+        read(pid, address, address_of(into), into.nbytes, two_cores=two_cores)
 
 
-def read(pid: int, address: int, into: int, nbytes: int) -> None:
+def read(pid: int, address: int, into: int, nbytes: int, *, two_cores: bool = False) -> None:
     """Do what read_into does, to an address of this process whose ``nbytes`` bytes stay where they are.
+
+    Args:
+        two_cores: have a second thread read the second half, if it is long: for who knows of a core without work, that
+            of the rank that waits until its memory has been read, say.
 
     Raises:
         DistNetworkError: see read_into.
     """
     if _readv is None:
         raise _refused(pid, address, errno.ENOSYS)
+    if not two_cores or nbytes < _LONG:
+        _read(pid, address, into, nbytes)
+        return
+    half = nbytes // 2 // _PAGE * _PAGE
+    failures: list[BaseException] = []
+
+    def read_second_half() -> None:
+        try:
+            _read(pid, address + half, into + half, nbytes - half)
+        except BaseException as error:
+            failures.append(error)
+
+    second = threading.Thread(target=read_second_half, name="rankmesh-read", daemon=True)
+    second.start()
+    try:
+        _read(pid, address, into, half)
+    finally:
+        second.join()  # nobody else may touch ``into`` before, also after Ctrl-C
+    if failures:
+        raise failures[0]
+
+
+def _read(pid: int, address: int, into: int, nbytes: int) -> None:
     vectors = _Vectors()
     here, there = vectors
     begin = ctypes.addressof(vectors)

@@ -162,8 +162,14 @@ class Shown:
             return like[:0]
         return self._regions[number - 1].parts[owner][offset : offset + like.nbytes].view(like.dtype)
 
-    def read(self, owner: int, begin: int, into: Typed) -> None:
+    def read(self, owner: int, begin: int, into: Typed, *, alone: bool = False) -> None:
         """Fill ``into`` from element ``begin`` of what a rank shows to this one.
+
+        Args:
+            owner: the rank.
+            begin: the first element.
+            into: where to.
+            alone: whether the owner only waits meanwhile.
 
         Raises:
             DistBackendError: the rank is gone.
@@ -176,7 +182,7 @@ class Shown:
             into[:] = self._regions[number - 1].parts[owner][where : where + into.nbytes].view(into.dtype)
             return
         try:
-            vmread.read_into(self._pids[owner], where, into)
+            vmread.read_into(self._pids[owner], where, into, two_cores=alone and not self._segment.crowded)
         except DistNetworkError:
             self._segment.suspect(owner)
 

@@ -285,9 +285,9 @@ def test_what_was_read_from_a_rank_that_left_the_call_does_not_count(
     gone = threading.Event()
     slowly, wait = Shown.read, Segment._wait
 
-    def read_late(self: Shown, *arguments: Any) -> None:
+    def read_late(self: Shown, *arguments: Any, **options: Any) -> None:
         assert gone.wait(10)
-        slowly(self, *arguments)
+        slowly(self, *arguments, **options)
 
     def interrupted(self: Segment, line: int, other: int, steps: int) -> None:
         if threading.current_thread() in leaver and steps >= last[0]:

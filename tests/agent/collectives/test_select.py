@@ -9,7 +9,7 @@ import pytest
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
 from rankmesh_agent.collectives.limits import LIMITS
 from rankmesh_agent.collectives.link import pieces, shares
-from rankmesh_agent.collectives.select import OVER_HOSTS, _rows, algorithm, algorithms, candidates
+from rankmesh_agent.collectives.select import OVER_HOSTS, _rows, algorithm, algorithms, candidates, row_of
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
@@ -107,3 +107,17 @@ def test_shares_cover_everything_once(count, size):
 def test_pieces_cover_everything_once():
     assert [index for piece in pieces(10, 4) for index in range(10)[piece]] == list(range(10))
     assert pieces(0, 4) == []
+
+
+@pytest.mark.parametrize("medium", ["reads", "registered"])
+@pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
+def test_what_has_no_row_of_its_own_takes_the_simpler_one_with_its_limits(kind, medium):
+    for nbytes in (0, 1 << 10, 1 << 17, (1 << 17) + 1, 1 << 20, 1 << 30):
+        found = algorithm(kind, medium, nbytes, 2, slot_bytes=1 << 20)
+        if row_of(kind, medium) == "segment":
+            assert found is algorithm(kind, "segment", nbytes, 2, slot_bytes=1 << 20)
+
+
+def test_who_cuts_arrays_into_chunks_may_take_more_than_a_slot():
+    rows = _rows(Kind.BROADCAST, "reads", 2, 4096)
+    assert rows[0] == (LIMITS["BROADCAST", "reads"]["over_segment"][2], broadcast.over_segment)

@@ -163,3 +163,21 @@ def test_other_threads_run_meanwhile():
         ended.set()
         counter.join()
     assert steps
+
+
+@pytest.mark.parametrize("nbytes", [vmread._LONG - 1, vmread._LONG, 3 * vmread._LONG + 12345])
+def test_two_threads_read_a_half_each(nbytes: int) -> None:
+    with showing(nbytes) as (pid, address):
+        into = np.zeros(nbytes, np.uint8)
+        read_into(pid, address, into, two_cores=True)
+        assert (into == np.random.default_rng(3).integers(0, 256, nbytes, np.uint8)).all()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-read"]
+
+
+def test_what_the_second_thread_cannot_read_is_told() -> None:
+    nbytes = 2 * vmread._LONG
+    with showing(nbytes) as (pid, address):
+        far = np.empty(1 << 34, np.uint8)  # never touched: only its addresses count
+        with pytest.raises(DistNetworkError, match="cannot read the memory"):
+            vmread.read(pid, address, address_of(far), far.nbytes, two_cores=True)
+    assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-read"]
