@@ -24,7 +24,7 @@ def run(
     results: Results,
     say: Say = lambda line: None,
 ) -> None:
-    """Measure every cell. Cases of one operation and number of ranks share their rounds.
+    """Measure every cell. Cases of one number of ranks share their rounds.
 
     Args:
         peers: whom to measure.
@@ -41,13 +41,11 @@ def run(
         with ExitStack() as stack:
             teams = [stack.enter_context(Team(peer, ranks, _folder(stack))) for peer in peers]
             results.versions.update({team.peer.name: team.version for team in teams})
-            for operation, block in groupby(same_ranks, lambda case: case.operation):
-                say(f"{ranks} ranks: {operation}")
-                _Block(teams, {case: effort(case) for case in block}, results).measure()
+            _Rounds(teams, {case: effort(case) for case in same_ranks}, results).measure(say)
 
 
-class _Block:
-    """Cases measured in common rounds."""
+class _Rounds:
+    """Cases measured in common rounds: those of one case are minutes apart, in whatever mood the machine is then."""
 
     def __init__(self, teams: Sequence[Team], efforts: dict[Case, Effort], results: Results) -> None:
         self._teams = list(teams)
@@ -55,9 +53,12 @@ class _Block:
         self._results = results
         self._spent = dict.fromkeys(efforts, 0.0)
 
-    def measure(self) -> None:
+    def measure(self, say: Say) -> None:
         """Go round until every case has had its rounds or its time."""
-        for number in range(max(effort.rounds for effort in self._efforts.values())):
+        ranks = self._teams[0].ranks
+        most = max(effort.rounds for effort in self._efforts.values())
+        for number in range(most):
+            say(f"{ranks} ranks: round {number + 1} of {most} at most")
             first = number % len(self._teams)
             for case, effort in self._efforts.items():
                 used_up = number >= effort.rounds or self._spent[case] >= effort.budget

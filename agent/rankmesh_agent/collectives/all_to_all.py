@@ -14,8 +14,8 @@ _OCTET = np.dtype(np.uint8)
 _LENGTH = np.dtype(np.int64)
 _EAGER = 1 << 13
 """Bytes for one rank that are sent along with the arrival; more go straight into its output."""
-_LONG = 1 << 17
-"""Bytes for one rank from which it is worth a step to have them read where they lie."""
+_LONG = 1 << 20
+"""Bytes for one rank, beyond the first chunk, from which they are read where they lie."""
 
 
 def over_segment(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
@@ -32,7 +32,7 @@ def over_segment(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Ar
     dtype = inputs[0].dtype
     head = -(-row.nbytes // 64) * 64
     lane = segment.lane(dtype, head)
-    first = slice(0, min(lane, _EAGER // dtype.itemsize))
+    first = slice(0, lane)
     raw = _write(segment, inputs, first, row, head)
     widest = _widest([slot[: row.nbytes].view(_LENGTH) for slot in raw])
     if widest > first.stop and any(np.may_share_memory(output, part) for output in outputs for part in inputs):

@@ -13,7 +13,7 @@ from rankmesh_agent.transports.segment import Segment
 def over_segment(segment: Segment, output: Array, inputs: Sequence[Array], root: int) -> None:
     """Chunk by chunk: the root writes a lane of its slot for each rank, which reads it.
 
-    Steps: 1 a chunk, at least 1. The root writes all bytes once, the others read theirs.
+    Steps: 1 a chunk, at least 1. The root writes the others' bytes once, they read theirs.
     """
     rank = segment.rank
     lane = segment.lane(output.dtype)
@@ -22,9 +22,13 @@ def over_segment(segment: Segment, output: Array, inputs: Sequence[Array], root:
         lanes = segment.slots(output.dtype, lane * segment.size)[root]
         if rank == root:
             for owner, part in enumerate(inputs):
-                lanes[owner * lane : owner * lane + wanted.size] = part[begin : begin + lane]
+                if owner != root:
+                    lanes[owner * lane : owner * lane + wanted.size] = part[begin : begin + lane]
         segment.step()
-        wanted[:] = lanes[rank * lane : rank * lane + wanted.size]
+        if rank != root:
+            wanted[:] = lanes[rank * lane : rank * lane + wanted.size]
+    if rank == root:
+        output[:] = inputs[root]
 
 
 def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], root: int) -> None:

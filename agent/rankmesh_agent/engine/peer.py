@@ -15,6 +15,8 @@ from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode
 _AHEAD_BYTES = HEADER_BYTES + (1 << 12)
 """Bytes received at once where a frame for an array may begin: the rest of its payload then goes where it belongs."""
 _STAGE_BYTES = HEADER_BYTES + frames.SMALL
+_FETCH_BYTES = 32 << 20
+"""Bytes read from one peer's memory before the others have their turn."""
 _TURN_BYTES = 8 << 20
 """Bytes received from one peer before the others have their turn."""
 
@@ -56,7 +58,7 @@ class Fetch:
 
     def advance(self, connection: Connection) -> bool | None:
         """Read on; return None if there is more to read, and otherwise whether what was read is good."""
-        step = min(_TURN_BYTES, len(self._view) - self._read)
+        step = min(_FETCH_BYTES, len(self._view) - self._read)
         try:
             connection.read_offered(self._address + self._read, self._into + self._read, step)
         except DistNetworkError:

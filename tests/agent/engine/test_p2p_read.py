@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.threads import LATER, NOW, World, world
 
+from rankmesh_agent.engine import peer
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.order import Options
 from rankmesh_agent.transports import vmread
@@ -47,6 +48,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Read, Any, i
             function(original, connection, address, into, nbytes)
 
         monkeypatch.setattr(RingConnection, "read_offered", read)
+        monkeypatch.setattr(peer, "_FETCH_BYTES", 8 << 20)  # so that several pieces are no long message
         return sizes
 
     return replace
