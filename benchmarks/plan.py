@@ -94,13 +94,13 @@ def full() -> list[Case]:
 def full_effort(case: Case) -> Effort:
     """Return how thoroughly a full run measures a case: what has a target of its own most, the slow ones less."""
     if case.nbytes > 64 * MIB:
-        return Effort(rounds=3, least=2, budget=6.0, repetitions=1)
+        return Effort(rounds=3, least=2, budget=4.0, repetitions=1)
     if case.ranks > 4:
-        return Effort(rounds=3, least=2, budget=2.0, repetitions=2, seconds=0.01)
+        return Effort(rounds=3, least=2, budget=1.2, repetitions=2, seconds=0.01)
     if case.operation in (*COLLECTIVES, "bandwidth"):
-        return Effort(rounds=5, least=3, budget=3.0, repetitions=2)
+        return Effort(rounds=5, least=3, budget=2.4, repetitions=2)
     if case.operation in OVERLAP:
-        return Effort(rounds=5, budget=5.0)
+        return Effort(rounds=5, budget=4.0)
     return Effort(rounds=11, least=5, budget=8.0)
 
 

@@ -378,6 +378,7 @@ def use_store_engine(me: Me) -> None:
     dist.all_reduce(array)
     assert array[0] == 2
     me.mark(f"shrunk-{rank}")
+    me.wait_for("shrunk-0", "shrunk-1")  # the engine reads from the store, which rank 0 takes with it
     dist.destroy_process_group()
     assert all(engine.closed for engine in StoreEngine.made)
 

@@ -72,6 +72,8 @@ class Standing:
         """Raise if a rank that is waited for is gone; where any of them will do, if all are."""
         gone = [rank for rank in waiting_for if rank in self.mesh.lost]
         if gone and (len(gone) == len(waiting_for) or not any_will_do):
+            self.mesh.progress()  # who left may have done so because of one that died: that one is the failure then
+            self.raise_if_failed()
             raise self._gone(gone[0], f"during {words}")
 
     def hopeless(self, waiting_for: Sequence[int], *, any_will_do: bool = False) -> bool:

@@ -121,7 +121,9 @@ def test_partial_results_lose_nothing(op, dtype):
     got, want = np.empty(40_000, dtype), np.empty(40_000, dtype)
     combine_partials(op, partials, 5, got)
     combine(op, parts, want)  # the same order of additions, as the last part is alone in its half
-    np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+    if dtype.char not in "gG":  # x87 numbers have padding, whose bits mean nothing
+        got, want = got.view(np.uint8), want.view(np.uint8)
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize(

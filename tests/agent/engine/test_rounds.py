@@ -9,14 +9,28 @@ import pytest
 from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives import all_reduce, barrier
-from rankmesh_agent.collectives.select import algorithm
+from rankmesh_agent.collectives.limits import LIMITS
+from rankmesh_agent.collectives.select import _rows, algorithm
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.order import Options
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
+from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind, ReduceOp
 
 SIZE = 5
 every_rank = pytest.mark.parametrize("odd", [0, 1, SIZE - 1])
+
+
+@pytest.fixture(autouse=True)
+def by_way_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever the limits say that were measured, these calls take the star."""
+    star = {"small_link": {2: -1}, "direct_link": {2: -1}, "star_link": {2: SMALL}}
+    for kind in ("ALL_REDUCE", "BARRIER"):
+        monkeypatch.setitem(LIMITS, (kind, "link"), star)
+    _rows.cache_clear()
+    yield
+    monkeypatch.undo()
+    _rows.cache_clear()
 
 
 @pytest.fixture(params=["inproc", "tcp"])
