@@ -81,8 +81,8 @@ def setting(runs: Sequence[Run]) -> str:
 
 
 def targets(runs: Sequence[Run]) -> str:
-    """Return the table of the targets: the worst ratio of each row in each run, and whether it is met."""
-    rows = []
+    """Return the table of the targets: the worst ratio of each row in each run, and whether it is met; then why not."""
+    rows, missed = [], {}
     for target in (*TARGETS, *LIMITS):
         verdicts = [judge(target, run.results) for run in runs]
         against = target.against if isinstance(target, Target) else ""
@@ -90,21 +90,22 @@ def targets(runs: Sequence[Run]) -> str:
         where = "" if worst is None else short_name(worst.case)
         said = [verdict.worst for verdict in verdicts]
         rows.append([outcome(target, runs), target.row, against, target.wanted, where, *said])
+        if rows[-1][0].startswith("missed") and target.row in REASONS:
+            missed[target.row] = f"* **{target.row}**: missed, because {REASONS[target.row]}"
     headings = ["", "case", "against", "wanted", "worst at", *(f"run {n}" for n in range(1, len(runs) + 1))]
-    return table(headings, rows, texts=5)
+    return "\n\n".join([table(headings, rows, texts=5), *(["\n".join(missed.values())] if missed else [])])
 
 
 def outcome(target: Target | Limit, runs: Sequence[Run]) -> str:
-    """Return met, or missed and why: a target is met when it is in every run."""
+    """Return met or missed: a target is met when it is in every run."""
     met = [judge(target, run.results).met for run in runs]
     if None in met:
         return "not measured"
     lacking = max(target.lacking(run.results) for run in runs) if isinstance(target, Target) else 0
-    unseen = f" ({lacking} of {len(target.comparisons)} not measured)" if isinstance(target, Target) and lacking else ""
-    if all(met):
-        return f"met{unseen}"
-    reason = REASONS.get(target.row)
-    return f"missed, because {reason}{unseen}" if reason else f"missed{unseen}"
+    unseen = (
+        f" ({lacking} of {len(target.comparisons)} not in all runs)" if isinstance(target, Target) and lacking else ""
+    )
+    return f"met{unseen}" if all(met) else f"missed{unseen}"
 
 
 def latencies(runs: Sequence[Run], operation: str) -> str:
