@@ -57,7 +57,7 @@ def empty(
         return None
     if members.batching:
         raise RuntimeError("empty() needs the other ranks at once: call it outside of the batch")
-    native = supported(np.dtype(dtype), "dtype")
+    native = supported(np.dtype(dtype), "the array")
     sizes = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)
     if any(size < 0 for size in sizes):
         raise ValueError(f"shape must not be negative, got {shape!r}")
