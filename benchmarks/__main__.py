@@ -58,7 +58,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line (None: this process's)."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure RankMesh, gloo and Open MPI in turns, all of it in about 25 minutes.",
+        description="Measure RankMesh, gloo and Open MPI in turns, all of it in about 20 minutes.",
         epilog=EXAMPLE,
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing there, and no page")

@@ -42,8 +42,6 @@ class Peer:
             return f"the Python package {self.module} is not installed"
         if shutil.which(self.launcher[0]) is None:
             return f"the program {self.launcher[0]} is not installed"
-        if self.library == "registered" and not hasattr(importlib.import_module(self.module), "empty"):
-            return f"this {self.module} has no empty(shape, dtype)"
         return None
 
 

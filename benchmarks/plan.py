@@ -77,7 +77,7 @@ OVERLAP = tuple(name for name in OPERATIONS if name.startswith("overlap_"))
 
 
 def full() -> list[Case]:
-    """Return the cases of a full run, which takes about 25 minutes on two cores."""
+    """Return the cases of a full run, which takes about 20 minutes on two cores."""
     found: list[Case] = []
     for ranks in RANKS:
         found += cases(["all_reduce", "barrier"], [ranks], SIZES)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from benchmarks import stores
+from benchmarks import footprint, join, stores
 from benchmarks.machine import Bystanders, describe
 from benchmarks.peers import Peer, available
 from benchmarks.plan import Case, Cell, Effort
@@ -52,7 +52,7 @@ class Session:
         if here_stores:
             stores.measure(here_stores, self.store_rounds, results, say)
         if self.join_rounds:
-            left_out += _joins(self.join_rounds, results, say)
+            _joins(self.join_rounds, results, say)
         for line in left_out:
             say(line)
         others = f"{bystanders.cores():.2f} cores, on average, while this was measured"
@@ -60,12 +60,8 @@ class Session:
         return Run(results, {**describe(), "others used": others}, began, minutes, left_out)
 
 
-def _joins(rounds: int, results: Results, say: Say) -> list[str]:
-    """Measure joins and idle ranks, and return a line about what cannot be."""
-    try:
-        from benchmarks import footprint, join
-    except ImportError as error:
-        return [f"Joins and idle ranks are left out: {error}."]
+def _joins(rounds: int, results: Results, say: Say) -> None:
+    """Measure joins and idle ranks."""
     for way, ranks in JOINS.items():
         for (_, size), starts in join.measure(ranks, [way], rounds, say=say).items():
             cell = Cell(Case(f"join_{way.replace(' ', '_')}", size, 0), "rankmesh")
@@ -77,4 +73,3 @@ def _joins(rounds: int, results: Results, say: Say) -> list[str]:
     results.add(Cell(Case("rss_mb", IDLE_RANKS, 0), "rankmesh"), [most / 1e6])
     busiest = max(rank.processor for rank in world.ranks)
     results.add(Cell(Case("idle_percent", IDLE_RANKS, 0), "rankmesh"), [100 * busiest])
-    return []

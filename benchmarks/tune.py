@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib
 import math
 import sys
 import tempfile
@@ -199,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PeerFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    path = Path(str(importlib.import_module(limits_module.__name__).__file__))
+    path = Path(str(limits_module.__file__))
     machine = describe()
     how = f"{datetime.now(UTC):%Y-%m-%d} on {machine['processor']}, {machine['kernel']}"
     before, after = path.read_text(), written(merged(limits_module.LIMITS, found), how)

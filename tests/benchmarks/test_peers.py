@@ -22,12 +22,10 @@ def test_an_installed_peer_misses_nothing() -> None:
 def test_a_missing_peer_is_left_out_with_a_line_saying_so() -> None:
     no_package = replace(RANKMESH, title="Alpha", module="not_a_package")
     no_program = replace(RANKMESH, title="Beta", launcher=("not-a-program", "-n", "{ranks}"))
-    no_name = replace(RANKMESH, title="Gamma", library="registered", module="json")
-    assert available((RANKMESH, no_package, no_program, no_name)) == (
+    assert available((RANKMESH, no_package, no_program)) == (
         [RANKMESH],
         [
             "Alpha is left out: the Python package not_a_package is not installed.",
             "Beta is left out: the program not-a-program is not installed.",
-            "Gamma is left out: this json has no empty(shape, dtype).",
         ],
     )

@@ -6,8 +6,8 @@ from collections import deque
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, octets, pieces, shares
-from rankmesh_agent.collectives.reduce_scatter import AHEAD, reduce_pieces
+from rankmesh_agent.collectives.link import Array, Exchange, Link, octets, pieces, shares
+from rankmesh_agent.collectives.reduce_scatter import AHEAD, reduce_pieces, reduce_shown
 from rankmesh_agent.collectives.reduction import combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
@@ -56,12 +56,7 @@ def registered_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
     if not shown.mapped:
         chunked_segment(segment, array, op)
         return
-    everyone = [shown.view(owner, array) for owner in range(segment.size)]
-    mine = shares(array.size, segment.size)[segment.rank]
-    for piece in pieces(mine.stop - mine.start, PIECE // array.itemsize):
-        parts = [theirs[mine][piece] for theirs in everyone]
-        reduced = segment.scratch(array.dtype, parts[0].size)
-        combine(op, parts, reduced)
+    for parts, reduced in reduce_shown(segment, shown, array, op):
         for part in parts:
             part[:] = reduced
     shown.done()

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, octets, pieces
+from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, octets, pieces, shares
 from rankmesh_agent.collectives.reduction import combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.transports.windows import Shown
 from rankmesh_agent.wire.ops import ReduceOp
 
 AHEAD = 2
@@ -62,6 +63,20 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], op:
                     shown.read(owner, piece.start, parts[owner])
         combine(op, parts, wanted)
     shown.done()
+
+
+def reduce_shown(segment: Segment, shown: Shown, array: Array, op: ReduceOp) -> Iterator[tuple[Sequence[Array], Array]]:
+    """Reduce this rank's share of everyone's registered arrays; yield piece by piece where it lies, and the result.
+
+    The result is in memory that the next piece takes: it is the caller's to write it where it belongs.
+    """
+    everyone = [shown.view(owner, array) for owner in range(segment.size)]
+    mine = shares(array.size, segment.size)[segment.rank]
+    for piece in pieces(mine.stop - mine.start, PIECE // array.itemsize):
+        parts = [theirs[mine][piece] for theirs in everyone]
+        reduced = segment.scratch(array.dtype, parts[0].size)
+        combine(op, parts, reduced)
+        yield parts, reduced
 
 
 def small_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:

@@ -69,7 +69,6 @@ class Communicator(Port):
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = Matching(mesh, group, self._standing.number)
         self._order = Order(self._standing, name, MeshBackend(self._link, self.ranks, None))
-        self._directory = self._job = ""
         self._closed = False
         mesh.open_port(group, self)
 
@@ -122,7 +121,7 @@ class Communicator(Port):
             CollectiveMismatchError: the members do not make the same group.
             DistBackendError: a member is missing, or failed.
         """
-        self._directory, self._job = sharing.directory, sharing.job
+        self._sharing = sharing
         if self.size == 1:
             return
         call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
@@ -196,7 +195,7 @@ class Communicator(Port):
         if not isinstance(self._order.backend, MeshBackend):
             return np.empty(count, dtype)  # an engine from outside knows nothing of ours
         outcome: Outcome = []
-        arguments = self._directory, self._job, count * dtype.itemsize, outcome
+        arguments = self._sharing.directory, self._sharing.job, count * dtype.itemsize, outcome
         order = self._order
         order.submit((Kind.EMPTY, dtype, count), arguments, options._replace(after=lambda: order.use(order.backend)))
         made = outcome[0]

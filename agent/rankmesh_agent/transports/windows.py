@@ -126,7 +126,7 @@ class Windows:
     def probe(self) -> None:
         """Find out, with all others, whether process_vm_readv is allowed; two steps."""
         segment = self._segment
-        nonce = np.frombuffer(np.random.default_rng().bytes(16), np.uint8)
+        nonce = np.frombuffer(os.urandom(16), np.uint8)
         mine = np.array([os.getpid(), vmread.address_of(nonce)], _WORD)
         slots = segment.slots(np.dtype(np.uint8), 32)
         slots[segment.rank][:16] = mine.view(np.uint8)
