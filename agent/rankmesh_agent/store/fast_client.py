@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import time
@@ -13,6 +14,7 @@ from rankmesh_agent.store import forms
 from rankmesh_agent.store.base import ANSWER_SECONDS, CONNECT_SECONDS
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.lookout import Lookout
 from rankmesh_agent.wire import handshake, store_frames
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, DistStoreError, ProtocolError
@@ -49,12 +51,15 @@ class _Line:
         name: what both sides call the connection.
     """
 
-    __slots__ = ("name", "seq", "sock")
+    __slots__ = ("lookout", "name", "seq", "sock")
 
     def __init__(self, sock: socket.socket, name: bytes) -> None:
         self.sock = sock
         self.name = name
         self.seq = 0
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        self.lookout = Lookout(poll.poll)
 
     def ask(self, command: Command[T], patience: float, again: bytes = b"") -> T:
         """Send a command and return its result; after any other error than a store's, the line must be closed.
@@ -72,6 +77,7 @@ class _Line:
         frame = forms.request(command, seq, again=again)
         try:
             self.sock.sendall(frame, socket.MSG_NOSIGNAL)
+            self.lookout.look()
             try:
                 data = self.sock.recv(_READ)
             except BlockingIOError:  # a slice of the time is over

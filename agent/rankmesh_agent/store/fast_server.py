@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from rankmesh_agent.store import forms
 from rankmesh_agent.store.command import Immediate, Waiting
+from rankmesh_agent.store.lookout import Lookout
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import handshake, store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, ProtocolError
@@ -237,10 +238,11 @@ class FastPath:
         assert poll is not None
         assert nearby is not None
         connections, timers, kept = self._connections, self._timers, self._kept
-        door = nearby.fileno()
+        door, lookout = nearby.fileno(), Lookout(poll.poll)
         try:
             while not self._closed:
-                for number, _ in poll.poll(self._until_next() if timers or kept else None):
+                events = lookout.look() or poll.poll(self._until_next() if timers or kept else None)
+                for number, _ in events:
                     connection = connections.get(number)
                     if connection is not None:
                         self._attend(connection)
