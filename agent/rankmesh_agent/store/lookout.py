@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 SECONDS = 60e-6
 """How long somebody looks: about as long as both sides take to wake up and do a request."""
-_MOST_DOUBLINGS = 8
+_MOST_DOUBLINGS = 6
 
 E = TypeVar("E")
 
@@ -24,13 +24,16 @@ class Lookout(Generic[E]):
     """Decides when to look, and looks.
 
     Args:
-        poll: asks without waiting, given 0, what has happened; whatever that is, it is false if nothing has.
+        attempt: asks what has happened, without waiting; it returns something false, or raises BlockingIOError, if
+            nothing has.
+        arguments: its arguments.
     """
 
-    __slots__ = ("_doublings", "_off", "_poll")
+    __slots__ = ("_arguments", "_attempt", "_doublings", "_off")
 
-    def __init__(self, poll: Callable[[int], E]) -> None:
-        self._poll = poll
+    def __init__(self, attempt: Callable[..., E], *arguments: object) -> None:
+        self._attempt = attempt
+        self._arguments = arguments
         self._doublings = 0
         self._off = 0 if len(os.sched_getaffinity(0)) > 1 else -1
 
@@ -40,12 +43,16 @@ class Lookout(Generic[E]):
             if self._off > 0:
                 self._off -= 1
             return None
-        poll, over = self._poll, monotonic() + SECONDS
+        attempt, arguments, over = self._attempt, self._arguments, monotonic() + SECONDS
         while True:
-            found = poll(0)
-            if found:
-                self._doublings = 0
-                return found
+            try:
+                found = attempt(*arguments)
+            except BlockingIOError:
+                pass
+            else:
+                if found:
+                    self._doublings = 0
+                    return found
             if monotonic() >= over:
                 break
             os.sched_yield()  # to whoever is to send it, perhaps

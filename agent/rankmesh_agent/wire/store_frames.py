@@ -34,7 +34,6 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 from rankmesh_agent.wire.errors import ProtocolError
 
@@ -78,6 +77,8 @@ class Kind(enum.IntEnum):
     """Two parts: the error's code and message."""
     JOINED = 7
     """VALUES in one part, with zero bytes between them: none has any."""
+    EQUAL = 8
+    """VALUES in one part, of ``number`` bytes each, at least one."""
 
 
 Request = tuple[int, int, int, int, int, float]
@@ -189,13 +190,14 @@ def decode_parts(frame: bytes | bytearray, count: int) -> list[bytes]:
     start = HEADER_BYTES + 4 * count
     if count == 1 and _LENGTH.unpack_from(frame, HEADER_BYTES)[0] == len(frame) - start:
         return [bytes(memoryview(frame)[start:]) if isinstance(frame, bytearray) else frame[start:]]
-    lengths = _layout("", count).unpack_from(frame, HEADER_BYTES)
-    if start + sum(lengths) != len(frame):
+    view = memoryview(frame) if isinstance(frame, bytearray) else frame  # large ones: no copy more than needed
+    parts = []
+    for length in _layout("", count).unpack_from(frame, HEADER_BYTES):
+        parts.append(bytes(view[start : start + length]))
+        start += length
+    if start != len(frame):
         raise ProtocolError("the parts of a frame of the store's fast path do not add up to its length")
-    if isinstance(frame, bytearray):  # a large one: no copy more than needed
-        with memoryview(frame) as view:
-            return [bytes(view[begin:end]) for begin, end in pairwise(accumulate(lengths, initial=start))]
-    return [frame[begin:end] for begin, end in pairwise(accumulate(lengths, initial=start))]
+    return parts
 
 
 @functools.lru_cache(32)
