@@ -7,24 +7,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
+from rankmesh_agent.store import commands
 from rankmesh_agent.store.command import Command
-from rankmesh_agent.store.commands import (
-    Add,
-    Append,
-    Check,
-    CompareSet,
-    Count,
-    Delete,
-    Get,
-    Keys,
-    MultiGet,
-    MultiSet,
-    QueueLen,
-    QueuePop,
-    QueuePush,
-    Set,
-    Wait,
-)
 from rankmesh_agent.store.condition import ALWAYS, Condition
 from rankmesh_agent.wire.errors import (
     BY_CODE,
@@ -142,7 +126,11 @@ def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
     """
     try:
         found = _result(kind, number, parts)
-        if isinstance(command, MultiGet) and isinstance(found, list) and len(command.each) != len(command.keys):
+        if (
+            isinstance(command, commands.MultiGet)
+            and isinstance(found, list)
+            and len(command.each) != len(command.keys)
+        ):
             values = dict(zip(command.each, found, strict=True))  # a key is asked for once
             found = [values[key] for key in command.keys]
     except (IndexError, ValueError):
@@ -224,15 +212,15 @@ def _keys(parts: Parts, flags: int) -> tuple[str, ...]:
     return tuple(_text(parts[0]).split("\0")) if flags & _JOINED else _texts(parts)
 
 
-def _multi_get(parts: Parts, flags: int, seconds: float) -> MultiGet:
+def _multi_get(parts: Parts, flags: int, seconds: float) -> commands.MultiGet:
     if flags & _JOINED and len(parts[0]) <= _MOST_REMEMBERED:
         return _remembered(parts[0], seconds)
-    return MultiGet(_keys(parts, flags), seconds)
+    return commands.MultiGet(_keys(parts, flags), seconds)
 
 
 @functools.lru_cache(64)
-def _remembered(joined: bytes, seconds: float) -> MultiGet:
-    return MultiGet(_keys([joined], _JOINED), seconds)
+def _remembered(joined: bytes, seconds: float) -> commands.MultiGet:
+    return commands.MultiGet(_keys([joined], _JOINED), seconds)
 
 
 def _under_condition(condition: Condition, *parts: bytes) -> tuple[int, Sequence[bytes]]:
@@ -243,61 +231,77 @@ def _under_condition(condition: Condition, *parts: bytes) -> tuple[int, Sequence
 
 
 _FORMS: dict[int, Form] = {
-    1: Form(Get, lambda get: (0, (get.key.encode(),)), lambda parts, _, seconds: Get(_text(parts[0]), seconds)),
+    1: Form(
+        commands.Get,
+        lambda get: (0, (get.key.encode(),)),
+        lambda parts, _, seconds: commands.Get(_text(parts[0]), seconds),
+    ),
     2: Form(
-        Set,
+        commands.Set,
         lambda put: _under_condition(put.condition, put.key.encode(), put.value),
-        lambda parts, flags, _: Set(_text(parts[0]), parts[1], _condition(flags, parts[2:])),
+        lambda parts, flags, _: commands.Set(_text(parts[0]), parts[1], _condition(flags, parts[2:])),
     ),
     3: Form(
-        Delete,
+        commands.Delete,
         lambda delete: _under_condition(delete.condition, delete.key.encode()),
-        lambda parts, flags, _: Delete(_text(parts[0]), _condition(flags, parts[1:])),
+        lambda parts, flags, _: commands.Delete(_text(parts[0]), _condition(flags, parts[1:])),
     ),
     4: Form(
-        Add,
+        commands.Add,
         lambda add: (0, (add.key.encode(), b"%d" % add.amount)),
-        lambda parts, *_: Add(_text(parts[0]), _amount(parts[1])),
+        lambda parts, *_: commands.Add(_text(parts[0]), _amount(parts[1])),
     ),
     5: Form(
-        CompareSet,
+        commands.CompareSet,
         lambda swap: (0, (swap.key.encode(), swap.expected, swap.desired)),
-        lambda parts, *_: CompareSet(_text(parts[0]), parts[1], parts[2]),
+        lambda parts, *_: commands.CompareSet(_text(parts[0]), parts[1], parts[2]),
     ),
     6: Form(
-        Append,
+        commands.Append,
         lambda append: (0, (append.key.encode(), append.value)),
-        lambda parts, *_: Append(_text(parts[0]), parts[1]),
+        lambda parts, *_: commands.Append(_text(parts[0]), parts[1]),
     ),
     7: Form(
-        MultiGet,
+        commands.MultiGet,
         lambda get: _with_keys(get.each),
         _multi_get,
     ),
     8: Form(
-        MultiSet,
+        commands.MultiSet,
         lambda put: (0, [part for key, value in put.values for part in (key.encode(), value)]),
-        lambda parts, *_: MultiSet(_pairs(parts)),
+        lambda parts, *_: commands.MultiSet(_pairs(parts)),
     ),
     9: Form(
-        Wait,
+        commands.Wait,
         lambda wait: _with_keys(wait.keys),
-        lambda parts, flags, seconds: Wait(_keys(parts, flags), seconds),
+        lambda parts, flags, seconds: commands.Wait(_keys(parts, flags), seconds),
     ),
-    10: Form(Check, lambda check: _with_keys(check.keys), lambda parts, flags, _: Check(_keys(parts, flags))),
-    11: Form(Keys, lambda keys: (0, (keys.prefix.encode(),)), lambda parts, *_: Keys(_text(parts[0]))),
-    12: Form(Count, lambda count: (0, (count.prefix.encode(),)), lambda parts, *_: Count(_text(parts[0]))),
+    10: Form(
+        commands.Check,
+        lambda check: _with_keys(check.keys),
+        lambda parts, flags, _: commands.Check(_keys(parts, flags)),
+    ),
+    11: Form(
+        commands.Keys, lambda keys: (0, (keys.prefix.encode(),)), lambda parts, *_: commands.Keys(_text(parts[0]))
+    ),
+    12: Form(
+        commands.Count, lambda count: (0, (count.prefix.encode(),)), lambda parts, *_: commands.Count(_text(parts[0]))
+    ),
     13: Form(
-        QueuePush,
+        commands.QueuePush,
         lambda push: (0, (push.key.encode(), push.value)),
-        lambda parts, *_: QueuePush(_text(parts[0]), parts[1]),
+        lambda parts, *_: commands.QueuePush(_text(parts[0]), parts[1]),
     ),
     14: Form(
-        QueuePop,
+        commands.QueuePop,
         lambda pop: (0, (pop.key.encode(),)),
-        lambda parts, _, seconds: QueuePop(_text(parts[0]), seconds),
+        lambda parts, _, seconds: commands.QueuePop(_text(parts[0]), seconds),
     ),
-    15: Form(QueueLen, lambda length: (0, (length.key.encode(),)), lambda parts, *_: QueueLen(_text(parts[0]))),
+    15: Form(
+        commands.QueueLen,
+        lambda length: (0, (length.key.encode(),)),
+        lambda parts, *_: commands.QueueLen(_text(parts[0])),
+    ),
 }
 """The commands by their opcode. The numbers are the protocol: they never change."""
 
