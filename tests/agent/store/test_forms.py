@@ -113,6 +113,15 @@ def test_a_key_that_was_asked_for_twice():
         forms.result(MultiGet(("a", "b", "a")), Kind.VALUES, 0, [b"1"])
 
 
+def test_the_same_keys_again_are_the_same_command():
+    first, again, other = (forms.command_of(7, 4, seconds, [b"a\0b"]) for seconds in (1.0, 1.0, 2.0))
+    assert first is again
+    assert other is not first
+    many = ["k" * 1000] * 5
+    first, again = (forms.command_of(7, 4, 1.0, ["\0".join(many).encode()]) for _ in range(2))
+    assert first is not again  # that would take too much memory
+
+
 def test_errors():
     frame = forms.refusal(1, KeyNotFoundError("nobody has set key 'ü'"))
     kind, _, count, _, number = decode_answer(frame)
