@@ -125,12 +125,8 @@ def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
         ProtocolError: it is none.
     """
     try:
-        found = _result(kind, number, parts)
-        if (
-            isinstance(command, commands.MultiGet)
-            and isinstance(found, list)
-            and len(command.each) != len(command.keys)
-        ):
+        found = _found(kind, number, parts)
+        if kind in _SEVERAL and isinstance(command, commands.MultiGet) and len(command.each) != len(command.keys):
             values = dict(zip(command.each, found, strict=True))  # a key is asked for once
             found = [values[key] for key in command.keys]
     except (IndexError, ValueError):
@@ -140,7 +136,10 @@ def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
     return cast(T, found)
 
 
-def _result(kind: int, number: int, parts: Parts) -> Any:
+_SEVERAL = frozenset({Kind.EQUAL, Kind.JOINED, Kind.VALUES})
+
+
+def _found(kind: int, number: int, parts: Parts) -> Any:
     if kind == Kind.NUMBER:
         return number
     if kind == Kind.VALUE:

@@ -45,6 +45,7 @@ class Lookout(Generic[E]):
             return None
         attempt, arguments, over = self._attempt, self._arguments, monotonic() + SECONDS
         while True:
+            os.sched_yield()  # to whoever is to send it, perhaps
             try:
                 found = attempt(*arguments)
             except BlockingIOError:
@@ -55,7 +56,6 @@ class Lookout(Generic[E]):
                     return found
             if monotonic() >= over:
                 break
-            os.sched_yield()  # to whoever is to send it, perhaps
         self._doublings = min(self._doublings + 1, _MOST_DOUBLINGS)
         self._off = (1 << self._doublings) - 1
         return None
