@@ -1,9 +1,10 @@
 """Looking around for a moment before going to sleep: a message that comes soon need not wake anybody.
 
 Waking a thread on a core that has gone to sleep takes longer than a whole request does. So each side of a connection
-looks for the next message for about as long as that takes, where another core can send it meanwhile. Somebody for whom
-nothing came that soon is busy or gone: the next times are spent asleep at once, twice as many after each such time, so
-that looking costs a crowded machine next to nothing, and an idle one nothing.
+looks for the next message for about as long as that takes, where another core can send it meanwhile. If none comes that
+soon, the other side is busy or gone; if looking itself takes that long, others want the core or the interpreter. Then
+the next times are spent asleep at once, as many as make up for the time lost, and twice as many after each such time in
+a row. So looking costs a crowded machine next to nothing, and an idle one nothing.
 """
 
 from __future__ import annotations
@@ -43,19 +44,18 @@ class Lookout(Generic[E]):
             if self._off > 0:
                 self._off -= 1
             return None
-        attempt, arguments, over = self._attempt, self._arguments, monotonic() + SECONDS
+        attempt, arguments, began = self._attempt, self._arguments, monotonic()
         while True:
             os.sched_yield()  # to whoever is to send it, perhaps
             try:
                 found = attempt(*arguments)
             except BlockingIOError:
-                pass
-            else:
-                if found:
-                    self._doublings = 0
-                    return found
-            if monotonic() >= over:
-                break
-        self._doublings = min(self._doublings + 1, _MOST_DOUBLINGS)
-        self._off = (1 << self._doublings) - 1
-        return None
+                found = None
+            took = monotonic() - began
+            if took >= SECONDS:
+                self._off = int(took / SECONDS) << self._doublings
+                self._doublings = min(self._doublings + 1, _MOST_DOUBLINGS)
+                return found or None
+            if found:
+                self._doublings = 0
+                return found

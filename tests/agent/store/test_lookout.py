@@ -8,38 +8,63 @@ import socket
 import pytest
 
 from rankmesh_agent.store import lookout
-from rankmesh_agent.store.lookout import Lookout
+from rankmesh_agent.store.lookout import SECONDS, Lookout
 
 
-@pytest.fixture(autouse=True)
-def cores(monkeypatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+class World:
+    """Something to look at, and a clock. Nothing in it happens by itself.
 
+    Attributes:
+        said: what the next looks find; all others find 0.
+        looks: how many there were.
+        seconds: how long a look takes.
+        now: the time.
+    """
 
-class Answers:
-    """Something to look at: what it says to the first looks, and 0 to all others."""
-
-    def __init__(self, *first: object) -> None:
-        self._first = list(first)
+    def __init__(self) -> None:
+        self.said: list[object] = []
         self.looks = 0
+        self.seconds = SECONDS / 4
+        self.now = 0.0
 
-    def __call__(self) -> object:
+    def attempt(self) -> object:
         self.looks += 1
-        found = self._first.pop(0) if self._first else 0
+        self.now += self.seconds
+        found = self.said.pop(0) if self.said else 0
         if isinstance(found, BaseException):
             raise found
         return found
 
 
-def test_what_is_there_is_returned_at_once():
-    answers = Answers("here")
-    assert Lookout(answers).look() == "here"
-    assert answers.looks == 1
+@pytest.fixture
+def world(monkeypatch) -> World:
+    found = World()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(lookout, "monotonic", lambda: found.now)
+    return found
 
 
-def test_what_comes_soon_is_waited_for(monkeypatch):
-    monkeypatch.setattr(lookout, "SECONDS", 60.0)
-    assert Lookout(Answers(0, [], BlockingIOError(), b"", "later")).look() == "later"
+@pytest.fixture
+def one(world) -> Lookout[object]:
+    return Lookout(world.attempt)
+
+
+def test_what_is_there_is_returned_at_once(world, one):
+    world.said = ["here"]
+    assert one.look() == "here"
+    assert world.looks == 1
+
+
+@pytest.mark.parametrize("nothing", [0, [], b"", BlockingIOError()], ids=["0", "list", "bytes", "error"])
+def test_what_comes_soon_is_waited_for(world, one, nothing):
+    world.said = [nothing, nothing, "later"]
+    assert one.look() == "later"
+
+
+def test_what_does_not_come_is_not(world, one):
+    world.said = [0, 0, 0, 0, "too late"]
+    assert one.look() is None
+    assert world.looks == 4
 
 
 def test_arguments_are_passed_on():
@@ -49,35 +74,45 @@ def test_arguments_are_passed_on():
         assert Lookout(ours.recv, 2, socket.MSG_DONTWAIT).look() == b"wo"
 
 
-def test_errors_are_the_callers():
+def test_errors_are_the_callers(world, one):
+    world.said = [ConnectionResetError()]
     with pytest.raises(ConnectionResetError):
-        Lookout(Answers(ConnectionResetError())).look()
+        one.look()
 
 
-def test_the_more_often_it_is_in_vain_the_rarer_it_is_done(monkeypatch):
-    monkeypatch.setattr(lookout, "SECONDS", 0.0)
-    answers = Answers()
-    one = Lookout(answers)
-    looked = []
-    for number in range(400):
-        before = answers.looks
+def off(world: World, one: Lookout[object]) -> int:
+    """Return how many times it is not looked before it is again, in vain."""
+    before, times = world.looks, 0
+    while True:
         assert one.look() is None
-        if answers.looks > before:
-            looked.append(number)
-    assert looked == [0, 2, 6, 14, 30, 62, 126, 190, 254, 318, 382]
+        if world.looks > before:
+            return times
+        times += 1
 
 
-def test_a_message_makes_it_worth_while_again(monkeypatch):
-    monkeypatch.setattr(lookout, "SECONDS", 0.0)
-    answers = Answers(0, "here")
-    one = Lookout(answers)
-    assert [one.look() for _ in range(6)] == [None, None, "here", None, None, None]
-    assert answers.looks == 4
+def test_the_more_often_it_is_in_vain_the_rarer_it_is_done(world, one):
+    assert [off(world, one) for _ in range(10)] == [0, 1, 2, 4, 8, 16, 32, 64, 64, 64]
 
 
-def test_a_single_core_has_nobody_to_look_for(monkeypatch):
+def test_a_message_makes_it_worth_while_again(world, one):
+    assert [off(world, one) for _ in range(4)] == [0, 1, 2, 4]
+    world.said = ["here"]
+    assert [one.look() for _ in range(9)] == [None] * 8 + ["here"]
+    assert [off(world, one) for _ in range(3)] == [0, 1, 2]
+
+
+def test_the_longer_looking_took_the_rarer_it_is_done(world, one):
+    """What it finds so late is returned, but was not worth it."""
+    world.seconds = 10.5 * SECONDS
+    world.said = ["late"]
+    assert one.look() == "late"
+    world.seconds = SECONDS
+    assert [off(world, one) for _ in range(2)] == [10, 2]
+
+
+def test_a_single_core_has_nobody_to_look_for(world, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    answers = Answers("here")
-    one = Lookout(answers)
+    world.said = ["here"]
+    one = Lookout(world.attempt)
     assert [one.look() for _ in range(3)] == [None] * 3
-    assert answers.looks == 0
+    assert world.looks == 0
