@@ -48,8 +48,8 @@ _PLAIN: dict[tuple[ReduceOp, np.dtype[Any]], np.ufunc] = {
 """Reductions that are nothing but one ufunc, applied to the arrays as they are: nearly all calls, and the short way."""
 _HALVES = frozenset({np.dtype(np.float16), COMPLEX32})
 _INT, _UINT = np.dtype(np.int64), np.dtype(np.uint64)
-_WIDE_PIECE = 1 << 15
-"""Elements widened at a time: 128 KiB of float32, which stay in the cache."""
+_WIDE_PIECE = 1 << 16
+"""Elements widened at a time: 256 KiB of float32, which stay in the cache."""
 
 
 class _Scratch(threading.local):
