@@ -431,16 +431,16 @@ def _split(array: Array, shape: tuple[int, ...], sizes: Sequence[int] | None, na
                 f"{name} has {rows} rows, which do not divide evenly by the group's {size} ranks: give "
                 f"{name}_split_sizes"
             )
-        counts = [rows // size] * size
-    else:
-        counts = [whole(count, f"{name}_split_sizes[{number}]") for number, count in enumerate(sizes)]
-        if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
-            raise ValueError(
-                f"{name}_split_sizes={list(sizes)} must be {size} numbers, one a rank, that add up to the {rows} rows "
-                f"of {name}"
-            )
+        part = array.size // size
+        return [array[begin : begin + part] for begin in range(0, size * part, part)] if part else [array] * size
+    counts = [whole(count, f"{name}_split_sizes[{number}]") for number, count in enumerate(sizes)]
+    if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
+        raise ValueError(
+            f"{name}_split_sizes={list(sizes)} must be {size} numbers, one a rank, that add up to the {rows} rows "
+            f"of {name}"
+        )
     width = array.size // rows if rows else 0
-    ends = np.cumsum([0, *counts]).tolist()
+    ends = itertools.accumulate(counts, initial=0)
     return [array[begin * width : end * width] for begin, end in itertools.pairwise(ends)]
 
 
