@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, Exchange, Link, octets, pieces, shares
-from rankmesh_agent.collectives.reduce_scatter import AHEAD, reduce_pieces, reduce_shown
+from rankmesh_agent.collectives.reduce_scatter import AHEAD, offer_others, reduce_pieces, reduce_shown
 from rankmesh_agent.collectives.reduction import combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
@@ -18,28 +18,32 @@ def small_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
 
     Steps: 1. Each rank writes its bytes once and reads all ranks' once. At most a slot.
     """
+    rank = segment.rank
     slots = segment.slots(array.dtype, array.size)
-    slots[segment.rank][:] = array
+    slots[rank][:] = array
     segment.step()
+    if (
+        rank <= 1
+    ):  # the result may take the place of the first part, and of the second: two arrays in the cache, not three
+        slots = slots.copy()
+        slots[rank] = array
     combine(op, slots, array)
 
 
 def chunked_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
-    """Chunk by chunk: all write, each rank reduces its share and writes it back, all read the others' shares.
+    """Chunk by chunk: all write the others' shares, each rank reduces its own and writes it, all read the others'.
 
-    Steps: 2 a chunk. Each rank writes 1 + 1/size of its bytes and reads 2 of them.
+    Steps: 2 a chunk. Each rank writes its bytes once and reads 2 (size - 1) / size of them.
     """
     rank = segment.rank
     for chunk in pieces(array.size, segment.slot_bytes // array.itemsize):
         part = array[chunk]
-        slots = segment.slots(array.dtype, part.size)
-        slots[rank][:] = part
-        segment.step()
         split = shares(part.size, segment.size)
         mine = split[rank]
-        reduced = part[mine]
-        combine(op, [slot[mine] for slot in slots], reduced)
-        slots[rank][mine] = reduced
+        slots = segment.slots(array.dtype, part.size)
+        parts = offer_others(segment, slots, part, mine)
+        combine_in_place(op, parts, rank, part[mine])
+        slots[rank][mine] = part[mine]
         segment.step()
         for owner, share in enumerate(split):
             if owner != rank:
