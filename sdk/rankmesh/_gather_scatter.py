@@ -392,10 +392,11 @@ def _on_root_only(tensors: Any, name: str, is_root: bool, root: str) -> None:
 
 
 def _same_dtype(arrays: Sequence[Array], first: str, name: str) -> None:
+    dtype = arrays[0].dtype
     for number, array in enumerate(arrays):
-        if array.dtype != arrays[0].dtype:
+        if array.dtype is not dtype and array.dtype != dtype:
             raise ValueError(
-                f"{name} has dtype {display(array.dtype)} at {number}, but {first} has {display(arrays[0].dtype)}: "
+                f"{name} has dtype {display(array.dtype)} at {number}, but {first} has {display(dtype)}: "
                 "all must have the same"
             )
 
@@ -410,7 +411,8 @@ def _same_size(array: Array, name: str, other: Array, other_name: str) -> None:
 def _all_alike(array: Array, name: str, others: Sequence[Array], others_name: str) -> None:
     _same_dtype([array, *others], name, others_name)
     for number, other in enumerate(others):
-        _same_size(array, name, other, f"{others_name}[{number}]")
+        if other.size != array.size:  # the other's name is made only where it is needed
+            _same_size(array, name, other, f"{others_name}[{number}]")
 
 
 def _even(array: Array, name: str, part: int, part_name: str, size: int) -> list[Array]:

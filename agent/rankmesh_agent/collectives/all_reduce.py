@@ -36,14 +36,20 @@ def chunked_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
     Steps: 2 a chunk. Each rank writes its bytes once and reads 2 (size - 1) / size of them.
     """
     rank = segment.rank
-    for chunk in pieces(array.size, segment.slot_bytes // array.itemsize):
+    room = segment.slot_bytes // array.itemsize
+    scratch = segment.scratch(array.dtype, -(-min(room, array.size) // segment.size) if rank > 1 else 0)
+    for chunk in pieces(array.size, room):
         part = array[chunk]
         split = shares(part.size, segment.size)
         mine = split[rank]
         slots = segment.slots(array.dtype, part.size)
         parts = offer_others(segment, slots, part, mine)
-        combine_in_place(op, parts, rank, part[mine])
-        slots[rank][mine] = part[mine]
+        own = part[mine]
+        reduced = own if rank <= 1 else scratch[: own.size]  # see small_segment
+        combine(op, parts, reduced)
+        slots[rank][mine] = reduced
+        if rank > 1:
+            own[:] = reduced
         segment.step()
         for owner, share in enumerate(split):
             if owner != rank:

@@ -38,12 +38,9 @@ def chunked_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> 
         mine = split[rank]
         slots = segment.slots(array.dtype, part.size)
         parts = offer_others(segment, slots, part, mine)
-        if rank == root:
-            combine_in_place(op, parts, rank, part[mine])
-        else:
-            reduced = scratch[: mine.stop - mine.start]
-            combine(op, parts, reduced)
-            slots[rank][mine] = reduced
+        reduced = scratch[: mine.stop - mine.start]
+        combine(op, parts, reduced)
+        (part if rank == root else slots[rank])[mine] = reduced
         segment.step()
         if rank == root:
             for owner, share in enumerate(split):
