@@ -14,7 +14,7 @@ from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives import all_to_all
 from rankmesh_agent.collectives.limits import LIMITS
-from rankmesh_agent.collectives.link import PIECE
+from rankmesh_agent.collectives.reduction import CACHED
 from rankmesh_agent.collectives.select import _rows, algorithm, algorithms, candidates
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.transports.segment import Segment
@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 SLOT_BYTES = 1 << 14
 POOL = 1 << 26
 """Registered bytes of each rank."""
-COUNTS = (1, SLOT_BYTES // 4 + 1, PIECE // 4 + 3)
+COUNTS = (1, SLOT_BYTES // 4 + 1, CACHED // 4 + 3)
 """Short, one past a slot of float32, one piece and a little."""
 FLOAT32 = np.dtype(np.float32)
 DTYPES = tuple(map(np.dtype, (np.float32, np.float16, np.int8, np.complex128)))
