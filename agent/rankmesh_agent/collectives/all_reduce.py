@@ -28,9 +28,8 @@ def small_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
     slots = segment.slots(array.dtype, array.size)
     slots[rank][:] = array
     segment.step()
-    if (
-        rank <= 1
-    ):  # the result may take the place of the first part, and of the second: two arrays in the cache, not three
+    if rank <= 1:
+        # The result may take the place of the first part, and of the second: two arrays in the cache, not three.
         slots = slots.copy()
         slots[rank] = array
     combine(op, slots, array)
