@@ -17,7 +17,8 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def write(runs: Sequence[Run], path: Path = PAGE) -> None:
-    """Write the page, and its charts into a folder of the same name."""
+    """Write the page, and its charts, which are the latest run's, into a folder of the same name."""
+    runs = sorted(runs, key=lambda run: run.began)
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
     charts = drawn(runs[-1].results)
