@@ -9,7 +9,7 @@ from benchmarks.operations import IN_FLIGHT, OPERATIONS
 from benchmarks.peers import PEERS
 from benchmarks.plan import MIB, OVERLAP, Case, Cell
 from benchmarks.reasons import REASONS
-from benchmarks.results import Results, Run
+from benchmarks.results import Results, Run, latest
 from benchmarks.stores import CLIENTS, CROWD
 from benchmarks.stores import OPERATIONS as STORE_OPERATIONS
 from benchmarks.tables import microseconds, ratio, size, spread, table
@@ -35,11 +35,11 @@ def page(runs: Sequence[Run], charts: Iterable[tuple[str, str]]) -> str:
     """Return the whole page.
 
     Args:
-        runs: at least one, in the order they were made. Times are the last one's, ratios all runs', separated by
-            slashes.
+        runs: at least one, in the order they were made. Times are of the last one that has
+            them, ratios of all runs, separated by slashes.
         charts: title and path of each.
     """
-    results = runs[-1].results
+    results = latest(runs)
     sections = [
         "# Benchmarks\n\nMade by `make bench` (`python -m benchmarks`); do not edit.",
         setting(runs),
@@ -105,8 +105,8 @@ def outcome(target: Target | Limit, runs: Sequence[Run]) -> str:
 
 def latencies(runs: Sequence[Run], operation: str) -> str:
     """Return the table of an operation: medians with their spread, and ratios. Empty when it was not measured."""
-    results = runs[-1].results
-    found = [case for case in results.cases() if case.operation == operation]
+    results = latest(runs)
+    found = sorted(case for case in results.cases() if case.operation == operation)
     peers = [name for name in PEERS if any(Cell(case, name) in results.turns for case in found)]
     compared = [one for one in COMPARED if one[0] in peers and one[1] in peers]
     rows = []
@@ -157,7 +157,7 @@ def _hidden(one: float, other: float, both: float) -> str:
 
 def stores(runs: Sequence[Run]) -> str:
     """Return the table of store round trips."""
-    results = runs[-1].results
+    results = latest(runs)
     rows = []
     for operation in (*STORE_OPERATIONS, *CROWD):
         case = Case(operation, CLIENTS if operation in CROWD else 1, 0)
@@ -174,7 +174,7 @@ def stores(runs: Sequence[Run]) -> str:
 def joins(runs: Sequence[Run]) -> str:
     """Return the table of how long worlds take to come together; empty when that was not measured."""
     rows = []
-    for cell in runs[-1].results.turns:
+    for cell in latest(runs).turns:
         if cell.case.operation.startswith("join_"):
             way = cell.case.operation.removeprefix("join_").replace("_", " ")
             each = [1e-6 * one for run in runs for turn in run.results.turns.get(cell, ()) for one in turn]
@@ -187,7 +187,7 @@ def idle(runs: Sequence[Run]) -> str:
     """Return the table of what a rank costs that does nothing; empty when that was not measured."""
     rows = []
     for operation, words in IDLE.items():
-        found = [cell for cell in runs[-1].results.turns if cell.case.operation == operation]
+        found = [cell for cell in latest(runs).turns if cell.case.operation == operation]
         rows += [[words, str(cell.case.ranks), medians(runs, cell)] for cell in found]
     return table(["", "ranks", "measured"], rows, texts=1) if rows else ""
 
@@ -260,7 +260,7 @@ _READING = (
     "Ratios say how many times as long the other one takes, and are medians of the rounds' ratios: within a round the "
     "two were measured a moment apart, while over minutes the speed of a virtual machine changes. So they are not the "
     "quotients of the times beside them. With several runs there are as many ratios, in the order of the runs, a dash "
-    "for one that did not measure it; times and numbers of rounds are the last run's."
+    "for one that did not measure it; times and numbers of rounds are of the last one that did."
 )
 _METHOD = (
     "What is timed is what a user calls from Python: RankMesh on NumPy arrays, the same functions of torch.distributed "
@@ -287,7 +287,7 @@ _OVERLAP = (
     f"Microseconds of an asynchronous all_reduce of {size(64 * MIB)} begun and waited for, of a matrix product in "
     "NumPy or a sleep of 20 ms (as when a GPU or a disk works), and of the one begun, the other done, then waited for. "
     "Hidden is how much of the shorter of two was saved by doing them together. With a core for each rank there is no "
-    "core free for an all_reduce while the rank computes. Figures are the last run's."
+    "core free for an all_reduce while the rank computes. Figures are of the last run."
 )
 _STORES = (
     "Microseconds a call through `dist.TCPStore` and torch's `TCPStore` (libuv), server and clients being processes on "
