@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.guard import Application, Message, Receive, Send
+from rankmesh_agent.wire.guard import PROBLEM_TYPE, Application, Message, Receive, Send, bug
 from rankmesh_agent.wire.schemas import Done, Heartbeat, JoinRequest, Leave
 from rankmesh_gateway import answers
 from rankmesh_gateway.checks import InvalidRequestError
@@ -64,10 +64,10 @@ class Front:
             said = await answer(asked, receive)
         except (DistError, InvalidRequestError) as error:
             problem, headers = answers.refusal(error)
-            await _send(send, problem.status, problem.body(), {"content-type": "application/problem+json", **headers})
+            await _send(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE, **headers})
         except Exception as error:
-            problem = answers.bug(scope["method"], scope["path"], error)
-            await _send(send, problem.status, problem.body(), {"content-type": "application/problem+json"})
+            problem = bug("gateway", scope["method"], scope["path"], error)
+            await _send(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE})
             raise  # for the server to log
         else:
             await _send(send, HTTPStatus.OK, said, {"content-type": "application/json"})
