@@ -174,6 +174,7 @@ class Rank:
             )
         self.pid = self.process.pid
         self.ended_at = 0.0
+        self.signalled = False
 
     @property
     def code(self) -> int | None:
@@ -205,6 +206,7 @@ class Rank:
     def kill(self, number: int = signal.SIGKILL) -> float:
         """Send a signal; return when, by time.monotonic()."""
         now = time.monotonic()
+        self.signalled = True
         self.process.send_signal(number)
         return now
 
@@ -305,9 +307,16 @@ class Ranks:
         (self.folder / name).touch()
 
     def wait_for(self, *names: str) -> None:
-        """Wait for marks; fail at once when a process has failed."""
-        for name in names:
-            wait_until((self.folder / name).exists, f"the mark {name!r}:\n{self.told()}")
+        """Wait for marks; fail at once when a process has failed, or all have ended without making them."""
+        deadline = time.monotonic() + DEADLINE
+        while missing := [name for name in names if not (self.folder / name).exists()]:
+            failed = [rank.name for rank in self.started if rank.code and not rank.signalled]
+            if not failed and all(rank.code is not None for rank in self.started):
+                missing = [name for name in missing if not (self.folder / name).exists()]  # as a last word
+                failed = [rank.name for rank in self.started] if missing else []
+            assert not failed, f"{', '.join(failed)} ended; the marks {missing} are not there:\n{self.told()}"
+            assert time.monotonic() < deadline, f"waited {DEADLINE:g} s for the marks {missing}:\n{self.told()}"
+            time.sleep(0.01)
 
     def told(self) -> str:
         """What all processes wrote, for a failing test."""

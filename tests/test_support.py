@@ -1,0 +1,55 @@
+"""The tests' own tools: how ranks as processes are watched."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from support.processes import DEADLINE, Me, Ranks
+
+pytestmark = pytest.mark.processes
+
+
+def mark_or_fail(me: Me) -> None:
+    if me.rank == 1:
+        raise SystemExit("no luck")
+    me.mark("there")
+    me.wait_for("never")
+
+
+def test_waiting_for_a_mark_fails_as_soon_as_a_rank_has(ranks: Ranks) -> None:
+    began = time.monotonic()
+    zero, one = ranks.start(mark_or_fail, 2)
+    with pytest.raises(AssertionError, match=r"(?s)1-rank-1 ended; the marks \['never-made'\] .*no luck"):
+        ranks.wait_for("there", "never-made")
+    assert time.monotonic() - began < DEADLINE
+    assert (zero.code, one.code) == (None, 1)
+    zero.kill()
+    ranks.wait([zero])
+
+
+def mark(me: Me) -> None:
+    me.mark(f"made-{me.rank}")
+
+
+def test_waiting_for_a_mark_that_nobody_can_make_any_more_fails(ranks: Ranks) -> None:
+    ranks.start(mark, 2)
+    ranks.wait_for("made-0", "made-1")
+    with pytest.raises(AssertionError, match=r"0-rank-0, 1-rank-1 ended; the marks \['made-2'\]"):
+        ranks.wait_for("made-2")
+
+
+def sleep(me: Me) -> None:
+    me.mark(f"made-{me.rank}")
+    me.wait_for("end")
+    me.mark(f"ended-{me.rank}")
+
+
+def test_a_rank_that_the_test_killed_is_no_failure(ranks: Ranks) -> None:
+    zero, one = ranks.start(sleep, 2)
+    ranks.wait_for("made-0", "made-1")
+    zero.kill()
+    ranks.wait([zero])
+    ranks.mark("end")
+    ranks.wait_for("ended-1")
+    ranks.succeed([one])
