@@ -154,11 +154,9 @@ def start_processes(
     try:
         for index in range(nprocs):
             given = (fn, index, tuple(args), make.get_start_method(), context._new_report(), token)
-            process = make.Process(target=run, args=given, daemon=daemon)  # type: ignore[attr-defined]
-            process.start()
-            context._add(process)
-    except BaseException:
-        context._end(signal.SIGTERM)
+            context._start(make.Process(target=run, args=given, daemon=daemon))  # type: ignore[attr-defined]
+    except BaseException as error:
+        context._abandon(error)
         raise
     if not join:
         return context
@@ -211,7 +209,7 @@ class ProcessContext:
                 if self._failed is not None:
                     self._await_all(grace_period or 0.0)
             except BaseException as error:
-                self._end(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+                self._end(_ending(error))
                 raise
             if self._failed is not None:
                 self._end(signal.SIGTERM, _STOP_SECONDS if grace_period is None else grace_period)
@@ -225,9 +223,16 @@ class ProcessContext:
         self._reports.append(Report())
         return self._reports[-1]
 
-    def _add(self, process: BaseProcess) -> None:
-        self.sentinels[process.sentinel] = len(self.processes)
-        self.processes.append(process)
+    def _start(self, process: BaseProcess) -> None:
+        self.processes.append(process)  # first: Ctrl-C may strike as soon as it runs, and ends those that are here
+        process.start()
+        self.sentinels[process.sentinel] = len(self.processes) - 1
+
+    def _abandon(self, error: BaseException) -> None:
+        """End those that have been started, because of an error that came before all were."""
+        self.processes = [process for process in self.processes if process.pid is not None]
+        self.sentinels = {process.sentinel: index for index, process in enumerate(self.processes)}
+        self._end(_ending(error))
 
     def _await_one(self, timeout: float | None) -> list[int]:
         """Wait for the end of a process; return those that have ended."""
@@ -300,6 +305,11 @@ SpawnContext = ProcessContext
 def _fresh_token() -> str:
     """Return this process's token for all processes it starts."""
     return token_of(Settings())
+
+
+def _ending(error: BaseException) -> signal.Signals:
+    """Return the signal that ends the processes because of an error here."""
+    return signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
 
 
 def _pid(process: BaseProcess) -> int:
