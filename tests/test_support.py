@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
-from support.processes import DEADLINE, Me, Ranks
+from support.processes import DEADLINE, Me, Ranks, free_port
 
 pytestmark = pytest.mark.processes
+
+
+def test_free_ports() -> None:
+    ports = [free_port() for _ in range(20)]
+    assert len(set(ports)) > 15
+    for port in ports:
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+def test_a_host_that_is_none_has_no_free_port() -> None:
+    with pytest.raises(OSError, match="assign"):
+        free_port("192.0.2.1")
 
 
 def mark_or_fail(me: Me) -> None:

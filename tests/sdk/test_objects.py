@@ -501,6 +501,7 @@ def test_a_hostile_pickle_is_refused_unread(ranks: Ranks, env: dict[str, str]) -
 
 def stay_away(me: Me) -> None:
     me.init()
+    dist.barrier()  # nobody is late who is not meant to be
     if me.rank == 1:
         me.meet("given up")
     else:

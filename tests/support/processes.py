@@ -9,6 +9,7 @@ are made once and waited for.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import http.server
 import inspect
@@ -53,10 +54,22 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = DEADLIN
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port nobody listens on."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """Return a port nobody listens on, for use in a while.
+
+    It is none of those that the kernel gives to who asks for any: another test, at the same time, would be given it.
+    """
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    wanted = [secrets.randbelow(end - 10_000) + 10_000 for _ in range(100)] if end > 12_000 else []
+    for port in [*wanted, 0]:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return int(probe.getsockname()[1])
+    raise AssertionError("no port is free")
 
 
 @contextlib.contextmanager

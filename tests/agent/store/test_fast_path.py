@@ -573,7 +573,7 @@ def losing(owner: str, what: str, times: int = 1) -> Iterator[str]:
     running: list[threading.Thread] = []
 
     def serve(client: socket.socket) -> None:
-        with client, socket.create_connection((target.hostname, target.port)) as there:
+        with client, socket.create_connection((target.hostname, target.port), 10.0) as there:
             opened.append(client)
             for step in range(1000):  # upgrade, hello, proof, and then requests; each has one answer
                 for source, sink, name in ((client, there, "request"), (there, client, "answer")):
@@ -594,15 +594,17 @@ def losing(owner: str, what: str, times: int = 1) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     accepting = threading.Thread(target=accept, args=(listener,))
     accepting.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    accepting.join()
-    for sock in opened:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-    for thread in running:
-        thread.join()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        accepting.join()
+        for sock in opened:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in running:
+            thread.join()
 
 
 class TestOwnersThatSpeakOnlyHttp:

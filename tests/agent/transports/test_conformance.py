@@ -523,6 +523,6 @@ def test_nothing_waits_for_the_garbage_collector(transport, free):
         before = descriptors()
         for _ in range(10):
             lose()
-        assert wait_until(lambda: descriptors() <= before, 1), f"{descriptors() - before} descriptors more"
+        assert wait_until(lambda: descriptors() <= before), f"{descriptors() - before} descriptors more"
     finally:
         gc.enable()
