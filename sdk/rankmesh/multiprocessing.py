@@ -24,6 +24,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from rankmesh._launcher.child import Report, run
+from rankmesh._launcher.interrupts import interrupts_held
 from rankmesh._launcher.plan import token_of
 from rankmesh_agent.wire.settings import Settings
 
@@ -156,7 +157,7 @@ def start_processes(
             given = (fn, index, tuple(args), make.get_start_method(), context._new_report(), token)
             context._start(make.Process(target=run, args=given, daemon=daemon))  # type: ignore[attr-defined]
     except BaseException as error:
-        context._abandon(error)
+        context._end(_ending(error))
         raise
     if not join:
         return context
@@ -224,15 +225,10 @@ class ProcessContext:
         return self._reports[-1]
 
     def _start(self, process: BaseProcess) -> None:
-        self.processes.append(process)  # first: Ctrl-C may strike as soon as it runs, and ends those that are here
-        process.start()
-        self.sentinels[process.sentinel] = len(self.processes) - 1
-
-    def _abandon(self, error: BaseException) -> None:
-        """End those that have been started, because of an error that came before all were."""
-        self.processes = [process for process in self.processes if process.pid is not None]
-        self.sentinels = {process.sentinel: index for index, process in enumerate(self.processes)}
-        self._end(_ending(error))
+        with interrupts_held():
+            process.start()
+            self.sentinels[process.sentinel] = len(self.processes)
+            self.processes.append(process)
 
     def _await_one(self, timeout: float | None) -> list[int]:
         """Wait for the end of a process; return those that have ended."""

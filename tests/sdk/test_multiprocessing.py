@@ -426,28 +426,39 @@ def test_ctrl_c_ends_all_in_order(ranks: Ranks, method: str, in_a_loop: bool, to
     helpers_end(ranks)
 
 
-def interrupt_while_starting() -> None:
-    """Press Ctrl-C when the second process has been started, but start() has not returned."""
+def interrupt_while_starting(when: str) -> None:
+    """Press Ctrl-C when the second process has been started, but nobody knows yet."""
     import multiprocessing.process
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    start = multiprocessing.process.BaseProcess.start
-
-    def interrupted(process: multiprocessing.process.BaseProcess) -> None:
-        start(process)
-        if len(mp.active_children()) == 2:
-            wait_until(lambda: len(list(Path().glob("pid.*"))) == 2, "both to begin")
+    def interrupt() -> None:
+        wait_until(lambda: len(list(Path().glob("pid.*"))) == len(forks), "all to begin")
+        if len(forks) == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    multiprocessing.process.BaseProcess.start = interrupted
+    def forked() -> None:
+        forks.append(1)
+        if when == "in a function that runs after a fork":
+            interrupt()
+
+    def starting(process: multiprocessing.process.BaseProcess) -> None:
+        start(process)
+        if when == "in start()":
+            interrupt()
+
+    forks: list[int] = []
+    os.register_at_fork(after_in_parent=forked)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    start, multiprocessing.process.BaseProcess.start = multiprocessing.process.BaseProcess.start, starting
     mp.start_processes(clean_up_slowly, nprocs=3, start_method="fork")
 
 
 @processes
-def test_ctrl_c_while_they_are_started_ends_those_that_are(ranks: Ranks) -> None:
-    started = program(ranks, interrupt_while_starting, write_pid, clean_up_slowly)
+@pytest.mark.parametrize("when", ["in start()", "in a function that runs after a fork"])
+def test_ctrl_c_while_they_are_started_ends_those_that_are(ranks: Ranks, when: str) -> None:
+    started = program(ranks, interrupt_while_starting, write_pid, clean_up_slowly, when=when)
     ranks.wait([started])
-    assert started.stderr.endswith("\nKeyboardInterrupt\n")
+    assert started.stderr.endswith("\nKeyboardInterrupt\n"), started
+    assert started.stderr.count("Traceback") == 1, started
     assert [(ranks.folder / f"cleaned.{i}").read_text() for i in range(2)] == ["once\n"] * 2
     assert not any(alive(pid) for pid in pids(ranks, 2))
 
