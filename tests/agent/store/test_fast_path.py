@@ -379,14 +379,44 @@ class TestTokens:
                 sock.recv(PROOF_BYTES)
                 sock.sendall(challenge.proof())
 
+        def pretend_twice(listener: socket.socket) -> None:
+            pretend(listener)
+            pretend(listener)
+
+        with self.in_front_of(pretend_twice) as store, pytest.raises(AuthenticationError):
+            store.do(Add("k"))
+
+    def test_the_owner_ends_in_the_middle_of_it(self, owner):
+        """That is no question of tokens, although it hangs up as if it were."""
+
+        def leave(listener: socket.socket) -> None:
+            sock, _ = listener.accept()
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            with sock:
+                sock.recv(1000)
+                sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+                challenge = Challenge("secret", client=False)
+                challenge.receive_hello(sock.recv(HELLO_BYTES))
+                sock.sendall(challenge.hello())
+                sock.recv(PROOF_BYTES)
+
+        with self.in_front_of(leave) as store, pytest.raises(DistNetworkError, match="cannot be reached") as caught:
+            store.do(Add("k"))
+        assert not isinstance(caught.value, AuthenticationError)
+
+    @contextlib.contextmanager
+    def in_front_of(self, serve: Callable[[socket.socket], None]) -> Iterator[BlockingRemote]:
+        """A store whose owner is a function of its listening socket."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            thread = threading.Thread(target=pretend, args=(listener,))
+            thread = threading.Thread(target=serve, args=(listener,))
             thread.start()
             store = BlockingRemote(f"http://127.0.0.1:{listener.getsockname()[1]}", "secret")
-            with pytest.raises(AuthenticationError):
-                store.do(Add("k"))
-            thread.join()
-            store.close()
+            try:
+                yield store
+            finally:
+                store.close()
+                thread.join()
 
 
 class TestWaits:
