@@ -409,6 +409,7 @@ class TestTokens:
     def in_front_of(self, serve: Callable[[socket.socket], None]) -> Iterator[BlockingRemote]:
         """A store whose owner is a function of its listening socket."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(10.0)
             thread = threading.Thread(target=serve, args=(listener,))
             thread.start()
             store = BlockingRemote(f"http://127.0.0.1:{listener.getsockname()[1]}", "secret")
