@@ -369,41 +369,36 @@ class TestTokens:
         """Who does not know the token is not believed, and learns nothing with which to pretend elsewhere."""
 
         def pretend(listener: socket.socket) -> None:
-            sock, _ = listener.accept()
-            with sock:
-                sock.recv(1000)
-                sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
-                challenge = Challenge("guess", client=False)
-                challenge.receive_hello(sock.recv(HELLO_BYTES))
-                sock.sendall(challenge.hello())
-                sock.recv(PROOF_BYTES)
-                sock.sendall(challenge.proof())
+            for _ in range(2):
+                sock, challenge = self.until_the_proof(listener, "guess")
+                with sock:
+                    sock.sendall(challenge.proof())
 
-        def pretend_twice(listener: socket.socket) -> None:
-            pretend(listener)
-            pretend(listener)
-
-        with self.in_front_of(pretend_twice) as store, pytest.raises(AuthenticationError):
+        with self.in_front_of(pretend) as store, pytest.raises(AuthenticationError):
             store.do(Add("k"))
 
     def test_the_owner_ends_in_the_middle_of_it(self, owner):
         """That is no question of tokens, although it hangs up as if it were."""
 
         def leave(listener: socket.socket) -> None:
-            sock, _ = listener.accept()
-            listener.shutdown(socket.SHUT_RDWR)
+            sock, _ = self.until_the_proof(listener, "secret")
             listener.close()
-            with sock:
-                sock.recv(1000)
-                sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
-                challenge = Challenge("secret", client=False)
-                challenge.receive_hello(sock.recv(HELLO_BYTES))
-                sock.sendall(challenge.hello())
-                sock.recv(PROOF_BYTES)
+            sock.close()
 
         with self.in_front_of(leave) as store, pytest.raises(DistNetworkError, match="cannot be reached") as caught:
             store.do(Add("k"))
         assert not isinstance(caught.value, AuthenticationError)
+
+    def until_the_proof(self, listener: socket.socket, token: str) -> tuple[socket.socket, Challenge]:
+        """Take the next client through the challenge until it has proved that it knows the token."""
+        sock, _ = listener.accept()
+        sock.recv(1000)
+        sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+        challenge = Challenge(token, client=False)
+        challenge.receive_hello(sock.recv(HELLO_BYTES))
+        sock.sendall(challenge.hello())
+        sock.recv(PROOF_BYTES)
+        return sock, challenge
 
     @contextlib.contextmanager
     def in_front_of(self, serve: Callable[[socket.socket], None]) -> Iterator[BlockingRemote]:
