@@ -21,7 +21,7 @@ from support.processes import free_port
 
 pytestmark = pytest.mark.processes
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 OURS = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "GROUP_", "ROLE_")
 
 
@@ -389,8 +389,8 @@ time.sleep(1000)
     assert code == 3
     assert "[rankmesh] rank 1 failed: exit code 3; the others get 0.3 s to end" in stderr
     assert "[rankmesh]   the end of its stdout:\n[rankmesh]   | out of ideas\n" in stderr
-    assert re.search(r"\[rankmesh\] rank 0: signal SIGKILL \(9\) from the launcher, \d\.\d s later", stderr)
-    assert re.search(r"\[rankmesh\] rank 2: signal SIGTERM \(15\) from the launcher, \d\.\d s later", stderr)
+    assert re.search(r"\[rankmesh\] rank 0: signal SIGKILL \(9\) from the launcher, \d+\.\d s later", stderr)
+    assert re.search(r"\[rankmesh\] rank 2: signal SIGTERM \(15\) from the launcher, \d+\.\d s later", stderr)
     assert not any(alive(pid) for pid in job.pids(3))
 
 

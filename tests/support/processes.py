@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-DEADLINE = 40.0
+DEADLINE = 90.0
 """Seconds any run or wait may take."""
 TESTS = Path(__file__).parent.parent
 HEADER = """\

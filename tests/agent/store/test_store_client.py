@@ -284,7 +284,7 @@ class TestAnOwnerThatMayHaveToStart:
         store.close()
 
     async def test_one_that_is_no_store_is_not_waited_for(self):
-        async with somebody_else(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi") as url, asyncio.timeout(10.0):
+        async with somebody_else(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi") as url, asyncio.timeout(30.0):
             store = BlockingRemote(url)
             with pytest.raises(DistNetworkError, match="is not a RankMesh store"):
                 await asyncio.to_thread(store.do_first, Count(), Deadline(60.0))

@@ -88,7 +88,7 @@ def meanwhile(function, *arguments):
         timer.join()
 
 
-def wait_until(condition, seconds: float = 5.0) -> bool:
+def wait_until(condition, seconds: float = 20.0) -> bool:
     deadline = Deadline(seconds)
     while not condition() and not deadline.passed():
         time.sleep(0.005)
