@@ -19,7 +19,7 @@ from benchmarks.team import PeerFailedError
 EXAMPLE = "for a part: python -m benchmarks --only all_reduce --ranks 2 --sizes 4,65536 --peers rankmesh-shm,gloo"
 STORES, JOIN = "stores", "join"
 STORE_ROUNDS, JOIN_ROUNDS = 7, 3
-OF_A_PART = {"ranks": RANKS, "sizes": SIZES, "rounds": 7, "budget": 10.0, "seconds": 0.03}
+OF_A_PART = {"ranks": RANKS, "sizes": SIZES, "peers": tuple(PEERS), "rounds": 7, "budget": 10.0, "seconds": 0.03}
 """Options that choose within a part, and what they are when they are not given."""
 
 
@@ -69,7 +69,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     choice.add_argument("--only", type=names_of(known), metavar="PART,...", help=", ".join(known))
     choice.add_argument("--ranks", type=numbers, metavar="NUMBER,...")
     choice.add_argument("--sizes", type=numbers, metavar="BYTES,...")
-    choice.add_argument("--peers", type=names_of(PEERS), default=list(PEERS), metavar="PEER,...", help=", ".join(PEERS))
+    choice.add_argument("--peers", type=names_of(PEERS), metavar="PEER,...", help=", ".join(PEERS))
     choice.add_argument("--rounds", type=number, help=f"turns each peer gets at most (default: {OF_A_PART['rounds']})")
     choice.add_argument(
         "--budget", type=float, help=f"seconds for a case, of 3 rounds at least (default: {OF_A_PART['budget']:g})"

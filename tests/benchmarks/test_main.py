@@ -30,14 +30,14 @@ def test_a_part_is_what_was_asked_for() -> None:
 
 def test_what_is_left_out_is_as_for_everything() -> None:
     options = parse(["--only", "join"])
-    assert (options.ranks, options.sizes, options.rounds) == (RANKS, SIZES, 7)
+    assert (options.ranks, options.sizes, options.rounds, options.peers) == (RANKS, SIZES, 7, tuple(peers.PEERS))
     assert parse([]).only is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--ranks", "2", "--rounds", "3"], "--ranks, --rounds: a part of what? --only says it"),
+        (["--ranks", "2", "--peers", "gloo"], "--ranks, --peers: a part of what? --only says it"),
         (["--only", "everything"], "'everything' is none of all_reduce, "),
         (["--only", "join", "--ranks", "two"], "'two': whole numbers above 0 are wanted, separated by commas"),
         (["--only", "join", "--rounds", "0"], "'0': whole numbers above 0"),
