@@ -392,8 +392,8 @@ def test_daemons_end_with_the_program(ranks: Ranks) -> None:
 
 
 def clean_up_slowly(i: int) -> None:
-    write_pid(i)
     try:
+        write_pid(i)
         time.sleep(1000)
     finally:
         time.sleep(0.5)
