@@ -25,7 +25,7 @@ check: $(VENV)/.dev  ## Lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# RUNS=2 measures twice, 25 minutes each, and shows both. ARGS='--only all_reduce --ranks 2' prints a part instead.
+# RUNS=2 measures twice, 20 minutes each, and shows both. ARGS='--only all_reduce --ranks 2' prints a part instead.
 bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI; writes docs/benchmarks.md
 ifdef ARGS
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -9,8 +9,14 @@ finds where the table of algorithms switches.
     team, channel, rank     the ranks of one peer, and how they are given orders
     plan, run, session      which cases, how often; peers taking turns; everything one after the other
     store, stores           the same for stores
+    join, join_rank         how long a world takes to come together
+    footprint               what an idle rank costs
+    tune, tune_rank         where the table of algorithms switches
+    hosts                   bytes and times between hosts, which are network namespaces
     results, summary        what came out, and as JSON
     targets, reasons        what is to be reached, and why it is not
     report, tables          the page
     charts, svg             its charts
+    compact, options        what command lines print, and what they take
+    machine                 what it was measured on
 """

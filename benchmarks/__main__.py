@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks import page
 from benchmarks.compact import compact
 from benchmarks.operations import OPERATIONS
+from benchmarks.options import names_of, number, numbers, progress
 from benchmarks.peers import PEERS
 from benchmarks.plan import RANKS, SIZES, Effort, cases, full, full_effort
 from benchmarks.session import Session
@@ -19,6 +19,8 @@ from benchmarks.team import PeerFailedError
 EXAMPLE = "for a part: python -m benchmarks --only all_reduce --ranks 2 --sizes 4,65536 --peers rankmesh-shm,gloo"
 STORES, JOIN = "stores", "join"
 STORE_ROUNDS, JOIN_ROUNDS = 7, 3
+OF_A_PART = {"ranks": RANKS, "sizes": SIZES, "peers": tuple(PEERS), "rounds": 7, "budget": 10.0, "seconds": 0.03}
+"""Options that choose within a part, and what they are when they are not given."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,46 +57,32 @@ def part(options: argparse.Namespace) -> Session:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line (None: this process's)."""
+    """Read the command line (None: this process's); exit with a line on standard error when it makes no sense."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure RankMesh, gloo and Open MPI in turns, all of it in about 20 minutes.",
         epilog=EXAMPLE,
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing there, and no page")
-    known = {**OPERATIONS, STORES: None, JOIN: None}
+    known = [*OPERATIONS, STORES, JOIN]
     choice = parser.add_argument_group("a part of it")
     choice.add_argument("--only", type=names_of(known), metavar="PART,...", help=", ".join(known))
-    choice.add_argument("--ranks", type=numbers, default=RANKS, metavar="NUMBER,...")
-    choice.add_argument("--sizes", type=numbers, default=SIZES, metavar="BYTES,...")
-    choice.add_argument("--peers", type=names_of(PEERS), default=list(PEERS), metavar="PEER,...", help=", ".join(PEERS))
-    choice.add_argument("--rounds", type=int, default=7, help="turns each peer gets at most (default: %(default)s)")
-    choice.add_argument("--budget", type=float, default=10, help="seconds for a case, of 3 rounds at least")
-    choice.add_argument("--seconds", type=float, default=0.03, help="of a timing (default: %(default)s)")
-    return parser.parse_args(arguments)
-
-
-def names_of(known: Mapping[str, object]) -> Callable[[str], list[str]]:
-    """Return a reader of names, separated by commas."""
-
-    def read(text: str) -> list[str]:
-        names = text.split(",")
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return names
-
-    return read
-
-
-def numbers(text: str) -> list[int]:
-    """Read whole numbers, separated by commas."""
-    return [int(number) for number in text.split(",")]
-
-
-def progress(line: str) -> None:
-    """Say how far we are, where it does not mix with the page."""
-    print(f"[benchmarks] {line}", file=sys.stderr, flush=True)
+    choice.add_argument("--ranks", type=numbers, metavar="NUMBER,...")
+    choice.add_argument("--sizes", type=numbers, metavar="BYTES,...")
+    choice.add_argument("--peers", type=names_of(PEERS), metavar="PEER,...", help=", ".join(PEERS))
+    choice.add_argument("--rounds", type=number, help=f"turns each peer gets at most (default: {OF_A_PART['rounds']})")
+    choice.add_argument(
+        "--budget", type=float, help=f"seconds for a case, of 3 rounds at least (default: {OF_A_PART['budget']:g})"
+    )
+    choice.add_argument("--seconds", type=float, help=f"of a timing (default: {OF_A_PART['seconds']})")
+    options = parser.parse_args(arguments)
+    given = [f"--{name}" for name in OF_A_PART if getattr(options, name) is not None]
+    if given and options.only is None:
+        parser.error(f"{', '.join(given)}: a part of what? --only says it")
+    for name, value in OF_A_PART.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from pathlib import Path
@@ -43,6 +44,7 @@ class Channel:
         return json.loads(line) if line else None
 
     def close(self) -> None:
-        """Close this end."""
-        self._lines.close()
+        """Close this end, also when the other one went while something was on its way there."""
+        with contextlib.suppress(ConnectionError):
+            self._lines.close()
         self._socket.close()

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from benchmarks.operations import OPERATIONS
+from benchmarks.peers import PEERS
 from benchmarks.plan import Cell
 from benchmarks.results import Results
 from benchmarks.svg import Axis, Series, chart
 from benchmarks.tables import size
 
 LINES = {
-    "rankmesh-shm": ("RankMesh, shm", "#0072b2", ""),
-    "rankmesh-registered": ("RankMesh, registered", "#56b4e9", "6 3"),
-    "rankmesh-tcp": ("RankMesh, TCP", "#009e73", ""),
-    "gloo": ("gloo", "#d55e00", "2 3"),
-    "mpi": ("Open MPI", "#cc79a7", "8 3 2 3"),
+    "rankmesh-shm": ("#0072b2", ""),
+    "rankmesh-registered": ("#56b4e9", "6 3"),
+    "rankmesh-tcp": ("#009e73", ""),
+    "gloo": ("#d55e00", "2 3"),
+    "mpi": ("#cc79a7", "8 3 2 3"),
 }
 """How each peer is drawn: colours that people who see few of them can tell apart, and dashes."""
 SHARED = ("rankmesh-shm", "rankmesh-registered", "gloo", "mpi")
@@ -84,8 +85,8 @@ def _line(results: Results, wanted: Chart, peer: str) -> Series:
         if (case.operation, case.ranks) == (wanted.operation, wanted.ranks) and cell in results.turns:
             value = bus_bandwidth(results, cell) if wanted.bandwidth else results.summary(cell).median
             points.append((float(case.nbytes), value or 0.0))
-    name, colour, dash = LINES[peer]
-    return Series(name, colour, sorted(points), dash)
+    colour, dash = LINES[peer]
+    return Series(PEERS[peer].short, colour, sorted(points), dash)
 
 
 def _time(microseconds: float) -> str:

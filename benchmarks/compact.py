@@ -18,5 +18,5 @@ def compact(results: Results) -> str:
         ratios = [results.ratio(cell, cells[0]) for cell in cells[1:]]
         figures = [*times, *("" if value is None else ratio(value) for value in ratios)]
         rows.append([case.operation, str(case.ranks), size(case.nbytes) if case.nbytes else "", *figures])
-    headings = ["", "ranks", "array", *peers, *(f"{peer}/{peers[0]}" for peer in peers[1:])]
+    headings = ["median µs", "ranks", "array", *peers, *(f"{peer}/{peers[0]}" for peer in peers[1:])]
     return table(headings, rows, texts=1)

@@ -13,18 +13,21 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import select
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.join import clean_environment, free_port
+from benchmarks.join import clean_environment, end, free_port
+from benchmarks.options import number
 from benchmarks.tables import table
+from benchmarks.team import PeerFailedError
 
 START_SECONDS = 120.0
 SETTLE_SECONDS = 2.0
@@ -83,7 +86,7 @@ def measure(ranks: int, seconds: float = 10.0, *, asked: bool = False) -> World:
         asked: whether each rank's HTTP face is asked once before: an agent loads the web framework only then.
 
     Raises:
-        RuntimeError: a rank did not start.
+        PeerFailedError: a rank did not start.
     """
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     shared = {**clean_environment(), "OMP_NUM_THREADS": "1"}
@@ -98,7 +101,7 @@ def measure(ranks: int, seconds: float = 10.0, *, asked: bool = False) -> World:
         for process in (bare, *started):
             url = process.wait_until_ready()
             if url != "0":
-                urllib.request.urlopen(f"{url}/health", timeout=START_SECONDS).read()
+                urllib.request.urlopen(f"{url}/health", timeout=START_SECONDS).close()
         time.sleep(SETTLE_SECONDS)
         everyone = [bare, *started]
         before, began = [_busy_seconds(process.pid) for process in everyone], time.monotonic()
@@ -132,8 +135,8 @@ def report(worlds: Sequence[tuple[int, bool, World]]) -> str:
                     str(max(world.ranks[rank].descriptors for rank in which)),
                 ]
             )
-    beyond = ["resident, MB more", "proportional", "own", "resident in all", "CPU, %", "threads", "descriptors"]
-    return table(["idle", "ranks", *beyond], rows, texts=1)
+    headings = ["resident, MB more", "proportional", "own", "resident in all", "CPU, %", "threads", "descriptors"]
+    return table(["idle", "ranks", *headings], rows, texts=1)
 
 
 class _Process:
@@ -150,15 +153,18 @@ class _Process:
 
     def __exit__(self, *error: object) -> None:
         self._process.stdin.close()  # type: ignore[union-attr]
-        if error[0] is not None:
-            self._process.terminate()
-        self._process.wait(START_SECONDS)
+        if error[0] is None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(START_SECONDS)
+        end([self._process])
         self._process.stdout.close()  # type: ignore[union-attr]
 
     def wait_until_ready(self) -> str:
-        line = self._process.stdout.readline().strip()  # type: ignore[union-attr]
+        ready, _, _ = select.select([self._process.stdout], [], [], START_SECONDS)
+        line = self._process.stdout.readline().strip() if ready else ""  # type: ignore[union-attr]
         if not line:
-            raise RuntimeError(f"process {self.pid} ended before it was ready")
+            what = "ended before it was ready; what it wrote is above" if ready else f"took {START_SECONDS:g} s"
+            raise PeerFailedError(f"RankMesh: process {self.pid} {what}")
         return line
 
 
@@ -183,11 +189,17 @@ def _counts(pid: int) -> tuple[int, int]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure as the command line (None: this process's) says, print the table and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.footprint")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--ranks", type=number, nargs="+", default=[4, 8, 16])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--asked", action="store_true", help="ask every rank's HTTP face once before")
     options = parser.parse_args(arguments)
-    worlds = [(ranks, options.asked, measure(ranks, options.seconds, asked=options.asked)) for ranks in options.ranks]
+    try:
+        worlds = [
+            (count, options.asked, measure(count, options.seconds, asked=options.asked)) for count in options.ranks
+        ]
+    except PeerFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
     print(report(worlds))
     return 0
 

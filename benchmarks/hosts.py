@@ -124,6 +124,8 @@ def job(hosts: Sequence[Host], options: argparse.Namespace, variables: dict[str,
                 )
             end = time.monotonic() + _SECONDS
             said = [rank.communicate(timeout=max(0.1, end - time.monotonic()))[0] for rank in ranks]
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"the ranks were not done after {_SECONDS:g} s") from None
         finally:
             for rank in ranks:
                 rank.kill()

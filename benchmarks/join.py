@@ -24,11 +24,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.options import number, progress
+from benchmarks.run import Say
 from benchmarks.tables import table
+from benchmarks.team import PeerFailedError
 
 RANK = Path(__file__).with_name("join_rank.py")
 DEADLINE = 120.0
-"""Seconds one start may take."""
+"""Seconds one start may take, and its end."""
 STEPS = ("interpreter", "numpy", "rankmesh", "agent", "gateway", "peers", "group", "rest")
 """What a rank spends its time on, in this order; see Start."""
 _OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "PYTHONDONTWRITEBYTECODE")
@@ -48,10 +51,6 @@ class Start(NamedTuple):
     seconds: float
     steps: Mapping[str, float]
     processor: float
-
-
-class JoinFailedError(RuntimeError):
-    """A world did not come together."""
 
 
 def launched(ranks: int, environment: Mapping[str, str] | None = None) -> Start:
@@ -117,7 +116,7 @@ def threads(ranks: int, environment: Mapping[str, str] | None = None) -> Start:
             thread.join()
         gateway.close(settings.job)
     if failures:
-        raise JoinFailedError(f"{len(failures)} of {ranks} ranks failed to join") from failures[0]
+        raise PeerFailedError(f"{len(failures)} of {ranks} ranks failed to join: {failures[0]}") from failures[0]
     return Start(took, {}, busy)
 
 
@@ -129,12 +128,12 @@ def measure(
     ways: Sequence[str],
     repetitions: int,
     environment: Mapping[str, str] | None = None,
-    say: Callable[[str], object] = lambda line: None,
+    say: Say = lambda line: None,
 ) -> dict[tuple[str, int], list[Start]]:
     """Start worlds of several sizes in several ways, in turns, and return all starts by way and size.
 
     Raises:
-        JoinFailedError: a world did not come together in time.
+        PeerFailedError: a world did not come together in time.
     """
     starts: dict[tuple[str, int], list[Start]] = {}
     for repetition in range(repetitions):
@@ -156,9 +155,9 @@ def report(starts: Mapping[tuple[str, int], Sequence[Start]]) -> str:
         if each[0].steps:
             steps.append([way, str(size), *(f"{1e3 * median(s.steps[step] for s in each):.0f}" for step in STEPS)])
     whole = table(["ranks are", "ranks", "ready, s", "least - most", "CPU, s", "CPU a rank, s"], rows, texts=1)
-    return whole + ("\n\n" + table(["ranks are", "ranks", *(f"{step}, ms" for step in STEPS)], steps, texts=1)) * bool(
-        steps
-    )
+    if not steps:
+        return whole
+    return f"{whole}\n\n{table(['ranks are', 'ranks', *(f'{step}, ms' for step in STEPS)], steps, texts=1)}"
 
 
 def _processes(
@@ -184,15 +183,13 @@ def _processes(
         ]  # fmt: skip
         try:
             said = _read(inbox, ranks, processes)
-        except BaseException as error:
             for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait()
+                process.wait(DEADLINE)
+        except (PeerFailedError, subprocess.TimeoutExpired) as error:
             log.seek(0)
-            raise JoinFailedError(f"{error}\n{log.read().decode(errors='replace')[-4000:]}") from error
-        for process in processes:
-            process.wait(DEADLINE)
+            raise PeerFailedError(f"{error}\n{log.read().decode(errors='replace')[-4000:]}") from error
+        finally:
+            end(processes)
     last = max(said, key=lambda one: one["ready"])
     return Start(last["ready"] - began, last["steps"], _children_seconds() - busy)
 
@@ -214,8 +211,21 @@ def _read(inbox: socket.socket, ranks: int, processes: Sequence[subprocess.Popen
         except TimeoutError:
             ended = [process.returncode for process in processes if process.poll()]
             if ended or time.monotonic() > deadline:
-                raise JoinFailedError(f"{len(said)} of {ranks} ranks became ready; exit codes {ended}") from None
+                raise PeerFailedError(f"{len(said)} of {ranks} ranks became ready; exit codes {ended}") from None
     return said
+
+
+def end(processes: Sequence[subprocess.Popen[Any]], seconds: float = 15.0) -> None:
+    """Terminate what still runs, so that launchers take their ranks with them, and kill what does not heed it."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.terminate()
+    for process in running:
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def clean_environment() -> dict[str, str]:
@@ -237,14 +247,16 @@ def _children_seconds() -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure as the command line (None: this process's) says, print the tables and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.join", description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--ranks", type=number, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["launcher", "by hand"])
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=number, default=5)
     options = parser.parse_args(arguments)
-    said = measure(
-        options.ranks, options.ways, options.repetitions, say=lambda line: print(line, file=sys.stderr, flush=True)
-    )
-    print(report(said))
+    try:
+        starts = measure(options.ranks, options.ways, options.repetitions, say=progress)
+    except PeerFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(report(starts))
     return 0
 
 

@@ -10,17 +10,18 @@ from pathlib import Path
 
 from benchmarks.charts import drawn
 from benchmarks.report import page
-from benchmarks.results import Run
+from benchmarks.results import Run, latest
 from benchmarks.team import ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def write(runs: Sequence[Run], path: Path = PAGE) -> None:
-    """Write the page, and its charts into a folder of the same name."""
+    """Write the page, and its charts, which are of the latest figures, into a folder of the same name."""
+    runs = sorted(runs, key=lambda run: run.began)
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
-    charts = drawn(runs[-1].results)
+    charts = drawn(latest(runs))
     for old in folder.glob("*.svg"):
         old.unlink()
     for name, (_, svg) in charts.items():

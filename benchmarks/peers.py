@@ -16,7 +16,8 @@ class Peer:
 
     Attributes:
         name: in files and on the command line.
-        title: in tables.
+        title: in words.
+        short: the same where there is little room, as in tables and charts.
         library: key of ``worlds.JOIN``, or of what the program has in its place.
         module: what has to be importable.
         launcher: the command that starts ranks; ``{ranks}`` stands for how many.
@@ -26,6 +27,7 @@ class Peer:
 
     name: str
     title: str
+    short: str
     library: str
     module: str
     launcher: tuple[str, ...]
@@ -60,12 +62,28 @@ _SHM = {"RANKMESH_TRANSPORT": "shm"}
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("rankmesh-shm", "RankMesh, shared memory", "rankmesh", "rankmesh", RANKMESH, _SHM),
-        Peer("rankmesh-registered", "RankMesh, registered arrays", "registered", "rankmesh", RANKMESH, _SHM),
-        Peer("rankmesh-tcp", "RankMesh, TCP", "rankmesh", "rankmesh", RANKMESH, {"RANKMESH_TRANSPORT": "tcp"}),
+        Peer("rankmesh-shm", "RankMesh, shared memory", "RankMesh shm", "rankmesh", "rankmesh", RANKMESH, _SHM),
+        Peer(
+            "rankmesh-registered",
+            "RankMesh, registered arrays",
+            "RankMesh registered",
+            "registered",
+            "rankmesh",
+            RANKMESH,
+            _SHM,
+        ),
+        Peer(
+            "rankmesh-tcp",
+            "RankMesh, TCP",
+            "RankMesh TCP",
+            "rankmesh",
+            "rankmesh",
+            RANKMESH,
+            {"RANKMESH_TRANSPORT": "tcp"},
+        ),
         # torchrun looks after its ranks ten times a second, which would disturb the others' turns.
-        Peer("gloo", "gloo", "gloo", "torch", (*TORCHRUN, "--monitor-interval=5")),
-        Peer("mpi", "Open MPI", "mpi", "mpi4py", (*MPIRUN, sys.executable)),
+        Peer("gloo", "gloo", "gloo", "gloo", "torch", (*TORCHRUN, "--monitor-interval=5")),
+        Peer("mpi", "Open MPI", "Open MPI", "mpi", "mpi4py", (*MPIRUN, sys.executable)),
     )
 }
 

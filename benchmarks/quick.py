@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.__main__ import progress
 from benchmarks.compact import compact
+from benchmarks.options import progress
 from benchmarks.peers import PEERS
 from benchmarks.plan import QUICK, quick
 from benchmarks.results import Run

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.channel import Channel
 from benchmarks.operations import OPERATIONS, Prepared
 from benchmarks.patterns import fill, wrong
-from benchmarks.worlds import JOIN, World
+from benchmarks.worlds import JOIN, Call, World
 
 LIFETIME = 3600
 """Seconds after which a rank that everybody forgot ends itself."""
@@ -33,17 +33,21 @@ def timings(world: World, operation: str, nbytes: int, calls: int, repetitions: 
     check(world, operation, prepared)
     for array, _ in [*prepared.inputs, *prepared.outputs]:
         array.fill(0)  # sums of zeros stay zeros, however many calls
-    for _ in range(calls // 10):
-        prepared.call()
+    timed(prepared.call, calls // 10)
     seconds = []
     for _ in range(repetitions):
         meet()
-        began = time.perf_counter()
-        for _ in range(calls):
-            prepared.call()
-        seconds.append((time.perf_counter() - began) / (calls * prepared.units))
+        seconds.append(timed(prepared.call, calls) / (calls * prepared.units))
     check(world, operation, prepared)
     return seconds
+
+
+def timed(call: Call, calls: int) -> float:
+    """Return the seconds so many calls take, one after the other."""
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return time.perf_counter() - began
 
 
 def check(world: World, operation: str, prepared: Prepared) -> None:

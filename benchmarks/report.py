@@ -9,7 +9,7 @@ from benchmarks.operations import IN_FLIGHT, OPERATIONS
 from benchmarks.peers import PEERS
 from benchmarks.plan import MIB, OVERLAP, Case, Cell
 from benchmarks.reasons import REASONS
-from benchmarks.results import Results, Run
+from benchmarks.results import Results, Run, latest
 from benchmarks.stores import CLIENTS, CROWD
 from benchmarks.stores import OPERATIONS as STORE_OPERATIONS
 from benchmarks.tables import microseconds, ratio, size, spread, table
@@ -21,29 +21,25 @@ COMPARED = (
     ("rankmesh-shm", "rankmesh-registered", "shm / registered"),
     ("gloo", "rankmesh-tcp", "gloo / TCP"),
 )
-SHORT = {
-    "rankmesh-shm": "RankMesh shm",
-    "rankmesh-registered": "RankMesh registered",
-    "rankmesh-tcp": "RankMesh TCP",
-    "gloo": "gloo",
-    "mpi": "Open MPI",
-}
-
-
 IDLE = {
     "rss_mb": "resident memory above Python and NumPy, MB, of the rank that has most",
     "idle_percent": "processor, % of a core, of the rank that takes most",
 }
 
 
+LATENCIES = [name for name in OPERATIONS if name not in OVERLAP]
+"""The parts of an overlap say nothing one by one; they have a table of their own."""
+
+
 def page(runs: Sequence[Run], charts: Iterable[tuple[str, str]]) -> str:
     """Return the whole page.
 
     Args:
-        runs: at least one. Times are the last one's, ratios all runs', separated by slashes.
+        runs: at least one, in the order they were made. Times are of the last one that has
+            them, ratios of all runs, separated by slashes.
         charts: title and path of each.
     """
-    results = runs[-1].results
+    results = latest(runs)
     sections = [
         "# Benchmarks\n\nMade by `make bench` (`python -m benchmarks`); do not edit.",
         setting(runs),
@@ -52,7 +48,7 @@ def page(runs: Sequence[Run], charts: Iterable[tuple[str, str]]) -> str:
         section("Charts", "", "\n\n".join(f"![{title}]({path})" for title, path in charts)),
         f"## How it is measured\n\n{_METHOD}",
         f"## Microseconds an operation\n\n{_READING}",
-        *(f"### {title(name)}\n\n{found}" for name in OPERATIONS if (found := latencies(runs, name))),
+        *(f"### {title(name)}\n\n{found}" for name in LATENCIES if (found := latencies(runs, name))),
         section("Bus bandwidth, GB/s", _BANDWIDTH, bandwidths(results)),
         section("Overlap", _OVERLAP, overlaps(results)),
         section("Stores", _STORES, stores(runs)),
@@ -81,13 +77,13 @@ def setting(runs: Sequence[Run]) -> str:
 
 
 def targets(runs: Sequence[Run]) -> str:
-    """Return the table of the targets: the worst ratio of each row in each run, and whether it is met; then why not."""
+    """Return the table of the targets: each row's worst figure in each run, and whether it is met; then why not."""
     rows, missed = [], {}
     for target in (*TARGETS, *LIMITS):
         verdicts = [judge(target, run.results) for run in runs]
         against = target.against if isinstance(target, Target) else ""
-        worst = verdicts[-1].where
-        where = "" if worst is None else short_name(worst.case)
+        places = [_NONE if one.where is None else short_name(one.where.case) for one in verdicts]
+        where = " / ".join(places if len(set(places)) > 1 else places[:1])
         said = [verdict.worst for verdict in verdicts]
         rows.append([outcome(target, runs), target.row, against, target.wanted, where, *said])
         if rows[-1][0].startswith("missed") and target.row in REASONS:
@@ -101,17 +97,16 @@ def outcome(target: Target | Limit, runs: Sequence[Run]) -> str:
     met = [judge(target, run.results).met for run in runs]
     if None in met:
         return "not measured"
-    lacking = max(target.lacking(run.results) for run in runs) if isinstance(target, Target) else 0
-    unseen = (
-        f" ({lacking} of {len(target.comparisons)} not in all runs)" if isinstance(target, Target) and lacking else ""
-    )
+    comparisons = target.comparisons if isinstance(target, Target) else ()
+    lacking = sum(any(run.results.ratio(*one) is None for run in runs) for one in comparisons)
+    unseen = f" ({lacking} of {len(comparisons)} not in all runs)" if lacking else ""
     return f"met{unseen}" if all(met) else f"missed{unseen}"
 
 
 def latencies(runs: Sequence[Run], operation: str) -> str:
     """Return the table of an operation: medians with their spread, and ratios. Empty when it was not measured."""
-    results = runs[-1].results
-    found = [case for case in results.cases() if case.operation == operation]
+    results = latest(runs)
+    found = sorted(case for case in results.cases() if case.operation == operation)
     peers = [name for name in PEERS if any(Cell(case, name) in results.turns for case in found)]
     compared = [one for one in COMPARED if one[0] in peers and one[1] in peers]
     rows = []
@@ -120,7 +115,7 @@ def latencies(runs: Sequence[Run], operation: str) -> str:
         ratios = [ratios_of(runs, Cell(case, theirs), Cell(case, ours)) for theirs, ours, _ in compared]
         counts = [len(turns) for cell, turns in results.turns.items() if cell.case == case]
         rows.append([str(case.ranks), size(case.nbytes) if case.nbytes else "", *times, *ratios, str(max(counts))])
-    headings = ["ranks", "array", *(SHORT[peer] for peer in peers), *(words for *_, words in compared), "rounds"]
+    headings = ["ranks", "array", *(PEERS[peer].short for peer in peers), *(words for *_, words in compared), "rounds"]
     return table(headings, rows) if rows else ""
 
 
@@ -133,24 +128,25 @@ def bandwidths(results: Results) -> str:
             values = [bus_bandwidth(results, cell) if cell in results.turns else None for cell in cells]
             figures = ["" if value is None else f"{value:.2f}" for value in values]
             rows.append([title(case.operation), str(case.ranks), size(case.nbytes), *figures])
-    return table(["", "ranks", "array", *SHORT.values()], rows, texts=1) if rows else ""
+    return table(["", "ranks", "array", *(peer.short for peer in PEERS.values())], rows, texts=1) if rows else ""
 
 
 def overlaps(results: Results) -> str:
     """Return the table of how much of an asynchronous all_reduce is hidden behind something else."""
     rows = []
     for ranks in dict.fromkeys(case.ranks for case in results.cases()):
-        for peer in PEERS:
-            times = {
-                cell.case.operation.removeprefix("overlap_"): results.summary(cell).median
+        for peer in PEERS.values():
+            cells = {
+                cell.case.operation.removeprefix("overlap_"): cell
                 for cell in results.turns
-                if cell.case.operation in OVERLAP and (cell.case.ranks, cell.peer) == (ranks, peer)
+                if cell.case.operation in OVERLAP and (cell.case.ranks, cell.peer) == (ranks, peer.name)
             }
-            if len(times) == len(OVERLAP):
+            if len(cells) == len(OVERLAP):
+                times = {name: results.summary(cell).median for name, cell in cells.items()}
                 alone = times["all_reduce"]
                 hidden = [_hidden(alone, times[other], times[f"while_{other}"]) for other in ("computing", "sleeping")]
-                columns = [microseconds(times[name.removeprefix("overlap_")]) for name in OVERLAP]
-                rows.append([SHORT[peer], str(ranks), *columns, *hidden])
+                columns = [timing(results, cells[name.removeprefix("overlap_")]) for name in OVERLAP]
+                rows.append([peer.short, str(ranks), *columns, *hidden])
     headings = ["", "ranks", "all_reduce", "computing", "sleeping", "while computing", "while sleeping"]
     return table([*headings, "hidden computing", "hidden sleeping"], rows, texts=1) if rows else ""
 
@@ -161,7 +157,7 @@ def _hidden(one: float, other: float, both: float) -> str:
 
 def stores(runs: Sequence[Run]) -> str:
     """Return the table of store round trips."""
-    results = runs[-1].results
+    results = latest(runs)
     rows = []
     for operation in (*STORE_OPERATIONS, *CROWD):
         case = Case(operation, CLIENTS if operation in CROWD else 1, 0)
@@ -177,14 +173,13 @@ def stores(runs: Sequence[Run]) -> str:
 
 def joins(runs: Sequence[Run]) -> str:
     """Return the table of how long worlds take to come together; empty when that was not measured."""
-    results = runs[-1].results
     rows = []
-    for cell, turns in results.turns.items():
+    for cell in latest(runs).turns:
         if cell.case.operation.startswith("join_"):
-            seconds = [1e-6 * timing for turn in turns for timing in turn]
-            medians = [f"{1e-6 * run.results.summary(cell).median:.2f}" for run in runs if cell in run.results.turns]
-            way, figures = cell.case.operation.removeprefix("join_").replace("_", " "), [min(seconds), max(seconds)]
-            rows.append([way, str(cell.case.ranks), " / ".join(medians), *(f"{value:.2f}" for value in figures)])
+            way = cell.case.operation.removeprefix("join_").replace("_", " ")
+            each = [1e-6 * one for run in runs for turn in run.results.turns.get(cell, ()) for one in turn]
+            extremes = [f"{min(each):.2f}", f"{max(each):.2f}"]
+            rows.append([way, str(cell.case.ranks), medians(runs, cell, 1e-6), *extremes])
     return table(["", "ranks", "median, s", "shortest", "longest"], rows, texts=1) if rows else ""
 
 
@@ -192,10 +187,8 @@ def idle(runs: Sequence[Run]) -> str:
     """Return the table of what a rank costs that does nothing; empty when that was not measured."""
     rows = []
     for operation, words in IDLE.items():
-        for cell in runs[-1].results.turns:
-            if cell.case.operation == operation:
-                each = [f"{run.results.summary(cell).median:.2f}" for run in runs if cell in run.results.turns]
-                rows.append([words, str(cell.case.ranks), " / ".join(each)])
+        found = [cell for cell in latest(runs).turns if cell.case.operation == operation]
+        rows += [[words, str(cell.case.ranks), medians(runs, cell)] for cell in found]
     return table(["", "ranks", "measured"], rows, texts=1) if rows else ""
 
 
@@ -204,12 +197,12 @@ def every_ratio(runs: Sequence[Run]) -> str:
     rows = []
     for target in TARGETS:
         for comparison in target.comparisons:
-            found = ratios_of(runs, *comparison)
+            found = ratios_of(runs, *comparison, wanted=target.least)
             if found:
                 values = [run.results.ratio(*comparison) for run in runs]
-                met = all(value is not None and value >= target.least for value in values)
-                cell = comparison.ours
-                rows.append([short_name(cell.case), target.against, target.wanted, found, "met" if met else "missed"])
+                met = all(value is None or value >= target.least for value in values)
+                case = short_name(comparison.ours.case)
+                rows.append([case, target.against, target.wanted, found, "met" if met else "missed"])
     return table(["case", "against", "wanted", "measured", ""], rows, texts=3) if rows else ""
 
 
@@ -221,10 +214,17 @@ def timing(results: Results, cell: Cell) -> str:
     return f"{microseconds(summary.median)} {spread(summary)}"
 
 
-def ratios_of(runs: Sequence[Run], theirs: Cell, ours: Cell) -> str:
-    """Return the ratio in each run, separated by slashes; empty when there is none."""
+def ratios_of(runs: Sequence[Run], theirs: Cell, ours: Cell, wanted: float = 1.0) -> str:
+    """Return the ratio in each run, a dash for none, separated by slashes; empty when there is none at all."""
     values = [run.results.ratio(theirs, ours) for run in runs]
-    return "" if None in values else " / ".join(ratio(value) for value in values if value is not None)
+    shown = [_NONE if value is None else ratio(value, wanted) for value in values]
+    return "" if set(shown) == {_NONE} else " / ".join(shown)
+
+
+def medians(runs: Sequence[Run], cell: Cell, scale: float = 1.0) -> str:
+    """Return a cell's median in each run, a dash for none, separated by slashes."""
+    found = [run.results.summary(cell).median * scale if cell in run.results.turns else None for run in runs]
+    return " / ".join(_NONE if value is None else f"{value:.2f}" for value in found)
 
 
 def title(operation: str) -> str:
@@ -238,7 +238,7 @@ def title(operation: str) -> str:
         "all_reduce_float16": "all_reduce, float16",
         "all_reduce_bfloat16": "all_reduce, bfloat16",
         "all_reduce_in_flight": f"{IN_FLIGHT} all_reduce in flight",
-    }.get(operation, operation.replace("overlap_", "overlap: ").replace("_while", "while"))
+    }.get(operation, operation)
 
 
 def short_name(case: Case) -> str:
@@ -249,16 +249,18 @@ def short_name(case: Case) -> str:
     return ", ".join([*words, *([size(case.nbytes)] if case.nbytes else [])])
 
 
+_NONE = "-"
 _TARGETS = (
-    "Ratios say how many times as long the other one takes; of each row the worst is shown. 'Within 4x' is a ratio of "
-    "0.25x or more. A row is met when every cell of it is, in every run; all of them are at the end of the page. For "
-    "send and recv the latency counts."
+    "Ratios say how many times as long the other one takes: above 1x RankMesh is faster. Of each row and run the worst "
+    "is shown, and where it was. 'Within 4x' is a ratio of 0.25x or more. A row is met when every cell of it is, in "
+    "every run that measured it; all of them are at the end of the page. For send and recv the latency counts."
 )
 _READING = (
     "Times are medians of all timings, with half the distance between the lower and the upper quartile in per cent. "
     "Ratios say how many times as long the other one takes, and are medians of the rounds' ratios: within a round the "
     "two were measured a moment apart, while over minutes the speed of a virtual machine changes. So they are not the "
-    "quotients of the times beside them. With two runs there are two ratios, and the times are the second run's."
+    "quotients of the times beside them. With several runs there are as many ratios, in the order of the runs, a dash "
+    "for one that did not measure it; times and numbers of rounds are of the last one that did."
 )
 _METHOD = (
     "What is timed is what a user calls from Python: RankMesh on NumPy arrays, the same functions of torch.distributed "
@@ -285,7 +287,7 @@ _OVERLAP = (
     f"Microseconds of an asynchronous all_reduce of {size(64 * MIB)} begun and waited for, of a matrix product in "
     "NumPy or a sleep of 20 ms (as when a GPU or a disk works), and of the one begun, the other done, then waited for. "
     "Hidden is how much of the shorter of two was saved by doing them together. With a core for each rank there is no "
-    "core free for an all_reduce while the rank computes."
+    "core free for an all_reduce while the rank computes. Figures are of the last run."
 )
 _STORES = (
     "Microseconds a call through `dist.TCPStore` and torch's `TCPStore` (libuv), server and clients being processes on "
@@ -296,6 +298,6 @@ _STORES = (
 _JOIN = (
     "Seconds from before the first process is started until the last rank is ready, with imports: by RankMesh's "
     "launcher, by hand, and with threads of one process as ranks, each with an agent of its own, where there are no "
-    "interpreters to start."
+    "interpreters to start. Medians of each run; the shortest and the longest of all of them."
 )
 _IDLE = "What a rank costs between calls, its agent's HTTP service and heartbeats included."

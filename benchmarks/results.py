@@ -99,3 +99,13 @@ class Run:
             results.turns[cell], results.calls[cell] = one["turns"], one["calls"]
         began = datetime.fromisoformat(read["began"])
         return cls(results, read["machine"], began, read["minutes"], read["left_out"])
+
+
+def latest(runs: Sequence[Run]) -> Results:
+    """Return every cell's figures from the last run that measured it."""
+    results = Results()
+    for run in runs:
+        results.versions |= run.results.versions
+        results.calls |= run.results.calls
+        results.turns |= run.results.turns
+    return results

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import groupby
-from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.peers import Peer
 from benchmarks.plan import Case, Cell, Effort, takes_part
@@ -15,6 +14,7 @@ from benchmarks.results import Results
 from benchmarks.team import Team
 
 Say = Callable[[str], object]
+T = TypeVar("T")
 
 
 def run(
@@ -39,7 +39,7 @@ def run(
     for ranks, same_ranks in groupby(cases, lambda case: case.ranks):
         say(f"{ranks} ranks: starting {', '.join(peer.title for peer in peers)}")
         with ExitStack() as stack:
-            teams = [stack.enter_context(Team(peer, ranks, _folder(stack))) for peer in peers]
+            teams = [stack.enter_context(Team(peer, ranks)) for peer in peers]
             results.versions.update({team.peer.name: team.version for team in teams})
             _Rounds(teams, {case: effort(case) for case in same_ranks}, results).measure(say)
 
@@ -59,11 +59,10 @@ class _Rounds:
         most = max(effort.rounds for effort in self._efforts.values())
         for number in range(most):
             say(f"{ranks} ranks: round {number + 1} of {most} at most")
-            first = number % len(self._teams)
             for case, effort in self._efforts.items():
                 used_up = number >= effort.rounds or self._spent[case] >= effort.budget
                 if number < effort.least or not used_up:
-                    self._round(case, effort, self._teams[first:] + self._teams[:first])
+                    self._round(case, effort, in_turn(self._teams, number))
 
     def _round(self, case: Case, effort: Effort, teams: Sequence[Team]) -> None:
         """Give every peer a turn."""
@@ -96,5 +95,7 @@ def _first_turn(team: Team, case: Case, effort: Effort) -> tuple[int, list[float
     return calls, seconds
 
 
-def _folder(stack: ExitStack) -> Path:
-    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankmesh-bench-")))
+def in_turn(everyone: Sequence[T], number: int) -> list[T]:
+    """Return everyone in the order of a round: another one is first in each."""
+    first = number % len(everyone)
+    return [*everyone[first:], *everyone[:first]]

@@ -13,6 +13,7 @@ from benchmarks.peers import Peer, available
 from benchmarks.plan import Case, Cell, Effort
 from benchmarks.results import Results, Run
 from benchmarks.run import Say, run
+from benchmarks.team import PeerFailedError
 
 JOINS = {"launcher": (4, 8, 16), "by hand": (4,), "threads": (16, 32, 64)}
 """Worlds that are started, by how: as processes where they fit, as threads beyond."""
@@ -39,7 +40,7 @@ class Session:
         """Measure all of it.
 
         Raises:
-            PeerFailedError: a peer did not start, died, gave a wrong result or took too long.
+            PeerFailedError: a peer did not start, died, gave a wrong result or took too long, or there is none.
         """
         began, bystanders = datetime.now(UTC), Bystanders()
         clock = time.monotonic()
@@ -47,14 +48,16 @@ class Session:
         here, left_out = available(peers)
         here_stores, no_stores = available(stores.PEERS if self.store_rounds else ())
         left_out += no_stores
+        for line in left_out:
+            say(line)
+        if self.cases and not here:
+            raise PeerFailedError(f"There is nobody to measure. {' '.join(left_out)}")
         if self.cases:
             run(here, self.cases, self.effort, results, say)
         if here_stores:
             stores.measure(here_stores, self.store_rounds, results, say)
         if self.join_rounds:
             _joins(self.join_rounds, results, say)
-        for line in left_out:
-            say(line)
         others = f"{bystanders.cores():.2f} cores, on average, while this was measured"
         minutes = (time.monotonic() - clock) / 60
         return Run(results, {**describe(), "others used": others}, began, minutes, left_out)

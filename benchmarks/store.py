@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.channel import Channel
-from benchmarks.rank import LIFETIME
-from benchmarks.team import RANKS
+from benchmarks.rank import LIFETIME, timed
+from benchmarks.team import RANKS_VARIABLE
 from benchmarks.worlds import Call
 
 KEYS = [f"key/{number}" for number in range(100)]
@@ -70,15 +70,8 @@ def calls_of(store: Any, number: int) -> dict[str, Call]:
 
 def timings(call: Call, calls: int, repetitions: int) -> list[float]:
     """Return the seconds a call takes, for each repetition of so many calls."""
-    for _ in range(calls // 10):
-        call()
-    seconds = []
-    for _ in range(repetitions):
-        began = time.perf_counter()
-        for _ in range(calls):
-            call()
-        seconds.append((time.perf_counter() - began) / calls)
-    return seconds
+    timed(call, calls // 10)
+    return [timed(call, calls) / calls for _ in range(repetitions)]
 
 
 def check(store: Any, number: int) -> None:
@@ -143,7 +136,7 @@ def main(name: str, path: str) -> None:
     server = processes.Process(target=_serve_alone, args=(library, say_port, ended, end), daemon=True)
     server.start()
     port = hear_port.recv()
-    number = int(os.environ[RANKS])
+    number = int(os.environ[RANKS_VARIABLE])
     clients = [processes.Process(target=obey, args=(library, n, number, port, Path(path))) for n in range(number)]
     for client in clients:
         client.start()

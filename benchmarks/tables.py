@@ -45,9 +45,14 @@ def microseconds(value: float) -> str:
     return f"{value:,.{digits}f}".replace(",", " ")
 
 
-def ratio(value: float) -> str:
-    """Return how many times, with two digits or more: 0.011x, 0.52x, 3.1x, 120x."""
+def ratio(value: float, wanted: float = 1.0) -> str:
+    """Return how many times, with two digits or more: 0.011x, 0.52x, 3.1x, 120x.
+
+    It is not rounded up to what is wanted: 3.97 is 3.97x, not 4.0x, for who wants 4, and 0.998 is slower than 1.
+    """
     digits = 3 if value < 0.1 else 2 if value < 1 else 1 if value < 10 else 0
+    while digits < 6 and value < wanted <= round(value, digits):
+        digits += 1
     return f"{value:.{digits}f}x"
 
 

@@ -24,7 +24,7 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """A wanted ratio, or with a limit, a wanted value.
+    """A ratio that is wanted of one or more comparisons.
 
     Attributes:
         row: the line of the table; what it is missed by is explained under this name.
@@ -44,10 +44,6 @@ class Target:
         """Return the ratios there are."""
         ratios = {one: results.ratio(one.theirs, one.ours) for one in self.comparisons}
         return {one: value for one, value in ratios.items() if value is not None}
-
-    def lacking(self, results: Results) -> int:
-        """Return how many ratios there are not."""
-        return len(self.comparisons) - len(self.measured(results))
 
 
 @dataclass(frozen=True)
@@ -199,4 +195,4 @@ def judge(target: Target | Limit, results: Results) -> Verdict:
         return Verdict(None)
     worst = min(measured, key=lambda one: measured[one])
     value = measured[worst]
-    return Verdict(value >= target.least, ratio(value), value, worst.ours)
+    return Verdict(value >= target.least, ratio(value, target.least), value, worst.ours)

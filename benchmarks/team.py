@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Self
@@ -14,7 +15,7 @@ from benchmarks.peers import Peer
 
 ROOT = Path(__file__).resolve().parent.parent
 
-RANKS = "BENCHMARK_RANKS"
+RANKS_VARIABLE = "BENCHMARK_RANKS"
 """The environment variable that tells a program how many there are, for one that its launcher does not tell."""
 START_DEADLINE = 90.0
 ORDER_DEADLINE = 90.0
@@ -32,25 +33,27 @@ class Team:
     Args:
         peer: whose ranks.
         ranks: how many.
-        folder: a directory of its own for the socket and the ranks' output.
+
+    Attributes:
+        version: of the library, in words.
     """
 
-    def __init__(self, peer: Peer, ranks: int, folder: Path) -> None:
+    def __init__(self, peer: Peer, ranks: int) -> None:
         self.peer = peer
         self.ranks = ranks
         self.version = ""
-        self._path = folder / "socket"
-        self._log = folder / "output"
         self._channels: list[Channel] = []
 
     def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="rankmesh-bench-")
+        path, self._log = Path(self._folder.name, "socket"), Path(self._folder.name, "output")
         with socket.socket(socket.AF_UNIX) as listener, self._log.open("wb") as output:
-            listener.bind(str(self._path))
+            listener.bind(str(path))
             listener.listen(self.ranks)
             self._launcher = subprocess.Popen(
-                self.peer.command(self.ranks, "-m", self.peer.program, self.peer.library, str(self._path)),
+                self.peer.command(self.ranks, "-m", self.peer.program, self.peer.library, str(path)),
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", RANKS: str(self.ranks), **self.peer.environment},
+                env={**os.environ, "OMP_NUM_THREADS": "1", RANKS_VARIABLE: str(self.ranks), **self.peer.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -76,8 +79,12 @@ class Team:
 
     def ask(self, operation: str, nbytes: int, calls: float, repetitions: int) -> list[list[float]]:
         """Return what ``measure`` does, of every rank."""
+        order: Message = {"operation": operation, "nbytes": nbytes, "calls": calls, "repetitions": repetitions}
         for channel in self._channels:
-            channel.send({"operation": operation, "nbytes": nbytes, "calls": calls, "repetitions": repetitions})
+            try:
+                channel.send(order)
+            except ConnectionError:
+                raise self._failure("lost a rank") from None
         return [self._answer(channel, ORDER_DEADLINE)["seconds"] for channel in self._channels]
 
     def _welcome(self, listener: socket.socket) -> None:
@@ -121,3 +128,4 @@ class Team:
             except subprocess.TimeoutExpired:
                 last_resort()
         self._launcher.wait()
+        self._folder.cleanup()

@@ -10,8 +10,7 @@ import argparse
 import difflib
 import math
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import combinations_with_replacement
@@ -19,21 +18,23 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple, get_args
 
-from benchmarks.__main__ import numbers, progress
 from benchmarks.machine import describe
+from benchmarks.options import names_of, numbers, progress
 from benchmarks.peers import PEERS
-from benchmarks.plan import KIB, MIB, Effort
+from benchmarks.plan import KIB, Effort
+from benchmarks.run import Say, in_turn
 from benchmarks.tables import microseconds, size, table
 from benchmarks.team import PeerFailedError, Team
 from rankmesh_agent.collectives import limits as limits_module
 from rankmesh_agent.collectives.select import Medium, candidates, row_of
 from rankmesh_agent.wire.ops import Kind
+from rankmesh_agent.wire.settings import Settings
 
 Limits = Mapping[tuple[str, str], Mapping[str, Mapping[int, int]]]
 RANKS = (2, 4)
 SIZES = tuple(KIB << power for power in range(14))
-SLOT = MIB
-"""Bytes of a slot, as the settings have it by default: over shared memory all algorithms but a row's last need it."""
+SLOT = Settings().slot_bytes
+"""Bytes of a slot by default: over shared memory all algorithms but a row's last need it."""
 PROGRAM = "benchmarks.tune_rank"
 MEASURED_BY = {
     "segment": PEERS["rankmesh-shm"],
@@ -124,7 +125,7 @@ def measure(team: Team, row: Row, sizes: Iterable[int]) -> list[Sample] | None:
         timings: dict[str, list[float]] = {name: [] for name in able}
         calls: dict[str, int] = {}
         for number in range(EFFORT.rounds):
-            for name in able[number % len(able) :] + able[: number % len(able)]:
+            for name in in_turn(able, number):
                 order = f"{operation} {row.medium} {name}"
                 if name not in calls:
                     calls[name] = EFFORT.calls(min(team.measure(order, nbytes, 3, repetitions=2)))
@@ -135,7 +136,7 @@ def measure(team: Team, row: Row, sizes: Iterable[int]) -> list[Sample] | None:
 
 
 def tune(
-    wanted: Sequence[Row], ranks: Sequence[int], sizes: Sequence[int], say: Callable[[str], object]
+    wanted: Sequence[Row], ranks: Sequence[int], sizes: Sequence[int], say: Say
 ) -> dict[tuple[str, str], dict[str, dict[int, int]]]:
     """Measure rows and return their limits.
 
@@ -145,10 +146,7 @@ def tune(
     found: dict[tuple[str, str], dict[str, dict[int, int]]] = {}
     for peer in dict.fromkeys(MEASURED_BY[row.medium].name for row in wanted):
         for count in ranks:
-            with (
-                tempfile.TemporaryDirectory(prefix="rankmesh-bench-") as folder,
-                Team(replace(PEERS[peer], program=PROGRAM), count, Path(folder)) as team,
-            ):
+            with Team(replace(PEERS[peer], program=PROGRAM), count) as team:
                 for row in [row for row in wanted if MEASURED_BY[row.medium].name == peer]:
                     samples = measure(team, row, sizes if row.kind is not Kind.BARRIER else [0])
                     if samples is None:
@@ -182,19 +180,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Tune as the command line (None: this process's) says and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the limits instead of showing what would change")
-    parser.add_argument("--only", metavar="ALL_REDUCE/link,...", help="rows to measure; the others stay as they are")
+    known = {"/".join(row.key): row for row in rows()}
+    only = "rows to measure; the others stay as they are"
+    parser.add_argument("--only", type=names_of(known), default=list(known), metavar="ALL_REDUCE/link,...", help=only)
     parser.add_argument("--ranks", type=numbers, default=RANKS, metavar="NUMBER,...")
     parser.add_argument("--sizes", type=numbers, default=SIZES, metavar="BYTES,...")
     options = parser.parse_args(arguments)
-    wanted = rows()
-    if options.only:
-        names = {"/".join(row.key): row for row in wanted}
-        unknown = [name for name in options.only.split(",") if name not in names]
-        if unknown:
-            parser.error(f"{', '.join(unknown)}: there is no such row with a choice; there are {', '.join(names)}")
-        wanted = [names[name] for name in options.only.split(",")]
     try:
-        found = tune(wanted, options.ranks, options.sizes, progress)
+        found = tune([known[name] for name in options.only], options.ranks, options.sizes, progress)
     except PeerFailedError as error:
         print(error, file=sys.stderr)
         return 1

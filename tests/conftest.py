@@ -13,6 +13,12 @@ import rankmesh as dist
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    """What asynchronous tests run on."""
+    return "asyncio"
+
+
+@pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Ranks]:
     started = Ranks(tmp_path)
     try:

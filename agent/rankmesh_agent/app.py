@@ -9,11 +9,11 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from rankmesh_agent.routes import groups, health, problems, store, store_health
+from rankmesh_agent.routes import groups, health, store, store_health
 from rankmesh_agent.routes.view import AgentView
 from rankmesh_agent.store.base import Store
+from rankmesh_agent.web import WebApplication
 from rankmesh_agent.wire.guard import Guard
-from rankmesh_agent.wire.version import __version__
 
 
 def create_app(agent: AgentView, *, token: str = "", names: Iterable[str] = ()) -> Guard:
@@ -48,29 +48,13 @@ async def _closing_the_store(app: FastAPI) -> AsyncIterator[None]:
     await app.state.agent.store.close()
 
 
-class _Application(FastAPI):
+class _Application(WebApplication):
     def __init__(self, title: str, description: str, agent: Any) -> None:
-        super().__init__(
-            title=title,
-            description=description,
-            version=__version__,
-            docs_url=None,
-            redoc_url=None,
-            redirect_slashes=False,
-            generate_unique_id_function=lambda route: route.name,
-            lifespan=_closing_the_store,
-        )
+        super().__init__(title, description, "agent", redirect_slashes=False, lifespan=_closing_the_store)
         self.state.agent = agent
 
     def guarded(self, modules: Iterable[ModuleType], token: str, names: Iterable[str]) -> Guard:
         """Return the application with the routes of some modules, behind the guard."""
         for routes in modules:
             self.include_router(routes.router)
-        problems.install(self)
         return Guard(self, token, names)
-
-    def openapi(self) -> dict[str, Any]:
-        """Return FastAPI's OpenAPI document, made once, with the problem responses as they are."""
-        if self.openapi_schema is None:
-            problems.use_media_type(super().openapi())
-        return super().openapi()

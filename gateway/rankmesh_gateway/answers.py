@@ -48,12 +48,6 @@ def refusal(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, 
     return problem_of(error), {"connection": "close"} if isinstance(error, GatewayClosingError) else {}
 
 
-def bug(method: str, path: str, error: Exception) -> Problem:
-    """Return the problem document of a failure that nobody thought of."""
-    detail = f"{method} {path} failed with {type(error).__name__}; the gateway's log says where"
-    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail)
-
-
 async def _wait(future: Future[JoinReply], receive: Callable[[], Awaitable[Any]], seconds: float) -> bool:
     """Wait until the future is done, the client is gone or the time is over; return whether the client is gone."""
     hang_up: asyncio.Future[Any] = asyncio.ensure_future(receive())

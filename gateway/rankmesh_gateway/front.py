@@ -14,12 +14,15 @@ from http import HTTPStatus
 from typing import Any
 
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.guard import Application, Message, Receive, Send
+from rankmesh_agent.wire.guard import PROBLEM_TYPE, Application, Message, Receive, Send, bug
 from rankmesh_agent.wire.schemas import Done, Heartbeat, JoinRequest, Leave
 from rankmesh_gateway import answers
 from rankmesh_gateway.checks import InvalidRequestError
 from rankmesh_gateway.reading import read
-from rankmesh_gateway.registry import Registry
+from rankmesh_gateway.registry import Registry, closing
+
+_LOOK_SECONDS = 0.05
+"""How often to look whether the gateway ends while the web application is made."""
 
 Answer = Callable[[Any, Receive], Awaitable[object]]
 
@@ -50,7 +53,7 @@ class Front:
             return
         kind, answer = self._answers.get((scope.get("method", ""), scope["path"]), (None, None))
         if answer is None:
-            await (await self._whole())(scope, receive, send)
+            await self._pass_on(scope, receive, send)
             return
         body = b"" if kind is None else await _body(receive)
         if body is None:
@@ -58,16 +61,15 @@ class Front:
         try:
             asked = None if kind is None else read(kind, _json(scope, body))
         except (ValueError, TypeError, RecursionError):
-            await (await self._whole())(scope, _again(body, receive), send)
+            await self._pass_on(scope, _again(body, receive), send)
             return
         try:
             said = await answer(asked, receive)
         except (DistError, InvalidRequestError) as error:
-            problem, headers = answers.refusal(error)
-            await _send(send, problem.status, problem.body(), {"content-type": "application/problem+json", **headers})
+            await _refuse(send, error)
         except Exception as error:
-            problem = answers.bug(scope["method"], scope["path"], error)
-            await _send(send, problem.status, problem.body(), {"content-type": "application/problem+json"})
+            problem = bug("gateway", scope["method"], scope["path"], error)
+            await _send(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE})
             raise  # for the server to log
         else:
             await _send(send, HTTPStatus.OK, said, {"content-type": "application/json"})
@@ -85,11 +87,21 @@ class Front:
     async def _health(self, _: None, __: Receive) -> object:
         return answers.health(self._registry)
 
-    async def _whole(self) -> Application:
-        """Return the web application; others are answered while it is made."""
+    async def _pass_on(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Have the web application answer; others are answered while it is made, and the gateway may end meanwhile."""
         if self._web is None:
             self._web = asyncio.ensure_future(asyncio.to_thread(self._make_web))
-        return await asyncio.shield(self._web)
+        while not self._web.done():
+            if self._registry.closed:
+                await _refuse(send, closing())
+                return
+            await asyncio.wait({self._web}, timeout=_LOOK_SECONDS)
+        await self._web.result()(scope, receive, send)
+
+
+async def _refuse(send: Send, error: DistError | InvalidRequestError) -> None:
+    problem, headers = answers.refusal(error)
+    await _send(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE, **headers})
 
 
 async def _live(receive: Receive, send: Send) -> None:

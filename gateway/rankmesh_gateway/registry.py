@@ -120,7 +120,7 @@ class Registry:
         check_heartbeat(beat)
         with self._lock:
             if self._closed:
-                raise _closing()
+                raise closing()
             now = self._clock()
             job = self._job(beat.job)
             world = job.heartbeat(beat, now)
@@ -148,6 +148,11 @@ class Registry:
             waits = [wait for job in self._jobs.values() for world in job for wait in world.waits]
         _cancel(waits)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
     def ranks(self, job: str | None = None) -> list[RankInfo]:
         """The ranks of one job or of all, by job, epoch and rank."""
         with self._lock:
@@ -171,7 +176,7 @@ class Registry:
         if self._closed:
             job = self._jobs.get(request.job)
             if job is None or job.joined(request.member) is None:
-                raise _closing()
+                raise closing()
 
     def _worlds(self, name: str | None) -> list[World]:
         names = sorted(self._jobs) if name is None else [name]
@@ -202,7 +207,8 @@ class Registry:
             world.waits.pop(future, None)
 
 
-def _closing() -> GatewayClosingError:
+def closing() -> GatewayClosingError:
+    """Return what everyone is told who comes to a gateway that is about to end."""
     return GatewayClosingError("this gateway is about to end; ask again, the job's next one may be at the same address")
 
 

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from fastapi import FastAPI
-
-from rankmesh_agent.wire.version import __version__
+from rankmesh_agent.web import WebApplication
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_gateway import answers
+from rankmesh_gateway.checks import InvalidRequestError
 from rankmesh_gateway.registry import Registry
-from rankmesh_gateway.routes import health, membership, problems
+from rankmesh_gateway.routes import health, membership
 
 
-def create_web(registry: Registry) -> FastAPI:
+def create_web(registry: Registry) -> WebApplication:
     """Return the application.
 
     Args:
         registry: what it serves.
     """
-    app = _Application(
-        title="RankMesh gateway",
-        description="Who is in a job, in which groups, and how they are.",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        generate_unique_id_function=lambda route: route.name,
+    app = WebApplication(
+        "RankMesh gateway",
+        "Who is in a job, in which groups, and how they are.",
+        "gateway",
+        (DistError, InvalidRequestError),
+        answers.refusal,
     )
     app.state.registry = registry
     app.include_router(health.router)
     app.include_router(membership.router)
-    problems.install(app)
     return app
-
-
-class _Application(FastAPI):
-    def openapi(self) -> dict[str, Any]:
-        """Return FastAPI's OpenAPI document, made once, with the problem responses as they are."""
-        if self.openapi_schema is None:
-            problems.use_media_type(super().openapi())
-        return super().openapi()

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rankmesh._call import Timeout, members_of, options
+from rankmesh._call import Timeout, listed, members_of, options
 from rankmesh._collectives import all_reduce
 from rankmesh._gather_scatter import all_gather
 from rankmesh._world import Group, NonMember, communicator
@@ -107,7 +107,7 @@ def all_reduce_coalesced(
     """
     if members_of(group, "all_reduce_coalesced") is None:
         return None
-    _check_list(tensors, "tensors")
+    listed(tensors, "tensors")
     with batch(group, async_op, timeout=timeout) as made:
         for tensor in tensors:
             all_reduce(tensor, op, group)
@@ -144,14 +144,10 @@ def all_gather_coalesced(
     members = members_of(group, "all_gather_coalesced")
     if members is None:
         return None
-    _check_list(input_tensor_list, "input_tensor_list")
-    _check_list(output_tensor_lists, "output_tensor_lists")
-    if len(output_tensor_lists) != members.size:
-        raise ValueError(
-            f"output_tensor_lists has {len(output_tensor_lists)} lists, but the group has {members.size} ranks"
-        )
+    listed(input_tensor_list, "input_tensor_list")
+    listed(output_tensor_lists, "output_tensor_lists", members.size, "lists")
     for number, outputs in enumerate(output_tensor_lists):
-        _check_list(outputs, f"output_tensor_lists[{number}]")
+        listed(outputs, f"output_tensor_lists[{number}]")
         if len(outputs) != len(input_tensor_list):
             raise ValueError(
                 f"output_tensor_lists[{number}] has {len(outputs)} arrays, input_tensor_list {len(input_tensor_list)}: "
@@ -161,8 +157,3 @@ def all_gather_coalesced(
         for number, tensor in enumerate(input_tensor_list):
             all_gather([outputs[number] for outputs in output_tensor_lists], tensor, group)
     return made if async_op else None
-
-
-def _check_list(tensors: Any, name: str) -> None:
-    if not isinstance(tensors, list | tuple):
-        raise TypeError(f"{name} must be a list, got {type(tensors).__qualname__}")

@@ -75,6 +75,30 @@ def whole(number: Any, name: str) -> int:
     return int(number.__index__())
 
 
+def listed(
+    items: Any, name: str, size: int | None = None, what: str = "arrays", kinds: tuple[type[Any], ...] = (list, tuple)
+) -> Any:
+    """Return a list that a call was given.
+
+    Args:
+        items: the list.
+        name: the argument's name.
+        size: the group's, where the list has one item a rank; None where it may have any length.
+        what: what is in it.
+        kinds: what it may be; ``(list,)`` where items are put into it.
+
+    Raises:
+        TypeError: it is no list.
+        ValueError: it has not got one item a rank.
+    """
+    if not isinstance(items, kinds):
+        wanted = what if size is None else f"{size} {what}, one a rank"
+        raise TypeError(f"{name} must be a list of {wanted}, got {type(items).__qualname__}")
+    if size is not None and len(items) != size:
+        raise ValueError(f"{name} has {len(items)} {what}, but the group has {size} ranks")
+    return items
+
+
 def options(
     members: Communicator,
     timeout: Timeout,

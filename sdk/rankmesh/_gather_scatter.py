@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh._arrays import destination, shape_of, source
-from rankmesh._call import Timeout, all_of, group_root, members_of, options, whole
+from rankmesh._call import Timeout, all_of, group_root, listed, members_of, options, whole
 from rankmesh._containers import Array
 from rankmesh._reduce_op import reduction
 from rankmesh._world import Group
@@ -367,21 +367,12 @@ def all_to_all_single(
 
 
 def _outputs(tensors: Any, name: str, size: int) -> tuple[list[Array], Callable[[], None] | None]:
-    _check_list(tensors, name, size)
-    found = [destination(tensor, f"{name}[{number}]") for number, tensor in enumerate(tensors)]
+    found = [destination(tensor, f"{name}[{number}]") for number, tensor in enumerate(listed(tensors, name, size))]
     return [array for array, _ in found], all_of([after for _, after in found])
 
 
 def _inputs(tensors: Any, name: str, size: int) -> list[Array]:
-    _check_list(tensors, name, size)
-    return [source(tensor, f"{name}[{number}]") for number, tensor in enumerate(tensors)]
-
-
-def _check_list(tensors: Any, name: str, size: int) -> None:
-    if not isinstance(tensors, list | tuple):
-        raise TypeError(f"{name} must be a list of {size} arrays, one a rank, got {type(tensors).__qualname__}")
-    if len(tensors) != size:
-        raise ValueError(f"{name} has {len(tensors)} arrays, but the group has {size} ranks")
+    return [source(tensor, f"{name}[{number}]") for number, tensor in enumerate(listed(tensors, name, size))]
 
 
 def _on_root_only(tensors: Any, name: str, is_root: bool, root: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh._arrays import destination, source
-from rankmesh._call import Timeout, all_of, group_root, members_of, options, whole
+from rankmesh._call import Timeout, all_of, group_root, listed, members_of, options, whole
 from rankmesh._containers import Array
 from rankmesh._reduce_op import reduction
 from rankmesh._world import Group
@@ -260,9 +260,7 @@ def _sources(tensors: Sequence[Any], name: str, like: Array | None = None, count
 
 
 def _refuse_empty(tensors: Sequence[Any], name: str) -> None:
-    if not isinstance(tensors, list | tuple):
-        raise TypeError(f"{name} must be a list of arrays, got {type(tensors).__qualname__}")
-    if not tensors:
+    if not listed(tensors, name):
         raise ValueError(f"{name} is empty: give at least one array")
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rankmesh._call import Timeout, group_root, members_of, options
+from rankmesh._call import Timeout, group_root, listed, members_of, options
 from rankmesh._parcels import HEAD_BYTES, RECORD_TAG, Incoming, Outgoing, move_rests, pack, records
 from rankmesh._serialize import dumps
 from rankmesh._world import Group
@@ -50,7 +50,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, 
     members = members_of(group, "all_gather_object")
     if members is None:
         return
-    _check_list(object_list, "object_list", members.size)
+    _one_a_rank(object_list, "object_list", members.size)
     how = _rounds(members, timeout, "all_gather_object")
     (mine,), error = pack(lambda: [dumps(obj, "obj")], 1)
     arrived = records(members.size)
@@ -96,7 +96,7 @@ def broadcast_object_list(
     if members is None:
         return
     root = group_root(members, src, group_src, "src", default=0)
-    _check_list(object_list, "object_list")
+    listed(object_list, "object_list", None, "objects", (list,))
     _check_device(device)
     count = len(object_list)
     how = _rounds(members, timeout, f"broadcast_object_list of {count} objects from rank {members.numbers[root]}")
@@ -152,7 +152,7 @@ def gather_object(
     root = group_root(members, dst, group_dst, "dst", default=0)
     receives = members.rank == root
     if receives:
-        _check_list(object_gather_list, "object_gather_list", members.size)
+        _one_a_rank(object_gather_list, "object_gather_list", members.size)
     elif object_gather_list:
         raise ValueError("object_gather_list is only for the destination rank: leave it out on this one")
     how = _rounds(members, timeout, "gather_object")
@@ -207,7 +207,7 @@ def scatter_object_list(
     mine: list[Outgoing] = []
     error: Exception | None = None
     if members.rank == root:
-        objects = _check_list(scatter_object_input_list, "scatter_object_input_list", members.size)
+        objects = _one_a_rank(scatter_object_input_list, "scatter_object_input_list", members.size)
         mine, error = pack(lambda: _each(objects, "scatter_object_input_list"), members.size)
     (arrived,) = records(1)
     members.scatter(arrived, [parcel.record for parcel in mine], root, how(False))
@@ -243,8 +243,8 @@ def all_to_all_object(
     members = members_of(group, "all_to_all_object")
     if members is None:
         return
-    _check_list(output_list, "output_list", members.size)
-    objects = _check_list(input_list, "input_list", members.size)
+    _one_a_rank(output_list, "output_list", members.size)
+    objects = _one_a_rank(input_list, "input_list", members.size)
     how = _rounds(members, timeout, "all_to_all_object")
     mine, error = pack(lambda: _each(objects, "input_list"), members.size)
     arrived = records(members.size)
@@ -294,7 +294,7 @@ def send_object_list(
     if members is None:
         return
     to = _other(members, group_root(members, dst, group_dst, "dst"), "dst")
-    _check_list(object_list, "object_list")
+    listed(object_list, "object_list", None, "objects", (list,))
     _check_device(device)
     how = _rounds(members, timeout, "send_object_list")
     mine = Outgoing(dumps(list(object_list), "object_list"), len(object_list))
@@ -345,7 +345,7 @@ def recv_object_list(
         from_ = members.ranks[_other(members, group_root(members, src, group_src, "src"), "src")]
     elif members.size == 1:
         raise ValueError("the group has no other rank to receive from")
-    _check_list(object_list, "object_list")
+    listed(object_list, "object_list", None, "objects", (list,))
     _check_device(device)
     how = _rounds(members, timeout, "recv_object_list")
     (arrived,) = records(1)
@@ -361,14 +361,10 @@ def recv_object_list(
 # Arguments
 
 
-def _check_list(objects: Any, name: str, size: int | None = None) -> list[Any]:
-    if objects is None and size is not None:
+def _one_a_rank(objects: Any, name: str, size: int) -> Any:
+    if objects is None:
         raise ValueError(f"{name} is missing: give a list of {size} items, one a rank")
-    if not isinstance(objects, list):
-        raise TypeError(f"{name} must be a list, got {type(objects).__qualname__}")
-    if size is not None and len(objects) != size:
-        raise ValueError(f"{name} has {len(objects)} items, but the group has {size} ranks")
-    return objects
+    return listed(objects, name, size, "items", (list,))
 
 
 def _check_device(device: Any) -> None:

@@ -24,6 +24,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from rankmesh._launcher.child import Report, run
+from rankmesh._launcher.interrupts import interrupts_held
 from rankmesh._launcher.plan import token_of
 from rankmesh_agent.wire.settings import Settings
 
@@ -154,11 +155,9 @@ def start_processes(
     try:
         for index in range(nprocs):
             given = (fn, index, tuple(args), make.get_start_method(), context._new_report(), token)
-            process = make.Process(target=run, args=given, daemon=daemon)  # type: ignore[attr-defined]
-            process.start()
-            context._add(process)
-    except BaseException:
-        context._end(signal.SIGTERM)
+            context._start(make.Process(target=run, args=given, daemon=daemon))  # type: ignore[attr-defined]
+    except BaseException as error:
+        context._end(_ending(error))
         raise
     if not join:
         return context
@@ -211,7 +210,7 @@ class ProcessContext:
                 if self._failed is not None:
                     self._await_all(grace_period or 0.0)
             except BaseException as error:
-                self._end(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+                self._end(_ending(error))
                 raise
             if self._failed is not None:
                 self._end(signal.SIGTERM, _STOP_SECONDS if grace_period is None else grace_period)
@@ -225,9 +224,11 @@ class ProcessContext:
         self._reports.append(Report())
         return self._reports[-1]
 
-    def _add(self, process: BaseProcess) -> None:
-        self.sentinels[process.sentinel] = len(self.processes)
-        self.processes.append(process)
+    def _start(self, process: BaseProcess) -> None:
+        with interrupts_held():
+            process.start()
+            self.sentinels[process.sentinel] = len(self.processes)
+            self.processes.append(process)
 
     def _await_one(self, timeout: float | None) -> list[int]:
         """Wait for the end of a process; return those that have ended."""
@@ -300,6 +301,11 @@ SpawnContext = ProcessContext
 def _fresh_token() -> str:
     """Return this process's token for all processes it starts."""
     return token_of(Settings())
+
+
+def _ending(error: BaseException) -> signal.Signals:
+    """Return the signal that ends the processes because of an error here."""
+    return signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
 
 
 def _pid(process: BaseProcess) -> int:

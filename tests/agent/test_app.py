@@ -18,11 +18,6 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def agent() -> SimpleNamespace:
     return SimpleNamespace(store=MemoryStore(), groups=list)
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from support.processes import free_port
 
 from rankmesh_agent.asking import Asker, NoAnswerError
 
@@ -129,10 +130,8 @@ def test_no_answer_or_none_in_http_then_another_question(server, asker, answer):
 
 
 def test_nobody_there(asker):
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
     with pytest.raises(NoAnswerError, match="Connection refused"):
-        asker.ask("GET", f"http://127.0.0.1:{port}/", timeout=10)
+        asker.ask("GET", f"http://127.0.0.1:{free_port()}/", timeout=10)
 
 
 def test_somebody_who_says_nothing_and_the_late_answer_is_not_the_next_ones(asker):

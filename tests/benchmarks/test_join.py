@@ -1,10 +1,15 @@
-"""Starts and footprints in a few numbers; the processes themselves are measured, not tested."""
+"""Starts and footprints, small."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+
+import pytest
 
 from benchmarks import footprint, join
+from benchmarks.team import PeerFailedError
 
 
 def test_starts_in_tables() -> None:
@@ -20,6 +25,42 @@ def test_starts_in_tables() -> None:
 def test_threads_have_no_steps() -> None:
     report = join.report({("threads", 2): [join.Start(0.5, {}, 1.0)]})
     assert "interpreter" not in report
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", join.WAYS)
+def test_a_start_is_measured(way: str) -> None:
+    start = join.WAYS[way](2)
+    assert 0 < start.seconds < join.DEADLINE
+    assert start.processor > 0
+    if way != "threads":
+        assert set(start.steps) == set(join.STEPS)
+        assert sum(start.steps.values()) <= start.seconds
+
+
+@pytest.mark.processes
+def test_a_failed_start_is_told_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "RANK", "no_such_rank.py")
+    with pytest.raises(PeerFailedError, match=r"(?s)0 of 2 ranks became ready; exit codes \[2.*no_such_rank\.py"):
+        join.by_hand(2)
+
+
+@pytest.mark.processes
+def test_what_does_not_heed_a_signal_is_killed() -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        join.end([process], seconds=0.1)
+        assert process.returncode == -9
+
+
+@pytest.mark.processes
+def test_idle_ranks_are_measured() -> None:
+    world = footprint.measure(2, seconds=0.2, asked=True)
+    assert len(world.ranks) == 2
+    assert all(rank.memory.resident > world.bare.memory.resident for rank in world.ranks)
+    assert all(rank.threads > 1 for rank in world.ranks)
 
 
 def test_ranks_are_not_sent_elsewhere(monkeypatch) -> None:

@@ -54,6 +54,36 @@ def test_times_have_their_spread_and_ratios_of_both_runs() -> None:
     assert report.latencies([run()], "broadcast") == ""
 
 
+def test_a_run_without_a_cell_has_a_dash() -> None:
+    old = run()
+    for cell in [cell for cell in old.results.turns if cell.case == Case("all_reduce", 2, 4)]:
+        del old.results.turns[cell]
+    del old.results.turns[Cell(Case("rss_mb", 4, 0), "rankmesh")]
+    assert cells(report.latencies([old, run()], "all_reduce"))[1][6:9] == ["- / 60x", "- / 0.20x", "- / 6.0x"]
+    assert cells(report.idle([old, run()]))[1][-1] == "- / 40.00"
+    first = cells(report.every_ratio([old, run()]))[1]
+    assert first == ["all_reduce, 2 ranks, 4 B", "gloo", "≥ 40x", "- / 60x", "met"]
+
+
+def test_each_run_says_where_it_was_worst() -> None:
+    other = run()
+    for cell, turns in other.results.turns.items():
+        if cell == Cell(Case("all_reduce", 2, 16 * MIB), "gloo"):
+            other.results.turns[Cell(Case("all_reduce", 2, 64 * MIB), "gloo")] = turns
+            ours = other.results.turns[cell._replace(peer="rankmesh-shm")]
+            other.results.turns[Cell(Case("all_reduce", 2, 64 * MIB), "rankmesh-shm")] = [
+                [2 * one for one in turn] for turn in ours
+            ]
+            break
+    rows = {tuple(row[1:3]): row for row in cells(report.targets([run(), other]))[1:]}
+    row = rows["shared memory, 2 ranks, all_reduce 16, 64 MiB", "gloo"]
+    assert row[4:] == ["all_reduce, 2 ranks, 16 MiB / all_reduce, 2 ranks, 64 MiB", "7.0x", "3.5x"]
+
+
+def test_joins_show_the_extremes_of_all_runs() -> None:
+    assert cells(report.joins([run(2), run()]))[1] == ["launcher", "4", "2.40 / 1.20", "1.20", "2.40"]
+
+
 def test_hidden_is_the_part_of_the_shorter() -> None:
     (row,) = cells(report.overlaps(run().results))[1:]
     assert row[-2:] == ["50 %", "100 %"]  # 10 ms beside 20 ms of computing took 25 ms, beside sleeping 20 ms
@@ -68,15 +98,17 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
 
 def test_the_page_and_its_charts_are_written(tmp_path: Path) -> None:
     files = [tmp_path / "run1.json", tmp_path / "run2.json"]
-    for file in files:
-        file.write_text(json.dumps(run().as_json()))
+    for file, hour in zip(files, (5, 3), strict=True):
+        made = run()
+        made.began = made.began.replace(hour=hour)
+        file.write_text(json.dumps(made.as_json()))
     page = tmp_path / "made.md"
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "old.svg").write_text("of a run long ago")
     assert main([*map(str, files), "--out", str(page)]) == 0
     text = page.read_text()
     for words in (
-        "2026-01-02 03:04 UTC",
+        "| began     | 2026-01-02 03:04 UTC",  # the earlier run comes first
         "Some CPU, 2 cores",
         "A peer is left out",
         "## Targets",

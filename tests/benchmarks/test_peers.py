@@ -11,12 +11,12 @@ RANKMESH = PEERS["rankmesh-shm"]
 
 
 def test_command_says_how_many_ranks() -> None:
-    peer = Peer("p", "P", "rankmesh", "json", ("start", "-n{ranks}", "--"))
+    peer = Peer("p", "P", "P", "rankmesh", "json", ("start", "-n{ranks}", "--"))
     assert peer.command(3, "-m", "program") == ["start", "-n3", "--", "-m", "program"]
 
 
 def test_an_installed_peer_misses_nothing() -> None:
-    assert Peer("p", "P", "rankmesh", "json", (sys.executable,)).missing() is None
+    assert Peer("p", "P", "P", "rankmesh", "json", (sys.executable,)).missing() is None
 
 
 def test_a_missing_peer_is_left_out_with_a_line_saying_so() -> None:

@@ -7,7 +7,7 @@ import json
 from support.made_up_run import run
 
 from benchmarks.plan import Case, Cell
-from benchmarks.results import Results, Run
+from benchmarks.results import Results, Run, latest
 
 CASE = Case("all_reduce", 2, 4)
 OURS, THEIRS = Cell(CASE, "ours"), Cell(CASE, "theirs")
@@ -27,3 +27,13 @@ def test_a_run_comes_back_from_its_file() -> None:
     assert read.as_json() == made.as_json()
     assert read.results.cases() == made.results.cases()
     assert read.results.ratio(Cell(CASE, "gloo"), Cell(CASE, "rankmesh-shm")) == 60
+
+
+def test_the_latest_figures_are_those_of_the_last_run_that_has_them() -> None:
+    first, second = run(), run(2)
+    only_first, both = Cell(CASE, "gloo"), Cell(CASE, "rankmesh-shm")
+    del second.results.turns[only_first]
+    results = latest([first, second])
+    assert results.turns[only_first] == first.results.turns[only_first]
+    assert results.turns[both] == second.results.turns[both] != first.results.turns[both]
+    assert second.results.turns.keys() < results.turns.keys()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -52,25 +51,25 @@ def test_rounds_end_when_the_time_is_used_up() -> None:
     assert len(results.turns[Cell(CASE, SHM.name)]) == 3
 
 
-def test_a_peer_that_does_not_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
+def test_a_peer_that_does_not_start_is_reported_with_its_last_words() -> None:
     broken = replace(SHM, launcher=(sys.executable, "-c", "raise SystemExit('no licence')"))
     with pytest.raises(PeerFailedError, match=r"(?s)with 2 ranks did not start. Its last words:\nno licence"):
-        Team(broken, 2, tmp_path).__enter__()
+        Team(broken, 2).__enter__()
 
 
-def test_a_peer_that_hangs_is_given_up_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_hangs_is_given_up_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team_module, "START_DEADLINE", 0.5)
     monkeypatch.setattr(team_module, "END_DEADLINE", 0.2)
     hanging = replace(SHM, launcher=(sys.executable, "-c", "import time; time.sleep(60)"))
-    team = Team(hanging, 2, tmp_path)
+    team = Team(hanging, 2)
     with pytest.raises(PeerFailedError, match="did not start"):
         team.__enter__()
     assert team._launcher.returncode is not None
 
 
-def test_a_failing_order_names_the_peer(tmp_path: Path) -> None:
+def test_a_failing_order_names_the_peer() -> None:
     with (
-        Team(SHM, 2, tmp_path) as team,
+        Team(SHM, 2) as team,
         pytest.raises(PeerFailedError, match=r"(?s)RankMesh, shared memory with 2 ranks lost a rank.*KeyError"),
     ):
         team.measure("no such operation", nbytes=4, calls=1, repetitions=1)

@@ -42,5 +42,13 @@ def test_ratio(value: float, text: str) -> None:
     assert ratio(value) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "wanted", "text"),
+    [(3.97, 4, "3.97x"), (3.9999, 4, "3.9999x"), (4.02, 4, "4.0x"), (0.998, 1, "0.998x"), (0.249, 0.25, "0.249x")],
+)
+def test_a_ratio_is_not_rounded_up_to_what_is_wanted(value: float, wanted: float, text: str) -> None:
+    assert ratio(value, wanted) == text
+
+
 def test_spread_is_half_the_middle_half() -> None:
     assert spread(Summary(median=100, least=1, lower=90, upper=120)) == "±15%"

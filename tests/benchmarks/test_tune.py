@@ -71,4 +71,4 @@ def test_every_algorithm_of_a_row_is_measured_by_its_name(monkeypatch: pytest.Mo
 def test_an_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         tune.main(["--only", "NOTHING/link"])
-    assert "NOTHING/link: there is no such row" in capsys.readouterr().err
+    assert "'NOTHING/link' is none of" in capsys.readouterr().err

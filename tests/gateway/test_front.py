@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from typing import Any
@@ -134,6 +135,27 @@ async def test_others_are_answered_while_it_is_made(pair):
         assert not any(each.done() for each in waiting)
         done.set()
         assert [(await each).json() for each in waiting] == [[], []]
+
+
+async def test_a_gateway_that_ends_while_it_is_made_says_so(registry):
+    made = threading.Event()
+
+    def make() -> Any:
+        made.wait(20)
+        return create_web(registry)
+
+    front = Front(registry, make)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://127.0.0.1") as client:
+        waiting = [asyncio.ensure_future(client.request(method, "/v1/ranks")) for method in ("GET", "POST")]
+        while front._web is None:
+            await asyncio.sleep(0.001)
+        registry.close()
+        for each in waiting:
+            answer = await each
+            assert (answer.status_code, answer.json()["code"]) == (503, "gateway-closing")
+        made.set()
+        await front._web
+        assert (await client.get("/v1/ranks")).json() == [], "reading goes on to work"
 
 
 async def test_a_body_that_comes_in_pieces_and_one_that_does_not_come(registry, ask):

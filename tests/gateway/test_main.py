@@ -63,9 +63,9 @@ def test_it_serves_until_a_signal_and_sends_waiting_joins_away(start, ask, event
         target=lambda: answers.append(httpx.post(f"{url}/v1/join", json=asdict(ask.join(0)), timeout=30))
     )
     client.start()
-    eventually(lambda: httpx.get(f"{url}/health").json()["ranks"] == 1)
+    eventually(lambda: httpx.get(f"{url}/health", timeout=30).json()["ranks"] == 1)
     process.send_signal(number)
-    rest, said = process.communicate(timeout=10)
+    rest, said = process.communicate(timeout=30)
     client.join(10)
     assert (process.returncode, rest, said) == (0, "", "")
     assert (answers[0].status_code, answers[0].json()["code"]) == (503, "gateway-closing")
@@ -80,14 +80,14 @@ def test_the_token(start, tmp_path, source):
     else:
         process = start("--port", "0", RANKMESH_TOKEN="secret")
     url = url_of(process)
-    assert httpx.get(f"{url}/v1/ranks").status_code == 401
-    assert httpx.get(f"{url}/v1/ranks", headers={"Authorization": "Bearer secret"}).status_code == 200
+    assert httpx.get(f"{url}/v1/ranks", timeout=30).status_code == 401
+    assert httpx.get(f"{url}/v1/ranks", headers={"Authorization": "Bearer secret"}, timeout=30).status_code == 200
 
 
 def test_its_own_host_name_and_advertised_ones_are_known(start):
     url = url_of(start("--port", "0", RANKMESH_ADVERTISE="gateway:8700, other"))
     for host, status in ((socket.gethostname(), 200), ("gateway:8700", 200), ("other", 200), ("evil.example", 421)):
-        assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == status
+        assert httpx.get(f"{url}/health", headers={"Host": host}, timeout=30).status_code == status
 
 
 def test_beyond_loopback_it_wants_a_token(start):

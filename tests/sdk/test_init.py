@@ -405,7 +405,7 @@ def test_a_stale_file_that_names_another_programs_port_does_not_matter(ranks: Ra
     with plain_http_server() as port:
         (ranks.folder / "meet").write_text(named(ranks.job, port))
         method = f"file://{ranks.folder}/meet"
-        ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], uses=[exercise], method=method, timeout=3))
+        ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], uses=[exercise], method=method, timeout=15))
 
 
 def killed_with_its_gateway(me: Me) -> None:

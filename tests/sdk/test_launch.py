@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import free_port
 
 pytestmark = pytest.mark.processes
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 OURS = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "GROUP_", "ROLE_")
 
 
@@ -193,9 +194,7 @@ def test_the_gateway_answers_during_the_run(job: Job) -> None:
 
 def test_two_nodes(job: Job) -> None:
     job.script("print(*(os.environ[name] for name in ('WORLD_SIZE', 'GROUP_RANK', 'LOCAL_RANK', 'RANKMESH_JOB')))")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     arguments = ["--nnodes=2", "--nproc-per-node=2", f"--master-port={port}", "script.py"]
     nodes = [job.start(f"--node-rank={node}", *arguments, RANKMESH_TOKEN="secret") for node in (0, 1)]
     lines = []
@@ -390,15 +389,15 @@ time.sleep(1000)
     assert code == 3
     assert "[rankmesh] rank 1 failed: exit code 3; the others get 0.3 s to end" in stderr
     assert "[rankmesh]   the end of its stdout:\n[rankmesh]   | out of ideas\n" in stderr
-    assert re.search(r"\[rankmesh\] rank 0: signal SIGKILL \(9\) from the launcher, \d\.\d s later", stderr)
-    assert re.search(r"\[rankmesh\] rank 2: signal SIGTERM \(15\) from the launcher, \d\.\d s later", stderr)
+    assert re.search(r"\[rankmesh\] rank 0: signal SIGKILL \(9\) from the launcher, \d+\.\d s later", stderr)
+    assert re.search(r"\[rankmesh\] rank 2: signal SIGTERM \(15\) from the launcher, \d+\.\d s later", stderr)
     assert not any(alive(pid) for pid in job.pids(3))
 
 
 def test_a_rank_that_is_done_early_is_no_failure(job: Job) -> None:
     job.script("time.sleep(0.3 * rank); print('done')")
     code, stdout, stderr = job.run("--nproc-per-node=2", "--failure-grace=0", "script.py")
-    assert (code, stdout) == (0, "[rank 0] done\n[rank 1] done\n")
+    assert (code, sorted(stdout.splitlines())) == (0, ["[rank 0] done", "[rank 1] done"])
     assert "failed" not in stderr
 
 

@@ -106,7 +106,7 @@ def interrupted(me, kind, call):
 def test_ctrl_c_ends_a_wait(ranks, kind, call):
     (rank,) = ranks.run(interrupted, 1, kind=kind, call=call)
     assert rank.said["attempt"]["error"] == "KeyboardInterrupt"
-    assert rank.said["attempt"]["at"] - rank.said["interrupted_at"] < 1
+    assert rank.said["attempt"]["at"] - rank.said["interrupted_at"] < 10
 
 
 def at_start(me, port, role):
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_wait_for_the_others(ranks, role):
     port = free_port()
     (rank,) = ranks.run(at_start, 1, port=port, role=role)
     assert rank.said["attempt"]["error"] == "KeyboardInterrupt"
-    assert rank.said["attempt"]["at"] - rank.said["interrupted_at"] < 2
+    assert rank.said["attempt"]["at"] - rank.said["interrupted_at"] < 10
     with socket.create_server(("127.0.0.1", port)):
         pass
 
@@ -142,7 +142,7 @@ def test_who_waits_for_a_master_that_is_killed_learns_it(ranks):
     ranks.succeed([client])
     assert client.said["attempt"]["error"] == "DistNetworkError"
     assert f"127.0.0.1:{port}" in client.said["attempt"]["text"]
-    assert client.said["attempt"]["at"] - killed < 5
+    assert client.said["attempt"]["at"] - killed < 10
 
 
 def killed_writers(me):

@@ -117,7 +117,7 @@ class TestAlone:
             work.source_rank()
 
     def test_a_receive_that_nobody_sends_to_is_under_way_until_its_time_is_over(self) -> None:
-        group = dist.new_group([0], timeout=0.3)
+        group = dist.new_group([0], timeout=1.5)
         array = np.zeros(3)
         work = dist.irecv(array, group=group)
         assert work is not None
@@ -127,7 +127,7 @@ class TestAlone:
         with pytest.raises(dist.CollectiveTimeoutError):
             work.wait(0.01)
         assert not work.is_completed(), "that was a shorter wait, the receive goes on"
-        with pytest.raises(dist.CollectiveTimeoutError, match=r"waited 0\.3 s"):
+        with pytest.raises(dist.CollectiveTimeoutError, match=r"waited 1\.5 s"):
             work.wait()
         assert work.is_completed()
         assert not work.is_success()

@@ -71,12 +71,12 @@ def test_scripts_written_for_gloo_run(tmp_path: Path, backend: str | None) -> No
     ids=str,
 )
 def test_a_wrong_argument_joins_nothing(tmp_path: Path, options: Any, error: type[Exception], says: str) -> None:
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     with pytest.raises(error, match=says):
         join(tmp_path, **options)
     assert not dist.is_initialized()
     assert not (tmp_path / "meet").exists()
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 def test_a_world_is_joined_once_at_a_time(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_a_world_is_joined_once_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_timeout_of_the_world_is_that_of_its_groups(tmp_path: Path) -> None:
-    join(tmp_path, timeout=timedelta(seconds=0.1))
+    join(tmp_path, timeout=timedelta(seconds=1.5))
     for group in (None, dist.new_group([0]), dist.split_group(None, [[0]]), dist.new_subgroups(1)[0]):
-        with pytest.raises(dist.CollectiveTimeoutError, match=r"waited 0\.1 s"):
+        with pytest.raises(dist.CollectiveTimeoutError, match=r"waited 1\.5 s"):
             dist.recv(np.ones(1), group=group)
     dist.destroy_process_group()
 

@@ -9,6 +9,7 @@ are made once and waited for.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import http.server
 import inspect
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-DEADLINE = 40.0
+DEADLINE = 90.0
 """Seconds any run or wait may take."""
 TESTS = Path(__file__).parent.parent
 HEADER = """\
@@ -53,10 +54,22 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = DEADLIN
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port nobody listens on."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """Return a port nobody listens on, for use in a while.
+
+    It is none of those that the kernel gives to who asks for any: another test, at the same time, would be given it.
+    """
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    wanted = [secrets.randbelow(end - 10_000) + 10_000 for _ in range(100)] if end > 12_000 else []
+    for port in [*wanted, 0]:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return int(probe.getsockname()[1])
+    raise AssertionError("no port is free")
 
 
 @contextlib.contextmanager
@@ -174,6 +187,7 @@ class Rank:
             )
         self.pid = self.process.pid
         self.ended_at = 0.0
+        self.signalled = False
 
     @property
     def code(self) -> int | None:
@@ -205,6 +219,7 @@ class Rank:
     def kill(self, number: int = signal.SIGKILL) -> float:
         """Send a signal; return when, by time.monotonic()."""
         now = time.monotonic()
+        self.signalled = True
         self.process.send_signal(number)
         return now
 
@@ -305,9 +320,16 @@ class Ranks:
         (self.folder / name).touch()
 
     def wait_for(self, *names: str) -> None:
-        """Wait for marks; fail at once when a process has failed."""
-        for name in names:
-            wait_until((self.folder / name).exists, f"the mark {name!r}:\n{self.told()}")
+        """Wait for marks; fail at once when a process has failed, or all have ended without making them."""
+        deadline = time.monotonic() + DEADLINE
+        while missing := [name for name in names if not (self.folder / name).exists()]:
+            failed = [rank.name for rank in self.started if rank.code and not rank.signalled]
+            if not failed and all(rank.code is not None for rank in self.started):
+                missing = [name for name in missing if not (self.folder / name).exists()]  # as a last word
+                failed = [rank.name for rank in self.started] if missing else []
+            assert not failed, f"{', '.join(failed)} ended; the marks {missing} are not there:\n{self.told()}"
+            assert time.monotonic() < deadline, f"waited {DEADLINE:g} s for the marks {missing}:\n{self.told()}"
+            time.sleep(0.01)
 
     def told(self) -> str:
         """What all processes wrote, for a failing test."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as theirs
+from support.processes import free_port
 
 import rankmesh as ours
 
@@ -275,10 +276,8 @@ class TestTcp:
             module.TCPStore("127.0.0.1", 0, 2, True, SHORT)
 
     def test_nobody_is_there(self, module):
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            port = closed.getsockname()[1]
         with pytest.raises(module.DistNetworkError):
-            module.TCPStore("127.0.0.1", port, 2, False, SHORT)
+            module.TCPStore("127.0.0.1", free_port(), 2, False, SHORT)
 
     def test_the_port_is_taken(self, module):
         with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(module.DistNetworkError):

@@ -258,7 +258,14 @@ class BlockingRemote(BlockingStore):
             sock = self._connect(host, port, split.netloc, patience)
         try:
             sock.settimeout(patience)
-            name = self._introduce(sock)
+            try:
+                name = self._introduce(sock)
+            except AuthenticationError:
+                # An owner that ends hangs up without a word, too. It does not get as far the second time.
+                sock.close()
+                sock = self._connect_nearby() or self._connect(host, port, split.netloc, patience)
+                sock.settimeout(patience)
+                name = self._introduce(sock)
             sock.settimeout(None)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_SECONDS)

@@ -7,7 +7,7 @@ Three checks, on every method and path:
 * Everything but health wants ``Authorization: Bearer <token>`` when the job has a token.
 * A body may not be larger than the limit: counted while it arrives, whatever Content-Length says.
 
-It also holds the one way an error becomes a ``application/problem+json`` body (RFC 9457).
+It also holds the one way an error becomes an ``application/problem+json`` body (RFC 9457).
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 """Answered without a token, so that load balancers and people can ask; they tell no secrets."""
 
 _MOST_DIGITS = 18
+PROBLEM_TYPE = "application/problem+json"
+"""The media type of a problem document."""
 MAX_BODY_BYTES = 64 << 20
 """Largest request body unless an application says otherwise."""
 
@@ -43,6 +45,12 @@ def problem(status: int, code: str, detail: str, **extensions: Any) -> Problem:
 def problem_of(error: DistError) -> Problem:
     """Return the problem document of an error: its class says code and status, its data becomes extension members."""
     return problem(error.status, error.code, error.message, **error.details())
+
+
+def bug(whose: str, method: str, path: str, error: Exception) -> Problem:
+    """Return the problem document of a failure that nobody thought of; ``whose`` names the service."""
+    detail = f"{method} {path} failed with {type(error).__name__}; the {whose}'s log says where"
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail)
 
 
 class _BodyTooLargeError(BaseException):  # not an Exception: frameworks answer those themselves
@@ -140,7 +148,7 @@ class Guard:
 
 async def _answer(refusal: Problem, send: Send) -> None:
     body = json.dumps(refusal.body()).encode()
-    headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
+    headers = [(b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode())]
     if refusal.status == 401:
         headers.append((b"www-authenticate", b'Bearer realm="rankmesh"'))
     headers.append((b"connection", b"close"))

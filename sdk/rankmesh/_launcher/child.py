@@ -14,6 +14,7 @@ from multiprocessing import reduction
 from types import FrameType
 from typing import Any, NamedTuple
 
+from rankmesh._launcher.interrupts import let_interrupts_through
 from rankmesh._launcher.parent_death import die_with_writer, dies_with_parent
 from rankmesh._launcher.plan import hand_token
 
@@ -88,10 +89,11 @@ def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, 
         dies_with_parent(parent.pid)()
     else:
         die_with_writer(parent.sentinel)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt_once)
     hand_token(token, os.environ)
     try:
+        let_interrupts_through()
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _interrupt_once)
         fn(index, *args)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -269,8 +269,8 @@ def test_a_rank_that_others_of_its_host_wait_for_is_named_by_its_rank_in_the_gro
             local(members).step = lambda: (given_up.wait(SECONDS), step())
         if members.rank == 0:
             try:
-                with pytest.raises(CollectiveTimeoutError, match=r"waited 0\.5 s for rank 2 \(here, pid \d+\)") as late:
-                    long(members, timeout=0.5)
+                with pytest.raises(CollectiveTimeoutError, match=r"waited 1\.5 s for rank 2 \(here, pid \d+\)") as late:
+                    long(members, timeout=1.5)
                 assert late.value.ranks == (2,)
             finally:
                 given_up.set()

@@ -18,7 +18,7 @@ from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, Kind
 
-SECONDS = 10.0
+SECONDS = 20.0
 NOW, LATER = Options(SECONDS), Options(SECONDS, async_op=True)
 BARRIER = (Kind.BARRIER,)
 

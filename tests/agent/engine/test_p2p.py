@@ -250,13 +250,16 @@ def test_nothing_sent_in_time_names_the_sender_and_the_group_goes_on(pair: World
 
 
 def test_a_large_message_nobody_asks_for_times_out_and_is_withdrawn(pair: World) -> None:
+    withdrawn = threading.Event()
+
     def call(members: Communicator) -> None:
         if members.rank == 0:
             with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
                 send(members, np.zeros(100_000), 1, 1, timeout=0.1)
+            withdrawn.set()
             send(members, np.ones(100_000), 1, 1)
         else:
-            time.sleep(0.3)
+            assert withdrawn.wait(TIMEOUT)
             got = np.zeros(100_000)
             recv(members, got, 0, 1)
             assert (got == 1).all()

@@ -39,11 +39,6 @@ class FakeAgent:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def agent() -> FakeAgent:
     return FakeAgent()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import httpx
 import pytest
+from support.processes import free_port
 
 from rankmesh_agent.app import create_app
 from rankmesh_agent.store.client import RemoteStore
@@ -159,8 +159,7 @@ async def test_every_documented_response_is_real(client, agent, document, method
     elif status == 421:
         headers["Host"] = "evil.example"
     elif status == 502:
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            agent.store = RemoteStore(f"http://127.0.0.1:{closed.getsockname()[1]}")
+        agent.store = RemoteStore(f"http://127.0.0.1:{free_port()}")
     elif status == 503:
         agent.is_ready, agent.reasons = False, ["group 'pair': rank 3 failed"]
     answer = await client.request(method, target, **content | {"headers": headers})

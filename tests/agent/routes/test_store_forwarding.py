@@ -41,7 +41,7 @@ async def forwarder(owner) -> AsyncIterator[httpx.AsyncClient]:
 
 async def test_both_show_the_same(owner, forwarder):
     await forwarder.put("/v1/store/a/b", content=b"\x00v")
-    async with httpx.AsyncClient(base_url=owner.url, headers=TOKEN) as direct:
+    async with httpx.AsyncClient(base_url=owner.url, headers=TOKEN, timeout=30) as direct:
         assert (await direct.get("/v1/store/a/b")).content == b"\x00v"
         await direct.put("/v1/store/n", content=b"41")
     assert (await forwarder.post("/v1/store/add", json={"key": "n"})).json() == {"value": 42}
@@ -71,7 +71,7 @@ async def test_both_show_the_same(owner, forwarder):
 )
 async def test_both_refuse_alike(owner, forwarder, method, path, body):
     await forwarder.put("/v1/store/text", content=b"text")
-    async with httpx.AsyncClient(base_url=owner.url, headers=TOKEN) as direct:
+    async with httpx.AsyncClient(base_url=owner.url, headers=TOKEN, timeout=30) as direct:
         ours = await direct.request(method, path, json=body)
     theirs = await forwarder.request(method, path, json=body)
     assert ours.is_client_error

@@ -272,6 +272,6 @@ class TestClientsThatGo:
         assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(30.0):
             while not condition():
                 await asyncio.sleep(0.002)

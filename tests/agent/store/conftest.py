@@ -16,11 +16,6 @@ from rankmesh_agent.store.memory import MemoryStore
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def owned() -> MemoryStore:
     return MemoryStore()
 

@@ -413,24 +413,50 @@ class TestTokens:
         """Who does not know the token is not believed, and learns nothing with which to pretend elsewhere."""
 
         def pretend(listener: socket.socket) -> None:
-            sock, _ = listener.accept()
-            with sock:
-                sock.recv(1000)
-                sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
-                challenge = Challenge("guess", client=False)
-                challenge.receive_hello(sock.recv(HELLO_BYTES))
-                sock.sendall(challenge.hello())
-                sock.recv(PROOF_BYTES)
-                sock.sendall(challenge.proof())
+            for _ in range(2):
+                sock, challenge = self.until_the_proof(listener, "guess")
+                with sock:
+                    sock.sendall(challenge.proof())
 
+        with self.in_front_of(pretend) as store, pytest.raises(AuthenticationError):
+            store.do(Add("k"))
+
+    def test_the_owner_ends_in_the_middle_of_it(self, owner):
+        """That is no question of tokens, although it hangs up as if it were."""
+
+        def leave(listener: socket.socket) -> None:
+            sock, _ = self.until_the_proof(listener, "secret")
+            listener.close()
+            sock.close()
+
+        with self.in_front_of(leave) as store, pytest.raises(DistNetworkError, match="cannot be reached") as caught:
+            store.do(Add("k"))
+        assert not isinstance(caught.value, AuthenticationError)
+
+    def until_the_proof(self, listener: socket.socket, token: str) -> tuple[socket.socket, Challenge]:
+        """Take the next client through the challenge until it has proved that it knows the token."""
+        sock, _ = listener.accept()
+        sock.recv(1000)
+        sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+        challenge = Challenge(token, client=False)
+        challenge.receive_hello(sock.recv(HELLO_BYTES))
+        sock.sendall(challenge.hello())
+        sock.recv(PROOF_BYTES)
+        return sock, challenge
+
+    @contextlib.contextmanager
+    def in_front_of(self, serve: Callable[[socket.socket], None]) -> Iterator[BlockingRemote]:
+        """A store whose owner is a function of its listening socket."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            thread = threading.Thread(target=pretend, args=(listener,))
+            listener.settimeout(10.0)
+            thread = threading.Thread(target=serve, args=(listener,))
             thread.start()
             store = BlockingRemote(f"http://127.0.0.1:{listener.getsockname()[1]}", "secret")
-            with pytest.raises(AuthenticationError):
-                store.do(Add("k"))
-            thread.join()
-            store.close()
+            try:
+                yield store
+            finally:
+                store.close()
+                thread.join()
 
 
 class TestWaits:
@@ -641,7 +667,7 @@ def losing(owner: str, what: str, times: int = 1) -> Iterator[str]:
     running: list[threading.Thread] = []
 
     def serve(client: socket.socket) -> None:
-        with client, socket.create_connection((target.hostname, target.port)) as there:
+        with client, socket.create_connection((target.hostname, target.port), 10.0) as there:
             opened.append(client)
             for step in range(1000):  # upgrade, hello, proof, and then requests; each has one answer
                 for source, sink, name in ((client, there, "request"), (there, client, "answer")):
@@ -662,15 +688,17 @@ def losing(owner: str, what: str, times: int = 1) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     accepting = threading.Thread(target=accept, args=(listener,))
     accepting.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    accepting.join()
-    for sock in opened:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-    for thread in running:
-        thread.join()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        accepting.join()
+        for sock in opened:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in running:
+            thread.join()
 
 
 class TestOwnersThatSpeakOnlyHttp:

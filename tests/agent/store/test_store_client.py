@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
+from support.processes import free_port
 
 from rankmesh_agent.store.client import RemoteStore
 from rankmesh_agent.store.command import Command
@@ -53,8 +53,8 @@ async def remote(url: str, token: str = "secret") -> AsyncIterator[RemoteStore]:
 
 
 @asynccontextmanager
-async def serving(answer) -> AsyncIterator[str]:
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+async def serving(answer, port: int = 0) -> AsyncIterator[str]:
+    server = await asyncio.start_server(answer, "127.0.0.1", port)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
@@ -74,7 +74,7 @@ async def somebody_else(reply: bytes) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def losing_answers(owner: str, count: int) -> AsyncIterator[str]:
+async def losing_answers(owner: str, count: int, port: int = 0) -> AsyncIterator[str]:
     """The URL of a proxy that passes everything on to the owner, but hangs up instead of its first answers."""
     target = urlsplit(owner)
     lost = itertools.count(1)
@@ -93,13 +93,12 @@ async def losing_answers(owner: str, count: int) -> AsyncIterator[str]:
 
         await asyncio.gather(pass_on(reader, to_owner, lose=False), pass_on(from_owner, writer, lose=True))
 
-    async with serving(serve) as url:
+    async with serving(serve, port) as url:
         yield url
 
 
 def unused_url() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        return f"http://127.0.0.1:{closed.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 async def test_nobody_at_the_address():
@@ -266,22 +265,11 @@ async def test_after_closing_it_connects_anew(owner):
 
 class TestAnOwnerThatMayHaveToStart:
     async def test_it_is_waited_for(self, owner, owned, monkeypatch):
-        target = urlsplit(owner)
         late = unused_url()
         store = BlockingRemote(late, "secret")
         asked = asyncio.create_task(asyncio.to_thread(store.do_first, Add("k"), Deadline(30.0)))
         await asyncio.sleep(0.1)  # long enough to be refused at least once
-
-        async def pass_on(source, sink) -> None:
-            while data := await source.read(1 << 16):
-                sink.write(data)
-            sink.close()
-
-        async def serve(reader, writer) -> None:
-            from_owner, to_owner = await asyncio.open_connection(target.hostname, target.port)
-            await asyncio.gather(pass_on(reader, to_owner), pass_on(from_owner, writer))
-
-        async with await asyncio.start_server(serve, "127.0.0.1", urlsplit(late).port):
+        async with losing_answers(owner, 0, urlsplit(late).port):
             assert await asked == 1
             store.close()
 
@@ -296,7 +284,7 @@ class TestAnOwnerThatMayHaveToStart:
         store.close()
 
     async def test_one_that_is_no_store_is_not_waited_for(self):
-        async with somebody_else(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi") as url, asyncio.timeout(10.0):
+        async with somebody_else(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi") as url, asyncio.timeout(30.0):
             store = BlockingRemote(url)
             with pytest.raises(DistNetworkError, match="is not a RankMesh store"):
                 await asyncio.to_thread(store.do_first, Count(), Deadline(60.0))

@@ -96,7 +96,7 @@ async def loop_store(request, owned) -> AsyncIterator[Store]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(30.0):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -292,7 +292,7 @@ class TestWaiting:
         waiting = [asyncio.create_task(store.do(command)) for command in (Get("k", 30.0), QueuePop("q", 30.0))]
         await until(lambda: bool(owned.table._watches and owned.table._takers))
         owned.table.close()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(30.0):
             for task, error in zip(waiting, (KeyNotFoundError, QueueEmptyError), strict=True):
                 with pytest.raises(error):
                     await task

@@ -88,7 +88,7 @@ def meanwhile(function, *arguments):
         timer.join()
 
 
-def wait_until(condition, seconds: float = 5.0) -> bool:
+def wait_until(condition, seconds: float = 20.0) -> bool:
     deadline = Deadline(seconds)
     while not condition() and not deadline.passed():
         time.sleep(0.005)
@@ -523,6 +523,6 @@ def test_nothing_waits_for_the_garbage_collector(transport, free):
         before = descriptors()
         for _ in range(10):
             lose()
-        assert wait_until(lambda: descriptors() <= before, 1), f"{descriptors() - before} descriptors more"
+        assert wait_until(lambda: descriptors() <= before), f"{descriptors() - before} descriptors more"
     finally:
         gc.enable()

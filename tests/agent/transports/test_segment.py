@@ -233,7 +233,7 @@ def test_only_the_first_step_of_a_call_compares(segments):
 
 
 def test_who_waits_is_woken(segments, monkeypatch):
-    monkeypatch.setattr("rankmesh_agent.transports.segment.SLICE_SECONDS", 10.0)
+    monkeypatch.setattr("rankmesh_agent.transports.segment.SLICE_SECONDS", 30.0)
     group = segments(2)
     began = time.monotonic()
 
@@ -245,7 +245,7 @@ def test_who_waits_is_woken(segments, monkeypatch):
             group[rank].step()
 
     in_threads(2, take_part)
-    assert time.monotonic() - began < 9, "no wake-up was missed: a missed one costs a slice of 10 s"
+    assert time.monotonic() - began < 29, "no wake-up was missed: a missed one costs a slice of 30 s"
 
 
 class BoredError(Exception):

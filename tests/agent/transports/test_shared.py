@@ -61,7 +61,7 @@ def test_descriptors_go_with_the_memory(shm):
         Mapping.open(str(shm), made.name, SIZE)
         made.unlink()
     del made
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("job", ["", "a job", "../../etc", "käse", "x" * 1000, "a\0b"])
@@ -125,7 +125,7 @@ def test_no_room_is_said_and_leaves_nothing(shm, monkeypatch, code, said):
     with pytest.raises(DistNetworkError, match=said):
         Mapping.create(str(shm), "job", 3 << 20)
     assert list(shm.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 # Sleeping
@@ -183,7 +183,7 @@ def test_sleep_and_wake_across_processes(shm):
         words = memory.bytes.view("u8")
         for turn in range(1, {rounds} + 1):
             while words[0] < turn:
-                sleep(memory.address, turn - 1, slice_of(10))
+                sleep(memory.address, turn - 1, slice_of(30))
             words[8] = turn
             wake(memory.address + 64)"""
     child = subprocess.Popen([sys.executable, "-c", program])
@@ -195,12 +195,12 @@ def test_sleep_and_wake_across_processes(shm):
             wake(memory.address)
             while words[8] < turn:
                 assert child.poll() in (None, 0)
-                sleep(memory.address + 64, turn - 1, slice_of(10))
+                sleep(memory.address + 64, turn - 1, slice_of(30))
         assert child.wait(20) == 0
     finally:
         child.kill()
         child.wait()
-    assert time.monotonic() - began < 9, "no wake-up was missed: a missed one costs a slice of 10 s"
+    assert time.monotonic() - began < 29, "no wake-up was missed: a missed one costs a slice of 30 s"
 
 
 # The host

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_four_clients_join_at_once(url, ask):
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         answers = await asyncio.gather(*(client.post("/v1/join", json=asdict(ask.join(rank, 4))) for rank in range(4)))
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.text for answer in answers}) == 1
@@ -27,7 +27,7 @@ async def test_four_clients_join_at_once(url, ask):
 
 
 async def test_a_slice_that_ran_out_says_who_is_missing(url, ask, registry):
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         answer = await client.post("/v1/join", json=asdict(ask.join(1, 3, wait=0.01)))
         assert answer.status_code == 200
         assert (answer.json()["complete"], answer.json()["missing"]) == (False, [0, 2])
@@ -40,7 +40,7 @@ async def test_a_slice_that_ran_out_says_who_is_missing(url, ask, registry):
 
 @pytest.mark.parametrize("wait", [-1, 0])
 async def test_no_wait_at_all(url, ask, wait):
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         assert not (await client.post("/v1/join", json=asdict(ask.join(0, wait=wait)))).json()["complete"]
 
 
@@ -58,7 +58,7 @@ async def test_a_joiner_whose_connection_breaks_frees_its_rank(url, ask, registr
 
 
 async def test_a_closed_registry_sends_everyone_away(url, ask, registry, eventually):
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         waiting = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join(0))))
         await asyncio.to_thread(eventually, lambda: registry.counts().ranks == 1)
         registry.close()
@@ -70,7 +70,7 @@ async def test_a_closed_registry_sends_everyone_away(url, ask, registry, eventua
 
 
 async def test_those_who_leave_their_rank_open_get_one(url, ask):
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         first = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join_unassigned(7, 3))))
         second = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join(0, 3))))
         last = await client.post("/v1/join", json=asdict(ask.join_unassigned(8, 3)))
@@ -81,7 +81,7 @@ async def test_those_who_leave_their_rank_open_get_one(url, ask):
 
 
 async def test_errors_tell_what_the_registry_said(url, ask):
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         for rank in range(2):
             await client.post("/v1/join", json=asdict(ask.join(rank, wait=0)))
         answer = await client.post("/v1/join", json=asdict(ask.join(1, life=2)))
@@ -94,7 +94,7 @@ async def test_errors_tell_what_the_registry_said(url, ask):
 
 async def test_a_life(url, ask, clock):
     group = GroupInfo("00000000000000aa", "world", [0, 1], 3, "tcp", "barrier #2", "")
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         for rank in range(2):
             await client.post("/v1/join", json=asdict(ask.join(rank, wait=0)))
         clock.advance(FAILED_SECONDS)

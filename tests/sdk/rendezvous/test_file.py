@@ -195,7 +195,7 @@ class TestErrors:
             patched.setattr(os, "pwrite", full)
             with pytest.raises(DistNetworkError, match="No space left"):
                 meeting.find()
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
         assert meeting.find() is not None
 
     def test_beyond_loopback_it_wants_a_token(self, opened, path):
