@@ -211,7 +211,7 @@ class Mesh:
             try:
                 while not ready() and not deadline.passed() and not self._closed:
                     if background and self._followers:
-                        break
+                        return False
                     self._sweep(min(SLICE_SECONDS, deadline.remaining()))
             finally:
                 self._leading = self._background_leads = False
