@@ -232,16 +232,20 @@ class Communicator(Port):
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
         """Send ``array`` to a rank."""
         self._standing.raise_if_failed()
-        with self.mesh.lock:
+        with self.mesh.visit():
             transfer = self._matching.send(rank, octets(array), code_of(array.dtype), tag)
+            if options.async_op and not transfer.done:
+                self.mesh.hold(self.id, transfer)
         message = self._message(transfer, f"send to rank {self._number(rank)} (tag {tag})", [rank], options)
         return self._follow_up(message, options, None)
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         """Receive into ``array`` from a rank, or from ANY; return the source's number, or the Work."""
         self._standing.raise_if_failed()
-        with self.mesh.lock:
+        with self.mesh.visit():
             transfer = self._matching.receive(rank, octets(array), code_of(array.dtype), tag)
+            if options.async_op and not transfer.done:
+                self.mesh.hold(self.id, transfer)
         sources = [member for member in self.ranks if member != self.mesh.rank] if rank == ANY else [rank]
         where = "any rank" if rank == ANY else f"rank {self._number(rank)}"
         message = self._message(transfer, f"recv from {where} (tag {tag})", sources, options)
@@ -256,9 +260,6 @@ class Communicator(Port):
         if not options.async_op:
             message.settle(message.deadline)
             return None
-        with self.mesh.lock:
-            if not message.transfer.done:
-                self.mesh.hold(self.id, message.transfer)
         return MessageWork(message.settle, options.user, message.deadline, source)
 
     def _number(self, rank: int) -> int:
