@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.engine.peer import Fetch, Peer, Port, Transfer
+from rankmesh_agent.engine.peer import FETCH_BYTES, Fetch, Peer, Port, Transfer
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.deadline import Deadline
@@ -162,7 +162,7 @@ class Mesh:
         except BaseException as error:
             self._cut_off(peer, error)
             raise
-        if peer.writing and not waiting:
+        if peer.writing and not waiting and not peer.corked:
             self._watch(peer)
             if self._asleep and peer in self._asked:  # the leader has asked to be woken by what comes, but not yet by room for what goes
                 self._ring()
@@ -333,6 +333,7 @@ class Mesh:
 
     def _receive(self, peer: Peer) -> None:
         self._restless.discard(peer)
+        peer.cork()
         try:
             more = peer.receive(self._port_of)
         except DistNetworkError as error:
@@ -343,6 +344,7 @@ class Mesh:
             raise
         if peer.rank in self.lost:
             return
+        self._uncork(peer)
         self._watch(peer)
         if peer.fetches:
             self._fetch(peer)
@@ -350,11 +352,23 @@ class Mesh:
             self._restless.add(peer)
 
     def _fetch(self, peer: Peer) -> None:
+        budget = FETCH_BYTES
         try:
-            peer.fetch()
+            while peer.fetches and budget > 0:
+                peer.cork()
+                try:
+                    budget -= peer.fetch()
+                finally:
+                    self._uncork(peer)
         finally:  # Ctrl-C finds it in order: the piece is read again
             if peer.fetches and peer.rank not in self.lost:
                 self._restless.add(peer)
+
+    def _uncork(self, peer: Peer) -> None:
+        """Send what has been queued while more might have followed."""
+        peer.corked = False
+        if peer.writing:
+            self._flush(peer)
 
     def _stir(self, peer: Peer) -> None:
         """Have the leader turn to a peer that poll will not tell about, even if it is asleep."""

@@ -39,7 +39,7 @@ ANY = -1
 """Source of a receive that takes from every rank."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Receive:
     source: int
     tag: int
@@ -57,7 +57,7 @@ class _Receive:
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Message:
     """A message nobody has asked for yet: whole (payload), or announced (id)."""
 
@@ -70,7 +70,7 @@ class _Message:
     payload: memoryview | bytes | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Announced:
     rank: int
     header: bytes
@@ -115,7 +115,7 @@ class Matching:
         cost = max(len(view), _MIN_COST)
         if len(view) <= self.mesh.eager_limit and cost <= account.available:
             account.available -= cost
-            header = self._frame(Opcode.EAGER, dtype=dtype, tag=tag, length=len(view))
+            header = frames.encode(Opcode.EAGER, dtype, self.group, self.mesh.epoch, 0, 0, tag, len(view))
             self.mesh.send(rank, [header, view], transfer)
         else:
             number = next(self.ids)
@@ -292,7 +292,10 @@ class Matching:
             account.owed = 0
 
     def _account(self, rank: int) -> _Account:
-        return self.accounts.setdefault(rank, _Account())
+        account = self.accounts.get(rank)
+        if account is None:
+            account = self.accounts[rank] = _Account()
+        return account
 
     def _announcement(self, dtype: int, tag: int, number: int, nbytes: int, address: int, generation: int) -> bytes:
         return frames.encode(

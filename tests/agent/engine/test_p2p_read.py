@@ -48,7 +48,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Read, Any, i
             function(original, connection, address, into, nbytes)
 
         monkeypatch.setattr(RingConnection, "read_offered", read)
-        monkeypatch.setattr(peer, "_FETCH_BYTES", 8 << 20)  # so that several pieces are no long message
+        monkeypatch.setattr(peer, "FETCH_BYTES", 8 << 20)  # so that several pieces are no long message
         return sizes
 
     return replace
