@@ -164,8 +164,20 @@ class Mesh:
             raise
         if peer.writing and not waiting and not peer.corked:
             self._watch(peer)
-            if self._asleep and peer in self._asked:  # the leader has asked to be woken by what comes, but not yet by room for what goes
+            if (
+                self._asleep and peer in self._asked
+            ):  # the leader has asked to be woken by what comes, but not yet by room for what goes
                 self._ring()
+
+    def take_back(self, transfer: Transfer) -> tuple[int, Header] | None:
+        """Remove a frame that has not begun to leave; return for which peer it was, and its header."""
+        for rank, peer in self._peers.items():
+            header = peer.take_back(transfer)
+            if header is not None:
+                if rank not in self.lost:
+                    self._watch(peer)
+                return rank, header
+        return None
 
     def resume(self, rank: int) -> None:
         """Go on with a peer that was held up because a buffer was missing."""
@@ -342,9 +354,10 @@ class Mesh:
         except BaseException as error:
             self._cut_off(peer, error)
             raise
+        finally:
+            self._uncork(peer)
         if peer.rank in self.lost:
             return
-        self._uncork(peer)
         self._watch(peer)
         if peer.fetches:
             self._fetch(peer)
@@ -367,7 +380,7 @@ class Mesh:
     def _uncork(self, peer: Peer) -> None:
         """Send what has been queued while more might have followed."""
         peer.corked = False
-        if peer.writing:
+        if peer.writing and peer.rank not in self.lost:
             self._flush(peer)
 
     def _stir(self, peer: Peer) -> None:

@@ -29,7 +29,7 @@ from rankmesh_agent.wire import dtypes, frames
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.frames import Header, Opcode
 
-WINDOW = 1 << 20
+WINDOW = 1 << 22
 """Bytes of eager messages a sender may have in the receiver's queue."""
 _MIN_COST = 1 << 10
 """What a message counts at least: empty ones take memory too."""
@@ -73,7 +73,8 @@ class _Message:
 @dataclass(eq=False, slots=True)
 class _Announced:
     rank: int
-    header: bytes
+    dtype: int
+    tag: int
     view: memoryview
     transfer: Transfer
 
@@ -119,8 +120,7 @@ class Matching:
             self.mesh.send(rank, [header, view], transfer)
         else:
             number = next(self.ids)
-            bulk = self._frame(Opcode.BULK, dtype=dtype, tag=tag, seq=number, length=len(view))
-            self.announced[number] = _Announced(rank, bulk, view, transfer)
+            self.announced[number] = _Announced(rank, dtype, tag, view, transfer)
             address, generation = self.mesh.offer(rank, view) if len(view) else (0, 0)
             self.mesh.send(rank, [self._announcement(dtype, tag, number, len(view), address, generation)])
         return transfer
@@ -158,7 +158,15 @@ class Matching:
                 self.mesh.revoke(announced.rank)
                 self.mesh.send(announced.rank, [self._frame(Opcode.WITHDRAW, seq=number)])
                 return True
-        return False
+        queued = self.mesh.take_back(transfer)
+        if queued is None:
+            return False
+        rank, header = queued
+        if header.opcode is Opcode.EAGER:
+            self._account(rank).available += max(header.length, _MIN_COST)
+        else:
+            self.mesh.send(rank, [self._frame(Opcode.WITHDRAW, seq=header.seq)])
+        return True
 
     # What comes from the peers
 
@@ -185,7 +193,7 @@ class Matching:
             case Opcode.CTS:
                 announced = self.announced.pop(header.seq, None)
                 if announced is not None:
-                    self.mesh.send(rank, [announced.header, announced.view], announced.transfer)
+                    self._send_bulk(rank, header.seq, announced)
             case Opcode.BULK:
                 self.cleared.pop((rank, header.seq)).transfer.done = True
             case Opcode.DONE:
@@ -199,6 +207,11 @@ class Matching:
                 self._refused(rank, header.seq, bytes(payload).decode(errors="replace"))
             case Opcode.WITHDRAW:
                 self._withdrawn(rank, header.seq)
+
+    def _send_bulk(self, rank: int, number: int, announced: _Announced) -> None:
+        view = announced.view
+        header = self._frame(Opcode.BULK, dtype=announced.dtype, seq=number, tag=announced.tag, length=len(view))
+        self.mesh.send(rank, [header, view], announced.transfer)
 
     def _place_eager(self, rank: int, header: Header) -> memoryview | None:
         for posted in self.receives:

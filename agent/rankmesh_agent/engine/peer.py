@@ -111,6 +111,8 @@ class Peer:
         self.corked = False
         """Whether frames are to be queued, because more may follow at once; set by cork and by the mesh."""
         self._fresh = False
+        self._begun = False
+        """Whether some bytes of the queue's first frame have been sent."""
         self.watched_specially = False
         """Whether poll is asked for other events than 'something to receive'."""
         self._eager_limit = eager_limit
@@ -169,9 +171,20 @@ class Peer:
             return
         sent = self.connection.send(buffers)
         if sent < _length(buffers):
+            self._begun = sent > 0
             self._outgoing.append((_after(buffers, sent), transfer))
         elif transfer is not None:
             transfer.done = True
+
+    def take_back(self, transfer: Transfer) -> Header | None:
+        """Remove a frame from the queue and return its header; None if there is none, or it has begun to leave."""
+        for place, (buffers, queued) in enumerate(self._outgoing):
+            if queued is transfer:
+                if self._begun and not place:
+                    return None
+                del self._outgoing[place]
+                return frames.decode(bytes(buffers[0]), 0, self._eager_limit)
+        return None
 
     def mute(self) -> None:
         """Send nothing any more: the connection is broken. What it still holds can be received."""
@@ -189,10 +202,13 @@ class Peer:
                 buffers, transfer = outgoing[0]
                 length = _length(buffers)
                 if sent < length:
-                    outgoing[0] = (_after(buffers, sent), transfer)
+                    if sent:
+                        outgoing[0] = (_after(buffers, sent), transfer)
+                        self._begun = True
                     break
                 sent -= length
                 outgoing.popleft()
+                self._begun = False
                 if transfer is not None:
                     transfer.done = True
 
