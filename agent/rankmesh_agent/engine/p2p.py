@@ -47,10 +47,12 @@ class _Receive:
     view: memoryview
     transfer: Transfer
 
+    def fits(self, dtype: int, nbytes: int) -> bool:
+        """Whether a message has the dtype and size that are expected."""
+        return dtype == self.dtype and nbytes == len(self.view)
+
     def refusal(self, rank: int, dtype: int, nbytes: int) -> str:
-        """Say why a message does not fit, '' if it does."""
-        if dtype == self.dtype and nbytes == len(self.view):
-            return ""
+        """Say why a message does not fit."""
         return (
             f"rank {rank} sent {_described(dtype, nbytes)} with tag {self.tag}, but the receive expects "
             f"{_described(self.dtype, len(self.view))}: sizes and dtypes must be equal on both sides"
@@ -110,7 +112,8 @@ class Matching:
         Raises:
             DistBackendError: the rank refused an earlier message.
         """
-        self._raise_refusal(rank)
+        if self.refusals:
+            self._raise_refusal(rank)
         transfer = Transfer()
         account = self._account(rank)
         cost = max(len(view), _MIN_COST)
@@ -131,9 +134,10 @@ class Matching:
         Raises:
             DistBackendError: the rank refused an earlier message.
         """
-        self._raise_refusal(source)
+        if self.refusals:
+            self._raise_refusal(source)
         wanted = _Receive(source, tag, dtype, view, Transfer())
-        if not self._match(wanted):
+        if not self.unexpected or not self._match(wanted):
             self.receives.append(wanted)
         return wanted.transfer
 
@@ -216,7 +220,7 @@ class Matching:
     def _place_eager(self, rank: int, header: Header) -> memoryview | None:
         for posted in self.receives:
             if posted.tag == header.tag and posted.source in (ANY, rank):
-                if posted.dtype != header.dtype or len(posted.view) != header.length:
+                if not posted.fits(header.dtype, header.length):
                     return None  # to be refused when it is here
                 self.receives.remove(posted)
                 posted.transfer.source = rank
@@ -233,9 +237,10 @@ class Matching:
         return False
 
     def _arrive(self, message: _Message) -> None:
-        for posted in self.receives:
-            if posted.tag == message.tag and posted.source in (ANY, message.source):
-                self.receives.remove(posted)
+        source, tag = message.source, message.tag
+        for place, posted in enumerate(self.receives):
+            if posted.tag == tag and (posted.source == source or posted.source == ANY):
+                del self.receives[place]
                 self._take(message, posted)
                 return
         self.unexpected.append(message)
@@ -243,14 +248,16 @@ class Matching:
     def _take(self, message: _Message, wanted: _Receive) -> None:
         transfer = wanted.transfer
         transfer.source = message.source
-        source = self.number(message.source)
-        refusal = wanted.refusal(source, message.dtype, message.nbytes)
+        fits = wanted.fits(message.dtype, message.nbytes)
         if message.payload is not None:
             self._give_credit(message.source, message.nbytes)
-            if not refusal:
+            if fits:
                 wanted.view[:] = message.payload
-        if refusal:
+        if not fits:
+            source = self.number(message.source)
+            refusal = wanted.refusal(source, message.dtype, message.nbytes)
             self._refuse(message.source, message.id, refusal)
+            transfer.error = DistBackendError(refusal, ranks=[source])
         elif message.payload is None:
             self.cleared[message.source, message.id] = wanted
             if message.offered[0]:
@@ -260,8 +267,6 @@ class Matching:
             else:
                 self.mesh.send(message.source, [self._frame(Opcode.CTS, seq=message.id)])
             return
-        if refusal:
-            transfer.error = DistBackendError(refusal, ranks=[source])
         transfer.done = True
 
     def _fetched(self, rank: int, number: int, good: bool) -> None:

@@ -223,9 +223,11 @@ class Peer:
                 if self._fresh:
                     return True  # what has been queued goes first: the payload may be long
                 received = self._receive_payload(port_of)
-            elif not (received := self._parse(port_of)):
-                if self._drained:
-                    return False  # the last read took less than it could: asking again only costs a system call
+            elif self._end - self._begin >= HEADER_BYTES:
+                received = self._parse(port_of)
+            elif self._drained:
+                return False  # the last read took less than it could: asking again only costs a system call
+            else:
                 received = self._fill()
             if not received:
                 return False
@@ -247,8 +249,6 @@ class Peer:
 
     def _parse(self, port_of: PortOf) -> int:
         payload = self._begin + HEADER_BYTES
-        if self._end < payload:
-            return 0
         header = frames.decode(self._stage, self._begin, self._eager_limit)
         self._begin = payload
         self._posted = header.opcode is not Opcode.ENTER
