@@ -480,8 +480,10 @@ class Mesh:
                 if self._idle():
                     self._rest(None)
                 elif self._visits != visits:
-                    visits = self._visits
+                    visits, sweeps = self._visits, self._sweeps
                     self._needed.wait(_GRACE_SECONDS)
+                    if self._sweeps == sweeps and self._visits != visits and not self._leading and not self._closed:
+                        self._sweep(0)  # who calls only begins messages, and moves nothing
                 elif self._leading:
                     self._rest(SLICE_SECONDS)  # in one long wait, whose end we are told
                 else:

@@ -123,6 +123,32 @@ def test_messages_go_on_as_soon_as_nobody_calls_any_more(pair: World, monkeypatc
     assert resting.is_set()
 
 
+def test_messages_go_on_while_somebody_only_begins_others(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The background thread stays away from who calls again and again, but not when nobody moves anything."""
+    monkeypatch.setattr(engine, "_GRACE_SECONDS", 0.05)
+    received = threading.Event()
+
+    def call(members: Communicator) -> None:
+        if members.rank == 0:
+            works = [members.send(np.ones(1_000_000), 1, 5, LATER)]
+            deadline = time.monotonic() + TIMEOUT
+            while not received.is_set():
+                assert time.monotonic() < deadline
+                works.append(members.send(np.ones(1), 1, 0, LATER))
+                time.sleep(0.001)
+            members.send(np.zeros(1), 1, 0, NOW)
+            for work in works:
+                work.wait()
+        else:
+            members.receive(np.zeros(1_000_000), 0, 5, NOW)
+            received.set()
+            got = np.ones(1)
+            while got[0]:
+                members.receive(got, 0, 0, NOW)
+
+    pair.run(call)
+
+
 def test_a_leader_that_sleeps_learns_that_something_waits_for_room(
     pair: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
