@@ -50,8 +50,8 @@ _HALVES = frozenset({np.dtype(np.float16), COMPLEX32})
 _INT, _UINT = np.dtype(np.int64), np.dtype(np.uint64)
 CACHED = 1 << 18
 """Bytes of each array to reduce at a time, where it is free to choose: all of them stay in the cache."""
-_WIDE_PIECE = 1 << 15
-"""Elements widened at a time: 128 KiB of float32, which stay in the cache."""
+_WIDE_PIECE = 1 << 16
+"""Elements widened at a time: 256 KiB of float32, which stay in the cache."""
 
 
 class _Scratch(threading.local):
