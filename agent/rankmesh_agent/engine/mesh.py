@@ -164,9 +164,8 @@ class Mesh:
             raise
         if peer.writing and not waiting and not peer.corked:
             self._watch(peer)
-            if (
-                self._asleep and peer in self._asked
-            ):  # the leader has asked to be woken by what comes, but not yet by room for what goes
+            # A leader that sleeps has asked to be woken by what comes, but not yet by room for what goes.
+            if self._asleep and peer in self._asked:
                 self._ring()
 
     def take_back(self, transfer: Transfer) -> tuple[int, Header] | None:
