@@ -70,6 +70,8 @@ def whole(number: Any, name: str) -> int:
     Raises:
         TypeError: it is none.
     """
+    if type(number) is int:
+        return number
     if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise TypeError(f"{name} must be a whole number, got {number!r}")
     return int(number.__index__())

@@ -243,6 +243,7 @@ def _peer(members: Communicator, group_rank: int, name: str) -> int:
 
 
 def _checked_tag(tag: int) -> int:
-    if not -(1 << 63) <= whole(tag, "tag") < 1 << 63:
+    tag = whole(tag, "tag")
+    if not -(1 << 63) <= tag < 1 << 63:
         raise ValueError(f"tag must be a whole number of 64 bits, got {tag!r}")
-    return int(tag)
+    return tag

@@ -63,6 +63,7 @@ class Communicator(Port):
         self.rank = self.ranks.index(mesh.rank)
         self.size = len(self.ranks)
         self._others = frozenset(self.ranks) - {mesh.rank}
+        self._sources = tuple(member for member in self.ranks if member != mesh.rank)
         self.timeout = timeout
         self.usual = Options(timeout)
         self._standing = Standing(mesh, group, name, self.ranks, members)
@@ -232,23 +233,31 @@ class Communicator(Port):
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
         """Send ``array`` to a rank."""
         self._standing.raise_if_failed()
-        with self.mesh.lock:
+        with self.mesh.visit():
             transfer = self._matching.send(rank, octets(array), code_of(array.dtype), tag)
-        message = self._message(transfer, f"send to rank {self._number(rank)} (tag {tag})", [rank], options)
+            if options.async_op and not transfer.done:
+                self.mesh.hold(self.id, transfer)
+        message = self._message(transfer, lambda: f"send to rank {self._number(rank)} (tag {tag})", (rank,), options)
         return self._follow_up(message, options, None)
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         """Receive into ``array`` from a rank, or from ANY; return the source's number, or the Work."""
         self._standing.raise_if_failed()
-        with self.mesh.lock:
+        with self.mesh.visit():
             transfer = self._matching.receive(rank, octets(array), code_of(array.dtype), tag)
-        sources = [member for member in self.ranks if member != self.mesh.rank] if rank == ANY else [rank]
-        where = "any rank" if rank == ANY else f"rank {self._number(rank)}"
-        message = self._message(transfer, f"recv from {where} (tag {tag})", sources, options)
+            if options.async_op and not transfer.done:
+                self.mesh.hold(self.id, transfer)
+
+        def words() -> str:
+            return f"recv from {'any rank' if rank == ANY else f'rank {self._number(rank)}'} (tag {tag})"
+
+        message = self._message(transfer, words, self._sources if rank == ANY else (rank,), options)
         work = self._follow_up(message, options, lambda: self._number(transfer.source))
         return self._number(transfer.source) if work is None else work
 
-    def _message(self, transfer: Transfer, words: str, partners: list[int], options: Options) -> Message:
+    def _message(
+        self, transfer: Transfer, words: Callable[[], str], partners: Sequence[int], options: Options
+    ) -> Message:
         deadline = Deadline(options.timeout)
         return Message(self._standing, self._matching, transfer, words, partners, deadline, options.after)
 
@@ -256,9 +265,6 @@ class Communicator(Port):
         if not options.async_op:
             message.settle(message.deadline)
             return None
-        with self.mesh.lock:
-            if not message.transfer.done:
-                self.mesh.hold(self.id, message.transfer)
         return MessageWork(message.settle, options.user, message.deadline, source)
 
     def _number(self, rank: int) -> int:

@@ -3,7 +3,9 @@
 No thread is dedicated to receiving. Whoever waits for something *leads*: it polls all connections, moves bytes both
 ways and delivers frames, whoever they are for; others who wait meanwhile follow, and one of them takes the lead when
 the leader has what it wanted. So a synchronous call needs no hand-off between threads. Only while asynchronous
-point-to-point messages are under way and nobody waits does a background thread lead, and it gives way to others.
+point-to-point messages are under way and nobody has called for a while does a background thread lead. It gives way to
+whoever calls, and stays away from one who calls again and again: two threads that take turns with the lock and the
+interpreter at every message are slower than one.
 
 Frames go to *ports*, one a group. A frame whose buffer is not there yet stays in the connection: its sender is held up
 by the transport's own flow control.
@@ -18,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.engine.peer import Fetch, Peer, Port, Transfer
+from rankmesh_agent.engine.peer import FETCH_BYTES, Fetch, Peer, Port, Transfer
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.deadline import Deadline
@@ -26,6 +28,8 @@ from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
 
 _FINISH_SECONDS = 0.001
+_GRACE_SECONDS = 0.001
+"""How long nobody has called when the background thread begins to lead."""
 SLICE_SECONDS = 0.1
 """How long a wait lasts at most before the deadline is looked at again."""
 _LOOKS = 10
@@ -74,6 +78,7 @@ class Mesh:
         # Reentrant only because it knows its owner, which a wait cut off by Ctrl-C has to ask.
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
+        self._needed = threading.Condition(self.lock)
         for connection in connections.values():
             connection.two_cores = not crowded
         self._peers = {peer: Peer(peer, connection, eager_limit) for peer, connection in connections.items()}
@@ -96,6 +101,8 @@ class Mesh:
         self._asleep = False
         self._sweeps = 0
         self._background_leads = False
+        self._background_rests = False
+        self._visits = 0
         self._followers = 0
         self._outstanding: list[tuple[int, Transfer]] = []
         self._background: threading.Thread | None = None
@@ -147,6 +154,7 @@ class Mesh:
         peer = self._peers[rank]
         if rank in self.lost or self._closed:
             return
+        waiting = peer.writing
         try:
             peer.send(buffers, transfer)
         except DistNetworkError:
@@ -154,8 +162,21 @@ class Mesh:
         except BaseException as error:
             self._cut_off(peer, error)
             raise
-        if peer.writing:
+        if peer.writing and not waiting and not peer.corked:
             self._watch(peer)
+            # A leader that sleeps has asked to be woken by what comes, but not yet by room for what goes.
+            if self._asleep and peer in self._asked:
+                self._ring()
+
+    def take_back(self, transfer: Transfer) -> tuple[int, Header] | None:
+        """Remove a frame that has not begun to leave; return for which peer it was, and its header."""
+        for rank, peer in self._peers.items():
+            header = peer.take_back(transfer)
+            if header is not None:
+                if rank not in self.lost:
+                    self._watch(peer)
+                return rank, header
+        return None
 
     def resume(self, rank: int) -> None:
         """Go on with a peer that was held up because a buffer was missing."""
@@ -185,50 +206,57 @@ class Mesh:
 
     # Waiting; without the lock
 
+    def visit(self) -> threading.RLock:
+        """Return the lock, for one who begins messages: the background thread stays away for a while."""
+        self._visits += 1  # before the lock is there: who leads in the background lets go of it then
+        return self.lock
+
     def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
         """Wait until ``ready()``, which is called with the lock held, moving bytes meanwhile.
 
         Returns:
             Whether it became so before the deadline.
         """
-        with self._changed:
-            return self._wait(ready, deadline, background=False)
+        with self.visit():
+            while not ready():
+                if deadline.passed() or self._closed:
+                    return False
+                if self._leading:
+                    self._follow(deadline)
+                else:
+                    self._lead(ready, deadline)
+            return True
 
     def progress(self) -> None:
         """Move what can be moved now, without waiting."""
-        with self._changed:
+        with self.visit():
             if not self._leading and not self._closed:
                 self._sweep(0)
 
-    def _wait(self, ready: Callable[[], bool], deadline: Deadline, background: bool) -> bool:
-        while not ready():
-            if deadline.passed() or self._closed:
-                return False
-            if self._leading:
-                self._follow(deadline, background)
-                continue
-            self._leading, self._background_leads = True, background
-            try:
-                while not ready() and not deadline.passed() and not self._closed:
-                    if background and self._followers:
-                        break
-                    self._sweep(min(SLICE_SECONDS, deadline.remaining()))
-            finally:
-                self._leading = self._background_leads = False
-                if self._followers or self._outstanding:
-                    self._changed.notify_all()
-        return True
-
-    def _follow(self, deadline: Deadline, background: bool) -> None:
-        if not background:
-            self._followers += 1
+    def _lead(self, enough: Callable[[], bool], deadline: Deadline) -> None:
+        """Move bytes until it is enough, or the deadline passes."""
+        self._leading = True
         try:
-            if self._background_leads and not background:
+            while not enough() and not deadline.passed() and not self._closed:
+                self._sweep(min(SLICE_SECONDS, deadline.remaining()))
+        finally:
+            self._leading = False
+            if not self._background_leads:
+                self._visits += 1  # who has waited may well call again
+            if self._followers or self._closed:
+                self._changed.notify_all()
+            if self._background_rests and self._outstanding:
+                self._needed.notify()
+
+    def _follow(self, deadline: Deadline) -> None:
+        """Wait until the leader has moved something, or leaves."""
+        self._followers += 1
+        try:
+            if self._background_leads:
                 self._ring()
             self._changed.wait(min(SLICE_SECONDS, deadline.remaining()))
         finally:
-            if not background:
-                self._followers -= 1
+            self._followers -= 1
 
     def _sweep(self, timeout: float) -> None:
         """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes."""
@@ -316,6 +344,7 @@ class Mesh:
 
     def _receive(self, peer: Peer) -> None:
         self._restless.discard(peer)
+        peer.cork()
         try:
             more = peer.receive(self._port_of)
         except DistNetworkError as error:
@@ -324,6 +353,8 @@ class Mesh:
         except BaseException as error:
             self._cut_off(peer, error)
             raise
+        finally:
+            self._uncork(peer)
         if peer.rank in self.lost:
             return
         self._watch(peer)
@@ -333,11 +364,23 @@ class Mesh:
             self._restless.add(peer)
 
     def _fetch(self, peer: Peer) -> None:
+        budget = FETCH_BYTES
         try:
-            peer.fetch()
+            while peer.fetches and budget > 0:
+                peer.cork()
+                try:
+                    budget -= peer.fetch()
+                finally:
+                    self._uncork(peer)
         finally:  # Ctrl-C finds it in order: the piece is read again
             if peer.fetches and peer.rank not in self.lost:
                 self._restless.add(peer)
+
+    def _uncork(self, peer: Peer) -> None:
+        """Send what has been queued while more might have followed."""
+        peer.corked = False
+        if peer.writing and peer.rank not in self.lost:
+            self._flush(peer)
 
     def _stir(self, peer: Peer) -> None:
         """Have the leader turn to a peer that poll will not tell about, even if it is asleep."""
@@ -415,8 +458,9 @@ class Mesh:
         if self._background is None:
             self._background = threading.Thread(target=self._lead_in_background, name="rankmesh-progress", daemon=True)
             self._background.start()
-        else:
-            self._changed.notify_all()
+        elif self._background_rests:
+            self._background_rests = False
+            self._needed.notify()
 
     def _idle(self) -> bool:
         """Whether no asynchronous message is under way."""
@@ -425,14 +469,35 @@ class Mesh:
         return not self._outstanding
 
     def _lead_in_background(self) -> None:
-        with self._changed:
+        visits = -1
+
+        def enough() -> bool:
+            return self._visits != visits or self._idle()
+
+        with self.lock:
             while not self._closed:
                 if self._idle():
-                    self._changed.wait()
-                elif self._followers:
-                    self._changed.wait(SLICE_SECONDS)
+                    self._rest(None)
+                elif self._visits != visits:
+                    visits, sweeps = self._visits, self._sweeps
+                    self._needed.wait(_GRACE_SECONDS)
+                    if self._sweeps == sweeps and self._visits != visits and not self._leading and not self._closed:
+                        self._sweep(0)  # who calls only begins messages, and moves nothing
+                elif self._leading:
+                    self._rest(SLICE_SECONDS)  # in one long wait, whose end we are told
                 else:
-                    self._wait(self._idle, Deadline(SLICE_SECONDS), background=True)
+                    self._background_leads = True
+                    try:
+                        self._lead(enough, Deadline(SLICE_SECONDS))
+                    finally:
+                        self._background_leads = False
+
+    def _rest(self, seconds: float | None) -> None:
+        self._background_rests = True
+        try:
+            self._needed.wait(seconds)
+        finally:
+            self._background_rests = False
 
     # The end
 
@@ -456,6 +521,7 @@ class Mesh:
             self._closed = True
             self._ring()
             self._changed.notify_all()
+            self._needed.notify()
             background = self._background
         if background is not None and background is not threading.current_thread():
             background.join()

@@ -29,7 +29,7 @@ from rankmesh_agent.wire import dtypes, frames
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.frames import Header, Opcode
 
-WINDOW = 1 << 20
+WINDOW = 1 << 22
 """Bytes of eager messages a sender may have in the receiver's queue."""
 _MIN_COST = 1 << 10
 """What a message counts at least: empty ones take memory too."""
@@ -39,7 +39,7 @@ ANY = -1
 """Source of a receive that takes from every rank."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Receive:
     source: int
     tag: int
@@ -47,17 +47,19 @@ class _Receive:
     view: memoryview
     transfer: Transfer
 
+    def fits(self, dtype: int, nbytes: int) -> bool:
+        """Whether a message has the dtype and size that are expected."""
+        return dtype == self.dtype and nbytes == len(self.view)
+
     def refusal(self, rank: int, dtype: int, nbytes: int) -> str:
-        """Say why a message does not fit, '' if it does."""
-        if dtype == self.dtype and nbytes == len(self.view):
-            return ""
+        """Say why a message does not fit."""
         return (
             f"rank {rank} sent {_described(dtype, nbytes)} with tag {self.tag}, but the receive expects "
             f"{_described(self.dtype, len(self.view))}: sizes and dtypes must be equal on both sides"
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Message:
     """A message nobody has asked for yet: whole (payload), or announced (id)."""
 
@@ -70,10 +72,11 @@ class _Message:
     payload: memoryview | bytes | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Announced:
     rank: int
-    header: bytes
+    dtype: int
+    tag: int
     view: memoryview
     transfer: Transfer
 
@@ -109,18 +112,18 @@ class Matching:
         Raises:
             DistBackendError: the rank refused an earlier message.
         """
-        self._raise_refusal(rank)
+        if self.refusals:
+            self._raise_refusal(rank)
         transfer = Transfer()
         account = self._account(rank)
         cost = max(len(view), _MIN_COST)
         if len(view) <= self.mesh.eager_limit and cost <= account.available:
             account.available -= cost
-            header = self._frame(Opcode.EAGER, dtype=dtype, tag=tag, length=len(view))
+            header = frames.encode(Opcode.EAGER, dtype, self.group, self.mesh.epoch, 0, 0, tag, len(view))
             self.mesh.send(rank, [header, view], transfer)
         else:
             number = next(self.ids)
-            bulk = self._frame(Opcode.BULK, dtype=dtype, tag=tag, seq=number, length=len(view))
-            self.announced[number] = _Announced(rank, bulk, view, transfer)
+            self.announced[number] = _Announced(rank, dtype, tag, view, transfer)
             address, generation = self.mesh.offer(rank, view) if len(view) else (0, 0)
             self.mesh.send(rank, [self._announcement(dtype, tag, number, len(view), address, generation)])
         return transfer
@@ -131,9 +134,10 @@ class Matching:
         Raises:
             DistBackendError: the rank refused an earlier message.
         """
-        self._raise_refusal(source)
+        if self.refusals:
+            self._raise_refusal(source)
         wanted = _Receive(source, tag, dtype, view, Transfer())
-        if not self._match(wanted):
+        if not self.unexpected or not self._match(wanted):
             self.receives.append(wanted)
         return wanted.transfer
 
@@ -158,7 +162,15 @@ class Matching:
                 self.mesh.revoke(announced.rank)
                 self.mesh.send(announced.rank, [self._frame(Opcode.WITHDRAW, seq=number)])
                 return True
-        return False
+        queued = self.mesh.take_back(transfer)
+        if queued is None:
+            return False
+        rank, header = queued
+        if header.opcode is Opcode.EAGER:
+            self._account(rank).available += max(header.length, _MIN_COST)
+        else:
+            self.mesh.send(rank, [self._frame(Opcode.WITHDRAW, seq=header.seq)])
+        return True
 
     # What comes from the peers
 
@@ -185,7 +197,7 @@ class Matching:
             case Opcode.CTS:
                 announced = self.announced.pop(header.seq, None)
                 if announced is not None:
-                    self.mesh.send(rank, [announced.header, announced.view], announced.transfer)
+                    self._send_bulk(rank, header.seq, announced)
             case Opcode.BULK:
                 self.cleared.pop((rank, header.seq)).transfer.done = True
             case Opcode.DONE:
@@ -200,10 +212,15 @@ class Matching:
             case Opcode.WITHDRAW:
                 self._withdrawn(rank, header.seq)
 
+    def _send_bulk(self, rank: int, number: int, announced: _Announced) -> None:
+        view = announced.view
+        header = self._frame(Opcode.BULK, dtype=announced.dtype, seq=number, tag=announced.tag, length=len(view))
+        self.mesh.send(rank, [header, view], announced.transfer)
+
     def _place_eager(self, rank: int, header: Header) -> memoryview | None:
         for posted in self.receives:
             if posted.tag == header.tag and posted.source in (ANY, rank):
-                if posted.dtype != header.dtype or len(posted.view) != header.length:
+                if not posted.fits(header.dtype, header.length):
                     return None  # to be refused when it is here
                 self.receives.remove(posted)
                 posted.transfer.source = rank
@@ -220,9 +237,10 @@ class Matching:
         return False
 
     def _arrive(self, message: _Message) -> None:
-        for posted in self.receives:
-            if posted.tag == message.tag and posted.source in (ANY, message.source):
-                self.receives.remove(posted)
+        source, tag = message.source, message.tag
+        for place, posted in enumerate(self.receives):
+            if posted.tag == tag and (posted.source == source or posted.source == ANY):
+                del self.receives[place]
                 self._take(message, posted)
                 return
         self.unexpected.append(message)
@@ -230,14 +248,16 @@ class Matching:
     def _take(self, message: _Message, wanted: _Receive) -> None:
         transfer = wanted.transfer
         transfer.source = message.source
-        source = self.number(message.source)
-        refusal = wanted.refusal(source, message.dtype, message.nbytes)
+        fits = wanted.fits(message.dtype, message.nbytes)
         if message.payload is not None:
             self._give_credit(message.source, message.nbytes)
-            if not refusal:
+            if fits:
                 wanted.view[:] = message.payload
-        if refusal:
+        if not fits:
+            source = self.number(message.source)
+            refusal = wanted.refusal(source, message.dtype, message.nbytes)
             self._refuse(message.source, message.id, refusal)
+            transfer.error = DistBackendError(refusal, ranks=[source])
         elif message.payload is None:
             self.cleared[message.source, message.id] = wanted
             if message.offered[0]:
@@ -247,8 +267,6 @@ class Matching:
             else:
                 self.mesh.send(message.source, [self._frame(Opcode.CTS, seq=message.id)])
             return
-        if refusal:
-            transfer.error = DistBackendError(refusal, ranks=[source])
         transfer.done = True
 
     def _fetched(self, rank: int, number: int, good: bool) -> None:
@@ -292,7 +310,10 @@ class Matching:
             account.owed = 0
 
     def _account(self, rank: int) -> _Account:
-        return self.accounts.setdefault(rank, _Account())
+        account = self.accounts.get(rank)
+        if account is None:
+            account = self.accounts[rank] = _Account()
+        return account
 
     def _announcement(self, dtype: int, tag: int, number: int, nbytes: int, address: int, generation: int) -> bytes:
         return frames.encode(

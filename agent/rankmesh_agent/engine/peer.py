@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.transports.vmread import address_of
@@ -15,8 +16,12 @@ from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode
 _AHEAD_BYTES = HEADER_BYTES + (1 << 12)
 """Bytes received at once where a frame for an array may begin: the rest of its payload then goes where it belongs."""
 _STAGE_BYTES = HEADER_BYTES + frames.SMALL
-_FETCH_BYTES = 32 << 20
+FETCH_BYTES = 32 << 20
 """Bytes read from one peer's memory before the others have their turn."""
+_TOLD_BYTES = 1 << 18
+"""Bytes of short messages read from a peer's memory before it is told, of all of them at once."""
+_FRAMES = 64
+"""Frames of the queue that are sent at once."""
 _TURN_BYTES = 8 << 20
 """Bytes received from one peer before the others have their turn."""
 
@@ -56,9 +61,14 @@ class Fetch:
         self._into = address_of(view)
         self._read = 0
 
+    @property
+    def next_bytes(self) -> int:
+        """Bytes that the next step reads."""
+        return min(FETCH_BYTES, len(self._view) - self._read)
+
     def advance(self, connection: Connection) -> bool | None:
         """Read on; return None if there is more to read, and otherwise whether what was read is good."""
-        step = min(_FETCH_BYTES, len(self._view) - self._read)
+        step = self.next_bytes
         try:
             connection.read_offered(self._address + self._read, self._into + self._read, step)
         except DistNetworkError:
@@ -98,12 +108,17 @@ class Peer:
         self.hung_up = False
         """Whether nothing more will come than what is already here."""
         self._broken = False
+        self.corked = False
+        """Whether frames are to be queued, because more may follow at once; set by cork and by the mesh."""
+        self._fresh = False
+        self._begun = False
+        """Whether some bytes of the queue's first frame have been sent."""
         self.watched_specially = False
         """Whether poll is asked for other events than 'something to receive'."""
         self._eager_limit = eager_limit
         self.fetches: deque[Fetch] = deque()
         """What is being read from the peer's memory, one after the other."""
-        self._outgoing: deque[tuple[list[memoryview], Transfer | None]] = deque()
+        self._outgoing: deque[tuple[Sequence[Buffer], Transfer | None]] = deque()
         self._stage = memoryview(bytearray(max(_STAGE_BYTES, HEADER_BYTES + eager_limit)))
         self._begin = 0
         self._end = 0
@@ -129,24 +144,47 @@ class Peer:
         if self.fetches:
             self.fetches = deque(fetch for fetch in self.fetches if fetch.group != group)
 
-    def fetch(self) -> None:
-        """Read on in the peer's memory."""
-        fetch = self.fetches[0]
-        good = fetch.advance(self.connection)
-        if good is not None:
-            self.fetches.popleft()
-            fetch.then(good)
+    def fetch(self) -> int:
+        """Read some short messages in the peer's memory, or a piece of a long one; return about how many bytes."""
+        fetched = 0
+        while self.fetches and fetched < _TOLD_BYTES:
+            fetch = self.fetches[0]
+            fetched += fetch.next_bytes
+            good = fetch.advance(self.connection)
+            if good is not None:
+                self.fetches.popleft()
+                fetch.then(good)
+        return fetched
+
+    def cork(self) -> None:
+        """Queue frames from now on: what is sent until ``corked`` is taken back leaves in one go."""
+        self.corked = True
+        self._fresh = False
 
     def send(self, buffers: Sequence[Buffer], transfer: Transfer | None) -> None:
         """Send now what can be, queue the rest."""
         if self._broken:
             return
-        sent = 0 if self._outgoing else self.connection.send(buffers)
-        rest = _after(buffers, sent)
-        if rest:
-            self._outgoing.append((rest, transfer))
+        if self.corked or self._outgoing:
+            self._fresh = True
+            self._outgoing.append((buffers, transfer))
+            return
+        sent = self.connection.send(buffers)
+        if sent < _length(buffers):
+            self._begun = sent > 0
+            self._outgoing.append((_after(buffers, sent), transfer))
         elif transfer is not None:
             transfer.done = True
+
+    def take_back(self, transfer: Transfer) -> Header | None:
+        """Remove a frame from the queue and return its header; None if there is none, or it has begun to leave."""
+        for place, (buffers, queued) in enumerate(self._outgoing):
+            if queued is transfer:
+                if self._begun and not place:
+                    return None
+                del self._outgoing[place]
+                return frames.decode(bytes(buffers[0]), 0, self._eager_limit)
+        return None
 
     def mute(self) -> None:
         """Send nothing any more: the connection is broken. What it still holds can be received."""
@@ -154,19 +192,25 @@ class Peer:
         self._outgoing.clear()
 
     def flush(self) -> None:
-        """Send what can be sent of the queue."""
-        while self._outgoing:
-            buffers, transfer = self._outgoing[0]
-            sent = self.connection.send(buffers)
+        """Send what can be sent of the queue, many frames at once."""
+        outgoing = self._outgoing
+        while outgoing:
+            sent = self.connection.send([buffer for frame, _ in islice(outgoing, _FRAMES) for buffer in frame])
             if not sent:
                 return
-            rest = _after(buffers, sent)
-            if rest:
-                self._outgoing[0] = (rest, transfer)
-                continue
-            self._outgoing.popleft()
-            if transfer is not None:
-                transfer.done = True
+            while outgoing:
+                buffers, transfer = outgoing[0]
+                length = _length(buffers)
+                if sent < length:
+                    if sent:
+                        outgoing[0] = (_after(buffers, sent), transfer)
+                        self._begun = True
+                    break
+                sent -= length
+                outgoing.popleft()
+                self._begun = False
+                if transfer is not None:
+                    transfer.done = True
 
     def receive(self, port_of: PortOf) -> bool:
         """Receive what is here, as long as there is a place to put it; return whether there may be more."""
@@ -176,10 +220,14 @@ class Peer:
             if self._dropping:
                 received = self._drop()
             elif self._header is not None:
+                if self._fresh:
+                    return True  # what has been queued goes first: the payload may be long
                 received = self._receive_payload(port_of)
-            elif not (received := self._parse(port_of)):
-                if self._drained:
-                    return False  # the last read took less than it could: asking again only costs a system call
+            elif self._end - self._begin >= HEADER_BYTES:
+                received = self._parse(port_of)
+            elif self._drained:
+                return False  # the last read took less than it could: asking again only costs a system call
+            else:
                 received = self._fill()
             if not received:
                 return False
@@ -201,14 +249,13 @@ class Peer:
 
     def _parse(self, port_of: PortOf) -> int:
         payload = self._begin + HEADER_BYTES
-        if self._end < payload:
-            return 0
         header = frames.decode(self._stage, self._begin, self._eager_limit)
         self._begin = payload
         self._posted = header.opcode is not Opcode.ENTER
-        if header.opcode not in frames.POSTED and payload + header.length <= self._end:
+        length = header.length
+        if payload + length <= self._end and header.opcode not in frames.POSTED:
             self._deliver_small(header, port_of(self.rank, header))  # all of it is here: the usual case
-            return HEADER_BYTES + header.length
+            return HEADER_BYTES + length
         self._header = header
         self._filled = 0
         return HEADER_BYTES
@@ -272,7 +319,14 @@ class Peer:
     def _deliver_small(self, header: Header, port: Port | None) -> None:
         begin, self._begin = self._begin, self._begin + header.length
         if port is not None:
-            port.deliver(self.rank, header, bytes(self._stage[begin : self._begin]))
+            port.deliver(self.rank, header, bytes(self._stage[begin : self._begin]) if header.length else b"")
+
+
+def _length(buffers: Sequence[Buffer]) -> int:
+    length = 0
+    for buffer in buffers:
+        length += len(buffer)
+    return length
 
 
 def _after(buffers: Sequence[Buffer], sent: int) -> list[memoryview]:

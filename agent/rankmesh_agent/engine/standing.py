@@ -80,7 +80,10 @@ class Standing:
         """Whether waiting for these ranks is in vain. With the mesh's lock held."""
         if self.failure is not None:
             return True
-        gone = [rank in self.mesh.lost for rank in waiting_for]
+        lost = self.mesh.lost
+        if not lost:
+            return False
+        gone = [rank in lost for rank in waiting_for]
         return bool(gone) and (all(gone) if any_will_do else any(gone))
 
     def late(

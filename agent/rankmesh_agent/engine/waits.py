@@ -96,7 +96,7 @@ class Message:
         standing: of its group.
         matching: where it was begun.
         transfer: what was begun.
-        words: the operation in words.
+        words: returns the operation in words.
         partners: the ranks at the other end: one, or any of several.
         deadline: the operation's own.
         after: what to do once the data is there.
@@ -107,8 +107,8 @@ class Message:
         standing: Standing,
         matching: Matching,
         transfer: Transfer,
-        words: str,
-        partners: list[int],
+        words: Callable[[], str],
+        partners: Sequence[int],
         deadline: Deadline,
         after: After,
     ) -> None:
@@ -123,7 +123,7 @@ class Message:
     def settle(self, deadline: Deadline | None) -> bool:
         """Wait for the message until a deadline, or with None just look; return whether it is done, or raise."""
         try:
-            done = self._await(deadline)
+            done = self.transfer.done or self._await(deadline)
         except BaseException as error:
             # A wait shorter than the operation's own deadline may end without ending the operation.
             if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
@@ -145,10 +145,10 @@ class Message:
         if transfer.done:
             return True
         standing.raise_if_failed()
-        standing.raise_if_gone(self._partners, self._words, any_will_do=True)
+        standing.raise_if_gone(self._partners, self._words(), any_will_do=True)
         if deadline is None:
             return False
-        raise standing.late(self._partners, self._words, deadline, None)
+        raise standing.late(self._partners, self._words(), deadline, None)
 
     def _hopeless(self) -> bool:
         return self._standing.hopeless(self._partners, any_will_do=True)

@@ -66,25 +66,52 @@ class _Ring:
         """Room to write now."""
         return self.capacity - self.readable()
 
-    def write(self, piece: memoryview) -> None:
-        """Append ``piece``, which fits."""
-        at = self.words[_HEAD] % self.capacity
-        first = min(len(piece), self.capacity - at)
-        self._copy_in(at, piece[:first])
-        if first < len(piece):
-            self._copy_in(0, piece[first:])
-        self.words[_HEAD] += len(piece)
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        """Append what fits of ``buffers``; return how many bytes."""
+        words, capacity = self.words, self.capacity
+        begin = head = words[_HEAD]
+        room = capacity - (head - words[_TAIL])
+        for buffer in buffers:
+            if len(buffer) > room:
+                if not room:
+                    break
+                buffer = memoryview(buffer)[:room]
+            length = len(buffer)
+            at = head % capacity
+            first = capacity - at
+            if length <= first:
+                self._copy_in(at, buffer)
+            else:
+                self._copy_in(at, buffer[:first])
+                self._copy_in(0, buffer[first:])
+            head += length
+            room -= length
+        if head != begin:
+            words[_HEAD] = head
+        return head - begin
 
-    def read(self, into: memoryview) -> None:
-        """Fill ``into``; that many bytes are there."""
-        at = self.words[_TAIL] % self.capacity
-        first = min(len(into), self.capacity - at)
-        self._copy_out(at, into[:first])
-        if first < len(into):
+    def read(self, into: memoryview) -> int:
+        """Fill ``into`` with what is there; return how many bytes."""
+        words = self.words
+        tail = words[_TAIL]
+        length = words[_HEAD] - tail
+        if not length:
+            return 0
+        if length < len(into):
+            into = into[:length]
+        else:
+            length = len(into)
+        at = tail % self.capacity
+        first = self.capacity - at
+        if length <= first:
+            self._copy_out(at, into)
+        else:
+            self._copy_out(at, into[:first])
             self._copy_out(0, into[first:])
-        self.words[_TAIL] += len(into)
+        words[_TAIL] = tail + length
+        return length
 
-    def _copy_in(self, at: int, piece: memoryview) -> None:
+    def _copy_in(self, at: int, piece: Buffer) -> None:
         if len(piece) > _LARGE:
             self.array[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
         else:
@@ -123,21 +150,14 @@ class RingConnection(Connection):
     def send(self, buffers: Sequence[Buffer]) -> int:
         if self._gone is not None:
             raise self._gone
-        sent = 0
-        room = self._out.writable()
-        for buffer in buffers:
-            piece = memoryview(buffer)[: room - sent]
-            if piece:
-                self._out.write(piece)
-                sent += len(piece)
+        sent = self._out.write(buffers)
         if sent:
             self._ring(self._out, _READER)
         return sent
 
     def recv_into(self, buffer: memoryview) -> int:
-        received = min(len(buffer), self._in.readable())
+        received = self._in.read(buffer)
         if received:
-            self._in.read(buffer[:received])
             self._ring(self._in, _WRITER)
         elif self._gone is not None and not self._in.readable():
             raise self._gone

@@ -26,10 +26,6 @@ _LONG = 8 << 20
 _PAGE = 4096
 
 
-class _Vector(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_size_t), ("length", ctypes.c_size_t))
-
-
 # None where the C library does not know it: it is not Linux.
 _readv: Any = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
 if _readv is not None:
@@ -37,8 +33,9 @@ if _readv is not None:
         ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,
     )  # fmt: skip
     _readv.restype = ctypes.c_ssize_t
-_VECTOR = ctypes.sizeof(_Vector)
-_Vectors = _Vector * 2
+_Vectors = ctypes.c_size_t * 4
+"""Two iovec: address and length here, address and length there."""
+_VECTOR = ctypes.sizeof(_Vectors) // 2
 
 
 def address_of(view: memoryview | npt.NDArray[Any]) -> int:
@@ -100,13 +97,11 @@ def read(pid: int, address: int, into: int, nbytes: int, *, two_cores: bool = Fa
 
 
 def _read(pid: int, address: int, into: int, nbytes: int) -> None:
-    vectors = _Vectors()
-    here, there = vectors
-    begin = ctypes.addressof(vectors)
     done = 0
     while done < nbytes:
-        here.base, there.base = into + done, address + done
-        here.length = there.length = min(PIECE, nbytes - done)
+        length = min(PIECE, nbytes - done)
+        vectors = _Vectors(into + done, length, address + done, length)
+        begin = ctypes.addressof(vectors)
         count = _readv(pid, begin, 1, begin + _VECTOR, 1, 0)
         if count <= 0:
             raise _refused(pid, address + done, ctypes.get_errno() if count else errno.EFAULT)

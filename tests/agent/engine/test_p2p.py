@@ -15,6 +15,7 @@ from support.threads import LATER, NOW, TRANSPORTS, World, world
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.order import Options
 from rankmesh_agent.engine.p2p import ANY, WINDOW
+from rankmesh_agent.transports.tcp import SOCKET_BUFFER
 from rankmesh_agent.wire.dtypes import FROM_CODE
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
 from rankmesh_agent.wire.ops import ReduceOp
@@ -265,6 +266,41 @@ def test_a_large_message_nobody_asks_for_times_out_and_is_withdrawn(pair: World)
             assert (got == 1).all()
 
     pair.run(call)
+
+
+def test_a_small_message_that_waits_behind_others_is_taken_back(trio: World) -> None:
+    """The group goes on, the other messages arrive, and the credit is there again."""
+    many = 3 * SOCKET_BUFFER // EAGER
+    sent = threading.Event()
+
+    def call(members: Communicator) -> None:
+        if members.rank == 0:
+            matching, peer = members._matching, members.mesh._peers[1]
+            works = []
+            for number in range(many):
+                works.append(isend(members, np.full(EAGER // 8, float(number)), 1))
+                if peer.writing:
+                    break
+            before = matching.accounts[1].available
+            if peer.writing and before >= EAGER:  # its connection takes no more
+                with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
+                    send(members, np.full(EAGER // 8, -1.0), 1, timeout=0)
+                assert matching.accounts[1].available == before
+            works.append(isend(members, np.array([len(works)]), 1, tag=1))
+            sent.set()
+            for work in works:
+                work.wait()
+        elif members.rank == 1:
+            assert sent.wait(TIMEOUT)
+            count = np.zeros(1, np.int64)
+            recv(members, count, 0, 1)
+            for number in range(int(count[0])):
+                got = np.zeros(EAGER // 8)
+                recv(members, got, 0)
+                assert (got == number).all()
+        members.barrier(NOW)
+
+    trio.run(call)
 
 
 def test_waiting_shorter_than_the_operation_does_not_end_it(pair: World) -> None:

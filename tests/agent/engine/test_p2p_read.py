@@ -48,7 +48,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Read, Any, i
             function(original, connection, address, into, nbytes)
 
         monkeypatch.setattr(RingConnection, "read_offered", read)
-        monkeypatch.setattr(peer, "_FETCH_BYTES", 8 << 20)  # so that several pieces are no long message
+        monkeypatch.setattr(peer, "FETCH_BYTES", 8 << 20)  # so that several pieces are no long message
         return sizes
 
     return replace
@@ -81,6 +81,36 @@ def test_it_is_read_in_pieces_and_never_sent(pair: World, reading: Any, count: i
     pair.run(call)
     assert sum(sizes) == count * 8
     assert max(sizes) <= 8 << 20, "others have their turn between two pieces"
+
+
+def test_of_many_short_ones_the_sender_is_told_at_once(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, sends = 16, list[int]()
+    original = RingConnection.send
+
+    def counted(connection: RingConnection, buffers: Any) -> int:
+        sends.append(len(buffers))
+        return original(connection, buffers)
+
+    def call(members: Communicator) -> None:
+        members.barrier(NOW)
+        arrays = [np.full(1000, float(number)) if members.rank == 0 else np.zeros(1000) for number in range(count)]
+        if members.rank == 0:
+            works = [members.send(array, 1, 0, LATER) for array in arrays]
+        else:
+            deadline = time.monotonic() + TIMEOUT
+            while len(members._matching.unexpected) < count:
+                assert time.monotonic() < deadline
+                members.mesh.progress()
+            with members.mesh.lock:
+                works = [members.receive(array, 0, 0, LATER) for array in arrays]
+                monkeypatch.setattr(RingConnection, "send", counted)
+        for number, (work, array) in enumerate(zip(works, arrays, strict=True)):
+            assert work is not None
+            work.wait()
+            assert (array == number).all()
+
+    pair.run(call)
+    assert sends[0] == count, "a frame for each, all at once"
 
 
 def test_what_cannot_be_read_is_sent(pair: World, reading: Any) -> None:

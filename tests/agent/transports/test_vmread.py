@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import subprocess
@@ -96,7 +97,7 @@ def test_payloads_past_2_gib_are_read_to_the_end():
         calls = []
 
         def counting(pid, here, _, there, __, ___):
-            calls.append(vmread._Vector.from_address(there).length)
+            calls.append(ctypes.c_size_t.from_address(there + vmread._VECTOR // 2).value)
             return calls[-1]
 
         original, vmread._readv = vmread._readv, counting
