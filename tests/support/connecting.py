@@ -48,8 +48,9 @@ def meet(
         while len(made) < len(attempts) or len(arrived) < expected:
             poll = select.poll()
             if listener is not None:
-                arrived += listener.arrivals(admits)
-                poll.register(listener.fileno(), select.POLLIN)
+                arrived += look(listener, admits)
+                for fd in listener.descriptors():
+                    poll.register(fd, select.POLLIN)
             for number, attempt in enumerate(attempts):
                 if number not in made:
                     connection = attempt.advance()
@@ -68,6 +69,11 @@ def meet(
             connection.close()
         raise
     return [made[number] for number in range(len(attempts))], arrived
+
+
+def look(listener: Listener, admits: Callable[[bytes], bool] = everyone) -> list[tuple[bytes, Connection]]:
+    """Let a listener do what it can do now; return what it lets in."""
+    return listener.arrivals(listener.descriptors(), admits)
 
 
 def connect(transport: Transport, listener: Listener, greeting: bytes = b"") -> tuple[Connection, Connection]:

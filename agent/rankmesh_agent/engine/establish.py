@@ -79,11 +79,7 @@ class _Establishing:
         self._size = len(self._higher) + len(calls)
         self._epoch = epoch
         self._listener = listener
-        self._poll = select.poll()
-        self._poll.register(listener.fileno(), select.POLLIN)
-        self._calls = calls
-        self._under_way: dict[int, _Call] = {}
-        self._resting = list(calls)
+        self._calls = list(calls)
 
     @property
     def complete(self) -> bool:
@@ -92,25 +88,27 @@ class _Establishing:
     def advance(self, deadline: Deadline) -> None:
         """Sleep until something can go on, and do so."""
         now = time.monotonic()
-        due, self._resting = ([call for call in self._resting if (call.again <= now) is due] for due in (True, False))
-        for call in due:
-            self._go_on(call, call.begin)
-        ready = [fd for fd, _ in self._poll.poll(1000 * self._sleep_at_most(deadline))]
-        for fd in ready:
-            if fd in self._under_way:
-                call = self._under_way.pop(fd)
-                self._poll.unregister(fd)
-                self._go_on(call, call.advance)
-        if not ready or self._listener.fileno() in ready:
-            self._admit()
-        self._end_what_takes_too_long()
-
-    def _sleep_at_most(self, deadline: Deadline) -> float:
-        rest = min((call.again for call in self._resting), default=float("inf")) - time.monotonic()
-        return max(0.0, min(_SLICE_SECONDS, deadline.remaining(), rest))
-
-    def _admit(self) -> None:
-        for greeting, connection in self._listener.arrivals(lambda greeting: self._caller(greeting) is not None):
+        rest = _SLICE_SECONDS
+        poll = select.poll()
+        for fd in self._listener.descriptors():
+            poll.register(fd, select.POLLIN)
+        under_way: dict[int, _Call] = {}
+        for call in list(self._calls):
+            if call.attempt is None and call.again <= now:
+                self._keep(call, call.begin())
+            if call.attempt is not None:
+                fd = call.attempt.fileno()
+                under_way[fd] = call
+                poll.register(fd, call.attempt.events())
+            else:
+                rest = min(rest, max(0.0, call.again - now))
+        ready = {fd for fd, _ in poll.poll(1000 * min(rest, deadline.remaining()))}
+        for fd, call in under_way.items():
+            if fd in ready:
+                self._keep(call, call.advance())
+            elif call.until <= now:
+                call.give_up()
+        for greeting, connection in self._listener.arrivals(ready, lambda greeting: self._caller(greeting) is not None):
             rank = self._caller(greeting)
             assert rank is not None
             former = self.connections.pop(rank, None)
@@ -118,24 +116,10 @@ class _Establishing:
                 former.close()  # the peer gave that one up and called again
             self.connections[rank] = connection
 
-    def _end_what_takes_too_long(self) -> None:
-        now = time.monotonic()
-        for fd, call in [(fd, call) for fd, call in self._under_way.items() if call.until <= now]:
-            self._poll.unregister(fd)
-            del self._under_way[fd]
-            call.give_up()
-            self._resting.append(call)
-
-    def _go_on(self, call: _Call, step: Callable[[], Connection | None]) -> None:
-        connection = step()
+    def _keep(self, call: _Call, connection: Connection | None) -> None:
         if connection is not None:
             self.connections[call.peer.rank] = connection
-        elif call.attempt is None:
-            self._resting.append(call)
-        else:
-            fd = call.attempt.fileno()
-            self._under_way[fd] = call
-            self._poll.register(fd, call.attempt.events())
+            self._calls.remove(call)
 
     def _caller(self, greeting: bytes) -> int | None:
         """Return the rank at the other end, None if it is not one we wait for."""
@@ -149,9 +133,8 @@ class _Establishing:
 
     def late(self, deadline: Deadline) -> DistNetworkError:
         """Return the error that says who is missing."""
-        for call in self._calls:
-            if call.peer.rank not in self.connections:
-                return call.error()
+        if self._calls:
+            return self._calls[0].error()
         missing = [member for rank, member in self._higher.items() if rank not in self.connections]
         names = ", ".join(member.described() for member in missing)
         return DistNetworkError(

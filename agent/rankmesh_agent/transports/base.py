@@ -8,7 +8,7 @@ one may receive. After any error the connection is closed, never used again: its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import ClassVar
 
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -138,14 +138,18 @@ class Listener(ABC):
     """Where peers connect to, as Transport.dial takes it."""
 
     @abstractmethod
-    def fileno(self) -> int:
-        """Return a descriptor that can be read as soon as there is something to do."""
+    def descriptors(self) -> list[int]:
+        """Return what to poll for reading; others, perhaps, after each ``arrivals``."""
 
     @abstractmethod
-    def arrivals(self, admits: Admits) -> list[tuple[bytes, Connection]]:
+    def arrivals(self, ready: Container[int], admits: Admits) -> list[tuple[bytes, Connection]]:
         """Do what can be done now; return the connections that are ready, each with its client's greeting.
 
         To be called now and then also when there is nothing to read: it ends what takes too long.
+
+        Args:
+            ready: the descriptors that can be read.
+            admits: says who may come in.
 
         Raises:
             DistNetworkError: the listener is closed.

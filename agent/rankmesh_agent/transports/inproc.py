@@ -7,7 +7,7 @@ import os
 import select
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import ClassVar
 
 from rankmesh_agent.transports.base import (
@@ -157,8 +157,8 @@ class InprocListener(Listener):
         self._lock = threading.Lock()
         self._listeners = listeners
 
-    def fileno(self) -> int:
-        return self._bell
+    def descriptors(self) -> list[int]:
+        return [self._bell]
 
     def wait(self, greeting: bytes, connection: InprocConnection, attempt: InprocAttempt) -> None:
         """Put the other end of a client's connection in the queue."""
@@ -168,7 +168,7 @@ class InprocListener(Listener):
             self._waiting.append((greeting, connection, attempt))
             os.eventfd_write(self._bell, 1)
 
-    def arrivals(self, admits: Admits) -> list[tuple[bytes, Connection]]:
+    def arrivals(self, ready: Container[int], admits: Admits) -> list[tuple[bytes, Connection]]:
         arrived: list[tuple[bytes, Connection]] = []
         with self._lock:
             if self._closed:
@@ -208,7 +208,7 @@ class InprocTransport(Transport):
     def listen(self, address: str) -> Listener:
         listener = InprocListener(address, self._listeners)
         if self._listeners.setdefault(address, listener) is not listener:
-            os.close(listener.fileno())
+            os.close(*listener.descriptors())
             raise AddressInUseError(f"{address} is in use in this process", address=address)
         return listener
 

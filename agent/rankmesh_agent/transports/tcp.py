@@ -22,7 +22,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.transports.base import (
@@ -64,7 +64,8 @@ class TcpConnection(Connection):
     medium: ClassVar[str] = "tcp"
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
-        sock.setblocking(False)
+        if sock.gettimeout() != 0:
+            sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
         self.peer = peer
@@ -229,32 +230,28 @@ class TcpListener(Listener):
         self._socket = listening
         self._token = token
         self._upgrade = upgrade
+        self._fileno = listening.fileno()
         self._strangers: dict[int, _Stranger] = {}
-        self._poll = select.epoll()
-        self._poll.register(listening, select.EPOLLIN)
 
-    def fileno(self) -> int:
-        return self._poll.fileno()
+    def descriptors(self) -> list[int]:
+        return [self._fileno, *self._strangers]
 
-    def arrivals(self, admits: Admits) -> list[tuple[bytes, Connection]]:
-        if self._poll.closed:
+    def arrivals(self, ready: Container[int], admits: Admits) -> list[tuple[bytes, Connection]]:
+        if self._socket.fileno() < 0:
             raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
         arrived: list[tuple[bytes, Connection]] = []
-        for fd, _ in self._poll.poll(0):
-            stranger = self._strangers.get(fd)
-            if stranger is None:
-                self._let_in(admits)
-            else:
-                self._hear(fd, stranger, arrived)
         for fd, stranger in list(self._strangers.items()):
-            if stranger.deadline.passed():
+            if fd in ready:
+                self._hear(fd, stranger, arrived)
+            if fd in self._strangers and stranger.deadline.passed():
                 self._hang_up(fd)
+        if self._fileno in ready:
+            self._let_in(admits)
         return arrived
 
     def close(self) -> None:
         for fd in list(self._strangers):
             self._hang_up(fd)
-        self._poll.close()
         self._socket.close()
 
     def _let_in(self, admits: Admits) -> None:
@@ -279,9 +276,9 @@ class TcpListener(Listener):
         except OSError:  # it has gone again
             sock.close()
             return
-        fd = connection.fileno()
-        self._strangers[fd] = _Stranger(connection, lambda them: self._welcome(them, connection, admits))
-        self._poll.register(fd, select.EPOLLIN)  # tells also of what has come before
+        stranger = _Stranger(connection, lambda them: self._welcome(them, connection, admits))
+        self._strangers[connection.fileno()] = stranger
+        self._hear(connection.fileno(), stranger, [])  # what it says first is here already, as a rule
 
     def _hear(self, fd: int, stranger: _Stranger, arrived: list[tuple[bytes, Connection]]) -> None:
         try:
@@ -291,12 +288,10 @@ class TcpListener(Listener):
             self._hang_up(fd)
         else:
             if connection is not None:
-                self._poll.unregister(fd)
                 del self._strangers[fd]
                 arrived.append((stranger.greeting, connection))
 
     def _hang_up(self, fd: int) -> None:
-        self._poll.unregister(fd)
         self._strangers.pop(fd).close()
 
     def _welcome(self, them: _Stranger, connection: TcpConnection, admits: Admits) -> Script:

@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from support.connecting import connect, dial, everyone, meet, recv_exactly, send_all, wait_ready
+from support.connecting import connect, dial, look, meet, recv_exactly, send_all, wait_ready
 from support.threads import TRANSPORTS, in_threads, transport_named
 
 from rankmesh_agent.transports.base import GREETING_BYTES, Connection
@@ -381,12 +381,12 @@ def take_turns(attempt, listener, turns: int):
     made, arrived = None, []
     for _ in range(turns):
         made = made or attempt.advance()
-        arrived += listener.arrivals(everyone)
+        arrived += look(listener)
     return made, arrived
 
 
 def test_nobody_comes(listener):
-    assert listener.arrivals(everyone) == []
+    assert look(listener) == []
 
 
 def test_connecting_to_nobody(transport, listener):
@@ -423,7 +423,7 @@ def test_many_come_and_some_are_admitted(transport, listener):
     made, arrived, refused = [], [], 0
     deadline = Deadline(10)
     while len(arrived) + refused < 20 or len(made) < 10:
-        arrived += listener.arrivals(lambda greeting: greeting[0] % 2 == 0)
+        arrived += look(listener, lambda greeting: greeting[0] % 2 == 0)
         for attempt in list(attempts):
             try:
                 connection = attempt.advance()
@@ -468,7 +468,7 @@ def test_accepting_at_a_closed_listener(listener):
     listener.close()
     for _ in range(2):
         with pytest.raises(DistNetworkError, match=f"the listener at {listener.address} is closed"):
-            listener.arrivals(everyone)
+            look(listener)
 
 
 def test_connections_outlive_their_listener(ends, listener):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from support.connecting import everyone
+from support.connecting import look
 
 from rankmesh_agent.transports.inproc import QUEUE_BYTES, InprocTransport, pair
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -34,7 +34,7 @@ def test_each_transport_is_a_world_of_its_own():
     transport, another = InprocTransport(), InprocTransport()
     with contextlib.closing(transport.listen("here")), contextlib.closing(another.listen("here")) as listener:
         transport.dial("here").close()
-        assert listener.arrivals(everyone) == []
+        assert look(listener) == []
 
 
 def test_names_of_listeners_are_free_text():

@@ -8,7 +8,7 @@ import socket
 import threading
 
 import pytest
-from support.connecting import connect, dial, everyone, meet, recv_exactly, send_all
+from support.connecting import connect, dial, look, meet, recv_exactly, send_all
 
 from rankmesh_agent.transports import tcp
 from rankmesh_agent.transports.tcp import TcpTransport, split_address
@@ -44,7 +44,7 @@ def said_to(sock: socket.socket, listener) -> bytes:
     sock.settimeout(0.02)
     deadline = Deadline(10)
     while not deadline.passed():
-        assert listener.arrivals(everyone) == []
+        assert look(listener) == []
         try:
             return sock.recv(1000)
         except ConnectionResetError:
@@ -93,7 +93,7 @@ def test_who_proves_itself_but_then_says_nothing_is_hung_up_on(listener, monkeyp
         sock.sendall(challenge.proof())
         check_a_proper_client_gets_in(listener)
         assert is_closed_without_a_word(sock, listener)
-    assert listener.arrivals(everyone) == []
+    assert look(listener) == []
 
 
 def test_too_many_strangers_are_closed_unheard(monkeypatch):
@@ -119,7 +119,7 @@ def test_another_token_is_refused_with_a_reason(listener, token):
         dial(TcpTransport(token), listener.address, listener)
     assert caught.value.address == listener.address
     check_a_proper_client_gets_in(listener)
-    assert listener.arrivals(everyone) == []
+    assert look(listener) == []
 
 
 @contextlib.contextmanager
