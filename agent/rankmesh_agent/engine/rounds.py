@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -26,7 +26,7 @@ _ANSWER = 0xFFFFFFFE
 """The part of rank 0's answer in the first round; that of the next round is one less."""
 _PATIENCE = 0.05
 """Seconds until those who wait by way of rank 0 tell each other that they are there, to be able to say who is not."""
-_PATIENCE_EACH = 0.01
+_PATIENCE_EACH = 0.02
 """The same for each member: in a large group that is many messages, and the members come further apart."""
 
 
@@ -50,7 +50,7 @@ class MessageLink(Link):
         self._group_rank = {member: number for number, member in enumerate(ranks)}
         # Peers can be one round ahead, not more: they need our arrival to go on.
         self._arrived: dict[tuple[int, int], dict[int, tuple[int, Payload]]] = {}
-        self._posted: dict[int, deque[tuple[int, memoryview, Transfer]]] = {member: deque() for member in ranks}
+        self._posted: defaultdict[int, deque[tuple[int, memoryview, Transfer]]] = defaultdict(deque)
         self._seq = 0
         self._retold = -1
         """The latest call that others found to be different ones."""
