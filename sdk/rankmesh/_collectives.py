@@ -26,9 +26,11 @@ def all_reduce(
 ) -> Work | None:
     """Reduce ``tensor`` over all ranks, in place: afterwards it is the same, bit for bit, everywhere.
 
-    Elements are reduced in rank order, whatever the transport. float16, bfloat16 and float8 are accumulated in float32
-    and rounded once; integers wrap around, but for AVG, which accumulates in 64 bits and rounds towards zero; SUM and
-    PRODUCT of bool are 'or' and 'and'.
+    Elements are reduced in rank order in shared memory. Over TCP more than 64 KiB may be reduced as a tree or round a
+    ring, and over several hosts host by host: floating-point sums may differ from those in their last bits, the results
+    of other types do not. float16, bfloat16 and float8 are accumulated in float32 and rounded once; integers wrap
+    around, but for AVG, which accumulates in 64 bits and rounds towards zero; SUM and PRODUCT of bool are 'or' and
+    'and'.
 
     Args:
         tensor: array of any shape, with the same number of elements and dtype on all ranks: a NumPy array, a CPU torch

@@ -404,6 +404,7 @@ def fail_to_create(me: Me, world: bool) -> None:
         dist.barrier()
     made = me.attempt(make)
     assert made["error"] == ("OSError" if me.rank == 1 else None), made
+    me.meet("made")  # rank 0 has the store: it must not leave while others still make theirs
     if world and me.rank == 1:
         assert not dist.is_initialized()
         after = me.resources()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from support.processes import free_port
+from support.processes import free_port, wait_until
 
 import rankmesh as dist
 
@@ -94,7 +94,8 @@ def interrupted(me, kind, call):
         assert store.queue_pop("q") == b"not lost"
     for each in {store, master} - {None}:
         each.close()
-    me.say(threads=me.resources()[0])
+    # A server that is closed before it has loaded what it serves with ends when it has: later, on a busy machine.
+    wait_until(lambda: not [name for name in me.resources()[0] if name.startswith("rankmesh")], "threads to end")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,6 @@ def test_ctrl_c_ends_a_wait(ranks, kind, call):
     (rank,) = ranks.run(interrupted, 1, kind=kind, call=call)
     assert rank.said["attempt"]["error"] == "KeyboardInterrupt"
     assert rank.said["attempt"]["at"] - rank.said["interrupted_at"] < 1
-    assert [thread for thread in rank.said["threads"] if thread.startswith("rankmesh")] == []
 
 
 def at_start(me, port, role):

@@ -6,9 +6,15 @@ from collections import deque
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Exchange, Link, octets, pieces, shares
+from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, octets, pieces, shares
 from rankmesh_agent.collectives.reduce_scatter import AHEAD, reduce_pieces, reduce_shown
-from rankmesh_agent.collectives.reduction import combine, combine_in_place
+from rankmesh_agent.collectives.reduction import (
+    combine,
+    combine_in_place,
+    combine_partials,
+    combine_some,
+    partial_dtype,
+)
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -107,3 +113,81 @@ def direct_link(link: Link, array: Array, op: ReduceOp) -> None:
             link.finish(under_way.popleft())
     for gathering in under_way:
         link.finish(gathering)
+
+
+def ring_link(link: Link, array: Array, op: ReduceOp) -> None:
+    """Each share goes round once to be reduced, and once more as the result; every rank sends to the next one alone.
+
+    A share is reduced in the order of the ring, from another rank on for each: sums may differ from another algorithm's
+    in their last bits, but are the same on all ranks. What has to be wider on its way than it is, such as float16,
+    would be twice as many bytes: that takes direct_link.
+
+    Steps: 2 (size - 1), and 1 more. Each rank sends and receives 2 (size - 1) / size of its bytes.
+    """
+    if partial_dtype(op, array.dtype, link.size) != array.dtype:
+        direct_link(link, array, op)
+        return
+    rank, size = link.rank, link.size
+    following, previous = (rank + 1) % size, (rank - 1) % size
+    split = [array[share] for share in shares(array.size, size)]
+    link.enter()
+    for step in range(1, size):
+        sent, mine = split[rank - step + 1], split[rank - step]
+        _reduce_received(link, following, sent, previous, mine, op, last=step == size - 1)
+    for step in range(1, size):
+        sent, received = split[(rank - step + 2) % size], split[(rank - step + 1) % size]
+        link.exchange([(following, octets(sent))], [(previous, octets(received))])
+
+
+def halving_link(link: Link, array: Array, op: ReduceOp) -> None:
+    """Neighbours swap halves of what they have, reduce them, and go on with those at twice the distance; then back.
+
+    The order of reduction is that of a tree; for that, and for what has to be wider on its way, see ring_link. Where
+    the ranks are no power of two some would have to send all their bytes in addition: that takes direct_link as well.
+
+    Steps: 2 log2 size, and 1 more. Each rank sends and receives 2 (size - 1) / size of its bytes, in as many messages.
+    """
+    size = link.size
+    if size & (size - 1) or partial_dtype(op, array.dtype, size) != array.dtype:
+        direct_link(link, array, op)
+        return
+    link.enter()
+    kept, swapped, distance = array, [], 1
+    while distance < size:
+        partner, middle = link.rank ^ distance, -(-kept.size // 2)
+        given, kept = (kept[:middle], kept[middle:]) if link.rank & distance else (kept[middle:], kept[:middle])
+        _reduce_received(link, partner, given, partner, kept, op, last=2 * distance == size)
+        swapped.append((partner, given, kept))
+        distance *= 2
+    for partner, given, kept in reversed(swapped):
+        link.exchange([(partner, octets(kept))], [(partner, octets(given))])
+
+
+def _reduce_received(link: Link, to: int, sent: Array, source: int, mine: Array, op: ReduceOp, *, last: bool) -> None:
+    """Send an array to a rank and reduce what another one sends with ``mine``, piece by piece, into ``mine``.
+
+    Args:
+        last: nothing is missing after this.
+    """
+    piece = PIECE // mine.itemsize
+    room = min(piece, mine.size)
+    rows = link.scratch(2 * room * mine.itemsize).view(mine.dtype).reshape(2, room)
+
+    def start(number: int) -> Exchange:
+        part = slice(number * piece, (number + 1) * piece)
+        return link.start([(to, octets(sent[part]))], [(source, octets(rows[number % 2, : mine[part].size]))])
+
+    count = -(-max(sent.size, mine.size) // piece)
+    under_way = start(0) if count else None
+    for number in range(count):
+        following = start(number + 1) if number + 1 < count else None
+        link.finish(under_way)
+        own = mine[number * piece : (number + 1) * piece]
+        parts = [own, rows[number % 2, : own.size]]
+        if source < link.rank:
+            parts.reverse()
+        if last:
+            combine_partials(op, parts, link.size, own)
+        else:
+            combine_some(op, parts, own)
+        under_way = following

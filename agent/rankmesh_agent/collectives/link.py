@@ -12,8 +12,10 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 """A one-dimensional, contiguous array of a supported dtype."""
 
-PIECE = 1 << 18
-"""Bytes received before they are reduced: they are still in the cache then."""
+PIECE = 1 << 20
+"""Bytes received before they are reduced. They would be in the cache still if they were fewer, but each piece is a
+time to sleep and be woken, which costs more: 64 MiB among 4 ranks on 2 cores take a fifth less processor time than by
+pieces of a quarter."""
 Exchange = Any
 """Something that a Link has begun to send and receive."""
 

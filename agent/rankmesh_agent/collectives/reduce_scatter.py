@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, octets, pieces, shares
-from rankmesh_agent.collectives.reduction import combine, combine_in_place
+from rankmesh_agent.collectives.reduction import CACHED, combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.windows import Shown
 from rankmesh_agent.wire.ops import ReduceOp
@@ -49,7 +49,7 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], op:
         over_segment(segment, output, inputs, op)
         return
     mapped = [shown.view(owner, output) for owner in range(size)] if shown.mapped else []
-    room = PIECE // output.itemsize
+    room = CACHED // output.itemsize
     for piece in pieces(output.size, room):
         wanted = output[piece]
         if mapped:
@@ -72,7 +72,7 @@ def reduce_shown(segment: Segment, shown: Shown, array: Array, op: ReduceOp) -> 
     """
     everyone = [shown.view(owner, array) for owner in range(segment.size)]
     mine = shares(array.size, segment.size)[segment.rank]
-    for piece in pieces(mine.stop - mine.start, PIECE // array.itemsize):
+    for piece in pieces(mine.stop - mine.start, CACHED // array.itemsize):
         parts = [theirs[mine][piece] for theirs in everyone]
         reduced = segment.scratch(array.dtype, parts[0].size)
         combine(op, parts, reduced)

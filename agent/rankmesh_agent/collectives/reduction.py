@@ -48,8 +48,10 @@ _PLAIN: dict[tuple[ReduceOp, np.dtype[Any]], np.ufunc] = {
 """Reductions that are nothing but one ufunc, applied to the arrays as they are: nearly all calls, and the short way."""
 _HALVES = frozenset({np.dtype(np.float16), COMPLEX32})
 _INT, _UINT = np.dtype(np.int64), np.dtype(np.uint64)
-_WIDE_PIECE = 1 << 15
-"""Elements widened at a time: 128 KiB of float32, which stay in the cache."""
+CACHED = 1 << 18
+"""Bytes of each array to reduce at a time, where it is free to choose: all of them stay in the cache."""
+_WIDE_PIECE = 1 << 16
+"""Elements widened at a time: 256 KiB of float32, which stay in the cache."""
 
 
 class _Scratch(threading.local):
@@ -81,7 +83,8 @@ def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
 
     Args:
         op: how, one that ``refuse`` lets through. PREMUL_SUM adds: ``premultiplied`` comes before.
-        parts: at least one array of ``out``'s dtype and length; none may overlap ``out`` but the first.
+        parts: at least one array of ``out``'s dtype and length; none may overlap ``out`` but the first two,
+            and these only if they are it.
         out: where the result goes.
 
     Overflow and NaN are reported the way the context's ``numpy.errstate`` says: see ``quiet``.
@@ -150,7 +153,7 @@ def combine_some(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
     Args:
         op: see ``combine``.
         parts: at least one array.
-        out: of ``partial_dtype`` and of their length; overlaps none of them.
+        out: of ``partial_dtype`` and of their length; overlaps none of them, but see ``combine`` if it is their dtype.
     """
     plain = ReduceOp.SUM if op is ReduceOp.AVG else op
     if parts[0].dtype == out.dtype:
@@ -169,7 +172,8 @@ def combine_partials(op: ReduceOp, partials: Sequence[Array], members: int, out:
 
     Args:
         op: see ``combine``.
-        partials: what ``combine_some`` made, at least one; none overlaps ``out``.
+        partials: what ``combine_some`` made, at least one; none overlaps ``out``, but see ``combine`` if they have its
+            dtype.
         members: ranks whose arrays were reduced in all.
         out: where the result goes.
     """

@@ -67,6 +67,8 @@ WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
 }
 """What an element type too narrow to accumulate in is accumulated in."""
 
+_HALF = np.dtype(np.float16)
+
 # int64 and longlong are two type numbers of the same bytes: dtype equality makes them one key here.
 _CODES: dict[np.dtype[Any], int] = {dtype: code for code, _, dtype, _ in _TYPES}
 _NAMES: dict[np.dtype[Any], str] = {dtype: name for _, name, dtype, _ in _TYPES}
@@ -116,10 +118,10 @@ def widen(array: npt.NDArray[Any], out: npt.NDArray[Any] | None = None) -> npt.N
     """
     if out is None:
         out = np.empty(array.size, WIDE[array.dtype])
-    if array.dtype == COMPLEX32:
-        half.widen(array.view(np.float16), out.view(np.float32))
-    elif array.dtype == np.float16:
+    if array.dtype == _HALF:
         half.widen(array, out)
+    elif array.dtype == COMPLEX32:
+        half.widen(array.view(np.float16), out.view(np.float32))
     else:
         out[:] = array
     return out
@@ -130,9 +132,9 @@ def narrow(wide: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
 
     ``wide`` may be changed. Overflow and NaN are reported the way the caller's ``numpy.errstate`` says.
     """
-    if out.dtype == COMPLEX32:
-        half.narrow(wide.view(np.float32), out.view(np.float16))
-    elif out.dtype == np.float16:
+    if out.dtype == _HALF:
         half.narrow(wide, out)
+    elif out.dtype == COMPLEX32:
+        half.narrow(wide.view(np.float32), out.view(np.float16))
     else:
         out[:] = wide

@@ -12,7 +12,7 @@ import pytest
 from support.oracle import expected, ops_of, values
 from support.threads import NOW, World, world
 
-from rankmesh_agent.collectives.link import PIECE
+from rankmesh_agent.collectives.reduction import CACHED
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.windows import Shown, Windows
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 SLOT_BYTES = 1 << 14
 POOL = 1 << 26
 """Registered bytes of each rank."""
-COUNTS = (1, SLOT_BYTES // 4 + 1, PIECE // 4 + 3)
+COUNTS = (1, SLOT_BYTES // 4 + 1, CACHED // 4 + 3)
 """Short, one past a slot of float32, one piece and a little."""
 FLOAT32 = np.dtype(np.float32)
 DTYPES = tuple(map(np.dtype, (np.float32, np.float16, np.int8, np.complex128)))

@@ -14,8 +14,10 @@ from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
 COLLECTIVES = sorted(set(Kind) - {Kind.NEW_GROUP, Kind.EMPTY})
+LARGE_ALL_REDUCE = algorithm(Kind.ALL_REDUCE, "link", 1 << 30, 2)
+"""Which of three it is was measured."""
 OVER_LINKS = [
-    (Kind.ALL_REDUCE, all_reduce.small_link, all_reduce.direct_link),
+    (Kind.ALL_REDUCE, all_reduce.small_link, LARGE_ALL_REDUCE),
     (Kind.REDUCE, reduce.small_link, reduce.direct_link),
     (Kind.BROADCAST, broadcast.small_link, broadcast.scatter_link),
     (Kind.ALL_GATHER, all_gather.small_link, all_gather.direct_link),

@@ -38,9 +38,10 @@ class Cell(NamedTuple):
         count: elements a rank contributes, or gets.
         async_op: whether to make it asynchronously.
         root: group rank, for calls with a source or destination.
-        numbers: ``any`` over all of the dtype's range; ``special`` ones, NaN, infinities, zeros of both signs;
-            or ``rounded``, complex numbers whose products are not exact. Whether NumPy rounds one of these once or
-            twice depends on how it lies in memory: they are compared among the ranks, and only roughly with NumPy.
+        numbers: ``any`` over all of the dtype's range; ``whole`` ones, small; ``special`` ones, NaN, infinities, zeros
+            of both signs; or ``rounded``, complex numbers whose products are not exact. Whether NumPy rounds one of
+            these once or twice depends on how it lies in memory: they are compared among the ranks, and only roughly
+            with NumPy.
     """
 
     name: str

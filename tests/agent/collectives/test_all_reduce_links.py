@@ -1,0 +1,168 @@
+"""Every way to all_reduce over messages, whichever the table would take, in its own order, against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from support.oracle import OPS, expected, ops_of, values
+from support.threads import LATER, NOW, World, world
+
+from rankmesh_agent.collectives import all_reduce
+from rankmesh_agent.collectives.link import PIECE, shares
+from rankmesh_agent.collectives.reduction import partial_dtype
+from rankmesh_agent.engine.backends.mesh import MeshBackend
+from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.engine.rounds import MessageLink
+from rankmesh_agent.wire.dtypes import FROM_CODE, display
+from rankmesh_agent.wire.frames import SMALL
+from rankmesh_agent.wire.ops import ReduceOp
+
+Array = np.ndarray[Any, Any]
+Fold = Callable[[ReduceOp, Sequence[Array]], Array]
+
+SIZES = range(2, 10)
+LENGTHS = (0, 1, 7, 1000, SMALL // 8, PIECE // 4 + 3, 300_001)
+"""Empty, fewer than ranks, odd; the most that rides along as float64; a piece of float32 and a bit; many pieces."""
+
+
+PLAIN = {ReduceOp.AVG: ReduceOp.SUM}
+"""What is done with partial results where that is not the operation."""
+
+
+def in_rank_order(op: ReduceOp, parts: Sequence[Array]) -> Array:
+    """Return what is said of most algorithms: one after the other."""
+    return expected(op, list(parts))
+
+
+def round_the_ring(op: ReduceOp, parts: Sequence[Array]) -> Array:
+    """Return a reduction in which share k begins at rank k, and each rank's part is the right operand but rank 0's."""
+    size = len(parts)
+    totals = []
+    for first, share in enumerate(shares(parts[0].size, size)):
+        total = parts[first][share]
+        for rank in range(first + 1, first + size):
+            part = parts[rank % size][share]
+            total = expected(PLAIN.get(op, op), [part, total] if rank == size else [total, part])
+        totals.append(total / size if op is ReduceOp.AVG else total)
+    return np.concatenate(totals)
+
+
+def as_a_tree(op: ReduceOp, parts: Sequence[Array]) -> Array:
+    """Return a reduction of neighbours, of pairs of those, and so on."""
+    if len(parts) & (len(parts) - 1):
+        return in_rank_order(op, parts)
+    nodes = list(parts)
+    while len(nodes) > 1:
+        nodes = [expected(PLAIN.get(op, op), nodes[place : place + 2]) for place in range(0, len(nodes), 2)]
+    return nodes[0] / len(parts) if op is ReduceOp.AVG else nodes[0]
+
+
+ORDERS: dict[str, tuple[Fold, float]] = {
+    "small_link": (in_rank_order, SMALL),
+    "star_link": (in_rank_order, SMALL),
+    "direct_link": (in_rank_order, np.inf),
+    "ring_link": (round_the_ring, np.inf),
+    "halving_link": (as_a_tree, np.inf),
+}
+"""Each algorithm's order, and how many bytes it can take."""
+
+
+@pytest.fixture(
+    scope="module", params=[(way, size) for way in ORDERS for size in SIZES], ids=lambda p: f"{p[0]}-{p[1]}"
+)
+def case(request: pytest.FixtureRequest) -> Iterator[tuple[str, World]]:
+    """A way to all_reduce, and ranks that take it whatever they call."""
+    way, size = request.param
+    found = getattr(all_reduce, way)
+    with pytest.MonkeyPatch.context() as patch, world(size, "inproc") as made:
+        patch.setattr(MeshBackend, "algorithm", lambda self, call: found)
+        yield way, made
+
+
+@pytest.fixture
+def way(case: tuple[str, World]) -> str:
+    return case[0]
+
+
+@pytest.fixture
+def ranks(case: tuple[str, World]) -> World:
+    return case[1]
+
+
+def order_of(way: str, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Fold:
+    """Return the order in which something is reduced: what gets wider on its way goes in rank order everywhere."""
+    return ORDERS[way][0] if partial_dtype(op, dtype, size) == dtype else in_rank_order
+
+
+def test_of_every_length_in_its_order(ranks: World, way: str) -> None:
+    cells = [
+        (count, dtype, op)
+        for count in LENGTHS
+        for dtype, op in (("f4", ReduceOp.SUM), ("f8", ReduceOp.AVG), ("f2", ReduceOp.SUM), ("c8", ReduceOp.PRODUCT))
+        if count * np.dtype(dtype).itemsize <= ORDERS[way][1]
+    ]
+
+    def drawn(rank: int, count: int, dtype: str) -> Array:
+        return np.random.default_rng([rank, count]).normal(size=count).astype(dtype)
+
+    def call(members: Communicator) -> list[Array]:
+        results = []
+        for number, (count, dtype, op) in enumerate(cells):
+            array = drawn(members.rank, count, dtype)
+            work = members.all_reduce(array, op, LATER if number % 2 else NOW)
+            if work is not None:
+                work.wait()
+            results.append(array)
+        return results
+
+    everyone = ranks.run(call)
+    for number, (count, dtype, op) in enumerate(cells):
+        got = [results[number] for results in everyone]
+        assert len({array.tobytes() for array in got}) == 1, (count, dtype, op)
+        fold = order_of(way, op, np.dtype(dtype), ranks.size)
+        want = fold(op, [drawn(rank, count, dtype) for rank in range(ranks.size)])
+        np.testing.assert_array_equal(got[0], want, err_msg=f"{count} {dtype} {op}")
+
+
+def test_of_every_dtype_and_operation(ranks: World, way: str) -> None:
+    cells = [(dtype, op) for op in OPS for dtype in FROM_CODE.values() if op in ops_of(dtype)]
+
+    def call(members: Communicator) -> list[Array]:
+        results = []
+        for dtype, op in cells:
+            array = values(members.rank, 1001, dtype)
+            members.all_reduce(array, op, NOW)
+            results.append(array)
+        return results
+
+    everyone = ranks.run(call)
+    for number, (dtype, op) in enumerate(cells):
+        want = expected(op, [values(rank, 1001, dtype) for rank in range(ranks.size)])
+        for results in everyone:
+            np.testing.assert_array_equal(results[number], want, err_msg=f"{display(dtype)} {op}")
+
+
+def test_nobody_sends_more_bytes_than_it_says(ranks: World, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 8 * 9 * 7 * 5 * (400 if ORDERS[way][1] > SMALL else 1)
+    sent: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(ranks.size)}
+    start = MessageLink.start
+
+    def counted(self: MessageLink, sends: Any, receives: Any) -> Any:
+        sent[self.rank] += [(to, len(view)) for to, view in sends if len(view)]
+        return start(self, sends, receives)
+
+    monkeypatch.setattr(MessageLink, "start", counted)
+    ranks.run(lambda members: members.all_reduce(np.zeros(count, "f4"), ReduceOp.SUM, NOW))
+    for rank, messages in sent.items():
+        nbytes = sum(length for _, length in messages)
+        rides_along = way in ("small_link", "star_link")
+        assert nbytes == (0 if rides_along else 8 * count * (ranks.size - 1) // ranks.size)
+        if way == "ring_link":
+            assert {to for to, _ in messages} == {(rank + 1) % ranks.size}
+        if way == "halving_link" and ranks.size & (ranks.size - 1) == 0:
+            steps = ranks.size.bit_length() - 1
+            pieces_swapped = sum(-(-nbytes // PIECE) for nbytes in (4 * count >> step + 1 for step in range(steps)))
+            assert len(messages) == steps + pieces_swapped
