@@ -29,7 +29,7 @@ MAY_IMPORT = {
 LIBRARIES = {
     "fastapi": {"rankmesh_agent.app", "rankmesh_agent.routes", "rankmesh_gateway.routes", "rankmesh_gateway.web"},
     "starlette": {"rankmesh_agent.routes", "rankmesh_gateway.routes"},
-    "uvicorn": {"rankmesh_agent.serving", "rankmesh_gateway.server"},
+    "uvicorn": {"rankmesh_agent.serving", "rankmesh_agent.quiet_server", "rankmesh_gateway.server"},
     "httpx": {"rankmesh_agent.store.client"},
     "typer": {"rankmesh.cli"},
 }
