@@ -392,10 +392,11 @@ def _on_root_only(tensors: Any, name: str, is_root: bool, root: str) -> None:
 
 
 def _same_dtype(arrays: Sequence[Array], first: str, name: str) -> None:
+    dtype = arrays[0].dtype
     for number, array in enumerate(arrays):
-        if array.dtype != arrays[0].dtype:
+        if array.dtype is not dtype and array.dtype != dtype:
             raise ValueError(
-                f"{name} has dtype {display(array.dtype)} at {number}, but {first} has {display(arrays[0].dtype)}: "
+                f"{name} has dtype {display(array.dtype)} at {number}, but {first} has {display(dtype)}: "
                 "all must have the same"
             )
 
@@ -410,7 +411,8 @@ def _same_size(array: Array, name: str, other: Array, other_name: str) -> None:
 def _all_alike(array: Array, name: str, others: Sequence[Array], others_name: str) -> None:
     _same_dtype([array, *others], name, others_name)
     for number, other in enumerate(others):
-        _same_size(array, name, other, f"{others_name}[{number}]")
+        if other.size != array.size:  # the other's name is made only where it is needed
+            _same_size(array, name, other, f"{others_name}[{number}]")
 
 
 def _even(array: Array, name: str, part: int, part_name: str, size: int) -> list[Array]:
@@ -431,16 +433,16 @@ def _split(array: Array, shape: tuple[int, ...], sizes: Sequence[int] | None, na
                 f"{name} has {rows} rows, which do not divide evenly by the group's {size} ranks: give "
                 f"{name}_split_sizes"
             )
-        counts = [rows // size] * size
-    else:
-        counts = [whole(count, f"{name}_split_sizes[{number}]") for number, count in enumerate(sizes)]
-        if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
-            raise ValueError(
-                f"{name}_split_sizes={list(sizes)} must be {size} numbers, one a rank, that add up to the {rows} rows "
-                f"of {name}"
-            )
+        part = array.size // size
+        return [array[begin : begin + part] for begin in range(0, size * part, part)] if part else [array] * size
+    counts = [whole(count, f"{name}_split_sizes[{number}]") for number, count in enumerate(sizes)]
+    if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
+        raise ValueError(
+            f"{name}_split_sizes={list(sizes)} must be {size} numbers, one a rank, that add up to the {rows} rows "
+            f"of {name}"
+        )
     width = array.size // rows if rows else 0
-    ends = np.cumsum([0, *counts]).tolist()
+    ends = itertools.accumulate(counts, initial=0)
     return [array[begin * width : end * width] for begin, end in itertools.pairwise(ends)]
 
 

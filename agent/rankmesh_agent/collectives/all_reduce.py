@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 
 from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, octets, pieces, shares
-from rankmesh_agent.collectives.reduce_scatter import AHEAD, reduce_pieces, reduce_shown
+from rankmesh_agent.collectives.reduce_scatter import AHEAD, offer_others, reduce_pieces, reduce_shown
 from rankmesh_agent.collectives.reduction import (
     combine,
     combine_in_place,
@@ -24,28 +24,37 @@ def small_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
 
     Steps: 1. Each rank writes its bytes once and reads all ranks' once. At most a slot.
     """
+    rank = segment.rank
     slots = segment.slots(array.dtype, array.size)
-    slots[segment.rank][:] = array
+    slots[rank][:] = array
     segment.step()
+    if rank <= 1:
+        # The result may take the place of the first part, and of the second: two arrays in the cache, not three.
+        slots = slots.copy()
+        slots[rank] = array
     combine(op, slots, array)
 
 
 def chunked_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
-    """Chunk by chunk: all write, each rank reduces its share and writes it back, all read the others' shares.
+    """Chunk by chunk: all write the others' shares, each rank reduces its own and writes it, all read the others'.
 
-    Steps: 2 a chunk. Each rank writes 1 + 1/size of its bytes and reads 2 of them.
+    Steps: 2 a chunk. Each rank writes its bytes once and reads 2 (size - 1) / size of them.
     """
     rank = segment.rank
-    for chunk in pieces(array.size, segment.slot_bytes // array.itemsize):
+    room = segment.slot_bytes // array.itemsize
+    scratch = segment.scratch(array.dtype, -(-min(room, array.size) // segment.size) if rank > 1 else 0)
+    for chunk in pieces(array.size, room):
         part = array[chunk]
-        slots = segment.slots(array.dtype, part.size)
-        slots[rank][:] = part
-        segment.step()
         split = shares(part.size, segment.size)
         mine = split[rank]
-        reduced = part[mine]
-        combine(op, [slot[mine] for slot in slots], reduced)
+        slots = segment.slots(array.dtype, part.size)
+        parts = offer_others(segment, slots, part, mine)
+        own = part[mine]
+        reduced = own if rank <= 1 else scratch[: own.size]  # see small_segment
+        combine(op, parts, reduced)
         slots[rank][mine] = reduced
+        if rank > 1:
+            own[:] = reduced
         segment.step()
         for owner, share in enumerate(split):
             if owner != rank:

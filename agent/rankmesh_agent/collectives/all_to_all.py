@@ -2,83 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
+from struct import Struct
 
 import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import Array, Link, octets
 from rankmesh_agent.transports.segment import DisagreementError, Segment
+from rankmesh_agent.transports.windows import NOTHING, ORDINARY, Shown
 
-_OCTET = np.dtype(np.uint8)
 _LENGTH = np.dtype(np.int64)
 _EAGER = 1 << 13
 """Bytes for one rank that are sent along with the arrival; more go straight into its output."""
-_LONG = 1 << 20
-"""Bytes for one rank, beyond the first chunk, from which they are read where they lie."""
+_LONG = 2 << 20
+"""Bytes for one rank from which they are read where they lie; below, two copies in the cache are faster."""
 
 
 def over_segment(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
-    """All tell the lengths, which have to fit together, with the beginning of each array; the rest follows.
+    """Chunk by chunk: all write a lane of their slot for each rank, all read the lanes that are for them.
 
-    It is read where it lies, if it is long and they can; else chunk by chunk: all write a lane of their slot for each
-    rank, all read the lanes that are for them.
+    With the first chunk all tell the lengths, which have to fit together, and where long arrays lie that can be read
+    there: those take no lane.
 
-    Steps: 1, then 2, or 1 a chunk of the longest array of all. Each rank writes and reads its bytes once, or only reads
-    them.
+    Steps: 1 a chunk of the longest array that takes a lane, at least 1, and 1 if any takes none. Each rank writes and
+    reads its bytes once, or only reads them.
     """
-    size = segment.size
-    row = _lengths(inputs, outputs)
+    rank, size = segment.rank, segment.size
     dtype = inputs[0].dtype
-    head = -(-row.nbytes // 64) * 64
-    lane = segment.lane(dtype, head)
-    first = slice(0, lane)
-    raw = _write(segment, inputs, first, row, head)
-    widest = _widest([slot[: row.nbytes].view(_LENGTH) for slot in raw])
-    if widest > first.stop and any(np.may_share_memory(output, part) for output in outputs for part in inputs):
+    lane = segment.lane(dtype)
+    sent, expected = [part.size for part in inputs], [part.size for part in outputs]
+    if max(sent) > lane and any(np.may_share_memory(output, part) for output in outputs for part in inputs):
         inputs = [part.copy() for part in inputs]
-    _read(segment, outputs, raw, first, head)
-    rest = first.stop
-    if (widest - rest) * dtype.itemsize >= _LONG and segment.windows.usable:
-        shown = segment.windows.show([part[rest:] for part in inputs])
-        if shown.readable:
-            for step in range(1, size):
-                owner = (segment.rank + step) % size  # not all at the same one at once
-                shown.read(owner, 0, outputs[owner][rest:])
-            shown.done()
-            rest = widest
-    for begin in range(rest, widest, lane):
-        chunk = slice(begin, begin + lane)
-        _read(segment, outputs, _write(segment, inputs, chunk, row[:0], head), chunk, head)
-    outputs[segment.rank][:] = inputs[segment.rank]
-
-
-def _write(
-    segment: Segment, inputs: Sequence[Array], chunk: slice, row: npt.NDArray[np.int64], head: int
-) -> list[Array]:
-    """Write ``row``, and behind ``head`` bytes a lane with the chunk of each other rank's array; return all slots."""
-    dtype = inputs[0].dtype
-    lane = chunk.stop - chunk.start
-    raw = segment.slots(_OCTET, head + lane * segment.size * dtype.itemsize)
-    mine = raw[segment.rank]
-    mine[: row.nbytes] = row.view(_OCTET)
-    lanes = mine[head:].view(dtype)
-    for owner, part in enumerate(inputs):
-        if owner != segment.rank:
-            piece = part[chunk]
-            lanes[owner * lane : owner * lane + piece.size] = piece
+    places = _places(segment, inputs)
+    outgoing = [(to, inputs[to]) for to in range(size) if to != rank and places[2 * to] == NOTHING]
+    slots, notes, note = segment.slots(dtype, lane * size), segment.notes(), _note(size)
+    note.pack_into(notes[rank], 0, *sent, *expected, *places)
+    _write(slots[rank], outgoing, 0, lane)
     segment.step()
-    return raw
+    shown: Shown | None = None
+    widest = sent[0]
+    # Nearly always all lengths are the same, and nothing is long: then everyone has said the same.
+    if len(outgoing) < size - 1 or sent != [widest] * size or expected != sent or notes != [notes[rank]] * size:
+        table = [note.unpack_from(each) for each in notes]
+        widest = _widest_in_lanes(table)
+        shown = Shown(segment, segment.windows, [row[2 * size :] for row in table])
+    incoming = [
+        (owner, output)
+        for owner, output in enumerate(outputs)
+        if owner != rank and (shown is None or not shown.by(owner))
+    ]
+    _read(slots, incoming, rank, 0, lane)
+    for begin in range(lane, widest, lane):
+        slots = segment.slots(dtype, lane * size)
+        _write(slots[rank], outgoing, begin, lane)
+        segment.step()
+        _read(slots, incoming, rank, begin, lane)
+    outputs[rank][:] = inputs[rank]
+    if shown is not None and shown.anything:
+        for step in range(1, size):
+            owner = (rank + step) % size  # not all at the same one at once
+            if shown.by(owner):
+                shown.read(owner, 0, outputs[owner])
+        shown.done()
 
 
-def _read(segment: Segment, outputs: Sequence[Array], raw: Sequence[Array], chunk: slice, head: int) -> None:
-    """Read the lanes that are for this rank."""
-    rank = segment.rank
-    begin = rank * (chunk.stop - chunk.start)
-    for owner, output in enumerate(outputs):
-        wanted = output[chunk]
-        if owner != rank and wanted.size:
-            wanted[:] = raw[owner][head:].view(output.dtype)[begin : begin + wanted.size]
+@cache
+def _note(size: int) -> Struct:
+    """Return what a note holds: how long the array for each rank is, and that expected of each, and where each lies."""
+    return Struct(f"={4 * size}q")
+
+
+def _places(segment: Segment, inputs: Sequence[Array]) -> list[int]:
+    """Return where the long arrays lie that the others can read there, as ``Windows.places``."""
+    windows = segment.windows
+    long = [part if part.nbytes >= _LONG and to != segment.rank else None for to, part in enumerate(inputs)]
+    places = windows.places(long if windows.usable else [None] * len(long))
+    if not windows.reads:
+        for to in range(0, len(places), 2):
+            if places[to] == ORDINARY:
+                places[to : to + 2] = NOTHING, 0
+    return places
+
+
+def _widest_in_lanes(table: Sequence[Sequence[int]]) -> int:
+    """Return the length of the longest array between any two ranks that takes a lane.
+
+    Args:
+        table: everyone's note, by rank.
+
+    Raises:
+        DisagreementError: a rank has another length for a peer than that expects; everyone notices.
+    """
+    size = len(table)
+    if [row[:size] for row in table] != list(zip(*(row[size : 2 * size] for row in table), strict=True)):
+        raise DisagreementError
+    return max(
+        row[to] if to != rank and row[2 * size + 2 * to] == NOTHING else 0
+        for rank, row in enumerate(table)
+        for to in range(size)
+    )
+
+
+def _write(slot: Array, outgoing: Iterable[tuple[int, Array]], begin: int, lane: int) -> None:
+    """Write the chunk of each array that begins at ``begin`` to the lane of the rank it is for."""
+    for to, part in outgoing:
+        piece = part[begin : begin + lane]
+        slot[to * lane : to * lane + piece.size] = piece
+
+
+def _read(slots: Sequence[Array], incoming: Iterable[tuple[int, Array]], rank: int, begin: int, lane: int) -> None:
+    """Read the chunk of each array from the lane that is for this rank."""
+    first = rank * lane
+    for owner, output in incoming:
+        wanted = output[begin : begin + lane]
+        wanted[:] = slots[owner][first : first + wanted.size]
 
 
 def over_link(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:

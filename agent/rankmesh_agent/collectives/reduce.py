@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, Exchange, Link, octets, pieces, shares
-from rankmesh_agent.collectives.reduce_scatter import reduce_pieces, reduce_shown
+from rankmesh_agent.collectives.reduce_scatter import offer_others, reduce_pieces, reduce_shown
 from rankmesh_agent.collectives.reduction import combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
@@ -24,27 +24,28 @@ def small_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> No
 
 
 def chunked_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> None:
-    """Chunk by chunk: all write, each rank reduces its share and writes it back, the root reads the shares.
+    """Chunk by chunk: all write the others' shares, each rank reduces its own and writes it, the root reads them.
 
-    Steps: 2 a chunk. Each rank writes 1 + 1/size of its bytes and reads 1; the root reads 2.
+    Steps: 2 a chunk. Each rank writes its bytes once and reads (size - 1) / size of them; the root writes
+    (size - 1) / size of them and reads them twice.
     """
     rank = segment.rank
     room = segment.slot_bytes // array.itemsize
     scratch = segment.scratch(array.dtype, -(-min(room, array.size) // segment.size))
     for chunk in pieces(array.size, room):
         part = array[chunk]
-        slots = segment.slots(array.dtype, part.size)
-        slots[rank][:] = part
-        segment.step()
         split = shares(part.size, segment.size)
         mine = split[rank]
+        slots = segment.slots(array.dtype, part.size)
+        parts = offer_others(segment, slots, part, mine)
         reduced = scratch[: mine.stop - mine.start]
-        combine(op, [slot[mine] for slot in slots], reduced)
-        slots[rank][mine] = reduced
+        combine(op, parts, reduced)
+        (part if rank == root else slots[rank])[mine] = reduced
         segment.step()
         if rank == root:
             for owner, share in enumerate(split):
-                part[share] = slots[owner][share]
+                if owner != rank:
+                    part[share] = slots[owner][share]
 
 
 def registered_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> None:

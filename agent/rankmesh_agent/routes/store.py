@@ -12,25 +12,8 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from rankmesh_agent.routes.hang_up import unless_gone
 from rankmesh_agent.routes.problems import documented
 from rankmesh_agent.routes.view import BEARER, TheStore
-from rankmesh_agent.store.commands import (
-    Add,
-    Append,
-    Check,
-    CompareSet,
-    Count,
-    Delete,
-    Get,
-    Keys,
-    MultiGet,
-    MultiSet,
-    QueueLen,
-    QueuePop,
-    QueuePush,
-    Set,
-    Wait,
-    from_base64,
-    to_base64,
-)
+from rankmesh_agent.store import commands
+from rankmesh_agent.store.commands import from_base64, to_base64
 from rankmesh_agent.store.condition import Condition, etag
 from rankmesh_agent.store.keys import MAX_KEY_BYTES, check_values
 from rankmesh_agent.wire.errors import KeyNotFoundError
@@ -102,51 +85,51 @@ class Octets(Response):
 @router.get("")
 async def list_keys(store: TheStore, prefix: Prefix = "") -> list[str]:
     """List the keys, sorted."""
-    return await store.do(Keys(prefix))
+    return await store.do(commands.Keys(prefix))
 
 
 @router.post("/count")
 async def count(store: TheStore, prefix: Prefix = "") -> StoreNumber:
     """Say how many keys there are."""
-    return StoreNumber(await store.do(Count(prefix)))
+    return StoreNumber(await store.do(commands.Count(prefix)))
 
 
 @router.post("/check", responses=documented(400))
 async def check(body: StoreKeys, store: TheStore) -> StoreFound:
     """Say whether all of some keys exist; a queue with something in it does, too."""
-    return StoreFound(await store.do(Check(tuple(body.keys))))
+    return StoreFound(await store.do(commands.Check(tuple(body.keys))))
 
 
 @router.post("/wait", responses=documented(400, 408))
 async def wait(body: StoreWait, request: Request, store: TheStore) -> Done:
     """Answer when all keys are set; after 20 s at most, ask again for more."""
-    await unless_gone(request, store.do(Wait(tuple(body.keys), _slice(body.timeout))))
+    await unless_gone(request, store.do(commands.Wait(tuple(body.keys), _slice(body.timeout))))
     return Done()
 
 
 @router.post("/add", responses=documented(400, 409))
 async def add(body: StoreAdd, store: TheStore, once: Once = "") -> StoreNumber:
     """Add to a number, and say the sum."""
-    return StoreNumber(await store.do(Add(body.key, body.amount), once))
+    return StoreNumber(await store.do(commands.Add(body.key, body.amount), once))
 
 
 @router.post("/compare_set", response_class=Octets, responses=_OCTETS_OUT | documented(400))
 async def compare_set(body: StoreCompareSet, store: TheStore, once: Once = "") -> Octets:
     """Replace a value if it is the expected one; return the value now, the expected one if there is none."""
     expected, desired = from_base64(body.expected), from_base64(body.desired)
-    return Octets(await store.do(CompareSet(body.key, expected, desired), once))
+    return Octets(await store.do(commands.CompareSet(body.key, expected, desired), once))
 
 
 @router.post("/append", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
 async def append(key: KeyAsked, request: Request, store: TheStore, once: Once = "") -> None:
     """Append the request's body to the key's value, or set it if there is none."""
-    await store.do(Append(key, await request.body()), once)
+    await store.do(commands.Append(key, await request.body()), once)
 
 
 @router.post("/multi_get", responses=documented(400, 408))
 async def multi_get(body: StoreWait, request: Request, store: TheStore) -> StoreValues:
     """Return several values, waiting for the keys as ``wait`` does."""
-    values = await unless_gone(request, store.do(MultiGet(tuple(body.keys), _slice(body.timeout))))
+    values = await unless_gone(request, store.do(commands.MultiGet(tuple(body.keys), _slice(body.timeout))))
     check_values(*values)
     return StoreValues({key: to_base64(value) for key, value in zip(body.keys, values, strict=True)})
 
@@ -154,13 +137,13 @@ async def multi_get(body: StoreWait, request: Request, store: TheStore) -> Store
 @router.post("/multi_set", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=documented(400))
 async def multi_set(body: StoreValues, store: TheStore, once: Once = "") -> None:
     """Set several values in one step."""
-    await store.do(MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
+    await store.do(commands.MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
 
 
 @router.post("/queue_push", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
 async def queue_push(key: KeyAsked, request: Request, store: TheStore, once: Once = "") -> None:
     """Append the request's body to a queue as one value."""
-    await store.do(QueuePush(key, await request.body()), once)
+    await store.do(commands.QueuePush(key, await request.body()), once)
 
 
 @router.post("/queue_pop", response_class=Octets, responses=_OCTETS_OUT | documented(400, 404))
@@ -170,13 +153,13 @@ async def queue_pop(body: StorePop, request: Request, store: TheStore, once: Onc
     A value leaves the queue for a client that is there. If the answer is lost on its way, the same request with the
     same Idempotency-Key gets it again.
     """
-    return Octets(await unless_gone(request, store.do(QueuePop(body.key, _slice(body.timeout)), once)))
+    return Octets(await unless_gone(request, store.do(commands.QueuePop(body.key, _slice(body.timeout)), once)))
 
 
 @router.post("/queue_len", responses=documented(400))
 async def queue_len(body: StoreQueue, store: TheStore) -> StoreNumber:
     """Say how many values are in a queue."""
-    return StoreNumber(await store.do(QueueLen(body.key)))
+    return StoreNumber(await store.do(commands.QueueLen(body.key)))
 
 
 @router.get(
@@ -186,7 +169,7 @@ async def queue_len(body: StoreQueue, store: TheStore) -> StoreNumber:
 )
 async def get_value(key: Key, request: Request, store: TheStore, seconds: Seconds = 0.0) -> Octets:
     """Return a value, waiting for it if asked to."""
-    value = await unless_gone(request, store.do(Get(key, _slice(seconds))))
+    value = await unless_gone(request, store.do(commands.Get(key, _slice(seconds))))
     return Octets(value, headers={"ETag": etag(value)})
 
 
@@ -207,7 +190,7 @@ async def set_value(
 ) -> Response:
     """Store the request's body as the key's value."""
     value = await request.body()
-    await store.do(Set(key, value, _condition(if_match, if_none_match)), once)
+    await store.do(commands.Set(key, value, _condition(if_match, if_none_match)), once)
     return Response(status_code=HTTPStatus.NO_CONTENT, headers={"ETag": etag(value)})
 
 
@@ -219,7 +202,7 @@ async def set_value(
 )
 async def delete_value(key: Key, store: TheStore, if_match: IfMatch = None, once: Once = "") -> None:
     """Remove a key."""
-    if not await store.do(Delete(key, _condition(if_match, None)), once):
+    if not await store.do(commands.Delete(key, _condition(if_match, None)), once):
         raise KeyNotFoundError(f"nobody has set key {key!r}")
 
 

@@ -6,5 +6,6 @@ table, with ``answers`` for requests that come twice, ``client`` that of every o
 HTTP.
 
 ``blocking`` is for callers without an event loop. Those in the owner's process call the table; all others go the fast
-path, from ``fast_client`` to ``fast_server``, in frames whose contents ``forms`` knows.
+path, from ``fast_client`` to ``fast_server``, in frames whose contents ``forms`` knows; ``lookout`` spares both of
+them falling asleep and being woken.
 """

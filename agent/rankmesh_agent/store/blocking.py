@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from rankmesh_agent.store.command import Command, Immediate, Waiting
+from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.deadline import Deadline
 
@@ -45,12 +45,10 @@ class BlockingMemory(BlockingStore):
         self.table = table
 
     def do(self, command: Command[T]) -> T:
-        if isinstance(command, Immediate):
-            return cast(T, command.apply(self.table))
-        assert isinstance(command, Waiting)
         found: tuple[T] | None = command.at_once(self.table)
         if found is not None:
             return found[0]
+        assert isinstance(command, Waiting)
         future: Future[T] = command.begin(self.table)
         over, deadline = threading.Event(), Deadline(command.seconds)
         future.add_done_callback(lambda _: over.set())  # futures.wait would not be told of a cancelled one

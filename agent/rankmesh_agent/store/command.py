@@ -45,9 +45,15 @@ class Command(ABC, Generic[T]):
 
     Attributes:
         writes: whether it changes something, so that it must not be carried out twice.
+        seconds: how long it may wait; 0 for those that never do.
     """
 
     writes: ClassVar[bool] = False
+    seconds: float = 0.0
+
+    @abstractmethod
+    def at_once(self, table: Table) -> tuple[T] | None:
+        """Carry it out and return the result, as the only one of a tuple; None if it has to wait: nothing is done."""
 
     @abstractmethod
     def request(self) -> Request:
@@ -63,11 +69,14 @@ class Command(ABC, Generic[T]):
 
 
 class Immediate(Command[T]):
-    """A command that is carried out at once."""
+    """A command that never waits."""
 
     @abstractmethod
     def apply(self, table: Table) -> T:
         """Carry it out."""
+
+    def at_once(self, table: Table) -> tuple[T]:
+        return (self.apply(table),)
 
 
 class Write(Immediate[T]):
@@ -84,17 +93,7 @@ class Write(Immediate[T]):
 
 
 class Waiting(Command[T]):
-    """A command that may have to wait.
-
-    Attributes:
-        seconds: how long it may; commands that differ in that alone are equal.
-    """
-
-    seconds: float
-
-    @abstractmethod
-    def at_once(self, table: Table) -> tuple[T] | None:
-        """Return the result, as the only one of a tuple, if it is there already; else None, and nothing is done."""
+    """A command that may have to wait. Commands that differ in ``seconds`` alone are equal."""
 
     @abstractmethod
     def begin(self, table: Table) -> Future[T]:

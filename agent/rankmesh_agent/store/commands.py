@@ -33,7 +33,8 @@ from rankmesh_agent.wire.schemas import (
     StoreWait,
 )
 
-_NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
+_DIGITS = 19
+_NUMBER = re.compile(rb"[+-]?[0-9]{1,%d}" % _DIGITS)
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _NAMED = 10
 """How many missing keys a message lists."""
@@ -146,7 +147,7 @@ class Add(Write[int]):
 
     def plan(self, values: Values) -> tuple[int, Changes]:
         value = values.get(self.key, b"0")
-        if not _NUMBER.fullmatch(value):
+        if not (value.isdigit() and len(value) <= _DIGITS) and not _NUMBER.fullmatch(value):
             raise NotANumberError(f"key {self.key!r} holds {value[:32]!r}, which is not a number in decimal digits")
         total = int(value) + self.amount
         if not _LEAST <= total <= _MOST:
@@ -260,7 +261,7 @@ class MultiSet(Write[None]):
     values: tuple[tuple[str, bytes], ...]
 
     def __post_init__(self) -> None:
-        check_keys(key for key, _ in self.values)
+        check_keys([key for key, _ in self.values])
         check_values(*(value for _, value in self.values))
 
     def plan(self, values: Values) -> tuple[None, Changes]:

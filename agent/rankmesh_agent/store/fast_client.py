@@ -13,6 +13,7 @@ from rankmesh_agent.store import forms
 from rankmesh_agent.store.base import ANSWER_SECONDS, CONNECT_SECONDS
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.lookout import Lookout
 from rankmesh_agent.wire import handshake, store_frames
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, DistStoreError, ProtocolError
@@ -22,8 +23,9 @@ RETRY_SECONDS = 0.05
 """How long to pause before an owner that is not there yet is asked again."""
 MOST_IDLE = 8
 """How many connections are kept that nobody uses: a thread that calls needs one for itself."""
-_SLICE_SECONDS = 1.0
-_SLICE, _TEN_SECONDS = struct.pack("ll", 1, 0), struct.pack("ll", 10, 0)
+_SLICE_SECONDS = 1
+"""How long one system call waits for an answer: the deadline is looked at in between."""
+_SLICE, _SEND_SECONDS = struct.pack("ll", _SLICE_SECONDS, 0), struct.pack("ll", int(ANSWER_SECONDS), 0)
 _READ = 1 << 14
 
 T = TypeVar("T")
@@ -49,12 +51,13 @@ class _Line:
         name: what both sides call the connection.
     """
 
-    __slots__ = ("name", "seq", "sock")
+    __slots__ = ("lookout", "name", "seq", "sock")
 
     def __init__(self, sock: socket.socket, name: bytes) -> None:
         self.sock = sock
         self.name = name
         self.seq = 0
+        self.lookout = Lookout(sock.recv, _READ, socket.MSG_DONTWAIT)
 
     def ask(self, command: Command[T], patience: float, again: bytes = b"") -> T:
         """Send a command and return its result; after any other error than a store's, the line must be closed.
@@ -70,45 +73,45 @@ class _Line:
         """
         self.seq = seq = (self.seq + 1) & 0xFFFFFFFF
         frame = forms.request(command, seq, again=again)
+        data: bytes | bytearray
         try:
             self.sock.sendall(frame, socket.MSG_NOSIGNAL)
             try:
-                data = self.sock.recv(_READ)
+                data = self.lookout.look() or self.sock.recv(_READ) or _hung_up()
             except BlockingIOError:  # a slice of the time is over
-                seconds = patience + (command.seconds if isinstance(command, Waiting) else 0.0)
-                data = self._more(seconds - _SLICE_SECONDS)
-            while len(data) < store_frames.HEADER_BYTES:
-                data += self._more(patience) if data else _hung_up()
-            kind, number_of_request, count, length, number = store_frames.decode_answer(data)
-            whole = self._whole(data, length) if len(data) != store_frames.HEADER_BYTES + length else data
+                left = patience + command.seconds - _SLICE_SECONDS
+                data = self._received(bytearray(store_frames.HEADER_BYTES), 0, left)
+            if len(data) < store_frames.HEADER_BYTES:
+                data = self._whole(data, store_frames.HEADER_BYTES, patience)
+            kind, answered, count, length, number = store_frames.decode_answer(data)
+            if len(data) != store_frames.HEADER_BYTES + length:
+                data = self._whole(data, store_frames.HEADER_BYTES + length, patience)
         except BlockingIOError:
             raise _Late("it stopped in the middle") from None
         except OSError as error:
             raise _Lost(error.strerror or str(error)) from error
-        if number_of_request != seq:
+        if answered != seq:
             raise ProtocolError("the store answered another request than ours")
-        return forms.result(command, kind, number, store_frames.decode_parts(whole, count) if count else [])
+        return forms.result(command, kind, number, store_frames.decode_parts(data, count) if count else [])
 
-    def _whole(self, data: bytes, length: int) -> bytearray:
-        """Return a whole answer, of which more has come than the header."""
-        whole = bytearray(store_frames.HEADER_BYTES + length)
-        if len(data) > len(whole):
+    def _whole(self, begun: bytes | bytearray, size: int, patience: float) -> bytearray:
+        """Return so many bytes of an answer that has begun."""
+        if len(begun) > size:
             raise ProtocolError("the store sent more than an answer")
-        whole[: len(data)] = data
-        rest = memoryview(whole)[len(data) :]
-        while rest:
-            rest = rest[self.sock.recv_into(rest) or _hung_up() :]
-        return whole
+        whole = bytearray(size)
+        whole[: len(begun)] = begun
+        return self._received(whole, len(begun), patience)
 
-    def _more(self, seconds: float) -> bytes:
-        """Return what comes next, for which there are so many seconds."""
-        while True:
-            try:
-                return self.sock.recv(_READ) or _hung_up()
-            except BlockingIOError:
-                seconds -= _SLICE_SECONDS
-                if seconds <= 0:
-                    raise _Late("timed out") from None
+    def _received(self, whole: bytearray, at: int, patience: float) -> bytearray:
+        """Fill up ``whole``; no part of it may take longer than ``patience`` seconds, give or take a slice."""
+        rest, over = memoryview(whole)[at:], Deadline(patience)
+        while rest:
+            if over.passed():
+                raise _Late("timed out")
+            with suppress(BlockingIOError):  # a slice of the time is over
+                rest = rest[self.sock.recv_into(rest) or _hung_up() :]
+                over.restart(patience)
+        return whole
 
 
 def _hung_up() -> NoReturn:
@@ -180,19 +183,24 @@ class BlockingRemote(BlockingStore):
         if self._http is not None:
             return self._http.do(command)
         try:
-            line = self._idle.pop() if self._idle else self._open(patience)
-        except IndexError:  # another thread took it
-            return self._do(command, patience)
-        except _Stranger:
-            return self._do_over_http(command, patience)
-        except (_Lost, _Late, ProtocolError) as error:
-            raise self._unreachable(error) from error
+            line = self._idle.pop()
+        except IndexError:
+            try:
+                line = self._open(patience)
+            except _Stranger:
+                return self._do_over_http(command, patience)
+            except (_Lost, _Late, ProtocolError) as error:
+                raise self._unreachable(error) from error
+        began = time.monotonic()
         try:
             try:
                 return self._ask(line, command, patience)
             except _Lost:  # idle for too long, perhaps
                 again = store_frames.EARLIER.pack(line.name, line.seq) if command.writes else b""
-                return self._ask(self._open(patience), command, patience, again)
+                rest: Command[T] = command
+                if isinstance(command, Waiting):
+                    rest = command.lasting(max(0.0, command.seconds - (time.monotonic() - began)))
+                return self._ask(self._open(patience), rest, patience, again)
         except (_Lost, _Late, _Stranger, ProtocolError) as error:
             raise self._unreachable(error) from error
 
@@ -235,7 +243,7 @@ class BlockingRemote(BlockingStore):
             _Lost, _Late: the owner went, or does not answer.
         """
         if self._closed:
-            raise DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)
+            raise self._is_closed()
         try:
             split = urlsplit(self._url)
             host, port = split.hostname or "", split.port or 80
@@ -253,12 +261,15 @@ class BlockingRemote(BlockingStore):
             name = self._introduce(sock)
             sock.settimeout(None)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TEN_SECONDS)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_SECONDS)
         except BaseException:
             sock.close()
             raise
         line = _Line(sock, name)
         self._lines.add(line)
+        if self._closed:  # meanwhile, and perhaps before close() could see this one
+            self._end(line)
+            raise self._is_closed()
         return line
 
     def _connect(self, host: str, port: int, place: str, patience: float) -> socket.socket:
@@ -343,6 +354,9 @@ class BlockingRemote(BlockingStore):
                 self._http = http
             else:
                 http.close()
+
+    def _is_closed(self) -> DistNetworkError:
+        return DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)
 
     def _unreachable(self, error: Exception) -> DistNetworkError:
         what = str(error) or type(error).__name__

@@ -11,6 +11,7 @@ import errno
 import heapq
 import itertools
 import logging
+import math
 import os
 import secrets
 import select
@@ -24,7 +25,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rankmesh_agent.store import forms
-from rankmesh_agent.store.command import Immediate, Waiting
+from rankmesh_agent.store.command import Waiting
+from rankmesh_agent.store.lookout import Lookout
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import handshake, store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, ProtocolError
@@ -41,9 +43,11 @@ MOST_KEPT, MOST_KEPT_BYTES = 4096, 64 << 20
 _READ, _READ_MORE = 1 << 13, 1 << 20
 _STOP_SECONDS = 5.0
 _FEW = 64
-_CHALLENGE = 0
+_DOOR, _CHALLENGE = 0, 1
+"""What a timer may be for, besides a _Wait, by its number."""
 _SHORT_OF_SOMETHING_SECONDS = 0.05
 LONGEST_WAIT = 3600.0
+"""How long the server's thread sleeps at most, in seconds: no system call waits for ever."""
 
 _log = logging.getLogger("rankmesh.store")
 
@@ -161,9 +165,9 @@ class _Kept:
         self._bytes -= len(found[2])
         return found[1:]
 
-    def next(self) -> float | None:
+    def next(self) -> float:
         """Return when the oldest one is to be forgotten."""
-        return next(iter(self._found.values()))[0] if self._found else None
+        return next(iter(self._found.values()))[0] if self._found else math.inf
 
     def forget_until(self, now: float) -> None:
         while self._found and next(iter(self._found.values()))[0] <= now:
@@ -188,7 +192,8 @@ class FastPath:
         self._named: dict[bytes, _Connection] = {}
         self._kept = _Kept()
         self._strangers = 0
-        self._timers: list[tuple[float, int, _Connection, int]] = []  # when, order, who, and of which _Wait
+        self._timers: list[tuple[float, int, _Connection | None, int]] = []  # when, order, who, and of what
+        self._due = math.inf  # when the first of the timers, or of what is kept, is over; or earlier
         self._counter = itertools.count(_CHALLENGE + 1)
         self._closed = False
         self._poll: select.epoll | None = None
@@ -214,12 +219,16 @@ class FastPath:
 
     def close(self) -> None:
         """Close all connections, and end the thread. Does nothing the second time."""
+        self._end()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_STOP_SECONDS)
+
+    def _end(self) -> None:
+        """Have the thread close everything. From any thread."""
         with self._lock:
             self._closed = True
             if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_STOP_SECONDS)
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's descriptors."""
@@ -236,11 +245,11 @@ class FastPath:
         nearby = self._nearby
         assert poll is not None
         assert nearby is not None
-        connections, timers, kept = self._connections, self._timers, self._kept
-        door = nearby.fileno()
+        connections, door, lookout = self._connections, nearby.fileno(), Lookout(poll.poll, 0)
         try:
             while not self._closed:
-                for number, _ in poll.poll(self._until_next() if timers or kept else None):
+                events = lookout.look() or poll.poll(self._until_due())
+                for number, _ in events:
                     connection = connections.get(number)
                     if connection is not None:
                         self._attend(connection)
@@ -248,7 +257,7 @@ class FastPath:
                         self._open_door(poll, nearby)
                     elif number == self._bell:
                         self._take_arrived(poll)
-                if timers or kept:
+                if time.monotonic() >= self._due:
                     self._look_at_the_clock()
         finally:
             with self._lock:
@@ -293,7 +302,8 @@ class FastPath:
             pass
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                time.sleep(_SHORT_OF_SOMETHING_SECONDS)  # he stays in the queue: trying at once would only spin
+                poll.modify(nearby, 0)  # he stays in the queue: trying again at once would only spin
+                self._remind(_SHORT_OF_SOMETHING_SECONDS, None, _DOOR)
 
     def _admit(self, poll: select.epoll, sock: socket.socket) -> _Connection | None:
         if self._strangers >= MAX_STRANGERS:
@@ -385,21 +395,17 @@ class FastPath:
                 return
         try:
             command = forms.command_of(opcode, flags, seconds, parts)
-            if isinstance(command, Immediate):
-                result = command.apply(self._table)
-            else:
+            found = command.at_once(self._table)
+            if found is None:
                 assert isinstance(command, Waiting)
-                found = command.at_once(self._table)
-                if found is None:
-                    if seconds <= 0:
-                        raise command.late(self._table)
-                    self._wait(connection, _Wait(next(self._counter), seq, command, command.begin(self._table)))
-                    return
-                (result,) = found
+                if seconds <= 0:
+                    raise command.late(self._table)
+                self._wait(connection, _Wait(next(self._counter), seq, command, command.begin(self._table)))
+                return
         except DistStoreError as error:
             connection.send(forms.refusal(seq, error))
             return
-        frame = forms.answer(seq, result)
+        frame = forms.answer(seq, found[0])
         if command.writes:
             connection.last = (seq, frame)
         connection.send(frame)
@@ -413,13 +419,16 @@ class FastPath:
         """Answer a request that has waited, in the thread that completed it."""
         if connection.waiting is not waiting:  # it was too late already, or its client has gone
             return
-        frame = b"" if future.cancelled() else forms.answer(waiting.seq, future.result())
+        if future.cancelled():  # the table is closed: so is this, all at once, or whoever waited would try again here
+            self._end()
+            return
+        frame = forms.answer(waiting.seq, future.result())
         sent = False
         with connection.lock:
             if connection.take_wait(waiting) is None:
                 return
             try:
-                if frame and not (waiting.command.writes and connection.has_gone()):
+                if not (waiting.command.writes and connection.has_gone()):
                     connection.send(frame)
                     sent = True
                     if waiting.command.writes:
@@ -429,7 +438,7 @@ class FastPath:
             finally:
                 if not sent:
                     connection.hang_up()
-        if frame and not sent:
+        if not sent:
             waiting.command.give_back(self._table, future.result())
 
     def _settled(self, earlier: bytes) -> bytes | None:
@@ -468,36 +477,47 @@ class FastPath:
         self._named.pop(connection.name, None)
         if connection.last is not None:
             self._kept.add(connection.name, *connection.last)
+            self._due = min(self._due, self._kept.next())
             connection.last = None
         if waiting is not None and not waiting.future.cancel():
             waiting.command.give_back(self._table, waiting.future.result())
 
     # Time
 
-    def _remind(self, seconds: float, connection: _Connection, of: int) -> None:
-        """Look again in so many seconds whether a connection still is where it is now."""
+    def _remind(self, seconds: float, connection: _Connection | None, of: int) -> None:
+        """Look again in so many seconds whether a connection, or the door, still is where it is now."""
         timers = self._timers
         if len(timers) > _FEW + 2 * len(self._connections):  # most of them are over
-            timers[:] = [one for one in timers if one[2].still_at(one[3])]
+            timers[:] = [one for one in timers if one[2] is None or one[2].still_at(one[3])]
             heapq.heapify(timers)
-        heapq.heappush(timers, (time.monotonic() + seconds, next(self._counter), connection, of))
+        at = time.monotonic() + seconds
+        heapq.heappush(timers, (at, next(self._counter), connection, of))
+        self._due = min(self._due, at)
 
-    def _until_next(self) -> float | None:
-        times = [found for found in (self._timers[0][0] if self._timers else None, self._kept.next()) if found]
-        return min(max(0.0, min(times) - time.monotonic()), LONGEST_WAIT) if times else None
+    def _until_due(self) -> float | None:
+        """Return how long nothing happens unless somebody speaks; None for always."""
+        if self._due == math.inf:
+            return None
+        return min(max(0.0, self._due - time.monotonic()), LONGEST_WAIT)
 
     def _look_at_the_clock(self) -> None:
+        """Do what is due, and find out what is next."""
         now = time.monotonic()
         self._kept.forget_until(now)
         while self._timers and self._timers[0][0] <= now:
             _, _, connection, of = heapq.heappop(self._timers)
-            if of == _CHALLENGE:
+            if connection is None:
+                assert self._poll is not None
+                assert self._nearby is not None
+                self._poll.modify(self._nearby, select.EPOLLIN)
+            elif of == _CHALLENGE:
                 if connection.challenge is not None:
                     self._drop(connection)
-                continue
-            waiting = connection.waiting
-            if waiting is not None and waiting.number == of and connection.take_wait(waiting) is not None:
-                self._give_up(connection, waiting)
+            else:
+                waiting = connection.waiting
+                if waiting is not None and waiting.number == of and connection.take_wait(waiting) is not None:
+                    self._give_up(connection, waiting)
+        self._due = min(self._timers[0][0] if self._timers else math.inf, self._kept.next())
 
     def _give_up(self, connection: _Connection, waiting: _Wait) -> None:
         """Answer a request that has waited for long enough."""

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
-from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.store.commands import (
-    Add,
-    Append,
-    Check,
-    CompareSet,
-    Count,
-    Delete,
-    Get,
-    Keys,
-    MultiGet,
-    MultiSet,
-    QueueLen,
-    QueuePop,
-    QueuePush,
-    Set,
-    Wait,
-)
+from rankmesh_agent.store import commands
+from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.condition import ALWAYS, Condition
 from rankmesh_agent.wire.errors import (
     BY_CODE,
@@ -38,6 +24,10 @@ _ABSENT, _MATCH = 0x01, 0x02
 """Flags of writes with a condition: If-None-Match: *; the parts after the usual ones are those of If-Match."""
 _JOINED = 0x04
 """Flag of commands with keys: all are in one part, with zero bytes between them, which none has: that is faster."""
+_MOST_AT_ONCE = 1024
+"""Most values that are cut apart by one layout, which takes memory for each."""
+_MOST_REMEMBERED = 4096
+"""Longest keys of a request, together, that are remembered: all ranks ask for the same ones, one after the other."""
 _MOST_DIGITS = 40
 """Longest number that is added: longer ones never give a sum within 64 bits."""
 
@@ -74,8 +64,7 @@ def request(command: Command[Any], seq: int, *, again: bytes = b"") -> bytes:
     flags, parts = form.parts(command)
     if again:
         flags, parts = flags | AGAIN, [again, *parts]
-    seconds = min(command.seconds, 1e9) if isinstance(command, Waiting) else 0.0
-    found = encode_request(opcode, flags, seq, seconds, parts)
+    found = encode_request(opcode, flags, seq, min(command.seconds, 1e9), parts)
     if len(found) > MAX_BYTES:
         raise InvalidValueError(f"{len(found)} bytes in one call, at most {MAX_BYTES} are allowed; use several calls")
     return found
@@ -108,14 +97,19 @@ def answer(seq: int, result: Any) -> bytes:
     if isinstance(result, int):
         return encode_answer(Kind.NUMBER, seq, result, ())
     if result and isinstance(result[0], str):
-        kind, parts = Kind.TEXTS, [text.encode() for text in result]
-    else:
-        joined = b"\0".join(result)
-        apart = joined.count(b"\0") != len(result) - 1
-        kind, parts = (Kind.VALUES, result) if apart else (Kind.JOINED, [joined])
+        return _answer_of(Kind.TEXTS, seq, 0, [text.encode() for text in result])
+    lengths, joined = [*map(len, result)], b"".join(result)
+    if joined and lengths.count(lengths[0]) == len(lengths):
+        return _answer_of(Kind.EQUAL, seq, lengths[0], [joined])
+    if result and b"\0" not in joined:
+        return _answer_of(Kind.JOINED, seq, 0, [b"\0".join(result)])
+    return _answer_of(Kind.VALUES, seq, 0, result)
+
+
+def _answer_of(kind: Kind, seq: int, number: int, parts: Parts) -> bytes:
     if 4 * len(parts) + sum(map(len, parts)) > MAX_BYTES:
         return refusal(seq, InvalidValueError(f"the answer would be over {MAX_BYTES} bytes; ask for less at a time"))
-    return encode_answer(kind, seq, 0, parts)
+    return encode_answer(kind, seq, number, parts)
 
 
 def refusal(seq: int, error: DistStoreError) -> bytes:
@@ -131,8 +125,8 @@ def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
         ProtocolError: it is none.
     """
     try:
-        found = _result(kind, number, parts)
-        if isinstance(command, MultiGet) and isinstance(found, list) and len(command.each) != len(command.keys):
+        found = _found(kind, number, parts)
+        if kind in _SEVERAL and isinstance(command, commands.MultiGet) and len(command.each) != len(command.keys):
             values = dict(zip(command.each, found, strict=True))  # a key is asked for once
             found = [values[key] for key in command.keys]
     except (IndexError, ValueError):
@@ -142,7 +136,10 @@ def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
     return cast(T, found)
 
 
-def _result(kind: int, number: int, parts: Parts) -> Any:
+_SEVERAL = frozenset({Kind.EQUAL, Kind.JOINED, Kind.VALUES})
+
+
+def _found(kind: int, number: int, parts: Parts) -> Any:
     if kind == Kind.NUMBER:
         return number
     if kind == Kind.VALUE:
@@ -151,6 +148,8 @@ def _result(kind: int, number: int, parts: Parts) -> Any:
         return None
     if kind == Kind.BOOLEAN:
         return number != 0
+    if kind == Kind.EQUAL:
+        return _pieces(parts[0], number)
     if kind == Kind.JOINED:
         return parts[0].split(b"\0")
     if kind == Kind.VALUES:
@@ -161,6 +160,15 @@ def _result(kind: int, number: int, parts: Parts) -> Any:
         error = BY_CODE.get(parts[0].decode(), DistStoreError)
         return (error if issubclass(error, DistStoreError) else DistStoreError)(parts[1].decode())
     raise ProtocolError(f"the store's fast path has no answer of kind {kind}")
+
+
+def _pieces(joined: bytes, size: int) -> list[bytes]:
+    count, rest = divmod(len(joined), size) if size > 0 else (0, 1)
+    if rest:
+        raise ValueError
+    if count > _MOST_AT_ONCE:
+        return [joined[begin : begin + size] for begin in range(0, len(joined), size)]
+    return [*struct.unpack(f"{size}s" * count, joined)]
 
 
 def _text(part: bytes) -> str:
@@ -194,14 +202,24 @@ def _pairs(parts: Parts) -> tuple[tuple[str, bytes], ...]:
 
 
 def _with_keys(keys: Sequence[str]) -> tuple[int, Sequence[bytes]]:
-    joined = "\0".join(keys)
-    if joined.count("\0") == len(keys) - 1:
-        return _JOINED, (joined.encode(),)
+    if keys and "\0" not in "".join(keys):
+        return _JOINED, ("\0".join(keys).encode(),)
     return 0, [key.encode() for key in keys]
 
 
 def _keys(parts: Parts, flags: int) -> tuple[str, ...]:
     return tuple(_text(parts[0]).split("\0")) if flags & _JOINED else _texts(parts)
+
+
+def _multi_get(parts: Parts, flags: int, seconds: float) -> commands.MultiGet:
+    if flags & _JOINED and len(parts[0]) <= _MOST_REMEMBERED:
+        return _remembered(parts[0], seconds)
+    return commands.MultiGet(_keys(parts, flags), seconds)
+
+
+@functools.lru_cache(64)
+def _remembered(joined: bytes, seconds: float) -> commands.MultiGet:
+    return commands.MultiGet(_keys([joined], _JOINED), seconds)
 
 
 def _under_condition(condition: Condition, *parts: bytes) -> tuple[int, Sequence[bytes]]:
@@ -212,61 +230,77 @@ def _under_condition(condition: Condition, *parts: bytes) -> tuple[int, Sequence
 
 
 _FORMS: dict[int, Form] = {
-    1: Form(Get, lambda get: (0, (get.key.encode(),)), lambda parts, _, seconds: Get(_text(parts[0]), seconds)),
+    1: Form(
+        commands.Get,
+        lambda get: (0, (get.key.encode(),)),
+        lambda parts, _, seconds: commands.Get(_text(parts[0]), seconds),
+    ),
     2: Form(
-        Set,
+        commands.Set,
         lambda put: _under_condition(put.condition, put.key.encode(), put.value),
-        lambda parts, flags, _: Set(_text(parts[0]), parts[1], _condition(flags, parts[2:])),
+        lambda parts, flags, _: commands.Set(_text(parts[0]), parts[1], _condition(flags, parts[2:])),
     ),
     3: Form(
-        Delete,
+        commands.Delete,
         lambda delete: _under_condition(delete.condition, delete.key.encode()),
-        lambda parts, flags, _: Delete(_text(parts[0]), _condition(flags, parts[1:])),
+        lambda parts, flags, _: commands.Delete(_text(parts[0]), _condition(flags, parts[1:])),
     ),
     4: Form(
-        Add,
+        commands.Add,
         lambda add: (0, (add.key.encode(), b"%d" % add.amount)),
-        lambda parts, *_: Add(_text(parts[0]), _amount(parts[1])),
+        lambda parts, *_: commands.Add(_text(parts[0]), _amount(parts[1])),
     ),
     5: Form(
-        CompareSet,
+        commands.CompareSet,
         lambda swap: (0, (swap.key.encode(), swap.expected, swap.desired)),
-        lambda parts, *_: CompareSet(_text(parts[0]), parts[1], parts[2]),
+        lambda parts, *_: commands.CompareSet(_text(parts[0]), parts[1], parts[2]),
     ),
     6: Form(
-        Append,
+        commands.Append,
         lambda append: (0, (append.key.encode(), append.value)),
-        lambda parts, *_: Append(_text(parts[0]), parts[1]),
+        lambda parts, *_: commands.Append(_text(parts[0]), parts[1]),
     ),
     7: Form(
-        MultiGet,
+        commands.MultiGet,
         lambda get: _with_keys(get.each),
-        lambda parts, flags, seconds: MultiGet(_keys(parts, flags), seconds),
+        _multi_get,
     ),
     8: Form(
-        MultiSet,
+        commands.MultiSet,
         lambda put: (0, [part for key, value in put.values for part in (key.encode(), value)]),
-        lambda parts, *_: MultiSet(_pairs(parts)),
+        lambda parts, *_: commands.MultiSet(_pairs(parts)),
     ),
     9: Form(
-        Wait,
+        commands.Wait,
         lambda wait: _with_keys(wait.keys),
-        lambda parts, flags, seconds: Wait(_keys(parts, flags), seconds),
+        lambda parts, flags, seconds: commands.Wait(_keys(parts, flags), seconds),
     ),
-    10: Form(Check, lambda check: _with_keys(check.keys), lambda parts, flags, _: Check(_keys(parts, flags))),
-    11: Form(Keys, lambda keys: (0, (keys.prefix.encode(),)), lambda parts, *_: Keys(_text(parts[0]))),
-    12: Form(Count, lambda count: (0, (count.prefix.encode(),)), lambda parts, *_: Count(_text(parts[0]))),
+    10: Form(
+        commands.Check,
+        lambda check: _with_keys(check.keys),
+        lambda parts, flags, _: commands.Check(_keys(parts, flags)),
+    ),
+    11: Form(
+        commands.Keys, lambda keys: (0, (keys.prefix.encode(),)), lambda parts, *_: commands.Keys(_text(parts[0]))
+    ),
+    12: Form(
+        commands.Count, lambda count: (0, (count.prefix.encode(),)), lambda parts, *_: commands.Count(_text(parts[0]))
+    ),
     13: Form(
-        QueuePush,
+        commands.QueuePush,
         lambda push: (0, (push.key.encode(), push.value)),
-        lambda parts, *_: QueuePush(_text(parts[0]), parts[1]),
+        lambda parts, *_: commands.QueuePush(_text(parts[0]), parts[1]),
     ),
     14: Form(
-        QueuePop,
+        commands.QueuePop,
         lambda pop: (0, (pop.key.encode(),)),
-        lambda parts, _, seconds: QueuePop(_text(parts[0]), seconds),
+        lambda parts, _, seconds: commands.QueuePop(_text(parts[0]), seconds),
     ),
-    15: Form(QueueLen, lambda length: (0, (length.key.encode(),)), lambda parts, *_: QueueLen(_text(parts[0]))),
+    15: Form(
+        commands.QueueLen,
+        lambda length: (0, (length.key.encode(),)),
+        lambda parts, *_: commands.QueueLen(_text(parts[0])),
+    ),
 }
 """The commands by their opcode. The numbers are the protocol: they never change."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from rankmesh_agent.wire.errors import InvalidKeyError, InvalidValueError
 
@@ -16,6 +16,8 @@ MAX_VALUE_BYTES = 64 << 20
 
 def check_key(key: str) -> None:
     """Raise InvalidKeyError unless ``key`` is text of 1 to MAX_KEY_BYTES bytes."""
+    if 0 < len(key) <= MAX_KEY_BYTES and key.isascii():
+        return
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
@@ -24,17 +26,18 @@ def check_key(key: str) -> None:
         raise InvalidKeyError(f"the key has {size} bytes; keys are text of 1 to {MAX_KEY_BYTES} bytes")
 
 
-def check_keys(keys: Iterable[str]) -> tuple[str, ...]:
+def check_keys(keys: Collection[str]) -> tuple[str, ...]:
     """Return ``keys``, each once, in the order given.
 
     Raises:
         InvalidKeyError: one of them is no key, or they are more than MAX_KEYS.
     """
-    each = dict.fromkeys(keys)
-    found = tuple(each)
+    each = {*keys}
+    found = tuple(keys if len(each) == len(keys) else dict.fromkeys(keys))
     if len(found) > MAX_KEYS:
         raise InvalidKeyError(f"{len(found)} keys in one call, at most {MAX_KEYS} are allowed; use several calls")
-    if found and ("" in each or max(map(len, found)) > MAX_KEY_BYTES or not "".join(found).isascii()):
+    text = "".join(found)
+    if "" in each or not text.isascii() or (len(text) > MAX_KEY_BYTES and max(map(len, found)) > MAX_KEY_BYTES):
         for key in found:  # one of them may be wrong; looking at each takes longer
             check_key(key)
     return found

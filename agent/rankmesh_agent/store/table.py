@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 Values = Mapping[str, bytes]
@@ -50,22 +51,24 @@ class Table:
             for key, value in changes.items():
                 if value is None:
                     self._remove(key)
-                else:
-                    complete += self._put(key, value)
+                    continue
+                self._values[key] = value
+                if key in self._watches:
+                    complete += self._completed(key)
         for watch in complete:
             watch.finish()
         return result
 
     def value(self, key: str) -> bytes | None:
         """Return the value of ``key``, None if it has none."""
-        with self._lock:
-            return self._values.get(key)
+        return self._values.get(key)  # one look at a dict needs no lock
 
-    def values(self, keys: Iterable[str]) -> list[bytes] | None:
+    def values(self, keys: Collection[str]) -> list[bytes] | None:
         """Return the values of ``keys`` at one moment, None if one of them has none."""
         with self._lock:
             try:
-                return [*map(self._values.__getitem__, keys)]
+                # A call that gets all at once takes half the time of as many calls; but what it returns depends.
+                return [*itemgetter(*keys)(self._values)] if len(keys) > 1 else [self._values[key] for key in keys]
             except KeyError:
                 return None
 
@@ -174,11 +177,10 @@ class Table:
 
     # What needs the lock
 
-    def _put(self, key: str, value: bytes) -> list[_Watch[Any]]:
-        """Store, and return the watches that are complete now, which are watches no more."""
-        self._values[key] = value
+    def _completed(self, key: str) -> list[_Watch[Any]]:
+        """Return the watches that are complete now that there is ``key``; they are watches no more."""
         complete = []
-        for watch in tuple(self._watches.get(key, ())):
+        for watch in tuple(self._watches[key]):
             watch.missing.discard(key)
             if not watch.missing:
                 watch.take(self._values)

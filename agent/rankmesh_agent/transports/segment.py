@@ -4,11 +4,12 @@
 
     line r             rank r: steps posted, the fingerprints of its two latest calls, whether anyone sleeps until it
                        posts, whether it has left a call half-way (8 bytes each)
+    line-aligned       notes, NOTES words for each rank: [turn 0: rank 0, rank 1, …] [turn 1: rank 0, rank 1, …]
     4096-aligned       slots: [turn 0: rank 0, rank 1, …] [turn 1: rank 0, rank 1, …]
 
-A *step* is: write into your own slot, count up your flag and wake whoever sleeps on it, wait until every flag has
-reached the count. The slots are used in turn, which makes one wait a step enough: before a rank can write a slot again
-it has passed the wait of the step between, so all others have finished reading.
+A *step* is: write into your own slot, or note, count up your flag and wake whoever sleeps on it, wait until every flag
+has reached the count. Slots and notes are used in turn, which makes one wait a step enough: before a rank can write a
+slot again it has passed the wait of the step between, so all others have finished reading.
 
 Waking is a system call, so who goes to sleep says so first: it raises 'anyone sleeps', looks at the count again and
 sleeps; who posts stores the count and looks at 'anyone sleeps'. Both put a lock operation in between, which x86
@@ -20,7 +21,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, NoReturn
 
 import numpy as np
@@ -37,6 +38,8 @@ _ASLEEP, _LEFT = 3, 4
 _SUSPECT_SECONDS = 2.0
 """How long a rank that has left a call may take to be known as failed."""
 _LEAST_LANE = 64
+NOTES = 4
+"""Words of a rank's note for each rank."""
 _SPINS = 1000
 _YIELDS = 20
 _fence = threading.Lock()
@@ -84,7 +87,12 @@ class Segment:
         self._fingerprint = 0
         self._compared = True
         self._check: Check = _never
-        begin = _round_up(size * LINE)
+        note = _note_bytes(size)
+        self._notes = [
+            [mapping.bytes.data[begin : begin + note] for begin in range(first, first + size * note, note)]
+            for first in (size * LINE, size * (LINE + note))
+        ]
+        begin = _head_bytes(size)
         self._slots = [
             [_slot(mapping, begin, (turn * size + owner) * slot_bytes, slot_bytes) for owner in range(size)]
             for turn in range(2)
@@ -101,11 +109,11 @@ class Segment:
     @staticmethod
     def size_of(size: int, slot_bytes: int) -> int:
         """Return the bytes a segment for ``size`` ranks takes."""
-        return _round_up(size * LINE) + 2 * size * slot_bytes
+        return _head_bytes(size) + 2 * size * slot_bytes
 
-    def lane(self, dtype: np.dtype[Any], head: int = 0) -> int:
-        """Return how many elements of a slot each rank gets when it is split evenly behind ``head`` bytes."""
-        return (self.slot_bytes - head) // (dtype.itemsize * self.size)
+    def lane(self, dtype: np.dtype[Any]) -> int:
+        """Return how many elements of a slot each rank gets when it is split evenly."""
+        return self.slot_bytes // (dtype.itemsize * self.size)
 
     def slots(self, dtype: np.dtype[Any], count: int) -> list[Typed]:
         """Return everyone's slots of the next turn as arrays of ``count`` elements, by rank. Begins a step."""
@@ -118,6 +126,10 @@ class Segment:
             nbytes = count * dtype.itemsize
             views = known[dtype, count] = [slot[:nbytes].view(dtype) for slot in self._slots[turn]]
         return views
+
+    def notes(self) -> list[memoryview]:
+        """Return everyone's notes of the turn that ``slots`` began, as bytes, by rank: NOTES words for each rank."""
+        return self._notes[self._turn]
 
     def scratch(self, dtype: np.dtype[Any], count: int) -> Typed:
         """Return an array of this rank's own to work in, until the next one is asked for; made once."""
@@ -140,8 +152,11 @@ class Segment:
         self._compared = False
         self._check = check
 
-    def step(self) -> None:
+    def step(self, wait_for: Container[int] | None = None) -> None:
         """End a step: show the others what was written to the slot, and wait until theirs can be read.
+
+        Args:
+            wait_for: in a step without slots, not the first of a call, the ranks whose word counts here; None: all.
 
         Raises:
             DisagreementError: in a call's first step, when the ranks did not make the same call.
@@ -154,6 +169,11 @@ class Segment:
         if words[mine + _ASLEEP]:
             words[mine + _ASLEEP] = 0
             wake(self._address)
+        if wait_for is not None:
+            for line, other in self._others:
+                if other in wait_for and words[line] < steps:
+                    self._wait(line, other, steps)
+            return
         for line, other in self._others:
             if words[line] < steps:
                 self._wait(line, other, steps)
@@ -221,6 +241,15 @@ def _never(missing: Callable[[], list[int]]) -> None:
 
 def _round_up(size: int) -> int:
     return -(-size // _PAGE) * _PAGE
+
+
+def _note_bytes(size: int) -> int:
+    return -(-NOTES * 8 * size // LINE) * LINE
+
+
+def _head_bytes(size: int) -> int:
+    """Return the bytes of all lines and notes."""
+    return _round_up(size * (LINE + 2 * _note_bytes(size)))
 
 
 def _slot(mapping: Mapping, begin: int, offset: int, slot_bytes: int) -> npt.NDArray[np.uint8]:

@@ -3,15 +3,17 @@
 *Registered* arrays lie in shared memory that all ranks have mapped. Any other array can be read with process_vm_readv
 where the kernel allows it. Before anything is read, each rank tells where what it shows lies::
 
-    slot of rank r     for each rank, by rank: region + 1 and offset in it, or 0 and address   (8 bytes each)
+    note of rank r     for each rank, by rank: region and offset in it, or ORDINARY and address, or NOTHING and 0
+                       (8 bytes each)
 
-A rank may change what it shows when all have said that they have read it: ``Shown.done``. A rank that leaves the call
-before that, by an error or Ctrl-C, says so, too, and then nothing that was read counts.
+A rank may change what it shows when those it shows something to have said that they have read it: ``Shown.done``. A
+rank that leaves the call before that, by an error or Ctrl-C, says so, too, and then nothing that was read counts.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 Typed = npt.NDArray[Any]
 _WORD = np.dtype(np.uint64)
 _PAGE = 4096
+ORDINARY, NOTHING = 0, -1
+"""In place of a region's number, which counts from one."""
 
 
 class Region:
@@ -75,13 +79,14 @@ class Windows:
     Attributes:
         reads: whether every rank may read the memory of every other: the same at all of them.
         regions: registered memory by number: the same at all ranks.
+        pids: of all ranks.
     """
 
     def __init__(self, segment: Segment) -> None:
         self.reads = False
         self.regions: dict[int, Region] = {}
+        self.pids: list[int] = []
         self._segment = segment
-        self._pids: list[int] = []
         self._made = 0
 
     @property
@@ -95,33 +100,42 @@ class Windows:
         region = self.regions[self._made] = Region(mapping, self._segment.rank, self._segment.size)
         return region
 
-    def locate(self, array: Typed) -> tuple[int, int]:
-        """Return what the others are told of an array: contiguous, of at least one element."""
+    def places(self, arrays: Sequence[Typed | None]) -> list[int]:
+        """Return what the others are told: two words for each rank, by rank.
+
+        Args:
+            arrays: for each rank, by rank, what it may read, contiguous; None, or empty, where that is nothing.
+        """
+        words: list[int] = []
+        last: Typed | None = None
+        place = nothing = NOTHING, 0
+        for array in arrays:
+            if array is not last:
+                place = self._locate(array) if array is not None and array.size else nothing
+                last = array
+            words += place
+        return words
+
+    def _locate(self, array: Typed) -> tuple[int, int]:
         address = vmread.address_of(array)
         for number, region in self.regions.items():
             if region.begin <= address < region.end:
-                return number + 1, address - region.begin
-        return 0, address
+                return number, address - region.begin
+        return ORDINARY, address
 
     def show(self, arrays: Sequence[Typed | None]) -> Shown:
         """Tell each rank where what is for it lies; ends a step.
 
         Args:
-            arrays: for each rank, by rank; None, or an empty one, where there is nothing to read.
+            arrays: see ``places``.
         """
         segment = self._segment
-        size = segment.size
-        table = segment.slots(_WORD, 2 * size)
-        row = table[segment.rank]
-        last: Typed | None = None
-        place = nothing = 1, 0
-        for reader, array in enumerate(arrays):
-            if array is not last:
-                place = self.locate(array) if array is not None and array.size else nothing
-                last = array
-            row[2 * reader : 2 * reader + 2] = place
+        row = struct.Struct(f"={2 * segment.size}q")
+        segment.slots(_WORD, 0)
+        notes = segment.notes()
+        row.pack_into(notes[segment.rank], 0, *self.places(arrays))
         segment.step()
-        return Shown(segment, self, np.array(table, np.int64).reshape(size, size, 2), self._pids)
+        return Shown(segment, self, [row.unpack_from(note) for note in notes])
 
     def probe(self) -> None:
         """Find out, with all others, whether process_vm_readv is allowed; two steps."""
@@ -133,7 +147,7 @@ class Windows:
         slots[segment.rank][16:] = nonce
         segment.step()
         said = [(slot[:16].view(_WORD).tolist(), slot[16:].tobytes()) for slot in slots]
-        self._pids = [pid for (pid, _), _ in said]
+        self.pids = [pid for (pid, _), _ in said]
         allowed = all(vmread.allowed(pid, address, expected) for (pid, address), expected in said)
         verdicts = segment.slots(np.dtype(np.uint8), 1)
         verdicts[segment.rank][:] = allowed
@@ -143,24 +157,38 @@ class Windows:
 
 
 class Shown:
-    """What all ranks show in one call."""
+    """What all ranks show in one call.
 
-    def __init__(self, segment: Segment, windows: Windows, table: npt.NDArray[np.int64], pids: Sequence[int]) -> None:
-        self.mapped = bool(table[:, :, 0].all())
+    Args:
+        segment: whose ranks.
+        windows: of the segment.
+        table: everyone's ``Windows.places``, by rank.
+    """
+
+    def __init__(self, segment: Segment, windows: Windows, table: Sequence[Sequence[int]]) -> None:
+        self.mapped = not any(ORDINARY in row[::2] for row in table)
         """Whether all of it is registered."""
         self.readable = self.mapped or windows.reads
         """Whether every rank can read what is for it: the same at all of them."""
+        self.anything = any(region != NOTHING for row in table for region in row[::2])
+        """Whether there is anything to read for anyone."""
+        rank = segment.rank
         self._segment = segment
         self._regions = windows.regions
-        self._places: list[list[int]] = table[:, segment.rank].tolist()
-        self._pids = pids
+        self._places = [(row[2 * rank], row[2 * rank + 1]) for row in table]
+        self._pids = windows.pids
+        self._readers = [reader for reader, region in enumerate(table[rank][::2]) if region != NOTHING]
+
+    def by(self, owner: int) -> bool:
+        """Return whether a rank shows something to this one."""
+        return self._places[owner][0] != NOTHING
 
     def view(self, owner: int, like: Typed) -> Typed:
         """Return what a rank shows to this one, if it is registered: of ``like``'s dtype and length."""
-        number, offset = self._places[owner]
-        if number == 1:
+        region, offset = self._places[owner]
+        if region == NOTHING:
             return like[:0]
-        return self._regions[number - 1].parts[owner][offset : offset + like.nbytes].view(like.dtype)
+        return self._regions[region].parts[owner][offset : offset + like.nbytes].view(like.dtype)
 
     def read(self, owner: int, begin: int, into: Typed, *, alone: bool = False) -> None:
         """Fill ``into`` from element ``begin`` of what a rank shows to this one.
@@ -176,10 +204,10 @@ class Shown:
         """
         if not into.size:
             return
-        number, where = self._places[owner]
+        region, where = self._places[owner]
         where += begin * into.itemsize
-        if number:
-            into[:] = self._regions[number - 1].parts[owner][where : where + into.nbytes].view(into.dtype)
+        if region != ORDINARY:
+            into[:] = self._regions[region].parts[owner][where : where + into.nbytes].view(into.dtype)
             return
         try:
             vmread.read_into(self._pids[owner], where, into, two_cores=alone and not self._segment.crowded)
@@ -187,11 +215,11 @@ class Shown:
             self._segment.suspect(owner)
 
     def done(self) -> None:
-        """End the last step: everyone has read; what was shown may change.
+        """End the last step: this rank has read, and what it showed may change, because its readers have read it.
 
         Raises:
             DistBackendError: a rank has left the call before, so what was read may be anything.
         """
-        self._segment.step()
+        self._segment.step(self._readers)
         for owner in self._segment.left():
             self._segment.suspect(owner)

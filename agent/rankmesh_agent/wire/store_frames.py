@@ -34,7 +34,6 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 from rankmesh_agent.wire.errors import ProtocolError
 
@@ -48,8 +47,9 @@ MAX_HEAD_BYTES = 8192
 _SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\n"
 _NEARBY = b"\r\nRankmesh-Nearby: "
 
-REQUEST = struct.Struct("!BBxxIIId")
-ANSWER = struct.Struct("!BxxxIIIq")
+_REQUEST, _ANSWER = "!BBxxIIId", "!BxxxIIIq"
+REQUEST, ANSWER = struct.Struct(_REQUEST), struct.Struct(_ANSWER)
+_REQUEST_OF_ONE, _ANSWER_OF_ONE = struct.Struct(_REQUEST + "I"), struct.Struct(_ANSWER + "I")
 _LENGTH = struct.Struct("!I")
 HEADER_BYTES = REQUEST.size
 MAX_BYTES = (2 * 64 + 1) << 20
@@ -78,6 +78,8 @@ class Kind(enum.IntEnum):
     """Two parts: the error's code and message."""
     JOINED = 7
     """VALUES in one part, with zero bytes between them: none has any."""
+    EQUAL = 8
+    """VALUES in one part, of ``number`` bytes each, at least one."""
 
 
 Request = tuple[int, int, int, int, int, float]
@@ -131,9 +133,12 @@ def nearby_of(head: bytes) -> str | None:
 
 def encode_request(opcode: int, flags: int, seq: int, seconds: float, parts: Sequence[bytes]) -> bytes:
     """Return a request as bytes."""
+    if len(parts) == 1:  # most have one
+        size = len(parts[0])
+        return _REQUEST_OF_ONE.pack(opcode, flags, seq, 1, 4 + size, seconds, size) + parts[0]
     lengths = [*map(len, parts)]
     count = len(lengths)
-    header = _layout("BBxxIIId", count).pack(opcode, flags, seq, count, 4 * count + sum(lengths), seconds, *lengths)
+    header = _layout(_REQUEST, count).pack(opcode, flags, seq, count, 4 * count + sum(lengths), seconds, *lengths)
     return header + b"".join(parts)
 
 
@@ -141,9 +146,12 @@ def encode_answer(kind: int, seq: int, number: int, parts: Sequence[bytes]) -> b
     """Return an answer as bytes."""
     if not parts:
         return ANSWER.pack(kind, seq, 0, 0, number)
+    if len(parts) == 1:
+        size = len(parts[0])
+        return _ANSWER_OF_ONE.pack(kind, seq, 1, 4 + size, number, size) + parts[0]
     lengths = [*map(len, parts)]
     count = len(lengths)
-    header = _layout("BxxxIIIq", count).pack(kind, seq, count, 4 * count + sum(lengths), number, *lengths)
+    header = _layout(_ANSWER, count).pack(kind, seq, count, 4 * count + sum(lengths), number, *lengths)
     return header + b"".join(parts)
 
 
@@ -189,19 +197,20 @@ def decode_parts(frame: bytes | bytearray, count: int) -> list[bytes]:
     start = HEADER_BYTES + 4 * count
     if count == 1 and _LENGTH.unpack_from(frame, HEADER_BYTES)[0] == len(frame) - start:
         return [bytes(memoryview(frame)[start:]) if isinstance(frame, bytearray) else frame[start:]]
-    lengths = _layout("", count).unpack_from(frame, HEADER_BYTES)
-    if start + sum(lengths) != len(frame):
+    view = memoryview(frame) if isinstance(frame, bytearray) else frame  # large ones: no copy more than needed
+    parts = []
+    for length in _layout("!", count).unpack_from(frame, HEADER_BYTES):
+        parts.append(bytes(view[start : start + length]))
+        start += length
+    if start != len(frame):
         raise ProtocolError("the parts of a frame of the store's fast path do not add up to its length")
-    if isinstance(frame, bytearray):  # a large one: no copy more than needed
-        with memoryview(frame) as view:
-            return [bytes(view[begin:end]) for begin, end in pairwise(accumulate(lengths, initial=start))]
-    return [frame[begin:end] for begin, end in pairwise(accumulate(lengths, initial=start))]
+    return parts
 
 
 @functools.lru_cache(32)
 def _layout(header: str, count: int) -> struct.Struct:
     """Return a header with the lengths of so many parts after it."""
-    return struct.Struct(f"!{header}{count}I")
+    return struct.Struct(f"{header}{count}I")
 
 
 def _impossible(count: int, length: int) -> ProtocolError:

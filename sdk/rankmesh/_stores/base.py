@@ -256,10 +256,11 @@ def keys_of(keys: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(keys, str | bytes) or not isinstance(keys, Sequence):
         raise TypeError(f"keys must be a list of str, got {type(keys).__qualname__}")
-    return tuple(keys) if {*map(type, keys)} <= _STR else tuple(map(key_of, keys))
-
-
-_STR = {str}
+    try:
+        "".join(keys)
+    except TypeError:  # one is not text; looking at each takes longer
+        return tuple(map(key_of, keys))
+    return tuple(keys)
 
 
 def value_of(value: Text) -> bytes:

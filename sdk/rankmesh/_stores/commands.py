@@ -10,25 +10,9 @@ from datetime import timedelta
 from typing import TypeVar
 
 from rankmesh._stores.base import Store, Text, key_of, keys_of, pairs_of, timedelta_of, value_of
+from rankmesh_agent.store import commands
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.store.commands import (
-    Add,
-    Append,
-    Check,
-    CompareSet,
-    Count,
-    Delete,
-    Get,
-    Keys,
-    MultiGet,
-    MultiSet,
-    QueueLen,
-    QueuePop,
-    QueuePush,
-    Set,
-    Wait,
-)
 from rankmesh_agent.wire.errors import DistStoreError, KeyNotFoundError, QueueEmptyError, StoreTimeoutError
 
 T = TypeVar("T")
@@ -54,51 +38,51 @@ class CommandStore(Store):
         self._place = Refusing(f"{self!r} is closed; make a new one")
 
     def set(self, key: str, value: Text) -> None:
-        self._do(Set(key_of(key), value_of(value)))
+        self._do(commands.Set(key_of(key), value_of(value)))
 
     def get(self, key: str) -> bytes:
-        return self._in_time(Get(key_of(key), self._seconds()))
+        return self._in_time(commands.Get(key_of(key), self._seconds()))
 
     def add(self, key: str, amount: int) -> int:
-        return self._do(Add(key_of(key), operator.index(amount)))
+        return self._do(commands.Add(key_of(key), operator.index(amount)))
 
     def compare_set(self, key: str, expected_value: Text, desired_value: Text) -> bytes:
-        return self._do(CompareSet(key_of(key), value_of(expected_value), value_of(desired_value)))
+        return self._do(commands.CompareSet(key_of(key), value_of(expected_value), value_of(desired_value)))
 
     def append(self, key: str, value: Text) -> None:
-        self._do(Append(key_of(key), value_of(value)))
+        self._do(commands.Append(key_of(key), value_of(value)))
 
     def delete_key(self, key: str) -> bool:
-        return self._do(Delete(key_of(key)))
+        return self._do(commands.Delete(key_of(key)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        self._in_time(Wait(keys_of(keys), self._seconds(timeout)))
+        self._in_time(commands.Wait(keys_of(keys), self._seconds(timeout)))
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._do(Check(keys_of(keys)))
+        return self._do(commands.Check(keys_of(keys)))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return self._in_time(MultiGet(keys_of(keys), self._seconds()))
+        return self._in_time(commands.MultiGet(keys_of(keys), self._seconds()))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Text]) -> None:
-        self._do(MultiSet(tuple(pairs_of(keys, values))))
+        self._do(commands.MultiSet(tuple(pairs_of(keys, values))))
 
     def num_keys(self) -> int:
-        return self._do(Count())
+        return self._do(commands.Count())
 
     def list_keys(self) -> list[str]:
-        return self._do(Keys())
+        return self._do(commands.Keys())
 
     def queue_push(self, key: str, value: Text) -> None:
-        self._do(QueuePush(key_of(key), value_of(value)))
+        self._do(commands.QueuePush(key_of(key), value_of(value)))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         if not block:
-            return self._do(QueuePop(key_of(key)))
-        return self._in_time(QueuePop(key_of(key), self._seconds()))
+            return self._do(commands.QueuePop(key_of(key)))
+        return self._in_time(commands.QueuePop(key_of(key), self._seconds()))
 
     def queue_len(self, key: str) -> int:
-        return self._do(QueueLen(key_of(key)))
+        return self._do(commands.QueueLen(key_of(key)))
 
     def has_extended_api(self) -> bool:
         return True

@@ -12,7 +12,10 @@ import pytest
 from support.oracle import expected, ops_of, values
 from support.threads import NOW, World, world
 
+from rankmesh_agent.collectives import all_to_all
+from rankmesh_agent.collectives.limits import LIMITS
 from rankmesh_agent.collectives.reduction import CACHED
+from rankmesh_agent.collectives.select import _rows, algorithm, algorithms, candidates
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.windows import Shown, Windows
@@ -80,12 +83,25 @@ class Places:
         return self.world.run(call)
 
 
+@pytest.fixture(scope="module")
+def short_rows() -> Iterator[None]:
+    """Have the table take the algorithms for long arrays from two slots on, so that short ones see them all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(all_to_all, "_LONG", SLOT_BYTES)
+        for kind, medium, found in algorithms():
+            if medium == "reads" and found is not candidates(kind, medium)[-1][1]:
+                patch.setitem(LIMITS, (kind.name, medium), {found.__name__: {2: 2 * SLOT_BYTES}})
+        _rows.cache_clear()
+        yield
+    _rows.cache_clear()
+
+
 @pytest.fixture(
     scope="module",
     params=[(n, where, reads) for n in (2, 3, 4, 7) for where in PLACES for reads in (True, False)],
     ids=lambda p: f"{p[0]}-{p[1]}-{'reads' if p[2] else 'may-not-read'}",
 )
-def places(request: pytest.FixtureRequest) -> Iterator[Places]:
+def places(request: pytest.FixtureRequest, short_rows: None) -> Iterator[Places]:
     size, where, reads = request.param
     with world(size, "segment", slot_bytes=SLOT_BYTES) as made:
         for members in made.communicators:
@@ -152,7 +168,17 @@ def test_moving_data(places: Places, count: int) -> None:
     places.run(call)
 
 
-@pytest.mark.parametrize("count", [1, 5000, 40_000])
+def test_the_table_takes_every_algorithm_that_reads(places: Places) -> None:
+    used = {
+        algorithm(kind, "reads", nbytes, places.size, SLOT_BYTES)
+        for kind, medium, _ in algorithms()
+        if medium == "reads"
+        for nbytes in (count * FLOAT32.itemsize for count in COUNTS)
+    }
+    assert used == {found for _, medium, found in algorithms() if medium == "reads"}
+
+
+@pytest.mark.parametrize("count", [1, SLOT_BYTES // 4 - 2, 5000, 40_000])
 def test_all_to_all(places: Places, count: int) -> None:
     def call(members: Communicator, put: Callable[[Array], Array]) -> None:
         rank, size = members.rank, members.size
@@ -271,6 +297,34 @@ def test_without_shared_memory_arrays_are_ordinary() -> None:
             members.all_reduce(array, ReduceOp.SUM, NOW)
             assert (array == 2).all()
 
+        made.run(call)
+
+
+def test_who_only_reads_does_not_wait_for_the_other_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = threading.Event()
+    read = Shown.read
+
+    def late(self: Shown, *arguments: Any, **options: Any) -> None:
+        if threading.current_thread() in slow:
+            assert returned.wait(10)
+        read(self, *arguments, **options)
+
+    slow: list[threading.Thread] = []
+
+    def call(members: Communicator) -> None:
+        array = members.empty(FLOAT32, 70_000, NOW)
+        array[:] = members.rank
+        members.barrier(NOW)
+        if members.rank == 2:
+            slow.append(threading.current_thread())
+        members.broadcast(array, 0, NOW)
+        if members.rank == 1:
+            returned.set()
+        assert (array == 0).all()
+        array[:] = 5  # also at the root: all have read it
+
+    monkeypatch.setattr(Shown, "read", late)
+    with world(3, "segment", slot_bytes=SLOT_BYTES) as made:
         made.run(call)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import struct
 import threading
@@ -34,7 +35,7 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
-from rankmesh_agent.store.fast_client import BlockingRemote
+from rankmesh_agent.store.fast_client import BlockingRemote, _Line
 from rankmesh_agent.store.fast_server import FastPath
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import (
@@ -42,6 +43,7 @@ from rankmesh_agent.wire.errors import (
     DistNetworkError,
     KeyNotFoundError,
     NotANumberError,
+    ProtocolError,
     QueueEmptyError,
 )
 from rankmesh_agent.wire.handshake import HELLO_BYTES, PROOF_BYTES, Challenge
@@ -154,6 +156,34 @@ def store(owner) -> Iterator[BlockingRemote]:
 
 
 @pytest.fixture
+def pieces(monkeypatch) -> Iterator[Callable[..., _Line]]:
+    """Makes connections to an owner that answers with some bytes, whatever is asked, a few at a time."""
+    opened: list[socket.socket] = []
+    running: list[threading.Thread] = []
+    monkeypatch.setattr(fast_client, "_SLICE_SECONDS", 0.01)
+
+    def answer(sock: socket.socket, data: bytes, size: int, pause: float) -> None:
+        sock.recv(1 << 16)
+        for begin in range(0, len(data), size):
+            sock.sendall(data[begin : begin + size])
+            time.sleep(pause)
+
+    def make(data: bytes, size: int, *, pause: float) -> _Line:
+        ours, theirs = socket.socketpair()
+        opened.extend((ours, theirs))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 10_000))
+        running.append(threading.Thread(target=answer, args=(theirs, data, size, pause)))
+        running[-1].start()
+        return _Line(ours, b"")
+
+    yield make
+    for thread in running:
+        thread.join(10)
+    for sock in opened:
+        sock.close()
+
+
+@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(64) as found:
         yield found
@@ -227,6 +257,20 @@ class TestAConnection:
         assert [wait.result(30) for wait in waits] == [b"v"] * 40
         assert len(store._idle) == len(store._lines) <= fast_client.MOST_IDLE
         wait_until(lambda: len(fast_path._connections) <= fast_client.MOST_IDLE, "the rest to be closed")
+
+    def test_an_answer_that_comes_in_pieces(self, pieces):
+        line = pieces(forms.answer(1, b"v" * 100), 10, pause=0.05)
+        assert line.ask(Get("k"), 10.0) == b"v" * 100
+
+    def test_an_answer_that_stops_in_the_middle(self, pieces):
+        line = pieces(forms.answer(1, b"v" * 100)[:-1], 100, pause=0.0)
+        with pytest.raises(fast_client._Late):
+            line.ask(Get("k"), 0.1)
+
+    @pytest.mark.parametrize("frame", [forms.answer(2, 1), forms.answer(1, 1) * 2, b"\xff" * 24], ids=range(3))
+    def test_what_is_no_answer(self, pieces, frame):
+        with pytest.raises(ProtocolError):
+            pieces(frame, len(frame), pause=0.0).ask(Add("k"), 10.0)
 
     def test_closing_ends_what_is_under_way(self, way, store, owned, threads, fast_path):
         waiting = threads.submit(store.do, Get("k", 30.0))
@@ -430,6 +474,15 @@ class TestWaits:
         with pytest.raises(DistNetworkError, match="cannot be reached"):
             waiting.result(10)
 
+    def test_the_table_is_closed(self, way, store, owned, fast_path, threads):
+        waits = [threads.submit(store.do, Get("k", 30.0)) for _ in range(3)]
+        wait_until(lambda: len(owned.table._watches.get("k", ())) == 3, "three waits")
+        owned.table.close()
+        for waiting in waits:
+            with pytest.raises(DistNetworkError, match="cannot be reached"):
+                waiting.result(10)
+        wait_until(lambda: not fast_path._thread.is_alive(), "the service to end with it")
+
     def test_an_owner_that_does_not_answer(self, way, store, owned, monkeypatch):
         store.do(Count())
         monkeypatch.setattr(fast_client, "ANSWER_SECONDS", 0.5)
@@ -488,6 +541,21 @@ class TestConnectionsThatBreak:
         ):
             store.do(Add("k"))
         assert value(owned, "k") == b"1"
+
+    def test_a_wait_that_is_repeated_gets_the_rest_of_its_time(self, store, monkeypatch):
+        asked = []
+
+        def ask(_, command: Command, patience: float, again: bytes = b"") -> Any:
+            asked.append(command.seconds)
+            if len(asked) == 1:
+                time.sleep(0.05)
+                raise fast_client._Lost
+            return b"v"
+
+        monkeypatch.setattr(_Line, "ask", ask)
+        assert store.do(Get("k", 30.0)) == b"v"
+        assert asked[0] == 30.0
+        assert 0.0 < asked[1] <= 29.95
 
     def test_a_connection_that_the_owner_closed_while_it_was_idle(self, way, store, fast_path, owned):
         assert store.do(Add("k")) == 1
@@ -670,6 +738,21 @@ class TestTheServer:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert len(held) == 4
         assert one.ask(Count()) == 0
+
+    def test_without_descriptors_it_serves_those_who_are_there(self, raw):
+        one, challenge = raw(), Challenge("secret", client=True)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(10.0)
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, most[1]))
+            try:
+                sock.connect("\0" + one.nearby)
+                for number in range(1, 101):
+                    assert one.ask(Add("k")) == number
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, most)
+            sock.sendall(challenge.hello())
+            assert len(sock.recv(HELLO_BYTES)) == HELLO_BYTES
 
     def test_plain_http_goes_on_at_the_same_port(self, owner, store):
         store.do(Set("k", b"v"))

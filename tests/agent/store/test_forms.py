@@ -90,7 +90,11 @@ def test_the_longest_wait_is_a_number():
         (Get("k"), b"", Kind.VALUE),
         (Get("k"), b"\x00\xff", Kind.VALUE),
         (MultiGet(("a", "b")), [b"1", b""], Kind.JOINED),
-        (MultiGet(("a", "b")), [b"\x00", b"2"], Kind.VALUES),
+        (MultiGet(("a", "b")), [b"\x00", b"2"], Kind.EQUAL),
+        (MultiGet(("a",)), [b"\x00"], Kind.EQUAL),
+        (MultiGet(("a", "b")), [b"\x00", b"22"], Kind.VALUES),
+        (MultiGet(("a", "b")), [b"", b""], Kind.JOINED),
+        (MultiGet(tuple(map(str, range(2000)))), [b"12", b"34"] * 1000, Kind.EQUAL),
         (MultiGet(()), [], Kind.VALUES),
         (Keys(), ["a", "grüße"], Kind.TEXTS),
         (Keys(), [], Kind.VALUES),
@@ -107,6 +111,15 @@ def test_a_key_that_was_asked_for_twice():
     assert forms.result(MultiGet(("a", "b", "a")), Kind.JOINED, 0, [b"1\x002"]) == [b"1", b"2", b"1"]
     with pytest.raises(ProtocolError):
         forms.result(MultiGet(("a", "b", "a")), Kind.VALUES, 0, [b"1"])
+
+
+def test_the_same_keys_again_are_the_same_command():
+    first, again, other = (forms.command_of(7, 4, seconds, [b"a\0b"]) for seconds in (1.0, 1.0, 2.0))
+    assert first is again
+    assert other is not first
+    many = ["k" * 1000] * 5
+    first, again = (forms.command_of(7, 4, 1.0, ["\0".join(many).encode()]) for _ in range(2))
+    assert first is not again  # that would take too much memory
 
 
 def test_errors():
@@ -153,7 +166,9 @@ def test_what_is_no_key(opcode, flags, key):
         forms.command_of(opcode, flags, 0.0, [key])
 
 
-@pytest.mark.parametrize(("kind", "parts"), [(3, []), (6, [b"code"]), (5, [b"\xff"]), (7, []), (99, [])])
+@pytest.mark.parametrize(
+    ("kind", "parts"), [(3, []), (6, [b"code"]), (5, [b"\xff"]), (7, []), (8, []), (8, [b"1"]), (99, [])]
+)
 def test_what_is_no_answer(kind, parts):
     with pytest.raises(ProtocolError):
         forms.result(Get("k"), kind, 0, parts)

@@ -30,7 +30,7 @@ def test_one_bad_key_among_several():
 
 def test_too_many_keys():
     with pytest.raises(InvalidKeyError, match=str(MAX_KEYS)):
-        check_keys(map(str, range(MAX_KEYS + 1)))
+        check_keys([*map(str, range(MAX_KEYS + 1))])
 
 
 def test_values():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.threads import in_threads
 
-from rankmesh_agent.transports.segment import DisagreementError, Segment
+from rankmesh_agent.transports.segment import NOTES, DisagreementError, Segment
 from rankmesh_agent.transports.shared import Mapping
 
 I8, F4, U1 = np.dtype("int64"), np.dtype("float32"), np.dtype("uint8")
@@ -67,6 +67,46 @@ def test_everyone_reads_what_everyone_wrote(segments, size):
                     assert (slot == other * 1_000_000 + seq * 1000 + part).all()
 
     in_threads(size, take_part)
+
+
+def test_everyone_reads_the_notes_of_the_turn_beside_its_slots(segments):
+    group = segments(3)
+
+    def take_part(rank: int) -> None:
+        segment = group[rank]
+        for seq in range(30):
+            segment.begin(seq, 1, give_up())
+            slots = segment.slots(U1, SLOT)
+            slots[rank][:] = 255
+            notes = segment.notes()
+            assert [len(note) >= NOTES * 8 * 3 for note in notes] == [True] * 3
+            notes[rank][:] = bytes([10 * rank + seq % 7]) * len(notes[rank])
+            segment.step()
+            assert [set(note) for note in notes] == [{10 * other + seq % 7} for other in range(3)]
+            assert all((slot == 255).all() for slot in slots), "notes are not part of slots"
+
+    in_threads(3, take_part)
+
+
+def test_a_step_without_slots_waits_only_for_those_it_is_told(segments):
+    group = segments(3)
+    come = threading.Event()
+
+    def take_part(rank: int) -> None:
+        segment = group[rank]
+        for seq in range(20):
+            segment.begin(seq, 1, give_up())
+            slots = segment.slots(U1, 10)
+            slots[rank][:] = 7 * rank + seq
+            segment.step()
+            assert [slot[0] for slot in slots] == [7 * other + seq for other in range(3)]
+            if rank == 2:
+                assert come.wait(10), "rank 1 waits for rank 2, although it was told not to"
+            segment.step({1: [0], 0: [1, 2], 2: []}[rank])
+            if rank == 1:
+                come.set()
+
+    in_threads(3, take_part)
 
 
 def test_a_slot_is_not_overwritten_while_others_read_it(segments):
