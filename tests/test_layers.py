@@ -32,7 +32,7 @@ FOR_THE_GATEWAY = ("rankmesh_agent.wire", "rankmesh_agent.web")
 LIBRARIES = {
     "fastapi": {"rankmesh_agent.app", "rankmesh_agent.web", "rankmesh_agent.routes", "rankmesh_gateway.routes"},
     "starlette": {"rankmesh_agent.web", "rankmesh_agent.routes"},
-    "uvicorn": {"rankmesh_agent.serving", "rankmesh_gateway.server"},
+    "uvicorn": {"rankmesh_agent.serving", "rankmesh_agent.quiet_server", "rankmesh_gateway.server"},
     "httpx": {"rankmesh_agent.store.client"},
     "typer": {"rankmesh.cli"},
 }

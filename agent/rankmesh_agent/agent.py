@@ -37,7 +37,7 @@ from rankmesh_agent.wire.version import __version__
 
 ESTABLISH_SECONDS = 60.0
 """How long connecting all pairs may take once everyone has joined."""
-_RING_BUDGET = 16 << 20
+_RING_BUDGET = 8 << 20
 _RING_MOST, _RING_LEAST = 1 << 19, 1 << 16
 
 

@@ -59,7 +59,7 @@ class HttpThread:
         """Finish the requests under way, then close. Does nothing the second time."""
         self._stopping = True
         if self._server is not None:
-            self._server.should_exit = True
+            self._server.end()
         else:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread if it waits for a client
@@ -93,6 +93,8 @@ class HttpThread:
     def _run(self) -> None:
         import uvicorn
 
+        from rankmesh_agent.quiet_server import QuietServer
+
         with making():
             app = self._make_app()
         config = uvicorn.Config(
@@ -104,7 +106,7 @@ class HttpThread:
             timeout_graceful_shutdown=2,
             server_header=False,
         )
-        self._server = uvicorn.Server(config)
+        self._server = QuietServer(config)
         if not self._stopping:
             self._server.run(sockets=[self._listener])
 

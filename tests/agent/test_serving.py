@@ -53,6 +53,16 @@ def test_at_once():
     assert not is_served("served")
 
 
+def test_it_ends_when_told_and_not_at_its_next_look(monkeypatch):
+    from rankmesh_agent import quiet_server
+
+    monkeypatch.setattr(quiet_server, "_TICK_SECONDS", 60.0)
+    served = Served(when_asked=False)
+    assert served.ask() == b"hello"
+    served.thread.stop(timeout=20.0)
+    assert not is_served("served")
+
+
 def test_when_asked_and_not_before():
     served = Served(when_asked=True)
     assert not served.made.wait(0.2)

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+import numpy as np
+
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.transports.vmread import address_of
 from rankmesh_agent.wire import frames
@@ -119,7 +121,8 @@ class Peer:
         self.fetches: deque[Fetch] = deque()
         """What is being read from the peer's memory, one after the other."""
         self._outgoing: deque[tuple[Sequence[Buffer], Transfer | None]] = deque()
-        self._stage = memoryview(bytearray(max(_STAGE_BYTES, HEADER_BYTES + eager_limit)))
+        # Memory without zeros in it takes no room before it is used: in a large world most peers never send much.
+        self._stage = np.empty(max(_STAGE_BYTES, HEADER_BYTES + eager_limit), np.uint8).data
         self._begin = 0
         self._end = 0
         self._header: Header | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -23,8 +23,11 @@ Wait = Callable[[Callable[[], bool], Callable[[], list[int]]], None]
 Payload = memoryview | bytes
 _RETELL = 0xFFFFFFFF
 _ANSWER = 0xFFFFFFFE
+"""The part of rank 0's answer in the first round; that of the next round is one less."""
 _PATIENCE = 0.05
 """Seconds until those who wait by way of rank 0 tell each other that they are there, to be able to say who is not."""
+_PATIENCE_EACH = 0.02
+"""The same for each member: in a large group that is many messages, and the members come further apart."""
 
 
 class MessageLink(Link):
@@ -47,7 +50,7 @@ class MessageLink(Link):
         self._group_rank = {member: number for number, member in enumerate(ranks)}
         # Peers can be one round ahead, not more: they need our arrival to go on.
         self._arrived: dict[tuple[int, int], dict[int, tuple[int, Payload]]] = {}
-        self._posted: dict[int, deque[tuple[int, memoryview, Transfer]]] = {member: deque() for member in ranks}
+        self._posted: defaultdict[int, deque[tuple[int, memoryview, Transfer]]] = defaultdict(deque)
         self._seq = 0
         self._retold = -1
         """The latest call that others found to be different ones."""
@@ -59,7 +62,8 @@ class MessageLink(Link):
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
         """Begin call number ``seq``."""
         if seq != self._seq:
-            self._arrived.pop((self._seq, 0), None)  # arrivals that were only told when the former call was over
+            for part in range(self._round):
+                self._arrived.pop((self._seq, part), None)  # arrivals that were only told when the former call was over
         self._seq = seq
         self._round = 0
         self._fingerprint = fingerprint
@@ -82,28 +86,29 @@ class MessageLink(Link):
         Raises:
             DisagreementError: the ranks did not make the same call.
         """
+        part, self._round = self._round, self._round + 1
         if self.rank:
-            return self._ask(payload)
-        heard = self._heard_of(0)
+            return self._ask(part, payload)
+        heard = self._heard_of(part)
         self._wait(
-            self._hailing(lambda: len(heard) == len(self._others) or self._retold == self._seq, self._others),
+            self._hailing(part, lambda: len(heard) == len(self._others) or self._retold == self._seq, self._others),
             lambda: [member for member in self._others if member not in heard],
         )
-        arrived = {0: (self._fingerprint, payload), **self._arrived.pop((self._seq, 0))}
+        arrived = {0: (self._fingerprint, payload), **self._arrived.pop((self._seq, part))}
         self._compare(arrived)
         answer = decide([arrived[member][1] for member in range(self.size)])
         going: list[tuple[int, Transfer]] = []
         with self._mesh.lock:
-            self._tell(self._others, _ANSWER, answer, going)
+            self._tell(self._others, _ANSWER - part, answer, going)
         self.finish(going)
         return answer
 
-    def _ask(self, payload: Payload) -> Payload:
+    def _ask(self, part: int, payload: Payload) -> Payload:
         """Tell rank 0 ``payload`` and return its answer."""
         going: list[tuple[int, Transfer]] = []
-        heard, answers = self._heard_of(0), self._heard_of(_ANSWER)
+        heard, answers = self._heard_of(part), self._heard_of(_ANSWER - part)
         with self._mesh.lock:
-            self._tell((0,), 0, payload, going)
+            self._tell((0,), part, payload, going)
 
         def answered() -> bool:
             return (bool(answers) and all(transfer.done for _, transfer in going)) or self._retold == self._seq
@@ -115,16 +120,16 @@ class MessageLink(Link):
             # Another one that has left may have had its answer: rank 0 knows.
             return [member for member in self._others if member not in heard and self._ranks[member] not in lost] or [0]
 
-        self._wait(self._hailing(answered, [member for member in self._others if member]), missing)
-        self._arrived.pop((self._seq, 0), None)
-        arrived = self._arrived.pop((self._seq, _ANSWER))
+        self._wait(self._hailing(part, answered, [member for member in self._others if member]), missing)
+        self._arrived.pop((self._seq, part), None)
+        arrived = self._arrived.pop((self._seq, _ANSWER - part))
         if not arrived:
             raise DisagreementError
         return arrived[0][1]
 
-    def _hailing(self, ready: Callable[[], bool], members: Sequence[int]) -> Callable[[], bool]:
+    def _hailing(self, part: int, ready: Callable[[], bool], members: Sequence[int]) -> Callable[[], bool]:
         """Return ``ready`` with a side effect: if it takes long, some members are told that this rank is there."""
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + max(_PATIENCE, _PATIENCE_EACH * self.size)
 
         def ready_or_hail() -> bool:
             nonlocal until
@@ -132,7 +137,7 @@ class MessageLink(Link):
                 return True
             if time.monotonic() > until:
                 until = math.inf
-                self._tell(members, 0, b"", [])
+                self._tell(members, part, b"", [])
             return False
 
         return ready_or_hail

@@ -9,6 +9,7 @@ module      what it moves bytes through                        between
 ``segment`` slots in shared memory, futex to wait              all ranks of a group
 ==========  =================================================  =========================
 
-The first three implement ``base.Transport``; ``shared`` has the mapping and the futex that ring and segment stand on,
-``vmread`` reads another process's memory, ``windows`` is what the ranks of a segment let each other read.
+The first three implement ``base.Transport``; ``conversation`` is what two ends of a socket say before it is a
+connection, ``shared`` has the mapping and the futex that ring and segment stand on, ``vmread`` reads another process's
+memory, ``windows`` is what the ranks of a segment let each other read.
 """

@@ -1,4 +1,4 @@
-"""What every point-to-point transport offers: listen, connect, and a connection that never blocks.
+"""What every point-to-point transport offers: listen, dial, and a connection; none of them ever blocks.
 
 A connection is an ordered, reliable stream of bytes. ``send`` and ``recv_into`` do what can be done at once; who wants
 to wait polls ``fileno()`` after ``prepare_wait()`` said that there is nothing to do. One thread at a time may send and
@@ -7,15 +7,15 @@ one may receive. After any error the connection is closed, never used again: its
 
 from __future__ import annotations
 
-import select
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import ClassVar
 
-from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError
 
 Buffer = bytes | memoryview
+GREETING_BYTES = 80
+"""What a client may tell a listener about itself: of fixed size, so that no stranger decides how much is read."""
 
 
 class Connection(ABC):
@@ -102,18 +102,56 @@ class Connection(ABC):
         """In a forked child: let go of the parent's connection, without the peer noticing anything."""
 
 
-class Listener(ABC):
-    """Waits for peers to connect."""
-
-    address: str
-    """Where peers connect to, as Transport.connect takes it."""
+class Attempt(ABC):
+    """A connection that is being made, from either side: nothing in it waits."""
 
     @abstractmethod
-    def accept(self, deadline: Deadline) -> Connection:
-        """Return the next connection of a peer that passed the challenge.
+    def fileno(self) -> int:
+        """Return a descriptor to poll for ``events()``; another one, perhaps, after each ``advance()``."""
+
+    @abstractmethod
+    def events(self) -> int:
+        """Return the poll events that mean 'go on'."""
+
+    @abstractmethod
+    def advance(self) -> Connection | None:
+        """Do what can be done now; return the connection as soon as both sides have it. Then this is over.
 
         Raises:
-            TimeoutError: none came before the deadline.
+            AuthenticationError: the other side does not know the token.
+            DistNetworkError: nobody listens there, it does not speak the protocol, or does not want this connection.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up."""
+
+
+Admits = Callable[[bytes], bool]
+"""Returns whether the client that said a greeting may come in. It has passed the challenge by then."""
+
+
+class Listener(ABC):
+    """Where peers connect to. Nothing happens but in ``arrivals``: peers that come meanwhile wait in its queue."""
+
+    address: str
+    """Where peers connect to, as Transport.dial takes it."""
+
+    @abstractmethod
+    def descriptors(self) -> list[int]:
+        """Return what to poll for reading; others, perhaps, after each ``arrivals``."""
+
+    @abstractmethod
+    def arrivals(self, ready: Container[int], admits: Admits) -> list[tuple[bytes, Connection]]:
+        """Do what can be done now; return the connections that are ready, each with its client's greeting.
+
+        To be called now and then also when there is nothing to read: it ends what takes too long.
+
+        Args:
+            ready: the descriptors that can be read.
+            admits: says who may come in.
+
+        Raises:
             DistNetworkError: the listener is closed.
         """
 
@@ -135,62 +173,17 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def connect(self, address: str, deadline: Deadline) -> Connection:
-        """Connect to a listener.
+    def dial(self, address: str, greeting: bytes = b"") -> Attempt:
+        """Begin to connect to a listener.
+
+        Args:
+            address: where it listens.
+            greeting: what it is told as soon as it knows that we belong here, at most GREETING_BYTES; shorter ones
+                arrive with zeros behind them.
 
         Raises:
-            AuthenticationError: the other side does not know the token.
-            DistNetworkError: nobody listens there, or it does not speak the protocol.
-            TimeoutError: it did not answer before the deadline.
+            DistNetworkError: there can be nobody.
         """
-
-
-def wait_ready(connection: Connection, deadline: Deadline, *, writing: bool) -> None:
-    """Sleep until ``connection`` may have something to do, or for no reason: the caller tries again.
-
-    Raises:
-        TimeoutError: the deadline passed.
-    """
-    if deadline.passed():
-        raise TimeoutError(f"no answer from {connection.peer} within {deadline.seconds:.1f} s")
-    if not connection.prepare_wait(writing):
-        return
-    poller = select.poll()
-    poller.register(connection.fileno(), connection.events(writing))
-    if poller.poll(deadline.remaining() * 1000):
-        connection.woken()
-
-
-def send_all(connection: Connection, data: Buffer, deadline: Deadline) -> None:
-    """Send all of ``data``, waiting for room.
-
-    Raises:
-        TimeoutError: the deadline passed.
-        DistNetworkError: the connection is lost.
-    """
-    view = memoryview(data)
-    while view:
-        sent = connection.send([view])
-        view = view[sent:]
-        if view and not sent:
-            wait_ready(connection, deadline, writing=True)
-
-
-def recv_exactly(connection: Connection, length: int, deadline: Deadline) -> bytes:
-    """Return the next ``length`` bytes, waiting for them.
-
-    Raises:
-        TimeoutError: the deadline passed.
-        DistNetworkError: the connection is lost.
-    """
-    data = bytearray(length)
-    view = memoryview(data)
-    while view:
-        received = connection.recv_into(view)
-        view = view[received:]
-        if view and not received:
-            wait_ready(connection, deadline, writing=False)
-    return bytes(data)
 
 
 def lost(peer: str, why: str = "closed by the other side") -> DistNetworkError:

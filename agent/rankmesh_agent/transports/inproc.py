@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import select
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Container, Sequence
 from typing import ClassVar
 
-from rankmesh_agent.transports.base import Buffer, Connection, Listener, Transport, lost
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.transports.base import (
+    GREETING_BYTES,
+    Admits,
+    Attempt,
+    Buffer,
+    Connection,
+    Listener,
+    Transport,
+    lost,
+)
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
 QUEUE_BYTES = 1 << 20
@@ -100,6 +108,12 @@ class InprocConnection(Connection):
     def forget(self) -> None:
         os.close(self._bell)
 
+    def ring(self) -> None:
+        """Wake the other end, if it is there."""
+        with self._lock:
+            if not self._incoming.closed:
+                os.eventfd_write(self._other_bell, 1)
+
 
 def pair() -> tuple[InprocConnection, InprocConnection]:
     """Return two connected ends."""
@@ -109,33 +123,80 @@ def pair() -> tuple[InprocConnection, InprocConnection]:
     return InprocConnection(back, there, mine, yours, lock), InprocConnection(there, back, yours, mine, lock)
 
 
+class InprocAttempt(Attempt):
+    """A client's end, until the listener has looked at it."""
+
+    def __init__(self, connection: InprocConnection) -> None:
+        self.connection = connection
+        self.admitted = False
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def events(self) -> int:
+        return select.POLLIN
+
+    def advance(self) -> Connection | None:
+        self.connection.woken()
+        if self.admitted:
+            return self.connection
+        self.connection.recv_into(memoryview(b""))  # raises if the listener has closed the other end
+        return None
+
+    def close(self) -> None:
+        self.connection.close()
+
+
 class InprocListener(Listener):
     """A name in the transport's table."""
 
     def __init__(self, address: str, listeners: dict[str, InprocListener]) -> None:
         self.address = address
-        self.waiting: queue.SimpleQueue[Connection | None] = queue.SimpleQueue()
+        self._waiting: deque[tuple[bytes, InprocConnection, InprocAttempt]] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
         self._listeners = listeners
 
-    def accept(self, deadline: Deadline) -> Connection:
-        try:
-            connection = self.waiting.get(timeout=deadline.remaining())
-        except queue.Empty:
-            raise TimeoutError(f"nobody connected to {self.address} within {deadline.seconds:.1f} s") from None
-        if connection is None:
-            self.waiting.put(None)  # for the next caller
-            raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
-        return connection
+    def descriptors(self) -> list[int]:
+        return [self._bell]
+
+    def wait(self, greeting: bytes, connection: InprocConnection, attempt: InprocAttempt) -> None:
+        """Put the other end of a client's connection in the queue."""
+        with self._lock:
+            if self._closed:
+                raise _nobody(self.address)
+            self._waiting.append((greeting, connection, attempt))
+            os.eventfd_write(self._bell, 1)
+
+    def arrivals(self, ready: Container[int], admits: Admits) -> list[tuple[bytes, Connection]]:
+        arrived: list[tuple[bytes, Connection]] = []
+        with self._lock:
+            if self._closed:
+                raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            waiting, self._waiting = self._waiting, deque()
+        for greeting, connection, attempt in waiting:
+            if admits(greeting):
+                attempt.admitted = True
+                connection.ring()
+                arrived.append((greeting, connection))
+            else:
+                connection.close()
+        return arrived
 
     def close(self) -> None:
-        if self._listeners.get(self.address) is not self:
-            return
-        del self._listeners[self.address]
-        while not self.waiting.empty():
-            unclaimed = self.waiting.get()
-            if unclaimed is not None:
-                unclaimed.close()
-        self.waiting.put(None)
+        with self._lock:
+            if self._closed:
+                return
+            del self._listeners[self.address]
+            os.close(self._bell)
+        for _, connection, _ in self._waiting:
+            connection.close()
+
+    @property
+    def _closed(self) -> bool:
+        return self._listeners.get(self.address) is not self
 
 
 class InprocTransport(Transport):
@@ -147,13 +208,24 @@ class InprocTransport(Transport):
     def listen(self, address: str) -> Listener:
         listener = InprocListener(address, self._listeners)
         if self._listeners.setdefault(address, listener) is not listener:
+            os.close(*listener.descriptors())
             raise AddressInUseError(f"{address} is in use in this process", address=address)
         return listener
 
-    def connect(self, address: str, deadline: Deadline) -> Connection:
+    def dial(self, address: str, greeting: bytes = b"") -> Attempt:
         listener = self._listeners.get(address)
         if listener is None:
-            raise DistNetworkError(f"cannot connect to {address}: nobody listens there", address=address)
+            raise _nobody(address)
         here, there = pair()
-        listener.waiting.put(there)
-        return here
+        attempt = InprocAttempt(here)
+        try:
+            listener.wait(greeting.ljust(GREETING_BYTES, b"\0"), there, attempt)
+        except BaseException:
+            here.close()
+            there.close()
+            raise
+        return attempt
+
+
+def _nobody(address: str) -> DistNetworkError:
+    return DistNetworkError(f"cannot connect to {address}: nobody listens there", address=address)

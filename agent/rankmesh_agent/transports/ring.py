@@ -29,10 +29,9 @@ from typing import ClassVar
 import numpy as np
 
 from rankmesh_agent.transports import vmread
-from rankmesh_agent.transports.base import Buffer, Connection, lost, recv_exactly, send_all
+from rankmesh_agent.transports.base import Buffer, Connection, lost
 from rankmesh_agent.transports.shared import LINE, Mapping, unsupported
-from rankmesh_agent.transports.tcp import ANSWER, PROPOSAL, TcpConnection, TcpTransport
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.transports.tcp import PROPOSAL, Offer, TcpConnection, TcpTransport
 from rankmesh_agent.wire.errors import DistNetworkError
 
 RING_BYTES = 1 << 18
@@ -225,6 +224,39 @@ def _introduce(mapping: Mapping, offset: int) -> None:
     words[_PID], words[_ADDRESS] = os.getpid(), mapping.address
 
 
+class _RingOffer(Offer):
+    """Proposes two rings in memory that was made for them, whose name is gone as soon as both sides have it.
+
+    Args:
+        mapping: the memory.
+        ring_bytes: bytes of data in each ring.
+        strict: whether to raise instead of staying on TCP.
+    """
+
+    def __init__(self, mapping: Mapping, ring_bytes: int, *, strict: bool) -> None:
+        self._mapping = mapping
+        self._ring_bytes = ring_bytes
+        self._strict = strict
+        nonce = mapping.name[-_NONCE:].encode()
+        mapping.bytes[_DATA : _DATA + len(nonce)] = np.frombuffer(nonce, np.uint8)
+        _introduce(mapping, 0)
+        self.proposal = PROPOSAL.pack(1, ring_bytes, mapping.name.encode(), nonce)
+
+    def settle(self, connection: TcpConnection, taken: bool) -> Connection:
+        if taken:
+            return RingConnection(self._mapping, self._ring_bytes, connection, client=True)
+        if self._strict:
+            raise DistNetworkError(
+                f"RANKMESH_TRANSPORT=shm, but {connection.peer} cannot map {self._mapping.path}: both "
+                "ranks must see the same RANKMESH_SHM_DIR",
+                address=connection.peer,
+            )
+        return super().settle(connection, taken)
+
+    def close(self) -> None:
+        self._mapping.unlink()
+
+
 class RingTransport(TcpTransport):
     """Reaches processes of the same host through shared memory, set up over TCP; others, and as a fallback, over TCP.
 
@@ -245,7 +277,7 @@ class RingTransport(TcpTransport):
         self._ring_bytes = ring_bytes
         self._strict = strict
 
-    def _propose(self, connection: TcpConnection, deadline: Deadline) -> Connection:
+    def _offer(self) -> Offer:
         try:
             if reason := unsupported():
                 raise DistNetworkError(reason)
@@ -253,26 +285,10 @@ class RingTransport(TcpTransport):
         except DistNetworkError:
             if self._strict:
                 raise
-            return super()._propose(connection, deadline)
-        try:
-            nonce = mapping.name[-_NONCE:].encode()
-            mapping.bytes[_DATA : _DATA + len(nonce)] = np.frombuffer(nonce, np.uint8)
-            _introduce(mapping, 0)
-            send_all(connection, PROPOSAL.pack(1, self._ring_bytes, mapping.name.encode(), nonce), deadline)
-            taken = recv_exactly(connection, ANSWER.size, deadline) == ANSWER.pack(1)
-        finally:
-            mapping.unlink()
-        if taken:
-            return RingConnection(mapping, self._ring_bytes, connection, client=True)
-        if self._strict:
-            raise DistNetworkError(
-                f"RANKMESH_TRANSPORT=shm, but {connection.peer} cannot map {self._directory}/{mapping.name}: both "
-                "ranks must see the same RANKMESH_SHM_DIR",
-                address=connection.peer,
-            )
-        return connection
+            return super()._offer()
+        return _RingOffer(mapping, self._ring_bytes, strict=self._strict)
 
-    def _accept_proposal(self, connection: TcpConnection, proposal: bytes, deadline: Deadline) -> Connection:
+    def _accept_proposal(self, connection: TcpConnection, proposal: bytes) -> tuple[Connection, bool]:
         wanted, ring_bytes, name, nonce = PROPOSAL.unpack(proposal)
         mapping = None
         if wanted and LINE <= ring_bytes <= 1 << 30 and not unsupported():
@@ -280,12 +296,9 @@ class RingTransport(TcpTransport):
                 mapping = Mapping.open(self._directory, name.rstrip(b"\0").decode("ascii"), 2 * (_DATA + ring_bytes))
         said = nonce.rstrip(b"\0")
         if mapping is None or mapping.bytes[_DATA : _DATA + len(said)].tobytes() != said:
-            send_all(connection, ANSWER.pack(0), deadline)
-            return connection
+            return super()._accept_proposal(connection, proposal)
         _introduce(mapping, _DATA + ring_bytes)
-        ring = RingConnection(mapping, ring_bytes, connection, client=False)
-        send_all(connection, ANSWER.pack(1), deadline)
-        return ring
+        return RingConnection(mapping, ring_bytes, connection, client=False), True
 
     def _size(self) -> int:
         return 2 * (_DATA + self._ring_bytes)

@@ -6,6 +6,7 @@ processes end. Room is reserved when it is made: writing to a full tmpfs would k
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -79,16 +80,17 @@ class Mapping:
 
     Attributes:
         name: the file's name in its directory; peers open it by that.
+        path: where it was made.
         bytes: the memory as an array of uint8.
         address: where it begins in this process.
     """
 
     def __init__(self, directory: str, name: str, descriptor: int, size: int) -> None:
         self.name = name
-        self._path = Path(directory, name)
+        self.path = f"{directory}/{name}"
         self._memory = mmap.mmap(descriptor, size)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
-        self.address = self.bytes.ctypes.data
+        self.address = int(self.bytes.__array_interface__["data"][0])
 
     @classmethod
     def create(cls, directory: str, job: str, size: int) -> Mapping:
@@ -98,7 +100,7 @@ class Mapping:
             DistNetworkError: there is no room, or no such directory; says how to get room.
         """
         name = f"rankmesh-{re.sub(r'[^A-Za-z0-9_.-]', '_', job)[:64]}-{secrets.token_hex(8)}"
-        path = Path(directory, name)
+        path = f"{directory}/{name}"
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -110,7 +112,7 @@ class Mapping:
             os.posix_fallocate(descriptor, 0, size)
             return cls(directory, name, descriptor, size)
         except BaseException as error:
-            path.unlink(missing_ok=True)
+            os.unlink(path)
             if not isinstance(error, OSError):
                 raise
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
@@ -134,7 +136,7 @@ class Mapping:
         if not _NAME.fullmatch(name):
             raise DistNetworkError(f"{name!r} is not a name of shared memory")
         try:
-            descriptor = os.open(Path(directory, name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(f"{directory}/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             raise DistNetworkError(f"cannot open shared memory {directory}/{name}: {error.strerror}") from error
         try:
@@ -152,8 +154,11 @@ class Mapping:
         return cls("", "", -1, size)
 
     def unlink(self) -> None:
-        """Remove the file's name; the memory stays for those who mapped it. Does nothing the second time."""
-        self._path.unlink(missing_ok=True)
+        """Remove the file's name, if it has one; the memory stays for those who mapped it."""
+        if not self.name:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
 
 
 def host_id(directory: str) -> str:

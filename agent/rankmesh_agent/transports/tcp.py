@@ -1,30 +1,41 @@
-"""Sockets, with the mutual challenge of wire.handshake at the start of each."""
+"""Sockets, with the mutual challenge of wire.handshake at the start of each.
+
+::
+
+    client → server   HELLO
+    server → client   HELLO
+    client → server   PROOF   PROPOSAL   GREETING
+    server → client   PROOF   ANSWER
+
+Two round trips: what the client proposes and who it is go along with its proof, hold no secrets, and are looked at only
+if that is right. The client in turn believes the answer only if the server's proof is right.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
-import queue
 import select
 import socket
 import struct
 import sys
 import termios
-import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Container, Sequence
+from typing import Any, ClassVar
 
 from rankmesh_agent.transports.base import (
+    GREETING_BYTES,
+    Admits,
+    Attempt,
     Buffer,
     Connection,
     Listener,
     Transport,
     lost,
-    recv_exactly,
-    send_all,
 )
+from rankmesh_agent.transports.conversation import Conversation, Script
 from rankmesh_agent.wire import handshake
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
@@ -40,11 +51,11 @@ _MOST_BUFFERS = 1024
 """What one system call takes (IOV_MAX)."""
 
 PROPOSAL = struct.Struct("!BQ160s32s")
-"""What the client says after the challenge: 1 and size, name and nonce of a shared memory file, or 0 to stay on TCP."""
-ANSWER = struct.Struct("!B")
-"""1 if the server takes the proposal, 0 to stay on TCP."""
+"""What the client says with its proof: 1 and size, name and nonce of a shared memory file, or 0 to stay on TCP."""
+TAKEN, DECLINED, REFUSED = b"\1", b"\0", b"\2"
+"""What the server answers with its own: it takes the proposal, it stays on TCP, or it does not admit the client."""
 
-Upgrade = Callable[["TcpConnection", bytes, Deadline], Connection]
+Upgrade = Callable[["TcpConnection", bytes], tuple[Connection, bool]]
 
 
 class TcpConnection(Connection):
@@ -53,13 +64,17 @@ class TcpConnection(Connection):
     medium: ClassVar[str] = "tcp"
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
-        sock.setblocking(False)
+        if sock.gettimeout() != 0:
+            sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
         self.socket = sock
         self.peer = peer
         self._fileno = sock.fileno()
+
+    def widen(self) -> None:
+        """Make room for arrays: this is not only a doorbell, or somebody at the door."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         try:
@@ -118,82 +133,180 @@ class TcpConnection(Connection):
         self.socket.close()
 
 
+class Offer:
+    """What a client proposes once it has passed the challenge: this one, to stay on the socket."""
+
+    proposal = PROPOSAL.pack(0, 0, b"", b"")
+
+    def settle(self, connection: TcpConnection, taken: bool) -> Connection:
+        """Return the connection to use.
+
+        Args:
+            connection: the socket.
+            taken: whether the listener has taken the proposal.
+        """
+        connection.widen()
+        return connection
+
+    def close(self) -> None:
+        """Undo what the proposal needed, whether anything came of it or not."""
+
+
+class TcpAttempt(Attempt):
+    """Connects to the first of an address's sockets that answers, and has a conversation there.
+
+    Args:
+        address: host and port.
+        script: this side's part of the conversation, on a socket.
+    """
+
+    def __init__(self, address: str, script: Callable[[TcpConnection], Script]) -> None:
+        self._address = address
+        self._script = script
+        self._places = _resolve(address)
+        self._conversation = self._call()
+
+    def fileno(self) -> int:
+        return self._conversation.fileno()
+
+    def events(self) -> int:
+        return self._conversation.events()
+
+    def advance(self) -> Connection | None:
+        while True:
+            try:
+                return self._conversation.advance()
+            except DistNetworkError as error:
+                if self._conversation.begun:
+                    raise
+                if not self._places:
+                    raise _unreachable(self._address, error.__cause__ or error) from error
+            self._conversation.close()
+            self._conversation = self._call()
+
+    def close(self) -> None:
+        self._conversation.close()
+
+    def _call(self) -> Conversation:
+        family, place = self._places.pop(0)
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as error:
+            raise _unreachable(self._address, error) from error
+        try:
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(place)
+        except (OSError, OverflowError) as error:  # the latter: no such port
+            if not self._places:
+                sock.close()
+                raise _unreachable(self._address, error) from error
+            sock.close()
+            return self._call()
+        connection = TcpConnection(sock, self._address)
+        return Conversation(connection, self._script(connection))
+
+
+class _Stranger(Conversation):
+    """Somebody who has to prove that they belong here.
+
+    Args:
+        connection: to them.
+        script: returns this side's part of the conversation, which notes what they greet with.
+    """
+
+    def __init__(self, connection: TcpConnection, script: Callable[[_Stranger], Script]) -> None:
+        super().__init__(connection, script(self))
+        self.greeting = b""
+        self.deadline = Deadline(CHALLENGE_SECONDS)
+
+
 class TcpListener(Listener):
-    """Accepts in a thread, and challenges each peer in a thread of its own: a silent stranger holds up nobody."""
+    """Challenges everyone who comes, all at once: a silent stranger holds up nobody."""
 
     def __init__(self, listening: socket.socket, token: str, upgrade: Upgrade) -> None:
         host, port = listening.getsockname()[:2]
         self.address = f"{host}:{port}"
+        listening.setblocking(False)
         self._socket = listening
         self._token = token
         self._upgrade = upgrade
-        self._ready: queue.SimpleQueue[Connection | None] = queue.SimpleQueue()
-        self._strangers = threading.Semaphore(MAX_STRANGERS)
-        self._closed = False
-        self._thread = threading.Thread(target=self._accept_all, name="rankmesh-accept", daemon=True)
-        self._thread.start()
+        self._fileno = listening.fileno()
+        self._strangers: dict[int, _Stranger] = {}
 
-    def accept(self, deadline: Deadline) -> Connection:
-        try:
-            connection = self._ready.get(timeout=deadline.remaining())
-        except queue.Empty:
-            raise TimeoutError(f"nobody connected to {self.address} within {deadline.seconds:.1f} s") from None
-        if connection is None:
-            self._ready.put(None)  # for the next caller
+    def descriptors(self) -> list[int]:
+        return [self._fileno, *self._strangers]
+
+    def arrivals(self, ready: Container[int], admits: Admits) -> list[tuple[bytes, Connection]]:
+        if self._socket.fileno() < 0:
             raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
-        return connection
+        arrived: list[tuple[bytes, Connection]] = []
+        for fd, stranger in list(self._strangers.items()):
+            if fd in ready:
+                self._hear(fd, stranger, arrived)
+            if fd in self._strangers and stranger.deadline.passed():
+                self._hang_up(fd)
+        if self._fileno in ready:
+            self._let_in(admits)
+        return arrived
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the accept below
+        for fd in list(self._strangers):
+            self._hang_up(fd)
         self._socket.close()
-        self._thread.join()
-        self._close_unclaimed()
 
-    def _close_unclaimed(self) -> None:
-        """Close what nobody will accept any more, and leave an end mark: a late one may have come behind the last."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                unclaimed = self._ready.get_nowait()
-                if unclaimed is not None:
-                    unclaimed.close()
-        self._ready.put(None)
-
-    def _accept_all(self) -> None:
+    def _let_in(self, admits: Admits) -> None:
         while True:
             try:
-                sock, address = self._socket.accept()
+                sock, place = self._socket.accept()
+            except BlockingIOError:
+                return
             except OSError as error:
-                if self._closed or self._socket.fileno() < 0:
-                    return
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                     time.sleep(_SHORT_OF_SOMETHING_SECONDS)  # it stays in the queue: trying at once would only spin
-                continue  # otherwise that one peer gave up while it waited
-            if not self._strangers.acquire(blocking=False):
+                    return
+                continue  # that one peer gave up while it waited
+            if len(self._strangers) < MAX_STRANGERS:
+                self._challenge(sock, f"{place[0]}:{place[1]}", admits)
+            else:
                 sock.close()
-                continue
-            threading.Thread(target=self._welcome, args=(sock, address), name="rankmesh-welcome", daemon=True).start()
 
-    def _welcome(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        connection = None
+    def _challenge(self, sock: socket.socket, peer: str, admits: Admits) -> None:
         try:
-            connection = TcpConnection(sock, f"{address[0]}:{address[1]}")
-            deadline = Deadline(CHALLENGE_SECONDS)
-            _prove(connection, self._token, deadline, client=False)
-            proposal = recv_exactly(connection, PROPOSAL.size, deadline)
-            ready = self._upgrade(connection, proposal, deadline)
+            connection = TcpConnection(sock, peer)
+        except OSError:  # it has gone again
+            sock.close()
+            return
+        stranger = _Stranger(connection, lambda them: self._welcome(them, connection, admits))
+        self._strangers[connection.fileno()] = stranger
+        self._hear(connection.fileno(), stranger, [])  # what it says first is here already, as a rule
+
+    def _hear(self, fd: int, stranger: _Stranger, arrived: list[tuple[bytes, Connection]]) -> None:
+        try:
+            connection = stranger.advance()
         except (DistError, OSError):
             # A port scan, an old version, a wrong token, silence: it learns nothing more.
-            (connection or sock).close()
+            self._hang_up(fd)
         else:
-            self._ready.put(ready)
-            if self._closed:
-                self._close_unclaimed()
-        finally:
-            self._strangers.release()
+            if connection is not None:
+                del self._strangers[fd]
+                arrived.append((stranger.greeting, connection))
+
+    def _hang_up(self, fd: int) -> None:
+        self._strangers.pop(fd).close()
+
+    def _welcome(self, them: _Stranger, connection: TcpConnection, admits: Admits) -> Script:
+        challenge = handshake.Challenge(self._token, client=False)
+        challenge.receive_hello((yield b"", handshake.HELLO_BYTES))
+        said = yield challenge.hello(), handshake.PROOF_BYTES + PROPOSAL.size + GREETING_BYTES
+        proof, proposal, greeting = _split(said, handshake.PROOF_BYTES, PROPOSAL.size)
+        challenge.receive_proof(proof)
+        if not admits(greeting):
+            yield challenge.proof() + REFUSED, 0
+            raise DistNetworkError(f"{connection.peer} is not who is waited for", address=connection.peer)
+        them.greeting = greeting
+        upgraded, taken = self._upgrade(connection, proposal)
+        yield challenge.proof() + (TAKEN if taken else DECLINED), 0
+        return upgraded
 
 
 class TcpTransport(Transport):
@@ -210,38 +323,39 @@ class TcpTransport(Transport):
         host, port = split_address(address)
         return TcpListener(bind(host, port, what="the agent listens for peers"), self._token, self._accept_proposal)
 
-    def connect(self, address: str, deadline: Deadline) -> Connection:
-        connection = self._open(address, deadline)
-        try:
-            return self._propose(connection, deadline)
-        except BaseException:
-            connection.close()
-            raise
+    def dial(self, address: str, greeting: bytes = b"") -> Attempt:
+        greeting = greeting.ljust(GREETING_BYTES, b"\0")
+        return TcpAttempt(address, lambda connection: self._introduce(connection, greeting))
 
-    def _propose(self, connection: TcpConnection, deadline: Deadline) -> Connection:
-        send_all(connection, PROPOSAL.pack(0, 0, b"", b""), deadline)
-        recv_exactly(connection, ANSWER.size, deadline)
-        return connection
+    def _introduce(self, connection: TcpConnection, greeting: bytes) -> Script:
+        challenge = handshake.Challenge(self._token, client=True)
+        challenge.receive_hello((yield challenge.hello(), handshake.HELLO_BYTES))
+        with contextlib.closing(self._offer()) as offer:
+            try:
+                said = yield challenge.proof() + offer.proposal + greeting, handshake.PROOF_BYTES + len(TAKEN)
+            except DistNetworkError as error:
+                # The server closes without a word when our proof was wrong.
+                raise AuthenticationError(
+                    f"{connection.peer} refused us: RANKMESH_TOKEN must be the same on every rank",
+                    address=connection.peer,
+                ) from error
+            proof, answer = _split(said, handshake.PROOF_BYTES)
+            challenge.receive_proof(proof)
+            if answer == REFUSED:
+                raise DistNetworkError(
+                    f"who answers at {connection.peer} does not wait for this rank: another process has that address",
+                    address=connection.peer,
+                )
+            return offer.settle(connection, answer == TAKEN)
 
-    def _accept_proposal(self, connection: TcpConnection, proposal: bytes, deadline: Deadline) -> Connection:
-        send_all(connection, ANSWER.pack(0), deadline)
-        return connection
+    def _offer(self) -> Offer:
+        """Return what to propose."""
+        return Offer()
 
-    def _open(self, address: str, deadline: Deadline) -> TcpConnection:
-        try:
-            sock = socket.create_connection(split_address(address), timeout=max(0.001, deadline.remaining()))
-        except TimeoutError:
-            raise TimeoutError(f"{address} did not answer within {deadline.seconds:.1f} s") from None
-        except (OSError, OverflowError, UnicodeError) as error:  # the latter two: no such port, no such name
-            why = getattr(error, "strerror", None) or str(error)
-            raise DistNetworkError(f"cannot connect to {address}: {why}", address=address) from error
-        connection = TcpConnection(sock, address)
-        try:
-            _prove(connection, self._token, deadline, client=True)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+    def _accept_proposal(self, connection: TcpConnection, proposal: bytes) -> tuple[Connection, bool]:
+        """Return the connection to use, and whether it is the proposed one."""
+        connection.widen()
+        return connection, False
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -256,23 +370,29 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _prove(connection: Connection, token: str, deadline: Deadline, *, client: bool) -> None:
-    """Run the challenge; the client speaks first in each round."""
-    challenge = handshake.Challenge(token, client=client)
-    if client:
-        send_all(connection, challenge.hello(), deadline)
-        challenge.receive_hello(recv_exactly(connection, handshake.HELLO_BYTES, deadline))
-        send_all(connection, challenge.proof(), deadline)
-        try:
-            proof = recv_exactly(connection, handshake.PROOF_BYTES, deadline)
-        except DistNetworkError as error:
-            # The server closes without a word when our proof was wrong.
-            raise AuthenticationError(
-                f"{connection.peer} refused us: RANKMESH_TOKEN must be the same on every rank", address=connection.peer
-            ) from error
-        challenge.receive_proof(proof)
-    else:
-        challenge.receive_hello(recv_exactly(connection, handshake.HELLO_BYTES, deadline))
-        send_all(connection, challenge.hello(), deadline)
-        challenge.receive_proof(recv_exactly(connection, handshake.PROOF_BYTES, deadline))
-        send_all(connection, challenge.proof(), deadline)
+def _split(data: bytes, *lengths: int) -> list[bytes]:
+    """Return pieces of these lengths, and the rest."""
+    pieces, begin = [], 0
+    for length in lengths:
+        pieces.append(data[begin : begin + length])
+        begin += length
+    return [*pieces, data[begin:]]
+
+
+def _resolve(address: str) -> list[tuple[int, Any]]:
+    """Return families and socket addresses of ``host:port``, the first to be tried first."""
+    host, port = split_address(address)
+    for family, numeric in ((socket.AF_INET, host), (socket.AF_INET6, host)):
+        with contextlib.suppress(OSError, UnicodeError):  # it is a name: not for inet_pton
+            socket.inet_pton(family, numeric)
+            return [(family, (host, port))]
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, OverflowError, UnicodeError) as error:  # the latter two: no such port, no such name
+        raise _unreachable(address, error) from error
+    return [(family, place) for family, _, _, _, place in found]
+
+
+def _unreachable(address: str, error: BaseException) -> DistNetworkError:
+    why = getattr(error, "strerror", None) or str(error)
+    return DistNetworkError(f"cannot connect to {address}: {why}", address=address)

@@ -11,11 +11,12 @@ import threading
 import time
 
 import pytest
+from support.connecting import connect, dial, look, meet, recv_exactly, send_all, wait_ready
 from support.threads import TRANSPORTS, in_threads, transport_named
 
-from rankmesh_agent.transports.base import Connection, recv_exactly, send_all, wait_ready
+from rankmesh_agent.transports.base import GREETING_BYTES, Connection
 from rankmesh_agent.wire.deadline import Deadline
-from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
+from rankmesh_agent.wire.errors import AddressInUseError, AuthenticationError, DistNetworkError
 
 PIECE = bytes(range(256)) * 256
 MOST_BUFFERED = 64 << 20
@@ -46,8 +47,7 @@ def listener(transport, free):
 
 @pytest.fixture
 def ends(transport, listener):
-    connecting = transport.connect(listener.address, Deadline(10))
-    accepting = listener.accept(Deadline(10))
+    connecting, accepting = connect(transport, listener)
     yield connecting, accepting
     connecting.close()
     accepting.close()
@@ -189,17 +189,16 @@ def test_a_full_connection_still_receives(one_and_other):
 def test_connections_at_one_listener_do_not_mix(transport, listener):
     with contextlib.ExitStack() as closing:
         for number in range(10):
-            connecting = transport.connect(listener.address, Deadline(10))
+            connecting, accepting = connect(transport, listener)
             closing.callback(connecting.close)
-            accepting = listener.accept(Deadline(10))
             closing.callback(accepting.close)
             send_all(connecting, bytes([number]), Deadline(10))
             assert recv_exactly(accepting, 1, Deadline(10)) == bytes([number])
 
 
 def test_many_connect_at_once(transport, listener):
-    connecting = in_threads(10, lambda _: transport.connect(listener.address, Deadline(10)))
-    accepting = [listener.accept(Deadline(10)) for _ in connecting]
+    connecting, arrived = meet([transport.dial(listener.address) for _ in range(10)], listener)
+    accepting = [connection for _, connection in arrived]
     for number, connection in enumerate(connecting):
         send_all(connection, bytes([number]), Deadline(10))
     assert sorted(recv_exactly(connection, 1, Deadline(10))[0] for connection in accepting) == list(range(10))
@@ -377,23 +376,69 @@ def test_closing_twice_is_closing_once(ends, listener):
 # Listening and connecting
 
 
-def test_connecting_and_accepting_may_take_for_ever(transport, listener):
-    connecting = transport.connect(listener.address, Deadline(math.inf))
-    accepting = listener.accept(Deadline(math.inf))
-    connecting.close()
-    accepting.close()
+def take_turns(attempt, listener, turns: int):
+    """Go on with both sides some times; return the connection of each, as far as they have come."""
+    made, arrived = None, []
+    for _ in range(turns):
+        made = made or attempt.advance()
+        arrived += look(listener)
+    return made, arrived
 
 
-def test_nobody_comes_before_the_deadline(listener):
-    for seconds in (0, 0.01):
-        with pytest.raises(TimeoutError, match="nobody connected to"):
-            listener.accept(Deadline(seconds))
+def test_nobody_comes(listener):
+    assert look(listener) == []
 
 
 def test_connecting_to_nobody(transport, listener):
     listener.close()
     with pytest.raises(DistNetworkError, match=f"cannot connect to {listener.address}"):
-        transport.connect(listener.address, Deadline(5))
+        dial(transport, listener.address)
+
+
+@pytest.mark.parametrize("greeting", [b"", b"hello", bytes(range(GREETING_BYTES))])
+def test_who_comes_says_who_it_is(transport, listener, greeting):
+    asked = []
+
+    def admits(greeting: bytes) -> bool:
+        asked.append(greeting)
+        return True
+
+    (connecting,), ((said, accepting),) = meet([transport.dial(listener.address, greeting)], listener, admits=admits)
+    with contextlib.closing(connecting), contextlib.closing(accepting):
+        assert asked == [said] == [greeting.ljust(GREETING_BYTES, b"\0")]
+
+
+def test_who_is_not_admitted_is_told_and_is_no_arrival(transport, listener, shm):
+    for _ in range(2):
+        with pytest.raises(DistNetworkError) as caught:
+            meet([transport.dial(listener.address, b"me")], listener, arrivals=0, admits=lambda greeting: False)
+        assert not isinstance(caught.value, AuthenticationError)
+    assert list(shm.iterdir()) == []
+    for closes in connect(transport, listener):
+        closes.close()
+
+
+def test_many_come_and_some_are_admitted(transport, listener):
+    attempts = [transport.dial(listener.address, bytes([number])) for number in range(20)]
+    made, arrived, refused = [], [], 0
+    deadline = Deadline(10)
+    while len(arrived) + refused < 20 or len(made) < 10:
+        arrived += look(listener, lambda greeting: greeting[0] % 2 == 0)
+        for attempt in list(attempts):
+            try:
+                connection = attempt.advance()
+            except DistNetworkError:
+                refused += 1
+                attempt.close()
+                attempts.remove(attempt)
+            else:
+                if connection is not None:
+                    made.append(connection)
+                    attempts.remove(attempt)
+        assert not deadline.passed()
+    assert sorted(greeting[0] for greeting, _ in arrived) == list(range(0, 20, 2))
+    for connection in [*made, *(connection for _, connection in arrived)]:
+        connection.close()
 
 
 def test_an_address_in_use_is_refused(transport, listener):
@@ -404,9 +449,8 @@ def test_an_address_in_use_is_refused(transport, listener):
 def test_an_address_is_free_again_after_closing(transport, listener):
     listener.close()
     again = transport.listen(listener.address)
-    transport.connect(again.address, Deadline(10)).close()
-    again.accept(Deadline(10)).close()
-    again.close()
+    for closes in (*connect(transport, again), again):
+        closes.close()
 
 
 def test_closing_twice_leaves_the_next_listener_at_the_address_alone(transport, listener):
@@ -414,26 +458,17 @@ def test_closing_twice_leaves_the_next_listener_at_the_address_alone(transport, 
     again = transport.listen(listener.address)
     listener.close()
     try:
-        transport.connect(again.address, Deadline(10)).close()
+        for connection in connect(transport, again):
+            connection.close()
     finally:
         again.close()
-
-
-def test_closing_a_listener_wakes_all_who_accept(listener):
-    def accept(_: int) -> str:
-        with pytest.raises(DistNetworkError, match="closed") as caught:
-            listener.accept(Deadline(20))
-        return caught.value.message
-
-    with meanwhile(listener.close):
-        assert in_threads(3, accept) == [f"the listener at {listener.address} is closed"] * 3
 
 
 def test_accepting_at_a_closed_listener(listener):
     listener.close()
     for _ in range(2):
-        with pytest.raises(DistNetworkError, match="closed"):
-            listener.accept(Deadline(5))
+        with pytest.raises(DistNetworkError, match=f"the listener at {listener.address} is closed"):
+            look(listener)
 
 
 def test_connections_outlive_their_listener(ends, listener):
@@ -442,12 +477,15 @@ def test_connections_outlive_their_listener(ends, listener):
     assert recv_exactly(ends[1], 10, Deadline(10)) == b"still here"
 
 
-def test_closing_a_listener_closes_what_nobody_accepted(transport, listener):
-    connection = transport.connect(listener.address, Deadline(10))
+@pytest.mark.parametrize("turns", range(4))
+def test_closing_a_listener_closes_what_is_under_way(transport, listener, turns):
+    attempt = transport.dial(listener.address)
+    made, arrived = take_turns(attempt, listener, turns)
     listener.close()
-    with pytest.raises(DistNetworkError):
-        recv_exactly(connection, 1, Deadline(10))
-    connection.close()
+    for _, connection in arrived:
+        connection.close()
+    with contextlib.closing(made or attempt), pytest.raises(DistNetworkError):
+        recv_exactly(made or meet([attempt])[0][0], 1, Deadline(10))
 
 
 # Nothing is left behind
@@ -463,8 +501,7 @@ def our_threads() -> int:
 
 def use_and_close(transport, free) -> None:
     listener = transport.listen(free)
-    connecting = transport.connect(listener.address, Deadline(10))
-    accepting = listener.accept(Deadline(10))
+    connecting, accepting = connect(transport, listener)
     send_all(connecting, b"!", Deadline(10))
     assert recv_exactly(accepting, 1, Deadline(10)) == b"!"
     for closes in (connecting, accepting, listener):
@@ -485,12 +522,14 @@ def test_nothing_is_left_after_closing(transport, free, shm):
 def test_nothing_is_left_of_unclaimed_and_half_closed_connections(transport, free, shm):
     def leave(seed: int) -> None:
         listener = transport.listen(free)
-        connecting = transport.connect(listener.address, Deadline(10))
+        attempt = transport.dial(listener.address)
         if seed % 2:
-            listener.close()
-            connecting.close()
+            made, arrived = take_turns(attempt, listener, seed // 2)  # given up at every stage
+            ours = [made or attempt, *(connection for _, connection in arrived)]
+            for closes in (listener, *ours) if seed % 4 == 1 else (*ours, listener):
+                closes.close()
         else:
-            accepting = listener.accept(Deadline(10))
+            (connecting,), ((_, accepting),) = meet([attempt], listener)
             connecting.close()
             listener.close()
             accepting.close()
@@ -507,8 +546,7 @@ def test_nothing_is_left_of_unclaimed_and_half_closed_connections(transport, fre
 def test_nothing_waits_for_the_garbage_collector(transport, free):
     def lose() -> None:
         listener = transport.listen(free)
-        connecting = transport.connect(listener.address, Deadline(10))
-        accepting = listener.accept(Deadline(10))
+        connecting, accepting = connect(transport, listener)
         connecting.close()
         try:
             recv_exactly(accepting, 1, Deadline(10))

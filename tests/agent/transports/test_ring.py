@@ -11,17 +11,19 @@ import subprocess
 import sys
 
 import pytest
+from support.connecting import accept, connect, dial, recv_exactly, send_all, wait_ready
 from support.threads import in_threads
 
 from rankmesh_agent.transports import ring
-from rankmesh_agent.transports.base import recv_exactly, send_all, wait_ready
 from rankmesh_agent.transports.ring import RingTransport
 from rankmesh_agent.transports.shared import LINE, Mapping
-from rankmesh_agent.transports.tcp import ANSWER, PROPOSAL, TcpTransport
+from rankmesh_agent.transports.tcp import PROPOSAL, Offer, TcpTransport
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _LINES = 4 * LINE
+WITH_SUPPORT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+"""What lets another process import what this one can."""
 
 
 @pytest.fixture
@@ -38,8 +40,8 @@ def listener(transport):
 
 @contextlib.contextmanager
 def connected(transport, listener):
-    connecting = transport.connect(listener.address, Deadline(10))
-    with contextlib.closing(connecting), contextlib.closing(listener.accept(Deadline(10))) as accepting:
+    connecting, accepting = connect(transport, listener)
+    with contextlib.closing(connecting), contextlib.closing(accepting):
         yield connecting, accepting
 
 
@@ -61,17 +63,17 @@ def test_processes_of_one_host_share_memory(transport, listener, shm):
 
 def test_it_works_between_processes(listener, shm):
     program = f"""if True:
-        from rankmesh_agent.transports.base import recv_exactly, send_all
+        from support.connecting import dial, recv_exactly, send_all
         from rankmesh_agent.transports.ring import RingTransport
         from rankmesh_agent.wire.deadline import Deadline
         transport = RingTransport("secret", {str(shm)!r}, "job", ring_bytes=5000, strict=True)
-        connection = transport.connect({listener.address!r}, Deadline(10))
+        connection = dial(transport, {listener.address!r})
         send_all(connection, recv_exactly(connection, 1_000_000, Deadline(20))[::-1], Deadline(20))
         connection.close()"""
-    child = subprocess.Popen([sys.executable, "-c", program])
+    child = subprocess.Popen([sys.executable, "-c", program], env=WITH_SUPPORT)
     data = random.Random(0).randbytes(1_000_000)
     try:
-        with contextlib.closing(listener.accept(Deadline(20))) as connection:
+        with contextlib.closing(accept(listener, 20)) as connection:
             send_all(connection, data, Deadline(20))
             assert recv_exactly(connection, len(data), Deadline(20)) == data[::-1]
             with pytest.raises(DistNetworkError):
@@ -85,16 +87,16 @@ def test_it_works_between_processes(listener, shm):
 def test_a_process_that_dies_is_noticed(listener, shm):
     program = f"""if True:
         import os
-        from rankmesh_agent.transports.base import send_all
+        from support.connecting import dial, send_all
         from rankmesh_agent.transports.ring import RingTransport
         from rankmesh_agent.wire.deadline import Deadline
         transport = RingTransport("secret", {str(shm)!r}, "job", strict=True)
-        connection = transport.connect({listener.address!r}, Deadline(10))
+        connection = dial(transport, {listener.address!r})
         send_all(connection, b"last words", Deadline(10))
         os.kill(os.getpid(), 9)"""
-    child = subprocess.Popen([sys.executable, "-c", program])
+    child = subprocess.Popen([sys.executable, "-c", program], env=WITH_SUPPORT)
     try:
-        with contextlib.closing(listener.accept(Deadline(20))) as connection:
+        with contextlib.closing(accept(listener, 20)) as connection:
             assert recv_exactly(connection, 10, Deadline(10)) == b"last words"
             with pytest.raises(DistNetworkError, match="lost"):
                 recv_exactly(connection, 1, Deadline(20))
@@ -122,7 +124,7 @@ def test_who_sees_another_directory_stays_on_tcp(listener, shm):
 
 def test_who_sees_another_directory_and_must_share_says_so(transport, listener, shm):
     with pytest.raises(DistNetworkError, match="both ranks must see the same RANKMESH_SHM_DIR") as caught:
-        elsewhere(shm, strict=True).connect(listener.address, Deadline(10))
+        dial(elsewhere(shm, strict=True), listener.address, listener)
     assert caught.value.address == listener.address
     assert list((shm / "elsewhere").iterdir()) == []
 
@@ -158,7 +160,7 @@ def test_without_memory_it_stays_on_tcp_or_says_why(transport, listener, shm, mo
         check_they_talk(one, other)
     strict = RingTransport("secret", str(shm), "job", strict=True)
     with pytest.raises(DistNetworkError, match=said):
-        strict.connect(listener.address, Deadline(10))
+        dial(strict, listener.address, listener)
     assert list(shm.iterdir()) == []
 
 
@@ -167,29 +169,31 @@ def test_without_the_directory_it_stays_on_tcp_or_says_why(listener, shm):
     with connected(RingTransport("secret", missing, "job"), listener) as (one, other):
         assert (one.medium, other.medium) == ("tcp", "tcp")
     with pytest.raises(DistNetworkError, match=f"cannot make shared memory in {missing}: No such file or directory"):
-        RingTransport("secret", missing, "job", strict=True).connect(listener.address, Deadline(10))
+        dial(RingTransport("secret", missing, "job", strict=True), listener.address, listener)
 
 
 # Proposals that are not what they say
 
 
-class Proposing(TcpTransport):
-    """Knows the token, and proposes whatever it is told to; keeps the answer."""
+class Proposing(TcpTransport, Offer):
+    """Knows the token, and proposes whatever it is told to; keeps whether that was taken."""
 
     def __init__(self, *proposal) -> None:
         super().__init__("secret")
-        self.proposal = proposal
+        self.proposal = PROPOSAL.pack(*proposal)
 
-    def _propose(self, connection, deadline):
-        send_all(connection, PROPOSAL.pack(*self.proposal), deadline)
-        self.answer = recv_exactly(connection, ANSWER.size, deadline)
+    def _offer(self):
+        return self
+
+    def settle(self, connection, taken):
+        self.taken = taken
         return connection
 
 
 def check_it_is_refused(listener, *proposal) -> None:
     proposing = Proposing(*proposal)
     with connected(proposing, listener) as (one, other):
-        assert proposing.answer == ANSWER.pack(0)
+        assert not proposing.taken
         assert other.medium == "tcp"
         check_they_talk(one, other)
 
@@ -208,7 +212,7 @@ def file(shm):
 def test_an_honest_proposal_is_taken(listener, file):
     proposing = Proposing(1, SIZE, file.name.encode(), b"nonce")
     with connected(proposing, listener) as (_, other):
-        assert proposing.answer == ANSWER.pack(1)
+        assert proposing.taken
         assert other.medium == "segment"
 
 

@@ -8,9 +8,9 @@ import socket
 import threading
 
 import pytest
+from support.connecting import connect, dial, look, meet, recv_exactly, send_all
 
 from rankmesh_agent.transports import tcp
-from rankmesh_agent.transports.base import recv_exactly, send_all
 from rankmesh_agent.transports.tcp import TcpTransport, split_address
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError
@@ -33,17 +33,29 @@ def stranger(address: str, says: bytes = b""):
 
 
 def check_a_proper_client_gets_in(listener) -> None:
-    connecting = TcpTransport("secret").connect(listener.address, Deadline(10))
-    with contextlib.closing(connecting), contextlib.closing(listener.accept(Deadline(10))) as accepting:
+    connecting, accepting = connect(TcpTransport("secret"), listener)
+    with contextlib.closing(connecting), contextlib.closing(accepting):
         send_all(connecting, b"hello", Deadline(10))
         assert recv_exactly(accepting, 5, Deadline(10)) == b"hello"
 
 
-def is_closed_without_a_word(sock: socket.socket) -> bool:
-    try:
-        return sock.recv(1000) == b""
-    except ConnectionResetError:
-        return True
+def said_to(sock: socket.socket, listener) -> bytes:
+    """Return what a stranger hears next, b"" where that is the end, while the listener does its work."""
+    sock.settimeout(0.02)
+    deadline = Deadline(10)
+    while not deadline.passed():
+        assert look(listener) == []
+        try:
+            return sock.recv(1000)
+        except ConnectionResetError:
+            return b""
+        except TimeoutError:
+            continue
+    raise AssertionError("it is not hung up on")
+
+
+def is_closed_without_a_word(sock: socket.socket, listener) -> bool:
+    return said_to(sock, listener) == b""
 
 
 GARBAGE = {
@@ -58,7 +70,7 @@ GARBAGE = {
 def test_garbage_is_hung_up_on_and_hinders_nobody(listener, says):
     with stranger(listener.address, says) as sock:
         check_a_proper_client_gets_in(listener)
-        assert is_closed_without_a_word(sock)
+        assert is_closed_without_a_word(sock, listener)
 
 
 @pytest.mark.parametrize("says", [b"", b"RKMH", Challenge("", client=True).hello()], ids=["nothing", "little", "hello"])
@@ -69,21 +81,19 @@ def test_the_silent_hinder_nobody_and_are_hung_up_on(listener, says, monkeypatch
         check_a_proper_client_gets_in(listener)
         for sock in socks:
             if says.startswith(b"RKMH-HI"):
-                assert len(sock.recv(1000)) == 40, "its hello, which is no secret"
-            assert is_closed_without_a_word(sock)
+                assert len(said_to(sock, listener)) == 40, "its hello, which is no secret"
+            assert is_closed_without_a_word(sock, listener)
 
 
 def test_who_proves_itself_but_then_says_nothing_is_hung_up_on(listener, monkeypatch):
     monkeypatch.setattr(tcp, "CHALLENGE_SECONDS", 1.0)
     challenge = Challenge("secret", client=True)
     with stranger(listener.address, challenge.hello()) as sock:
-        challenge.receive_hello(sock.recv(40))
+        challenge.receive_hello(said_to(sock, listener))
         sock.sendall(challenge.proof())
-        challenge.receive_proof(sock.recv(32))
         check_a_proper_client_gets_in(listener)
-        assert is_closed_without_a_word(sock)
-    with pytest.raises(TimeoutError):
-        listener.accept(Deadline(0))
+        assert is_closed_without_a_word(sock, listener)
+    assert look(listener) == []
 
 
 def test_too_many_strangers_are_closed_unheard(monkeypatch):
@@ -91,7 +101,7 @@ def test_too_many_strangers_are_closed_unheard(monkeypatch):
     listener = TcpTransport("secret").listen("127.0.0.1:0")
     with contextlib.closing(listener), contextlib.ExitStack() as strangers:
         first, second, third = (strangers.enter_context(stranger(listener.address)) for _ in range(3))
-        assert is_closed_without_a_word(third)
+        assert is_closed_without_a_word(third, listener)
         first.close()
         second.close()
         deadline = Deadline(10)
@@ -106,11 +116,10 @@ def test_too_many_strangers_are_closed_unheard(monkeypatch):
 @pytest.mark.parametrize("token", ["wrong", "", "secret2"])
 def test_another_token_is_refused_with_a_reason(listener, token):
     with pytest.raises(AuthenticationError, match="RANKMESH_TOKEN must be the same on every rank") as caught:
-        TcpTransport(token).connect(listener.address, Deadline(10))
+        dial(TcpTransport(token), listener.address, listener)
     assert caught.value.address == listener.address
     check_a_proper_client_gets_in(listener)
-    with pytest.raises(TimeoutError):
-        listener.accept(Deadline(0))
+    assert look(listener) == []
 
 
 @contextlib.contextmanager
@@ -137,7 +146,7 @@ def test_a_server_of_another_kind_is_noticed():
         sock.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
     with server(web) as address, pytest.raises(ProtocolError, match="does not speak RankMesh"):
-        TcpTransport("secret").connect(address, Deadline(10))
+        dial(TcpTransport("secret"), address)
 
 
 def test_a_server_that_does_not_know_the_token_is_not_believed():
@@ -149,7 +158,7 @@ def test_a_server_that_does_not_know_the_token_is_not_believed():
         sock.sendall(challenge.proof())
 
     with server(impostor) as address, pytest.raises(AuthenticationError):
-        TcpTransport("secret").connect(address, Deadline(10))
+        dial(TcpTransport("secret"), address)
 
 
 def test_a_mirror_is_not_believed():
@@ -158,80 +167,66 @@ def test_a_mirror_is_not_believed():
         sock.sendall(sock.recv(32))
 
     with server(mirror) as address, pytest.raises(AuthenticationError):
-        TcpTransport("secret").connect(address, Deadline(10))
+        dial(TcpTransport("secret"), address)
 
 
 def test_a_server_that_hangs_up_at_once_is_no_question_of_tokens():
     with server(lambda sock: None) as address, pytest.raises(DistNetworkError, match="lost") as caught:
-        TcpTransport("secret").connect(address, Deadline(10))
+        dial(TcpTransport("secret"), address)
     assert not isinstance(caught.value, AuthenticationError)
 
 
 def test_a_silent_server_is_given_up_in_time():
     with server(lambda sock: [sock.recv(1000), sock.recv(1000)]) as address, pytest.raises(TimeoutError):
-        TcpTransport("secret").connect(address, Deadline(0.2))
+        dial(TcpTransport("secret"), address, seconds=0.2)
 
 
 def test_closing_an_end_nobody_reads_does_not_take_for_ever(listener):
-    with contextlib.closing(TcpTransport("secret").connect(listener.address, Deadline(10))) as connecting:
-        accepting = listener.accept(Deadline(10))
+    connecting, accepting = connect(TcpTransport("secret"), listener)
+    with contextlib.closing(connecting):
         while connecting.send([bytes(1 << 16)]):
             pass
         accepting.close()
 
 
-class HeldUp:
-    """A listener's queue; the thread that hands a connection over loses its turn, before or after it does."""
-
-    def __init__(self, listener, *, before: bool) -> None:
-        queue = listener._ready
-        self.get, self.get_nowait, self._put = queue.get, queue.get_nowait, queue.put
-        self._before = before
-        self._there, self._on = threading.Event(), threading.Event()
-        listener._ready = self
-
-    def put(self, connection) -> None:
-        if connection is None or not self._before:
-            self._put(connection)
-        if connection is not None:
-            self._there.set()
-            self._on.wait(10)
-            if self._before:
-                self._put(connection)
-
-    def wait_until_it_is_there(self) -> None:
-        assert self._there.wait(10)
-
-    def let_it_go_on(self) -> None:
-        threads = [thread for thread in threading.enumerate() if thread.name == "rankmesh-welcome"]
-        self._on.set()
-        for thread in threads:
-            thread.join(10)
+def test_all_of_a_crowd_get_in_together(listener):
+    transport = TcpTransport("secret")
+    with contextlib.ExitStack() as strangers:
+        for _ in range(20):
+            strangers.enter_context(stranger(listener.address))
+        made, arrived = meet([transport.dial(listener.address, bytes([number])) for number in range(50)], listener)
+        assert sorted(greeting[0] for greeting, _ in arrived) == list(range(50))
+        by_greeting = {greeting[0]: connection for greeting, connection in arrived}
+        for number, connection in enumerate(made):
+            send_all(connection, bytes([number]), Deadline(10))
+            assert recv_exactly(by_greeting[number], 1, Deadline(10)) == bytes([number])
+        for connection in [*made, *by_greeting.values()]:
+            connection.close()
 
 
-def test_what_was_accepted_is_not_closed_with_the_listener(listener):
-    held_up = HeldUp(listener, before=False)
-    connecting = TcpTransport("secret").connect(listener.address, Deadline(10))
-    held_up.wait_until_it_is_there()
-    accepting = listener.accept(Deadline(10))
-    listener.close()
-    held_up.let_it_go_on()
-    with contextlib.closing(connecting), contextlib.closing(accepting):
-        send_all(connecting, b"!", Deadline(10))
-        assert recv_exactly(accepting, 1, Deadline(10)) == b"!"
+def test_who_is_not_waited_for_is_told_so(listener):
+    with pytest.raises(DistNetworkError, match="does not wait for this rank") as caught:
+        meet([TcpTransport("secret").dial(listener.address)], listener, arrivals=0, admits=lambda greeting: False)
+    assert not isinstance(caught.value, AuthenticationError)
 
 
-def test_who_gets_in_as_the_listener_closes_is_closed(listener):
-    held_up = HeldUp(listener, before=True)
-    with contextlib.closing(TcpTransport("secret").connect(listener.address, Deadline(10))) as connecting:
-        held_up.wait_until_it_is_there()
-        listener.close()
-        held_up.let_it_go_on()
-        with pytest.raises(DistNetworkError, match="lost"):
-            recv_exactly(connecting, 1, Deadline(10))
-        for _ in range(2):
-            with pytest.raises(DistNetworkError, match="closed"):
-                listener.accept(Deadline(1))
+def test_who_is_not_known_is_not_asked_who_it_is(listener):
+    def never(greeting: bytes) -> bool:
+        raise AssertionError
+
+    with pytest.raises(AuthenticationError):
+        meet([TcpTransport("wrong").dial(listener.address, b"me")], listener, arrivals=0, admits=never)
+
+
+def test_the_next_address_of_a_name_is_tried(listener, monkeypatch):
+    host, port = split_address(listener.address)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = closed.getsockname()
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in (nobody, (host, port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    (connecting,), ((_, accepting),) = meet([TcpTransport("secret").dial(f"name:{port}")], listener)
+    connecting.close()
+    accepting.close()
 
 
 def test_ipv6():
@@ -268,6 +263,6 @@ def test_no_host_and_port(address):
 @pytest.mark.parametrize("address", ["127.0.0.1:65536", "127.0.0.1:99999999999", "node..5:80", "n" * 70 + ":80"])
 def test_an_address_that_cannot_be_is_an_address_nobody_answers_at(address):
     with pytest.raises(DistNetworkError):
-        TcpTransport("secret").connect(address, Deadline(5))
+        dial(TcpTransport("secret"), address)
     with pytest.raises(DistNetworkError):
         TcpTransport("secret").listen(address)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import struct
 from typing import NamedTuple
 
 from rankmesh_agent.collectives.hierarchical.hosts import Layout
@@ -13,6 +13,10 @@ from rankmesh_agent.transports.shared import Mapping
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _log = logging.getLogger("rankmesh")
+
+_LONGEST_REASON = 1 << 12
+_NOTE = struct.Struct(f"!160s{_LONGEST_REASON}s")
+"""What the first member of a host tells the others there: the name of their memory, and why there is none."""
 
 
 class Sharing(NamedTuple):
@@ -36,11 +40,12 @@ class Sharing(NamedTuple):
 
 
 def share_memory(link: MessageLink, layout: Layout, sharing: Sharing) -> Segment | None:
-    """Make the memory that the members of this host share: three rounds of messages among all members.
+    """Make the memory that the members of this host share, or find out together that it is not to be had.
 
-    Everyone arrives and says how long its slots would be, the first member of each host makes its host's memory and
-    says its name, everyone maps it and says how that went, the first unlinks it: its name exists only while all are
-    there and busy with it. All hosts have theirs, or none has: members must not choose different algorithms.
+    By way of rank 0, all agree on the length of the slots. Then the first member of each host makes its host's memory
+    and tells the others there its name; all map it, and say by way of rank 0 how that went. At last the first unlinks
+    it: its name exists only while all are there and busy with it. All hosts have theirs, or none has: members must not
+    choose different algorithms. That takes fewer than 5 messages a member, however many there are.
 
     Args:
         link: messages among the members; a call has begun on it.
@@ -56,43 +61,51 @@ def share_memory(link: MessageLink, layout: Layout, sharing: Sharing) -> Segment
         DisagreementError: the ranks did not make the same call.
     """
     # Chunks are as long as slots allow, so all members, on all hosts, need the same ones.
-    wishes = link.enter(b"%d" % sharing.slot_bytes)
-    slot_bytes = max(min(map(int, map(bytes, wishes))), Segment.least_slot_bytes(link.size))
+    shortest = link.consult(b"%d" % sharing.slot_bytes, lambda wishes: min(wishes, key=lambda wish: int(bytes(wish))))
+    slot_bytes = max(int(bytes(shortest)), Segment.least_slot_bytes(link.size))
     here = next(ranks for ranks in layout if link.rank in ranks)
+    first = here[0]
     size = Segment.size_of(len(here), slot_bytes)
     why = _reason_not_to(layout, sharing)
     mapping: Mapping | None = None
-    name = ""
-    if not why:
-        try:
-            if len(here) == 1:
-                mapping = Mapping.private(size)
-            elif link.rank == here[0]:
-                mapping = Mapping.create(sharing.directory, sharing.job, size)
-                name = mapping.name
-        except DistNetworkError as error:
-            why = error.message
     try:
-        offers = link.enter(json.dumps([name, why]).encode())
-        offered, refused = json.loads(bytes(offers[here[0]]))
-        why = why or refused
-        if not why and mapping is None:
+        if link.rank == first and not why:
             try:
-                mapping = Mapping.open(sharing.directory, offered, size)
+                private = len(here) == 1
+                mapping = Mapping.private(size) if private else Mapping.create(sharing.directory, sharing.job, size)
             except DistNetworkError as error:
                 why = error.message
-        verdicts = [bytes(verdict).decode() for verdict in link.enter(why.encode())]
+        note = bytearray(_NOTE.size)
+        if link.rank == first:
+            said = (b"" if mapping is None else mapping.name.encode()), why.encode()
+            _NOTE.pack_into(note, 0, *said)
+            link.exchange([(member, memoryview(note)) for member in here[1:]], [])
+        else:
+            link.exchange([], [(first, memoryview(note))])
+            name, refused = (text.rstrip(b"\0").decode(errors="replace") for text in _NOTE.unpack(note))
+            why = why or refused
+            if not why:
+                try:
+                    mapping = Mapping.open(sharing.directory, name, size)
+                except DistNetworkError as error:
+                    why = error.message
+        verdict = bytes(link.consult(why.encode()[:_LONGEST_REASON], _first_refusal))
     finally:
-        if name and mapping is not None:
+        if link.rank == first and mapping is not None:
             mapping.unlink()
-    failed = [(rank, verdict) for rank, verdict in enumerate(verdicts) if verdict]
-    if not failed and mapping is not None:
+    if not verdict and mapping is not None:
         return Segment(mapping, here.index(link.rank), len(here), slot_bytes, sharing.crowded)
+    refuser, _, reason = verdict.decode(errors="replace").partition(" ")
     if sharing.strict:
-        raise DistNetworkError(f"RANKMESH_TRANSPORT=shm, but group rank {failed[0][0]} cannot: {failed[0][1]}")
+        raise DistNetworkError(f"RANKMESH_TRANSPORT=shm, but group rank {refuser} cannot: {reason}")
     if link.rank == 0 and not _reason_not_to(layout, sharing):
-        _log.warning("collectives go over TCP, not shared memory: %s (group rank %d)", failed[0][1], failed[0][0])
+        _log.warning("collectives go over TCP, not shared memory: %s (group rank %s)", reason, refuser)
     return None
+
+
+def _first_refusal(reasons: list[memoryview | bytes]) -> bytes:
+    """Return the first member that cannot share memory, and why; nothing if all can."""
+    return next((b"%d " % rank + bytes(reason) for rank, reason in enumerate(reasons) if len(reason)), b"")
 
 
 def _reason_not_to(layout: Layout, sharing: Sharing) -> str:
