@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -84,7 +85,7 @@ class Team:
             try:
                 channel.send(order)
             except ConnectionError:
-                raise self._failure("lost a rank") from None
+                raise self._loss() from None
         return [self._answer(channel, ORDER_DEADLINE)["seconds"] for channel in self._channels]
 
     def _welcome(self, listener: socket.socket) -> None:
@@ -108,8 +109,14 @@ class Team:
         except TimeoutError:
             raise self._failure(f"gave no answer for {timeout:g} s") from None
         if answer is None:
-            raise self._failure("lost a rank")
+            raise self._loss()
         return answer
+
+    def _loss(self) -> PeerFailedError:
+        """Return the error of a rank that is gone, when its launcher has passed on its last words and ended, too."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(END_DEADLINE)
+        return self._failure("lost a rank")
 
     def _failure(self, what: str) -> PeerFailedError:
         last_words = "".join(self._log.read_text(errors="replace").splitlines(keepends=True)[-30:])
