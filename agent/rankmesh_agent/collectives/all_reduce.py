@@ -18,6 +18,9 @@ from rankmesh_agent.collectives.reduction import (
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
+_TINY = 1 << 10
+"""Bytes up to which a list takes longer to make than a third array in the cache costs."""
+
 
 def small_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
     """All write, all read everything and reduce it themselves.
@@ -28,7 +31,7 @@ def small_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
     slots = segment.slots(array.dtype, array.size)
     slots[rank][:] = array
     segment.step()
-    if rank <= 1:
+    if rank <= 1 and array.nbytes > _TINY:
         # The result may take the place of the first part, and of the second: two arrays in the cache, not three.
         slots = slots.copy()
         slots[rank] = array
