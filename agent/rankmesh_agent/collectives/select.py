@@ -47,8 +47,8 @@ _TABLE: dict[tuple[Kind, Medium], tuple[tuple[float, Algorithm], ...]] = {
         (SMALL, all_reduce.small_link),
         (SMALL, all_reduce.star_link),
         (_ALWAYS, all_reduce.halving_link),
-        (_ALWAYS, all_reduce.direct_link),
         (_ALWAYS, all_reduce.ring_link),
+        (_ALWAYS, all_reduce.direct_link),
     ),
     (Kind.REDUCE, "segment"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.chunked_segment)),
     # What is registered needs no copies, and where nothing is reduced the copy into a slot can be saved anyway.
