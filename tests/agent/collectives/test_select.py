@@ -14,16 +14,14 @@ from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 
 COLLECTIVES = sorted(set(Kind) - {Kind.NEW_GROUP, Kind.EMPTY})
-LARGE_ALL_REDUCE = algorithm(Kind.ALL_REDUCE, "link", 1 << 30, 2)
-"""Which of three it is was measured."""
 OVER_LINKS = [
-    (Kind.ALL_REDUCE, all_reduce.small_link, LARGE_ALL_REDUCE),
-    (Kind.REDUCE, reduce.small_link, reduce.direct_link),
-    (Kind.BROADCAST, broadcast.small_link, broadcast.scatter_link),
-    (Kind.ALL_GATHER, all_gather.small_link, all_gather.direct_link),
-    (Kind.GATHER, gather.small_link, gather.direct_link),
-    (Kind.SCATTER, scatter.small_link, scatter.direct_link),
-    (Kind.REDUCE_SCATTER, reduce_scatter.small_link, reduce_scatter.direct_link),
+    (Kind.ALL_REDUCE, all_reduce.small_link),
+    (Kind.REDUCE, reduce.small_link),
+    (Kind.BROADCAST, broadcast.small_link),
+    (Kind.ALL_GATHER, all_gather.small_link),
+    (Kind.GATHER, gather.small_link),
+    (Kind.SCATTER, scatter.small_link),
+    (Kind.REDUCE_SCATTER, reduce_scatter.small_link),
 ]
 OVER_SEGMENTS = [
     (Kind.ALL_REDUCE, all_reduce.small_segment, all_reduce.chunked_segment),
@@ -51,10 +49,10 @@ def test_between_hosts_there_is_one_for_every_collective_too(kind, nbytes):
     assert next(iter(inspect.signature(found).parameters)) == ("hosts" if found in OVER_HOSTS else "link")
 
 
-@pytest.mark.parametrize(("kind", "small", "large"), OVER_LINKS, ids=lambda value: getattr(value, "name", None))
-def test_small_arrays_ride_along_with_the_arrival(kind, small, large):
+@pytest.mark.parametrize(("kind", "small"), OVER_LINKS, ids=lambda value: getattr(value, "name", None))
+def test_small_arrays_ride_along_with_the_arrival(kind, small):
     assert algorithm(kind, "link", SMALL, 2) is small
-    assert algorithm(kind, "link", SMALL + 1, 2) is large
+    assert algorithm(kind, "link", SMALL + 1, 2) in [found for most, found in candidates(kind, "link") if most > SMALL]
 
 
 @pytest.mark.parametrize(("kind", "small", "large"), OVER_SEGMENTS, ids=lambda value: getattr(value, "name", None))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.oracle import expected, values
+from support import oracle
 from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives.limits import LIMITS
@@ -22,6 +22,8 @@ Place = Callable[[Array], Array]
 TRANSPORT: dict[Medium, str] = {"segment": "segment", "reads": "segment", "registered": "segment", "link": "tcp"}
 SLOT_BYTES = 1 << 20
 """As the settings have it by default, for which the limits were measured."""
+PERIOD = 10_007
+"""After how many elements the numbers come again: no divisor of a piece or of a share."""
 DTYPES = tuple(map(np.dtype, (np.float32, np.float16)))
 
 
@@ -128,8 +130,15 @@ CALLS = {Kind[found.__name__.upper()]: found for found in (
 )}  # fmt: skip
 
 
+def values(rank: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """Return what a rank contributes: the same numbers again and again, which are made sooner."""
+    return np.resize(oracle.values(rank, PERIOD, dtype), count)
+
+
 def total(members: Communicator, count: int, dtype: np.dtype[Any]) -> Array:
-    return expected(ReduceOp.SUM, [values(rank, count, dtype) for rank in range(members.size)])
+    return np.resize(
+        oracle.expected(ReduceOp.SUM, [oracle.values(rank, PERIOD, dtype) for rank in range(members.size)]), count
+    )
 
 
 def everyones(members: Communicator, count: int, dtype: np.dtype[Any]) -> Array:
