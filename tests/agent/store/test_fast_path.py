@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import socket
 import struct
+import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -90,6 +93,10 @@ class Raw:
         self.sock.sendall(challenge.proof())
         challenge.receive_proof(self.read(PROOF_BYTES))
         self.name = challenge.name
+
+    def arrived(self) -> bool:
+        """Return whether the other side's kernel has all that was sent."""
+        return int.from_bytes(fcntl.ioctl(self.sock, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder) == 0
 
     def read(self, size: int) -> bytes:
         """Return so many bytes."""
@@ -516,13 +523,24 @@ class TestWaits:
             store.do(Add("k"))
         assert not store._lines
 
-    def test_in_turn(self, raw, owned):
-        """32 clients ask at once, some of them again and again: each is served once before anybody is twice."""
+    def test_in_turn(self, raw, owned, monkeypatch):
+        """31 clients ask while it is busy, some again and again: each is served once before anybody is twice."""
         clients = [raw() for _ in range(32)]
-        with owned.table._lock:
-            clients[0].send(Count())  # nobody is served before the lock is free
-            for number, client in enumerate(clients[1:], 1):
-                client.send(QueuePush("q", b"%d" % number))
+        busy, free = threading.Event(), threading.Event()
+        count = Count.at_once
+
+        def wait_and_count(self: Count, table: Any) -> Any:
+            busy.set()
+            assert free.wait(30)
+            return count(self, table)
+
+        monkeypatch.setattr(Count, "at_once", wait_and_count)
+        clients[0].send(Count())
+        assert busy.wait(30)
+        for number, client in enumerate(clients[1:], 1):
+            client.send(QueuePush("q", b"%d" % number))
+        wait_until(lambda: all(client.arrived() for client in clients), "all requests to reach the owner's sockets")
+        free.set()
         clients[0].result(Count())
         with ThreadPoolExecutor(31) as threads:
 
