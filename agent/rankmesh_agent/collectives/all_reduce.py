@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, octets, pieces, shares
+from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, in_turn, octets, pieces, shares
 from rankmesh_agent.collectives.reduce_scatter import AHEAD, offer_others, reduce_pieces, reduce_shown
 from rankmesh_agent.collectives.reduction import (
     combine,
@@ -189,11 +189,7 @@ def _reduce_received(link: Link, to: int, sent: Array, source: int, mine: Array,
         part = slice(number * piece, (number + 1) * piece)
         return link.start([(to, octets(sent[part]))], [(source, octets(rows[number % 2, : mine[part].size]))])
 
-    count = -(-max(sent.size, mine.size) // piece)
-    under_way = start(0) if count else None
-    for number in range(count):
-        following = start(number + 1) if number + 1 < count else None
-        link.finish(under_way)
+    for number in in_turn(link, -(-max(sent.size, mine.size) // piece), start):
         own = mine[number * piece : (number + 1) * piece]
         parts = [own, rows[number % 2, : own.size]]
         if source < link.rank:
@@ -202,4 +198,3 @@ def _reduce_received(link: Link, to: int, sent: Array, source: int, mine: Array,
             combine_partials(op, parts, link.size, own)
         else:
             combine_some(op, parts, own)
-        under_way = following

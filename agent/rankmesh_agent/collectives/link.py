@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,22 @@ class Link(ABC):
     def others(self) -> list[int]:
         """Return the other ranks, the next one first, so that not everyone turns to rank 0 at once."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+
+def in_turn(link: Link, count: int, start: Callable[[int], Exchange]) -> Iterator[int]:
+    """Yield the number of each of ``count`` exchanges when it is done; the next one is under way by then.
+
+    Args:
+        link: the ranks.
+        count: how many.
+        start: begins the one with this number, and returns what ``Link.start`` did.
+    """
+    under_way = start(0) if count else None
+    for number in range(count):
+        following = start(number + 1) if number + 1 < count else None
+        link.finish(under_way)
+        yield number
+        under_way = following
 
 
 def octets(array: Array) -> memoryview:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, octets, pieces, shares
+from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, in_turn, octets, pieces, shares
 from rankmesh_agent.collectives.reduction import CACHED, combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.windows import Shown
@@ -142,11 +142,7 @@ def reduce_pieces(
         sends = [(other, octets(inputs[other][part])) for other in others]
         return link.start(sends, [(other, octets(rows[number % 2, other, :count])) for other in others])
 
-    last = -(-max(part.size for part in inputs) // piece) - 1
-    under_way = start(0) if last >= 0 else None
-    for number in range(last + 1):
-        following = start(number + 1) if number < last else None
-        link.finish(under_way)
+    for number in in_turn(link, -(-max(part.size for part in inputs) // piece), start):
         part = slice(number * piece, (number + 1) * piece)
         own = mine[part]
         parts = [own if other == rank else rows[number % 2, other, : own.size] for other in range(size)]
@@ -157,4 +153,3 @@ def reduce_pieces(
         else:
             combine(op, parts, reduced)
         yield part, reduced
-        under_way = following
