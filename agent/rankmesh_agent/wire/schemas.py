@@ -13,6 +13,8 @@ FAILED_SECONDS = 10.0
 """A rank silent for this long has failed."""
 LONG_POLL_SECONDS = 20.0
 """The longest a request is held open; who wants to wait longer asks again."""
+OFFER_SECONDS = 5.0
+"""How long a free agent that was offered to one client is not offered to another."""
 UNASSIGNED = -1
 """The rank of a joiner that leaves it to the gateway which one it gets."""
 
@@ -87,6 +89,23 @@ class JoinReply:
 
 
 @dataclass
+class InFlight:
+    """A call of one member that has begun and not ended.
+
+    Attributes:
+        op: the call in words, ``all_reduce(sum, float32 x 1024)``.
+        seq: its number in the group.
+        age: seconds since it began.
+        bytes: what the member's arrays hold.
+    """
+
+    op: str
+    seq: int
+    age: float
+    bytes: int
+
+
+@dataclass
 class GroupInfo:
     """A group as one of its members reports it.
 
@@ -98,6 +117,8 @@ class GroupInfo:
         medium: what carries its collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts) or ``self`` (one rank).
         last: the last operation in words, empty when there was none.
         failure: why the group cannot be used any more, empty while it can.
+        bytes: what the arrays of all its operations held at this member together.
+        inflight: its operations that have begun and not ended.
     """
 
     id: str
@@ -107,17 +128,129 @@ class GroupInfo:
     medium: str
     last: str
     failure: str
+    bytes: int = 0
+    inflight: list[InFlight] = field(default_factory=list)
+
+
+@dataclass
+class Lost:
+    """A rank that is gone, as one that was connected to it saw.
+
+    Attributes:
+        rank: which.
+        cause: how: what the connection said, or the launcher.
+    """
+
+    rank: int
+    cause: str
 
 
 @dataclass
 class Heartbeat:
-    """A rank's sign of life. It says everything, so that a gateway that was restarted learns who is there."""
+    """A rank's sign of life. It says everything, so that a gateway that was restarted learns who is there.
+
+    Attributes:
+        job: its job.
+        epoch: the epoch it joined.
+        world_size: ranks in the job.
+        member: who it is.
+        groups: the groups it is in.
+        lost: the ranks whose connections broke without a goodbye; sent at once when there is a new one.
+    """
 
     job: str
     epoch: int
     world_size: int
     member: Member
     groups: list[GroupInfo] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+
+
+@dataclass
+class Lease:
+    """Who has a standalone agent: the process or HTTP client whose rank it is.
+
+    Attributes:
+        id: random name of the lease.
+        job: the job the agent joins, or has joined, for it.
+        rank: the rank; UNASSIGNED while the gateway has not given it one.
+        world_size: ranks in the job.
+        holder: the process in words, for people.
+    """
+
+    id: str
+    job: str
+    rank: int
+    world_size: int
+    holder: str
+
+
+@dataclass
+class AgentBeat:
+    """A standalone agent's sign of life, each HEARTBEAT_SECONDS and when its lease changes; the first registers it.
+
+    Attributes:
+        id: random name of the agent's process.
+        name: its name, for people, and for the order in which agents are leased.
+        host: host name.
+        host_id: equal for processes that can share memory, different otherwise.
+        pid: process id on that host.
+        urls: base URLs, in the order clients should try them.
+        leases: the lease it has given, or none.
+    """
+
+    id: str
+    name: str
+    host: str
+    host_id: str
+    pid: int
+    urls: list[str]
+    leases: list[Lease] = field(default_factory=list)
+
+
+@dataclass
+class AgentGoodbye:
+    """A standalone agent ends."""
+
+    id: str
+
+
+AgentState = Literal["free", "leased", "suspect", "failed"]
+
+
+@dataclass
+class AgentEntry:
+    """A standalone agent as the gateway sees it: its last sign of life, its state and the age of that in seconds."""
+
+    state: AgentState
+    heartbeat_age: float
+    agent: AgentBeat
+
+
+@dataclass
+class LeaseRequest:
+    """Ask the gateway for a standalone agent; to take it is between the client and the agent (``POST /v1/lease``).
+
+    Attributes:
+        job: the job it is to join.
+        rank: the rank it is to have, or UNASSIGNED.
+        world_size: ranks in the job.
+        host_id: an agent that shares memory with the client is preferred.
+        wait: seconds the gateway may hold the answer back while no agent is free, at most LONG_POLL_SECONDS.
+    """
+
+    job: str
+    rank: int
+    world_size: int
+    host_id: str = ""
+    wait: float = 0.0
+
+
+@dataclass
+class LeaseOffer:
+    """A free agent, kept for the asker for OFFER_SECONDS."""
+
+    agent: AgentBeat
 
 
 @dataclass
