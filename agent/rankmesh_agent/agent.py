@@ -19,6 +19,7 @@ from rankmesh_agent.engine.backends.sharing import Sharing
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.vigil import Vigil
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.serving import HttpThread
 from rankmesh_agent.store.base import Store
@@ -121,7 +122,9 @@ class Agent:
                 self._app(names), http, f"rankmesh-http-{http_port}", when_asked=True, fast_path=fast_path
             )
         self._http.start()
-        self._heart = Heart(self._client, self._heartbeat)
+        self._vigil = Vigil(self.mesh)
+        self._heart = Heart(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
+        self.mesh.on_loss = self._heart.wake
         self._heart.start()
 
     @property
@@ -242,6 +245,7 @@ class Agent:
     def forget(self) -> None:
         """In a forked child: let go of the parent's descriptors, without a word to anyone."""
         self._leaving = True
+        self._heart.forget()
         self.mesh.forget()
         self._http.forget()
 
@@ -250,7 +254,8 @@ class Agent:
 
     def _heartbeat(self) -> Heartbeat:
         reply: JoinReply = self._joined
-        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups())
+        groups = self.groups()
+        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, groups, self._vigil.lost())
 
     # Choices
 
