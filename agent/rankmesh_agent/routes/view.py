@@ -30,6 +30,9 @@ class AgentView(Protocol):
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of."""
 
+    async def aclose(self) -> None:
+        """Let go of what was used in this event loop, which ends."""
+
 
 async def _agent(request: Request) -> AgentView:
     return cast(AgentView, request.app.state.agent)
