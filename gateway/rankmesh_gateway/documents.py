@@ -101,3 +101,57 @@ class Overview:
     inflight: list[GroupInFlight]
     rates: TotalRates
     store: list[JobStore]
+
+
+@dataclass
+class GroupMade:
+    """A group that all its members have.
+
+    Attributes:
+        job: the job it belongs to.
+        epoch: the job's epoch.
+        id: the group's id.
+        name: the group's name.
+        ranks: global ranks of the members, by group rank.
+    """
+
+    job: str
+    epoch: int
+    id: str
+    name: str
+    ranks: list[int]
+
+
+@dataclass
+class NoAnswer:
+    """A member that did not do as it was asked, and why."""
+
+    rank: int
+    detail: str
+
+
+@dataclass
+class FanOut:
+    """Which members' agents did as they were asked.
+
+    Attributes:
+        id: the group's id.
+        name: the group's name.
+        asked: the members that were asked: all that have not left.
+        answered: those that did so.
+        failed: those that did not.
+    """
+
+    id: str
+    name: str
+    asked: list[int]
+    answered: list[int]
+    failed: list[NoAnswer]
+
+
+@dataclass
+class GroupChanged:
+    """A group that has taken the place of another: the new one, and at which members the old one has ended."""
+
+    made: GroupMade
+    ended: FanOut

@@ -98,10 +98,9 @@ class Job:
         record = world.holder(beat.member.rank, beat.member.instance) or world.admit(beat.member, now)
         before = record.groups
         record.beat(beat.groups, now)
-        self._chronicle.look(world, [record], now)
-        self._chronicle.groups(world, record, before, now)
         lost = world.lose(record, beat.lost, now)
-        self._chronicle.look(world, lost, now)
+        self._chronicle.look(world, [record, *lost], now)
+        self._chronicle.groups(world, record, before, now)
         return world, lost
 
     def leave(self, goodbye: Leave, now: float) -> None:
