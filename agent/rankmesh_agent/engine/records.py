@@ -92,6 +92,7 @@ class Recorder:
         self._entries: deque[Entry] = deque(maxlen=kept)
         self.record = self._entries.append
         """Takes a call or message that has ended."""
+        self._since = time.time() - time.monotonic()
         self._lock = threading.Lock()
         self._groups: list[Recorded] = []
         self._ended: dict[str, Tally] = {}
@@ -121,11 +122,12 @@ class Recorder:
             group: only of the groups with this name or id.
             last: only so many, the latest.
         """
-        since = time.time() - time.monotonic()
         with self._lock:
             entries = [*self._entries.copy(), *(entry for group in self._groups for entry in group.under_way())]
         wanted = [entry for entry in entries if group is None or entry[0].is_called(group)]
-        return [_record(entry, since) for entry in wanted[max(0, len(wanted) - last) if last is not None else 0 :]]
+        return [
+            _record(entry, self._since) for entry in wanted[max(0, len(wanted) - last) if last is not None else 0 :]
+        ]
 
 
 def in_flight(entry: Entry, now: float) -> InFlight:
