@@ -1,0 +1,94 @@
+"""What most commands take, and what the environment says where it is left out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from rankmesh._cli.leaving import USAGE, CommandError
+from rankmesh_agent.wire.settings import Settings
+
+DEFAULT_GATEWAY = "http://127.0.0.1:8700"
+"""Where 'rankmesh gateway' listens unless told otherwise."""
+
+GatewayOption = Annotated[
+    str,
+    typer.Option(
+        "--gateway",
+        metavar="URL",
+        help="The gateway; else RANKMESH_GATEWAY, else MASTER_ADDR:MASTER_PORT, else " + DEFAULT_GATEWAY + ".",
+    ),
+]
+TokenFileOption = Annotated[
+    Path | None, typer.Option("--token-file", metavar="PATH", help="File with the token; else RANKMESH_TOKEN.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
+JobOption = Annotated[str, typer.Option("--job", metavar="NAME", help="Only this job.")]
+
+
+def settings() -> Settings:
+    """Return what the environment says.
+
+    Raises:
+        CommandError: that makes no sense.
+    """
+    try:
+        return Settings.from_env(os.environ)
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from error
+
+
+def gateway_url(given: str) -> str:
+    """Return the base URL of the gateway.
+
+    Args:
+        given: what the command line says; empty to go by the environment.
+
+    Raises:
+        CommandError: it is no URL.
+    """
+    said = settings()
+    if given or said.gateway:
+        return base_url(given or said.gateway or "")
+    if said.master_port is None:
+        return DEFAULT_GATEWAY
+    host = said.master_addr or "127.0.0.1"
+    return base_url(f"[{host}]:{said.master_port}" if ":" in host else f"{host}:{said.master_port}")
+
+
+def base_url(text: str) -> str:
+    """Return the base URL that a person may write as ``host:port``.
+
+    Raises:
+        CommandError: it is neither.
+    """
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme == "http" and bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        fine = False
+    if not fine:
+        raise CommandError(f"{text!r} is not an address: give http://host:port, or host:port", USAGE)
+    return url.rstrip("/")
+
+
+def token(file: Path | None) -> str:
+    """Return the token, empty if there is none.
+
+    Raises:
+        CommandError: the file cannot be read, or is empty.
+    """
+    if file is None:
+        return settings().token
+    try:
+        found = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"cannot read the token from {file}: {error}", USAGE) from error
+    if not found:
+        raise CommandError(f"{file} is empty; put the job's token in it", USAGE)
+    return found
