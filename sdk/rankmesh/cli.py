@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from rankmesh._cli import store
+from rankmesh._cli.bench import bench
+from rankmesh._cli.doctor import doctor
 from rankmesh._cli.groups import groups
 from rankmesh._cli.leaving import write
 from rankmesh._cli.status import status
@@ -69,6 +71,8 @@ def agent(context: typer.Context) -> None:
 
 app.command()(status)
 app.command()(groups)
+app.command()(doctor)
+app.command()(bench)
 app.add_typer(store.app)
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from rankmesh._cli.leaving import USAGE, CommandError
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.settings import Settings, token_in
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8700"
 """Where 'rankmesh gateway' listens unless told otherwise."""
@@ -86,9 +86,6 @@ def token(file: Path | None) -> str:
     if file is None:
         return settings().token
     try:
-        found = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"cannot read the token from {file}: {error}", USAGE) from error
-    if not found:
-        raise CommandError(f"{file} is empty; put the job's token in it", USAGE)
-    return found
+        return token_in(file)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"no token in {file}: {error}", USAGE) from error

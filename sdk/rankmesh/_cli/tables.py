@@ -55,7 +55,8 @@ def lines(tables: Iterable[Table]) -> str:
             continue
         text = [table.title]
         if table.rows:
-            cells = [[heading.lstrip(">") for heading in table.columns]]
+            headings = [heading.lstrip(">") for heading in table.columns]
+            cells = [headings] if any(headings) else []
             cells += [[plain(cell) for cell in row] for row in table.rows]
             widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
             rights = [heading.startswith(">") for heading in table.columns]
@@ -86,6 +87,7 @@ def renderable(tables: Iterable[Table]) -> RenderableType:
             found.append(Text(f"{table.title}\n{_GAP}{table.empty}\n"))
             continue
         made = RichTable(title=Text(table.title, "bold"), title_justify="left", box=SIMPLE, pad_edge=False)
+        made.show_header = any(table.columns)
         for heading in table.columns:
             made.add_column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left")
         for row in table.rows:
