@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ from rankmesh._cli import store
 from rankmesh._cli.bench import bench
 from rankmesh._cli.doctor import doctor
 from rankmesh._cli.groups import groups
-from rankmesh._cli.leaving import write
+from rankmesh._cli.leaving import INTERRUPTED, USAGE, complain, write
 from rankmesh._cli.status import status
 from rankmesh_agent.wire.version import __version__
 
@@ -77,5 +78,23 @@ app.add_typer(store.app)
 
 
 def main() -> None:
-    """Run the command line of this process."""
-    app()
+    """Run the command line of this process, and exit.
+
+    Raises:
+        SystemExit: with the command's exit code.
+    """
+    try:
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        code = INTERRUPTED
+    except Exception as error:  # typer has its own copy of click, whose errors about usage have no public name
+        if not hasattr(error, "format_message"):
+            raise
+        where = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+        else:
+            hint = f"; '{where.command_path} --help' says how" if where is not None else ""
+            complain(f"{error.format_message().rstrip('.')}{hint}")
+        code = USAGE
+    sys.exit(code)

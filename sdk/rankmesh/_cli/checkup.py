@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from http import HTTPStatus
 from typing import Any
 
 from rankmesh._cli.leaving import CommandError
@@ -59,6 +58,7 @@ class Patient:
         way: the way from here to the first URL that answers, or why none does.
         clock: its host's clock.
         report: what it says of its host, None if it does not answer.
+        transports: what carries its messages to each other rank of its job, by rank.
         refusal: why not, where the way is fine.
     """
 
@@ -73,6 +73,7 @@ class Patient:
     way: ProbeReply | None = None
     clock: Clock | None = None
     report: dict[str, Any] | None = None
+    transports: dict[str, str] = field(default_factory=dict)
     refusal: str = ""
 
     @property
@@ -112,12 +113,14 @@ class Findings:
         here: what this host has, and what the environment says.
         gateway: the gateway's health, its way and its clock.
         patients: all agents.
+        joining: the ranks that wait for others to join, by job.
         pairs: all pairs of them.
     """
 
     here: dict[str, Any]
     gateway: dict[str, Any]
     patients: list[Patient] = field(default_factory=list)
+    joining: dict[str, list[int]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
 
 
@@ -166,22 +169,27 @@ def gateway(service: Service) -> dict[str, Any]:
     return {"url": service.url, "version": str(health.get("version", "")), "round_trip": took, "clock": clock}
 
 
-def patients(service: Service, job: str) -> list[Patient]:
+def patients(service: Service, job: str) -> tuple[list[Patient], dict[str, list[int]]]:
     """Return the agents that the gateway lists: of ranks, of the newest world of each job, and those without.
+
+    Besides, the ranks that wait for others to join, by job: their agents do not answer yet.
 
     Raises:
         CommandError: it does not answer.
     """
-    ranks = [each for each in service.get("/v1/ranks") if each["state"] not in ("left", "joining")]
+    listed = [each for each in service.get("/v1/ranks") if each["state"] != "left" and job in ("", each["job"])]
+    ranks = [each for each in listed if each["state"] != "joining"]
+    joining: dict[str, list[int]] = {}
+    for each in listed:
+        if each["state"] == "joining":
+            joining.setdefault(each["job"], []).append(each["member"]["rank"])
     newest: dict[str, int] = {}
     for each in ranks:
         newest[each["job"]] = max(each["epoch"], newest.get(each["job"], 0))
-    listed = service.ask("GET", "/v1/agents")
-    agents = [] if listed.status == HTTPStatus.NOT_FOUND else service.meaning("GET", "/v1/agents", listed)
     several = len(newest) > 1
     found = []
     leased = {}
-    for each in agents:
+    for each in service.get("/v1/agents"):
         agent = each["agent"]
         if agent["leases"]:
             leased.update(dict.fromkeys(agent["urls"], agent))
@@ -193,7 +201,7 @@ def patients(service: Service, job: str) -> list[Patient]:
             )
     worlds = []
     for each in ranks:
-        if each["epoch"] != newest[each["job"]] or (job and each["job"] != job):
+        if each["epoch"] != newest[each["job"]]:
             continue
         member = each["member"]
         carrier = leased.get(member["http"])
@@ -205,7 +213,7 @@ def patients(service: Service, job: str) -> list[Patient]:
                 name, each["job"], member["rank"], member["host"], member["pid"], urls, each["state"], each["reason"]
             )
         )
-    return worlds + found
+    return worlds + found, joining
 
 
 def examine(found: Sequence[Patient], token: str, patience: float, deadline: Deadline) -> None:
@@ -230,6 +238,7 @@ def examine(found: Sequence[Patient], token: str, patience: float, deadline: Dea
                 if patient.clock is None or clock.uncertainty < patient.clock.uncertainty:
                     patient.clock = clock
                 patient.report = report
+            patient.transports = service.get("/v1/info")["transports"]
         except (CommandError, KeyError, TypeError, ValueError) as error:
             patient.refusal = str(error)
         finally:

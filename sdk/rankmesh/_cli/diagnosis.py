@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from rankmesh._cli import words
 from rankmesh._cli.checkup import Clock, Findings, Pair, Patient
 from rankmesh._cli.words import rate, seconds, size
 
@@ -49,6 +50,10 @@ def diagnose(found: Findings) -> list[Finding]:
 
 
 def _agents(found: Findings) -> Iterator[Finding]:
+    for job, waiting in found.joining.items():
+        here = words.ranks(rank for rank in waiting if rank >= 0) or f"{len(waiting)} processes without a rank"
+        text = f"job {job} waits for more ranks to join; {here} are there: look at what the others say"
+        yield Finding("warning", "agent", (), text)
     for number, patient in enumerate(found.patients):
         who = f"{patient.name} ({patient.host}, pid {patient.pid})"
         if patient.state in ("failed", "suspect"):

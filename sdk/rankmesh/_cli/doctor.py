@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankmesh._cli import documents
+from rankmesh._cli import documents, options
 from rankmesh._cli.leaving import DONE, NO, CommandError, complain, reporting
-from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, gateway_url, settings, token
-from rankmesh._cli.service import Service
+from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
 from rankmesh._cli.tables import Table, show
 from rankmesh._cli.words import rate, seconds, size
 
 if TYPE_CHECKING:
-    from rankmesh._cli.checkup import Findings
+    from rankmesh._cli.checkup import Findings, Pair
     from rankmesh._cli.diagnosis import Finding
 
 MIB = 1 << 20
@@ -40,12 +39,12 @@ def doctor(
     from rankmesh._cli.diagnosis import diagnose
     from rankmesh_agent.wire.deadline import Deadline
 
-    secret = token(token_file)
-    service = Service("gateway", gateway_url(gateway), secret)
+    service = options.gateway(gateway, token_file)
+    secret = service.token
     deadline = Deadline(timeout)
     here = checkup.here(settings(), secret)
     try:
-        found = checkup.Findings(here, checkup.gateway(service), checkup.patients(service, job))
+        found = checkup.Findings(here, checkup.gateway(service), *checkup.patients(service, job))
     except CommandError as error:
         if not json:
             show([_here(here)])
@@ -145,13 +144,23 @@ def _pairs(found: Findings) -> Table:
                 "" if way is None or way.connect is None else seconds(way.connect),
                 "" if way is None or way.round_trip is None else seconds(way.round_trip),
                 rate(way.bytes / way.seconds) if way is not None and way.reached and way.seconds else "",
+                _carrier(found, pair),
                 "" if way is None else way.stage,
             ]
         )
     if rows and not any(row[-1] for row in rows):
         rows = [row[:-1] for row in rows]
-    columns = ["from", "to", "", ">connects in", ">answers in", ">HTTP", ""][: len(rows[0]) if rows else 7]
+    columns = ["from", "to", "", ">connects in", ">answers in", ">HTTP", "job uses", ""][: len(rows[0]) if rows else 8]
     return Table("Pairs, each measured at its first agent, by HTTP over a TCP connection of its own", columns, rows)
+
+
+def _carrier(found: Findings, pair: Pair) -> str:
+    """Return what carries a pair's messages in their job, where they have one."""
+    source, target = found.patients[pair.source], found.patients[pair.target]
+    if target.rank is None or source.job != target.job:
+        return ""
+    carrier = source.transports.get(str(target.rank), "")
+    return "shared memory" if carrier == "segment" else carrier
 
 
 def _found(findings: list[Finding]) -> Table:
@@ -167,12 +176,14 @@ def _document(found: Findings, findings: list[Finding], *, ok: bool) -> dict[str
         "findings": [finding._asdict() for finding in findings],
         "here": found.here,
         "gateway": {**found.gateway, "clock": vars(found.gateway["clock"]) if found.gateway["clock"] else None},
+        "joining": found.joining,
         "agents": [dataclasses.asdict(patient) for patient in found.patients],
         "pairs": [
             {
                 "from": names[pair.source],
                 "to": names[pair.target],
                 "untold": pair.untold,
+                "job_uses": _carrier(found, pair),
                 **(vars(pair.way) if pair.way is not None else {}),
             }
             for pair in found.pairs

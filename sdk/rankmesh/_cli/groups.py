@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from rankmesh._cli import documents
+from rankmesh._cli import documents, options
 from rankmesh._cli.leaving import DONE, NO, USAGE, CommandError, complain, reporting
-from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, gateway_url, token
+from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
 from rankmesh._cli.overview import Overview, inflight, overview_of
 from rankmesh._cli.overview import groups as as_table
-from rankmesh._cli.service import Service
 from rankmesh._cli.tables import Table, show
 
 
@@ -28,7 +27,7 @@ def groups(
 
     Exit code 1: there is no such group, or it has failed.
     """
-    service = Service("gateway", gateway_url(gateway), token(token_file))
+    service = options.gateway(gateway, token_file)
     overview = overview_of(service, job)
     if not name:
         if json:

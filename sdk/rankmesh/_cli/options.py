@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 import typer
 
 from rankmesh._cli.leaving import USAGE, CommandError
+from rankmesh._cli.nearby import nearby
+from rankmesh._cli.service import Service
 from rankmesh_agent.wire.settings import Settings, token_in
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8700"
@@ -20,11 +22,18 @@ GatewayOption = Annotated[
     typer.Option(
         "--gateway",
         metavar="URL",
-        help="The gateway; else RANKMESH_GATEWAY, else MASTER_ADDR:MASTER_PORT, else " + DEFAULT_GATEWAY + ".",
+        help="The gateway; else RANKMESH_GATEWAY or MASTER_ADDR:MASTER_PORT, else that of your job on this host, else "
+        + DEFAULT_GATEWAY
+        + ".",
     ),
 ]
 TokenFileOption = Annotated[
-    Path | None, typer.Option("--token-file", metavar="PATH", help="File with the token; else RANKMESH_TOKEN.")
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="PATH",
+        help="File with the token; else RANKMESH_TOKEN, else that of your ranks on this host.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
 JobOption = Annotated[str, typer.Option("--job", metavar="NAME", help="Only this job.")]
@@ -42,22 +51,38 @@ def settings() -> Settings:
         raise CommandError(str(error), USAGE) from error
 
 
-def gateway_url(given: str) -> str:
-    """Return the base URL of the gateway.
+def gateway(given: str, token_file: Path | None) -> Service:
+    """Return the gateway that a command line is about.
 
     Args:
-        given: what the command line says; empty to go by the environment.
+        given: its URL, empty to go by the environment, and then by what runs here.
+        token_file: where its token is, None to go by the same.
 
     Raises:
-        CommandError: it is no URL.
+        CommandError: it makes no sense, or there are several.
     """
     said = settings()
-    if given or said.gateway:
-        return base_url(given or said.gateway or "")
+    url = given or said.gateway or _master(said)
+    secret = token(token_file)
+    if url and secret:
+        return Service("gateway", base_url(url), secret)
+    here = nearby()
+    if url:
+        url = base_url(url)
+        here = [found for found in here if found.gateway == url]
+    elif len({found.gateway for found in here}) > 1:
+        jobs = ", ".join(f"{found.gateway} ({found.job})" for found in here)
+        raise CommandError(f"several jobs of yours run here: give --gateway, one of {jobs}", USAGE)
+    if here:
+        url, secret = here[0].gateway, secret or here[0].token
+    return Service("gateway", base_url(url or DEFAULT_GATEWAY), secret)
+
+
+def _master(said: Settings) -> str:
     if said.master_port is None:
-        return DEFAULT_GATEWAY
+        return ""
     host = said.master_addr or "127.0.0.1"
-    return base_url(f"[{host}]:{said.master_port}" if ":" in host else f"{host}:{said.master_port}")
+    return f"[{host}]:{said.master_port}" if ":" in host else f"{host}:{said.master_port}"
 
 
 def base_url(text: str) -> str:

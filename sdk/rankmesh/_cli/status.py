@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from rankmesh._cli import documents
+from rankmesh._cli import documents, options
 from rankmesh._cli.leaving import DONE, NO, NOBODY, CommandError, reporting
-from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, gateway_url, token
+from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
 from rankmesh._cli.overview import Overview, complaints, overview_of, summary, tables
 from rankmesh._cli.service import Service
 from rankmesh._cli.tables import Table, show
@@ -31,7 +31,7 @@ def status(
 
     Exit code 0: all is well; 1: a rank or an agent is suspect or has failed, or a group has; 3: no gateway answers.
     """
-    service = Service("gateway", gateway_url(gateway), token(token_file))
+    service = options.gateway(gateway, token_file)
     overview = overview_of(service, job)
     if json:
         found = complaints(overview)

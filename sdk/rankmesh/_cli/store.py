@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from rankmesh._cli import documents
+from rankmesh._cli import documents, options
 from rankmesh._cli.leaving import (
     DONE,
     FAILED,
@@ -25,7 +25,7 @@ from rankmesh._cli.leaving import (
     reporting,
     write,
 )
-from rankmesh._cli.options import GatewayOption, JsonOption, TokenFileOption, base_url, gateway_url, settings, token
+from rankmesh._cli.options import GatewayOption, JsonOption, TokenFileOption, base_url, settings, token
 from rankmesh._cli.service import Service
 from rankmesh_agent.wire.settings import DEFAULT_TIMEOUT, Settings
 
@@ -97,8 +97,11 @@ def opened(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[Keys
     """
     from rankmesh_agent.store.client import BlockingHttp
 
-    secret = token(token_file)
-    url = base_url(agent) if agent else owner(Service("gateway", gateway_url(gateway), secret), job)
+    if agent:
+        url, secret = base_url(agent), token(token_file)
+    else:
+        service = options.gateway(gateway, token_file)
+        url, secret = owner(service, job), service.token
     store = BlockingHttp(url, secret)
     try:
         yield Keys(store, url)
