@@ -300,6 +300,11 @@ class Standalone:
     # What the HTTP face shows
 
     @property
+    def settings(self) -> Settings:
+        """What the environment said."""
+        return self._settings
+
+    @property
     def current(self) -> Agent | None:
         """The agent that has joined a job, None while there is none."""
         tenancy = self._tenancy
