@@ -9,7 +9,7 @@ RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together.
 PARALLEL ?= --numprocesses 4 --dist loadfile
 
-.PHONY: demo test test-torch check bench docs clean
+.PHONY: demo test test-torch test-hosts check bench docs clean
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -19,6 +19,9 @@ test: $(VENV)/.dev  ## Run the tests; needs no torch, MPI or Docker
 
 test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
 	$(BIN)/python -m pytest tests/torch $(PARALLEL) $(ARGS)
+
+test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts-howto.md on two test hosts; needs root and iproute2
+	$(BIN)/python -m pytest tests/hosts $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types
 	$(BIN)/ruff check .

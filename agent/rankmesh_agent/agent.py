@@ -249,6 +249,7 @@ class Agent:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
 
     def _heartbeat(self) -> Heartbeat:
+        self.mesh.give_up_silent_hosts()
         reply: JoinReply = self._joined
         return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups())
 
