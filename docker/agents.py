@@ -19,8 +19,7 @@ def override(agents: int) -> str:
     lines = [f"# {agents} agents: written by docker/agents.py, not to be edited.", "services:"]
     if agents == DEFAULT:
         lines[1] = "services: {}"
-    for number in range(agents, DEFAULT):
-        lines.append(f"  agent-{number}: {{deploy: {{replicas: 0}}}}")
+    lines += [f"  agent-{number}: {{deploy: {{replicas: 0}}}}" for number in range(agents, DEFAULT)]
     for number in range(DEFAULT, agents):
         port = FIRST_PORT + number
         command = f"python -m rankmesh_agent --host 0.0.0.0 --port {port} --url http://127.0.0.1:{port}"
