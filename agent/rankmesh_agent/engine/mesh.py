@@ -68,6 +68,10 @@ class Mesh:
         connections: one to every other rank.
         eager_limit: largest EAGER payload in bytes.
         crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
+
+    Attributes:
+        lost: how the peers went that are gone.
+        on_loss: called, with the lock held, when one went without a goodbye.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Mesh:
         self._outstanding: list[tuple[int, Transfer]] = []
         self._background: threading.Thread | None = None
         self._closed = False
+        self.on_loss: Callable[[], None] | None = None
 
     # Ports
 
@@ -134,6 +139,11 @@ class Mesh:
     def media(self) -> dict[int, str]:
         """Return what carries the bytes to each peer."""
         return {rank: peer.connection.medium for rank, peer in self._peers.items()}
+
+    def descriptors(self) -> dict[int, int]:
+        """Return the connections' descriptors, each with the rank it leads to."""
+        with self.lock:
+            return {fd: peer.rank for fd, peer in self._by_fd.items()}
 
     # With the lock held
 
@@ -472,6 +482,8 @@ class Mesh:
         for port in list(self._ports.values()):
             port.lost(peer.rank)
         self._changed.notify_all()
+        if self.on_loss is not None and not lost.clean:
+            self.on_loss()
 
     def _ring(self) -> None:
         os.eventfd_write(self._bell, 1)
