@@ -273,6 +273,7 @@ class Agent:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
 
     def _heartbeat(self) -> Heartbeat:
+        self.mesh.give_up_silent_hosts()
         reply: JoinReply = self._joined
         groups = self.groups()
         return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, groups, self._vigil.lost())
