@@ -134,7 +134,7 @@ class Agent:
         if self._own_door is not None:
             door.open(self._app(door.names), self.fast_path, when_asked=True)
         self._vigil = Vigil(self.mesh)
-        self._heart = Heart(self._client, self._heartbeat, self._vigil)
+        self._heart = Heart(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
         self.mesh.on_loss = self._heart.wake
         self._heart.start()
 
@@ -273,6 +273,7 @@ class Agent:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
 
     def _heartbeat(self) -> Heartbeat:
+        self.mesh.give_up_silent_hosts()
         reply: JoinReply = self._joined
         return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.lost())
 

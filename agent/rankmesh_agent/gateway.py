@@ -1,6 +1,7 @@
 """The gateway as an agent sees it: join, signs of life, goodbye. Plain HTTP; collectives never need it.
 
-An agent says that it lives each HEARTBEAT_SECONDS, and at once when a peer is gone.
+An agent says that it lives each HEARTBEAT_SECONDS, and at once when it has something to say that cannot wait: that a
+peer is gone, or to whom it is leased.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     SUSPECT_SECONDS,
     UNASSIGNED,
+    AgentBeat,
+    AgentGoodbye,
     Heartbeat,
     JoinReply,
     JoinRequest,
@@ -72,6 +75,7 @@ class GatewayClient:
         self._find = find
         self.url = ""
         self._heard = time.monotonic()
+        self._refused: int | None = None
         self._asker = Asker(token)
 
     def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
@@ -145,17 +149,35 @@ class GatewayClient:
         One that has been away for SUSPECT_SECONDS is looked for again: it may be elsewhere by now, or have ended with
         the process that hosted it and be this one's to host. The ranks' next signs of life tell it who they are.
         """
-        with contextlib.suppress(NoAnswerError):
-            if self._post(self.url, "heartbeat", heartbeat).status not in _NOT_NOW:
-                self._heard = time.monotonic()
-        if time.monotonic() - self._heard > SUSPECT_SECONDS:
-            with contextlib.suppress(DistNetworkError):
-                self.url = self._find() or self.url
+        self._live("heartbeat", heartbeat)
+
+    def beat(self, beat: AgentBeat) -> bool:
+        """Tell the gateway that this standalone agent lives, as ``heartbeat`` does for a rank.
+
+        One that refuses, because the token is another one's, say, is warned about once.
+
+        Returns:
+            Whether the gateway has taken note.
+        """
+        if not self.url:
+            self.url = self._find() or ""
+        answer = self._live("agents", beat) if self.url else None
+        refused = answer.status if answer is not None and answer.status not in {HTTPStatus.OK, *_NOT_NOW} else None
+        if answer is not None and refused is not None and refused != self._refused:
+            _log.warning("standalone agent %s is not registered: %s", beat.name, _refusal(answer, self.url))
+        self._refused = refused
+        return answer is not None and answer.status == HTTPStatus.OK
 
     def leave(self, leave: Leave) -> None:
         """Say goodbye; a gateway that is gone already does not matter."""
         with contextlib.suppress(NoAnswerError):
             self._post(self.url, "leave", leave)
+
+    def depart(self, goodbye: AgentGoodbye) -> None:
+        """Say that this standalone agent ends; a gateway that is gone already does not matter."""
+        if self.url:
+            with contextlib.suppress(NoAnswerError):
+                self._post(self.url, "agents/leave", goodbye)
 
     def close(self) -> None:
         """Close the connection."""
@@ -173,8 +195,24 @@ class GatewayClient:
         except (ValueError, KeyError, TypeError):
             raise _stranger(answer, url) from None
 
+    def _live(self, what: str, sign: Heartbeat | AgentBeat) -> Answer | None:
+        """Send a sign of life, and look for the gateway if it has been away for long; return its answer."""
+        answer = None
+        with contextlib.suppress(NoAnswerError):
+            answer = self._post(self.url, what, sign)
+            if answer.status not in _NOT_NOW:
+                self._heard = time.monotonic()
+        if time.monotonic() - self._heard > SUSPECT_SECONDS:
+            with contextlib.suppress(DistNetworkError):
+                self.url = self._find() or self.url
+        return answer
+
     def _post(
-        self, url: str, what: str, document: JoinRequest | Heartbeat | Leave, timeout: float = _ANSWER_SECONDS
+        self,
+        url: str,
+        what: str,
+        document: JoinRequest | Heartbeat | Leave | AgentBeat | AgentGoodbye,
+        timeout: float = _ANSWER_SECONDS,
     ) -> Answer:
         return self._asker.ask("POST", f"{url}/v1/{what}", asdict(document), timeout=timeout)
 
@@ -192,18 +230,16 @@ def gateway_id(url: str, timeout: float = 2.0) -> str | None:
 
 
 class Heart(threading.Thread):
-    """Sends a heartbeat every HEARTBEAT_SECONDS until stopped, and at once when a peer is gone.
+    """Sends a sign of life every HEARTBEAT_SECONDS until stopped, and when there is something to say.
 
     Args:
-        client: to whom.
-        compose: returns what to say.
-        vigil: finds out which peers are gone; closed with this.
+        beat: sends one; called in this thread only.
+        vigil: finds out which peers are gone, which is to be said at once; closed with this.
     """
 
-    def __init__(self, client: GatewayClient, compose: Callable[[], Heartbeat], vigil: Vigil) -> None:
+    def __init__(self, beat: Callable[[], None], vigil: Vigil | None = None) -> None:
         super().__init__(name=_HEART, daemon=True)
-        self._client = client
-        self._compose = compose
+        self._beat = beat
         self._vigil = vigil
         self._stopping = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -214,7 +250,8 @@ class Heart(threading.Thread):
         """Beat."""
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
-        poll.register(self._vigil.fileno(), select.POLLIN)
+        if self._vigil is not None:
+            poll.register(self._vigil.fileno(), select.POLLIN)
         last = time.monotonic()
         while not self._stopping:
             try:
@@ -226,13 +263,13 @@ class Heart(threading.Thread):
                 elif time.monotonic() < last + HEARTBEAT_SECONDS:
                     continue
                 last = time.monotonic()
-                self._client.heartbeat(self._compose())
+                self._beat()
             except Exception:  # a heart that stops is a rank that others hold for failed
                 _log.exception("a heartbeat could not be sent")
                 time.sleep(_BREATH_SECONDS)
 
     def wake(self) -> None:
-        """Have it look for peers that are gone. From any thread; does nothing once stopped."""
+        """Have it beat now. From any thread; does nothing once stopped."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self._bell, 1)
@@ -241,7 +278,8 @@ class Heart(threading.Thread):
         """Beat no more. Does nothing the second time."""
         self._stopping = True
         self.wake()
-        self.join()
+        if self.is_alive():
+            self.join()
         self._close()
 
     def forget(self) -> None:
@@ -251,18 +289,22 @@ class Heart(threading.Thread):
 
     def _wait(self, poll: select.poll, until: float) -> bool:
         """Wait for the time of the next beat; return whether there is something to say before."""
-        seconds = max(0.0, min(until - time.monotonic(), self._vigil.due()))
-        for fd, _ in poll.poll(math.ceil(seconds * 1000)):
-            if fd == self._bell:
-                os.eventfd_read(fd)
-        return self._vigil.look()
+        seconds = max(0.0, until - time.monotonic())
+        if self._vigil is not None:
+            seconds = min(seconds, self._vigil.due())
+        ready = {fd for fd, _ in poll.poll(math.ceil(seconds * 1000))}
+        woken = self._bell in ready
+        if woken:
+            os.eventfd_read(self._bell)
+        return (self._vigil is not None and self._vigil.look()) or woken
 
     def _close(self) -> None:
         with self._lock:
             closed, self._closed = self._closed, True
             if not closed:
                 os.close(self._bell)
-                self._vigil.close()
+                if self._vigil is not None:
+                    self._vigil.close()
 
 
 def _key(member: Member) -> int | str:
