@@ -9,15 +9,15 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.engine.backends.base import Backend
+from rankmesh_agent.engine.backends.base import Backend, Watch
 from rankmesh_agent.engine.batch import BatchedWork, Recorded
-from rankmesh_agent.engine.standing import Standing
-from rankmesh_agent.engine.waits import After, Note, RunningCall
+from rankmesh_agent.engine.waits import After, Note
 from rankmesh_agent.engine.work import QueuedWork, Work
-from rankmesh_agent.wire.errors import CollectiveMismatchError
+from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError
 from rankmesh_agent.wire.ops import Call
 
 _PLANS = 1024
@@ -48,19 +48,53 @@ class Options(NamedTuple):
     note: Note = None
 
 
+class Footing(Protocol):
+    """What the calls of a group stand on: whether the group can go on.
+
+    Attributes:
+        seq: the number of the latest call.
+        busy: whether it is under way.
+    """
+
+    seq: int
+    busy: bool
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while a call is queued; who ends the group holds it, too."""
+
+    @property
+    def failure(self) -> DistError | None:
+        """The first failure, None while the group can go on."""
+
+    def raise_if_failed(self) -> None:
+        """Raise the first failure, if there was one."""
+
+    def give_up(self, error: BaseException) -> None:
+        """End the group because of an error here, and tell the members unless they know."""
+
+
+class Running(Watch, Protocol):
+    """The calls of a group, one after the other, as the backend sees them."""
+
+    def begin(self, call: Call, seq: int, seconds: float, note: Note = None) -> None:
+        """Go on to another call; see waits.RunningCall."""
+
+
 class Order:
     """One rank's calls in a group, one after the other.
 
     Args:
         standing: whether the group can go on.
+        running: the call under way.
         name: the group's name, for the worker thread's.
         backend: what carries the calls out; ``use`` changes it.
     """
 
-    def __init__(self, standing: Standing, name: str, backend: Backend) -> None:
+    def __init__(self, standing: Footing, running: Running, name: str, backend: Backend) -> None:
         self.backend = backend
         self._standing = standing
-        self._running = RunningCall(standing)
+        self._running = running
         self._name = name
         self._plans: dict[Any, _Plan] = {}
         self._turn = threading.Lock()
@@ -170,7 +204,7 @@ class Order:
                 self._run(key, arguments, options)
 
         work = QueuedWork(run, options.user, self._plan(key).call.name, lambda: self._worker)
-        with self._standing.mesh.lock:
+        with self._standing.lock:
             self._standing.raise_if_failed()  # close() takes the lock, too: nothing is queued behind its end mark
             self._queued += 1
             if self._worker is None:
@@ -182,7 +216,7 @@ class Order:
     def _work(self) -> None:
         while (work := self._queue.get()) is not None:
             work.run()
-            with self._standing.mesh.lock:
+            with self._standing.lock:
                 self._queued -= 1
 
     def _run(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> None:

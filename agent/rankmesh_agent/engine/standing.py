@@ -54,6 +54,7 @@ class Standing:
         self.busy = True
         self._told = False
         self.mesh = mesh
+        self.lock = mesh.lock
         self.ranks = self.numbers = ranks
         self._group = group
         self._name = name
