@@ -9,25 +9,29 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from rankmesh_agent.routes import groups, health, store, store_health
-from rankmesh_agent.routes.view import AgentView
+from rankmesh_agent.routes import groups, health, lease, store, store_health
+from rankmesh_agent.routes.view import AgentView, Landlord
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.web import WebApplication
 from rankmesh_agent.wire.guard import Guard
 
 
-def create_app(agent: AgentView, *, token: str = "", names: Iterable[str] = ()) -> Guard:
+def create_app(
+    agent: AgentView, *, token: str = "", names: Iterable[str] = (), landlord: Landlord | None = None
+) -> Guard:
     """Return the ASGI application of an agent; when its server shuts it down, it calls the agent's ``aclose``.
 
     Args:
         agent: whom it shows.
         token: the secret that everything but health asks for; empty for none.
         names: host names besides addresses and localhost under which it may be asked.
+        landlord: who leases the agent, if it is a standalone one.
     """
     app = _Application(
         "RankMesh agent", "One rank of a job: how it is, the groups it is in, and the job's key-value store.", agent
     )
-    return app.guarded((health, groups, store), token, names)
+    app.state.landlord = landlord
+    return app.guarded((health, groups, store, *([lease] if landlord is not None else [])), token, names)
 
 
 def create_store_app(keys: Store, *, token: str = "", names: Iterable[str] = ()) -> Guard:

@@ -111,7 +111,7 @@ async def test_shutting_down_closes_what_the_agent_holds(agent, monkeypatch):
     async def close():
         closed.append(True)
 
-    monkeypatch.setattr(agent, "aclose", close)
+    monkeypatch.setattr(agent, "aclose", close, raising=False)
     events = iter(["lifespan.startup", "lifespan.shutdown"])
     answers = []
 
