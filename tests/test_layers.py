@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "rankmesh_agent.collectives": {"collectives", "transports", "wire"},
     "rankmesh_agent.store": {"store", "wire"},
     "rankmesh_agent.engine": {"engine", "collectives", "store", "transports", "wire"},
+    "rankmesh_agent.attach": {"attach", "agent", "engine", "collectives", "store", "transports", "wire"},
     "rankmesh_agent.web": {"wire"},
     "rankmesh_agent.routes": {"routes", "web", "store", "wire"},
 }

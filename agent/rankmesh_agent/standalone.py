@@ -20,10 +20,13 @@ from http import HTTPStatus
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.asking import Asker, NoAnswerError
+from rankmesh_agent.attach.attendance import Attendance
 from rankmesh_agent.door import Door
 from rankmesh_agent.gateway import GatewayClient
+from rankmesh_agent.serving import Taker
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.transports import shared
+from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.schemas import (
@@ -42,6 +45,7 @@ from rankmesh_agent.wire.schemas import (
     Member,
 )
 from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
 _log = logging.getLogger("rankmesh")
@@ -53,8 +57,8 @@ _ANY_EPOCH = 1
 class _Tenancy:
     """A lease, and the Agent that came of it."""
 
-    def __init__(self, wanted: LeaseWanted) -> None:
-        self.lease = Lease(secrets.token_hex(16), wanted.job, wanted.rank, wanted.world_size, wanted.holder)
+    def __init__(self, wanted: LeaseWanted, lease_id: str) -> None:
+        self.lease = Lease(lease_id, wanted.job, wanted.rank, wanted.world_size, wanted.holder)
         self.instance = secrets.token_hex(16)
         self.joining = Deadline(wanted.timeout)
         self.idle = wanted.idle
@@ -102,6 +106,7 @@ class Standalone:
         self._tenancy: _Tenancy | None = None
         self._closed = False
         self._beats = _Beats(self, find_gateway, settings.token)
+        self._attendance = Attendance(self, self.id, settings.token, settings.shm_dir)
 
     @property
     def host_id(self) -> str:
@@ -110,7 +115,12 @@ class Standalone:
 
     def start(self) -> None:
         """Serve, and tell the gateway."""
-        self._door.open(self._app, _CurrentStore(self), when_asked=False)
+        ways: dict[Upgrade, Taker] = {
+            store_frames.UPGRADE: _CurrentStore(self),
+            attach_frames.UPGRADE: self._attendance,
+        }
+        self._door.open(self._app, ways, when_asked=False)
+        self._attendance.start()
         self._beats.start()
 
     def close(self, reason: str = "its agent ended") -> None:
@@ -126,23 +136,29 @@ class Standalone:
             tenancy = self._tenancy
         if tenancy is not None:
             self.release(tenancy.lease.id, reason)
+        self._attendance.close()
         self._beats.stop()
         self._door.close()
 
     # Leases
 
-    def take(self, wanted: LeaseWanted) -> tuple[Lease, Agent]:
+    def take(self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.
+
+        Args:
+            wanted: for what.
+            lease_id: random name of the lease; a new one if empty.
+            lends: see Agent.
 
         Raises:
             AgentTakenError: somebody else has it.
             LeaseEndedError: it was released meanwhile.
             DistNetworkError: the join failed, as of Agent.
         """
-        return self._join(self._reserve(wanted), wanted)
+        return self._join(self._reserve(wanted, lease_id), wanted, lends=lends)
 
-    def _reserve(self, wanted: LeaseWanted) -> _Tenancy:
-        tenancy = _Tenancy(wanted)
+    def _reserve(self, wanted: LeaseWanted, lease_id: str = "") -> _Tenancy:
+        tenancy = _Tenancy(wanted, lease_id or secrets.token_hex(16))
         with self._lock:
             if self._closed:
                 raise AgentTakenError(f"agent {self.name!r} is about to end; ask the gateway for another")
@@ -154,7 +170,7 @@ class Standalone:
         self._beats.beat()
         return tenancy
 
-    def _join(self, tenancy: _Tenancy, wanted: LeaseWanted) -> tuple[Lease, Agent]:
+    def _join(self, tenancy: _Tenancy, wanted: LeaseWanted, *, lends: bool = False) -> tuple[Lease, Agent]:
         try:
             agent = Agent(
                 replace(self._settings, job=wanted.job),
@@ -166,6 +182,7 @@ class Standalone:
                 door=self._door,
                 joining=tenancy.joining,
                 instance=tenancy.instance,
+                lends=lends,
             )
         except BaseException as error:
             self._free(tenancy)

@@ -10,8 +10,9 @@ import numpy as np
 
 from rankmesh_agent.engine.batch import merged
 from rankmesh_agent.engine.order import Options, Order
+from rankmesh_agent.engine.registered import Outcome
 from rankmesh_agent.engine.work import Work
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.ops import Kind, ReduceOp
 
 Array = np.ndarray[Any, Any]
@@ -83,6 +84,10 @@ class Calls(ABC):
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """End the group at this rank: queued calls fail, the worker ends. Does nothing the second time."""
+
     # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks
 
     def all_reduce(self, array: Array, op: ReduceOp, options: Options) -> Work | None:
@@ -136,6 +141,16 @@ class Calls(ABC):
         Raises:
             DistNetworkError: there is no room, or a member cannot map it; the same at all members.
         """
+
+    def _registered(self, dtype: np.dtype[Any], count: int, options: Options, directory: str, job: str) -> Array:
+        """Return an array in memory of the members', which is made in a directory, with the job in its name."""
+        outcome: Outcome = []
+        order, arguments = self._order, (directory, job, count * dtype.itemsize, outcome)
+        order.submit((Kind.EMPTY, dtype, count), arguments, options._replace(after=lambda: order.use(order.backend)))
+        made = outcome[0]
+        if isinstance(made, DistNetworkError):
+            raise made
+        return made.view(dtype)
 
     def open_batch(self) -> None:
         """Record this thread's collectives instead of making them.

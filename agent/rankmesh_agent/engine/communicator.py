@@ -20,7 +20,6 @@ from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.p2p import ANY, Matching
 from rankmesh_agent.engine.peer import Port, Transfer
-from rankmesh_agent.engine.registered import Outcome
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import Message, RunningCall
@@ -28,7 +27,7 @@ from rankmesh_agent.engine.work import MessageWork, Work
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.dtypes import code_of
-from rankmesh_agent.wire.errors import DistError, DistNetworkError
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.ops import Call, Kind
 from rankmesh_agent.wire.schemas import GroupInfo, Member
@@ -140,29 +139,31 @@ class Communicator(Calls, Port):
         """
         if not isinstance(self._order.backend, MeshBackend):
             return np.empty(count, dtype)  # an engine from outside knows nothing of ours
-        outcome: Outcome = []
-        arguments = self._sharing.directory, self._sharing.job, count * dtype.itemsize, outcome
-        order = self._order
-        order.submit((Kind.EMPTY, dtype, count), arguments, options._replace(after=lambda: order.use(order.backend)))
-        made = outcome[0]
-        if isinstance(made, DistNetworkError):
-            raise made
-        return made.view(dtype)
+        return self._registered(dtype, count, options, self._sharing.directory, self._sharing.job)
 
     # Point-to-point: ranks are the mesh's
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
-        """Send ``array`` to a rank."""
+        """See Calls."""
+        return self._follow_up(self.begin_send(array, rank, tag, options), options, None)
+
+    def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
+        """See Calls."""
+        message = self.begin_receive(array, rank, tag, options)
+        work = self._follow_up(message, options, lambda: self.source(message))
+        return self.source(message) if work is None else work
+
+    def begin_send(self, array: Array, rank: int, tag: int, options: Options) -> Message:
+        """Begin to send ``array`` to a rank; whoever calls this has to settle it, or abandon it."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
             transfer = self._matching.send(rank, octets(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
                 self.mesh.hold(self.id, transfer)
-        message = self._message(transfer, lambda: f"send to rank {self._number(rank)} (tag {tag})", (rank,), options)
-        return self._follow_up(message, options, None)
+        return self._message(transfer, lambda: f"send to rank {self._number(rank)} (tag {tag})", (rank,), options)
 
-    def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
-        """Receive into ``array`` from a rank, or from ANY; return the source's number, or the Work."""
+    def begin_receive(self, array: Array, rank: int, tag: int, options: Options) -> Message:
+        """Begin to receive into ``array`` from a rank, or from ANY; see begin_send."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
             transfer = self._matching.receive(rank, octets(array), code_of(array.dtype), tag)
@@ -172,9 +173,11 @@ class Communicator(Calls, Port):
         def words() -> str:
             return f"recv from {'any rank' if rank == ANY else f'rank {self._number(rank)}'} (tag {tag})"
 
-        message = self._message(transfer, words, self._sources if rank == ANY else (rank,), options)
-        work = self._follow_up(message, options, lambda: self._number(transfer.source))
-        return self._number(transfer.source) if work is None else work
+        return self._message(transfer, words, self._sources if rank == ANY else (rank,), options)
+
+    def source(self, message: Message) -> int:
+        """Return the number of the rank that a received message came from."""
+        return self._number(message.transfer.source)
 
     def _message(
         self, transfer: Transfer, words: Callable[[], str], partners: Sequence[int], options: Options

@@ -53,9 +53,9 @@ def test_each_host_makes_one_memory_and_a_lone_rank_none(monkeypatch: pytest.Mon
     made = []
     create = Mapping.create
 
-    def counting(*arguments: Any) -> Mapping:
+    def counting(*arguments: Any, **named: Any) -> Mapping:
         made.append(arguments)
-        return create(*arguments)
+        return create(*arguments, **named)
 
     monkeypatch.setattr(Mapping, "create", counting)
     with world(6, "inproc", hosts="aabbbc"):
