@@ -22,6 +22,7 @@ from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.vigil import Vigil
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
@@ -140,7 +141,9 @@ class Agent:
         if self._own_door is not None:
             ways = {} if self.fast_path is None else {store_frames.UPGRADE: self.fast_path}
             door.open(self._app(door.names), ways, when_asked=True)
-        self._heart = Heart(self._client, self._heartbeat)
+        self._vigil = Vigil(self.mesh)
+        self._heart = Heart(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
+        self.mesh.on_loss = self._heart.wake
         self._heart.start()
 
     @property
@@ -297,6 +300,7 @@ class Agent:
     def forget(self) -> None:
         """In a forked child: let go of the parent's descriptors, without a word to anyone."""
         self._leaving = True
+        self._heart.forget()
         self.mesh.forget()
         if self._own_door is not None:
             self._own_door.forget()
@@ -305,8 +309,10 @@ class Agent:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
 
     def _heartbeat(self) -> Heartbeat:
+        self.mesh.give_up_silent_hosts()
         reply: JoinReply = self._joined
-        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups())
+        groups = self.groups()
+        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, groups, self._vigil.lost())
 
     # Choices
 

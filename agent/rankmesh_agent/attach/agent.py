@@ -17,6 +17,7 @@ from rankmesh_agent.attach.lanes import Lanes, Line, Note, Route, Views
 from rankmesh_agent.attach.place import socket_path
 from rankmesh_agent.attach.store import AttachedStore
 from rankmesh_agent.engine.calls import Calls
+from rankmesh_agent.engine.records import Recorder
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.transports import shared
 from rankmesh_agent.wire import attach_frames
@@ -66,6 +67,7 @@ class AttachedAgent:
         path = socket_path(settings.shm_dir, offer.id) if same_host else ""
         self._route = Route(offer, path, settings.token)
         self._lease = secrets.token_hex(16)
+        self.recorder = Recorder()
         self._lanes = Lanes(self._open_lane)
         self._groups: list[AttachedGroup] = []
         self._left = False

@@ -73,7 +73,8 @@ class AttachedGroup(Calls):
             return
         self._order.use(MeshBackend(self._rounds, self.ranks, self._segment))
         call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
-        self._order.carry_out(lambda shared: shared.windows.probe(), (), call, 0, Options(timeout))
+        order = self._order
+        order.carry_out(order.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
 
     @property
     def failure(self) -> DistError | None:

@@ -10,6 +10,7 @@ from rankmesh_agent.attach import errors
 from rankmesh_agent.attach.calls import call_told
 from rankmesh_agent.collectives.link import Exchange
 from rankmesh_agent.engine.backends.base import Watch
+from rankmesh_agent.engine.records import Entry
 from rankmesh_agent.engine.rounds import Payload, Rounds, Wait
 from rankmesh_agent.engine.waits import Note
 from rankmesh_agent.transports.segment import DisagreementError
@@ -35,7 +36,8 @@ class AttachedStanding:
     Attributes:
         failure: the first failure that this process has heard of.
         seq: number of the latest call.
-        busy: whether it is under way.
+        begun: when it began, by the monotonic clock; None when it has ended.
+        nbytes: what its arrays hold.
         call: the latest call that this process made itself, over the members' memory; None if the agent makes them.
         numbers: see Calls.
         lock: see Footing.
@@ -44,14 +46,34 @@ class AttachedStanding:
     def __init__(self, agent: AttachedAgent, group: int, name: str, ranks: tuple[int, ...]) -> None:
         self.failure: DistError | None = None
         self.seq = 0
-        self.busy = False
+        self.begun: float | None = None
+        self.nbytes = 0
         self.call: Call | None = None
-        self.numbers = ranks
+        self.numbers = self._ranks = ranks
         self.lock = threading.RLock()
         self._agent = agent
         self._group = group
-        self._name = name
+        self.name = name
+        self.recorder = agent.recorder
         self._heard: BaseException | None = None
+
+    @property
+    def id(self) -> str:
+        """The group's id, as people are told."""
+        return f"{self._group:016x}"
+
+    def is_called(self, name: str) -> bool:
+        """See Owner."""
+        return name in (self.name, self.id)
+
+    def number(self, rank: int) -> int:
+        """See Owner."""
+        return self.numbers[self._ranks.index(rank)]
+
+    def under_way(self) -> Entry | None:
+        """See Footing."""
+        begun, call = self.begun, self.call
+        return None if begun is None or call is None else (self, call, self.seq, begun, None, "", self.nbytes)
 
     def raise_if_failed(self) -> None:
         """See Footing."""
@@ -71,8 +93,12 @@ class AttachedStanding:
     def _abort(self, error: BaseException) -> DistError | None:
         call = None if self.call is None else call_told(self.call)
         said = {
-            "group": self._group, "call": call, "seq": self.seq, "busy": self.busy, "error": errors.described(error)
-        }  # fmt: skip
+            "group": self._group,
+            "call": call,
+            "seq": self.seq,
+            "busy": self.begun is not None,
+            "error": errors.described(error),
+        }
         try:
             failure = errors.revived(self._agent.tell(Ask.ABORT, said))
         except DistError as gone:
@@ -83,7 +109,7 @@ class AttachedStanding:
         """Take note that this rank has left the group."""
         with self.lock:
             if self.failure is None:
-                self.failure = GroupAbortedError(f"group {self._name!r} has been destroyed", group=self._name)
+                self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
 
 
 class AttachedCall(Watch):
@@ -107,16 +133,17 @@ class AttachedCall(Watch):
         self._standing = standing
         self._own = own
 
-    def begin(self, call: Call, seq: int, seconds: float, note: Note = None) -> None:
+    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Note = None) -> float:
         """See Running."""
-        standing = self._standing
+        standing, deadline = self._standing, self.deadline
         self.call, self.seq = call, seq
         if self._own:
             standing.call = call
-        standing.seq = seq
-        standing.busy = True
+        standing.seq, standing.nbytes = seq, nbytes
         self.options_note = note
-        self.deadline.restart(seconds)
+        deadline.restart(seconds)
+        begun = standing.begun = deadline.begun
+        return begun
 
     def told(self) -> dict[str, Any]:
         """Return the call as the agent is told of it."""

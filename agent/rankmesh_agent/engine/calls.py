@@ -16,6 +16,13 @@ from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.ops import Kind, ReduceOp
 
 Array = np.ndarray[Any, Any]
+# Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
+_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
+    Kind.ALL_REDUCE,
+    Kind.ALL_GATHER,
+    Kind.REDUCE_SCATTER,
+    Kind.BARRIER,
+)
 
 
 class Calls(ABC):
@@ -92,7 +99,7 @@ class Calls(ABC):
 
     def all_reduce(self, array: Array, op: ReduceOp, options: Options) -> Work | None:
         """Reduce ``array`` over all members, in place."""
-        return self._order.submit((Kind.ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
+        return self._order.submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
 
     def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
@@ -107,7 +114,7 @@ class Calls(ABC):
     def all_gather(self, outputs: Sequence[Array], array: Array, options: Options) -> Work | None:
         """Copy every member's ``array`` to the output of its group rank; they may differ in length."""
         count, counts = _counts(outputs)
-        key = Kind.ALL_GATHER, array.dtype, count, None, None, counts
+        key = _ALL_GATHER, array.dtype, count, None, None, counts
         return self._order.submit(key, (outputs, array), options)
 
     def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
@@ -123,7 +130,7 @@ class Calls(ABC):
     def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
         """Reduce every member's input of each group rank into that member's ``output``; they may differ in length."""
         count, counts = _counts(inputs)
-        key = Kind.REDUCE_SCATTER, output.dtype, count, op, None, counts
+        key = _REDUCE_SCATTER, output.dtype, count, op, None, counts
         return self._order.submit(key, (output, inputs, op), options)
 
     def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], options: Options) -> Work | None:
@@ -132,7 +139,7 @@ class Calls(ABC):
 
     def barrier(self, options: Options) -> Work | None:
         """Wait until all members have come."""
-        return self._order.submit((Kind.BARRIER,), (), options)
+        return self._order.submit((_BARRIER,), (), options)
 
     @abstractmethod
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import os
+import secrets
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +36,7 @@ class Settings:
         master_port: MASTER_PORT, the port of the gateway.
         gateway: RANKMESH_GATEWAY, the URL of a gateway that already runs; the launcher sets it.
         job: RANKMESH_JOB, keeps jobs at one gateway apart.
-        token: RANKMESH_TOKEN, the secret all processes of a job share.
+        token: RANKMESH_TOKEN, the secret all processes of a job share; or what is in the file RANKMESH_TOKEN_FILE.
         transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
             host.
         bind: RANKMESH_BIND, the address to listen on.
@@ -77,6 +81,7 @@ class Settings:
 
         Raises:
             ValueError: a variable is set to something that makes no sense; the message names it.
+            OSError: the token's file cannot be read.
         """
         transport = (environ.get("RANKMESH_TRANSPORT") or "auto").lower()
         if transport not in ("auto", "tcp", "shm"):
@@ -97,7 +102,7 @@ class Settings:
             master_port=_whole(environ, ("MASTER_PORT",), at_most=65535),
             gateway=environ.get("RANKMESH_GATEWAY") or None,
             job=environ.get("RANKMESH_JOB") or "default",
-            token=environ.get("RANKMESH_TOKEN", ""),
+            token=_token(environ),
             transport=cast(Transport, transport),
             bind=environ.get("RANKMESH_BIND") or None,
             advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
@@ -140,6 +145,18 @@ def token_in(path: Path) -> str:
     return token
 
 
+def make_token(path: Path) -> None:
+    """Put a fresh token into a file, for its owner alone to read, unless there is such a file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with contextlib.suppress(FileExistsError), tempfile.NamedTemporaryFile("w", dir=path.parent) as fresh:
+        fresh.write(f"{secrets.token_hex(32)}\n")
+        fresh.flush()
+        os.link(fresh.name, path)  # complete from the first moment, and of two makers' tokens only one
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach ``host``. A name other than localhost counts as reachable from elsewhere."""
     if host == "localhost":
@@ -148,6 +165,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    token, path = environ.get("RANKMESH_TOKEN"), environ.get("RANKMESH_TOKEN_FILE")
+    if token or not path:
+        return token or ""
+    return token_in(Path(path))
 
 
 def _whole(

@@ -69,11 +69,11 @@ def test_if_one_host_has_no_memory_none_has_and_one_warning_says_why(
     attempts = []
     real = getattr(Mapping, hindered)
 
-    def fail(*arguments: Any) -> Any:
+    def fail(*arguments: Any, **named: Any) -> Any:
         attempts.append(arguments)
         if len(attempts) == 2:
             raise DistNetworkError("/dev/shm has no room for 2 MiB of shared memory")
-        return real(*arguments)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(Mapping, hindered, fail)
     with caplog.at_level(logging.WARNING, "rankmesh"), world(5, "inproc", hosts="abbaa") as ranks:
