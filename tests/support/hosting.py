@@ -69,7 +69,8 @@ class Cluster:
         self._processes.append(process)
         end = time.monotonic() + _START_SECONDS
         while not (found := re.search(ready, path.read_text())):
-            assert process.poll() is None and time.monotonic() < end, f"{module} is not ready: {path.read_text()}"
+            assert process.poll() is None, f"{module} ended: {path.read_text()}"
+            assert time.monotonic() < end, f"{module} is not ready: {path.read_text()}"
             time.sleep(0.02)
         return found[1]
 

@@ -294,7 +294,7 @@ class Ranks:
         started = range(size) if ranks is None else ranks
         variables = {rank: dict(env(rank) if callable(env) else env) for rank in started}
         if hosting.ATTACHED:
-            for rank, own in variables.items():
+            for own in variables.values():
                 own[hosting.GATEWAY] = hosting.cluster(own, size).url
         return [
             self.command(str(script), str(rank), str(size), name=f"rank-{rank}", **variables[rank]) for rank in started
