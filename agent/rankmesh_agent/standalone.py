@@ -18,10 +18,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from rankmesh_agent.agent import Agent
+from rankmesh_agent.attach.attendance import Attendance
 from rankmesh_agent.door import Door
 from rankmesh_agent.gateway import GatewayClient, Heart
+from rankmesh_agent.serving import Taker
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.transports import shared
+from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.schemas import (
@@ -39,6 +42,7 @@ from rankmesh_agent.wire.schemas import (
     Member,
 )
 from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
 _log = logging.getLogger("rankmesh")
@@ -49,8 +53,8 @@ _ANY_EPOCH = 1
 class _Tenancy:
     """A lease, and the Agent that came of it."""
 
-    def __init__(self, wanted: LeaseWanted) -> None:
-        self.lease = Lease(secrets.token_hex(16), wanted.job, wanted.rank, wanted.world_size, wanted.holder)
+    def __init__(self, wanted: LeaseWanted, lease_id: str) -> None:
+        self.lease = Lease(lease_id, wanted.job, wanted.rank, wanted.world_size, wanted.holder)
         self.instance = secrets.token_hex(16)
         self.joining = Deadline(wanted.timeout)
         self.idle = wanted.idle
@@ -101,6 +105,7 @@ class Standalone:
         self._heart = Heart(self._live)
         self._registered: float | None = None
         """When the gateway last took note of a sign of life."""
+        self._attendance = Attendance(self, self.id, settings.token, settings.shm_dir)
 
     @property
     def host_id(self) -> str:
@@ -109,7 +114,12 @@ class Standalone:
 
     def start(self) -> None:
         """Serve, and tell the gateway."""
-        self._door.open(self._app, _CurrentStore(self), when_asked=False)
+        ways: dict[Upgrade, Taker] = {
+            store_frames.UPGRADE: _CurrentStore(self),
+            attach_frames.UPGRADE: self._attendance,
+        }
+        self._door.open(self._app, ways, when_asked=False)
+        self._attendance.start()
         self._heart.start()
         self._heart.wake()
 
@@ -126,6 +136,7 @@ class Standalone:
             tenancy = self._tenancy
         if tenancy is not None:
             self.release(tenancy.lease.id, reason)
+        self._attendance.close()
         self._heart.stop()
         self._client.depart(AgentGoodbye(self.id))
         self._client.close()
@@ -133,18 +144,23 @@ class Standalone:
 
     # Leases
 
-    def take(self, wanted: LeaseWanted) -> tuple[Lease, Agent]:
+    def take(self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.
+
+        Args:
+            wanted: for what.
+            lease_id: random name of the lease; a new one if empty.
+            lends: see Agent.
 
         Raises:
             AgentTakenError: somebody else has it.
             LeaseEndedError: it was released meanwhile.
             DistNetworkError: the join failed, as of Agent.
         """
-        return self._join(self._reserve(wanted), wanted)
+        return self._join(self._reserve(wanted, lease_id), wanted, lends=lends)
 
-    def _reserve(self, wanted: LeaseWanted) -> _Tenancy:
-        tenancy = _Tenancy(wanted)
+    def _reserve(self, wanted: LeaseWanted, lease_id: str = "") -> _Tenancy:
+        tenancy = _Tenancy(wanted, lease_id or secrets.token_hex(16))
         with self._lock:
             if self._closed:
                 raise AgentTakenError(f"agent {self.name!r} is about to end; ask the gateway for another")
@@ -156,7 +172,7 @@ class Standalone:
         self._heart.wake()
         return tenancy
 
-    def _join(self, tenancy: _Tenancy, wanted: LeaseWanted) -> tuple[Lease, Agent]:
+    def _join(self, tenancy: _Tenancy, wanted: LeaseWanted, *, lends: bool = False) -> tuple[Lease, Agent]:
         try:
             agent = Agent(
                 replace(self._settings, job=wanted.job),
@@ -168,6 +184,7 @@ class Standalone:
                 door=self._door,
                 joining=tenancy.joining,
                 instance=tenancy.instance,
+                lends=lends,
             )
         except BaseException as error:
             self._free(tenancy)
@@ -298,6 +315,11 @@ class Standalone:
             tenancy.used = time.monotonic()
 
     # What the HTTP face shows
+
+    @property
+    def settings(self) -> Settings:
+        """What the environment said."""
+        return self._settings
 
     @property
     def current(self) -> Agent | None:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.engine.peer import FETCH_BYTES, Fetch, Peer, Port, Transfer
+from rankmesh_agent.engine.records import Recorder
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.deadline import Deadline
@@ -68,6 +69,7 @@ class Mesh:
         connections: one to every other rank.
         eager_limit: largest EAGER payload in bytes.
         crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
+        recorder: what remembers the groups' calls; one of its own when left out.
 
     Attributes:
         lost: how the peers went that are gone.
@@ -75,8 +77,16 @@ class Mesh:
     """
 
     def __init__(
-        self, rank: int, epoch: int, connections: dict[int, Connection], *, eager_limit: int, crowded: bool = True
+        self,
+        rank: int,
+        epoch: int,
+        connections: dict[int, Connection],
+        *,
+        eager_limit: int,
+        crowded: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
+        self.recorder = Recorder() if recorder is None else recorder
         self.rank = rank
         self.epoch = epoch
         self.eager_limit = eager_limit
