@@ -17,6 +17,7 @@ from rankmesh_agent.engine.batch import BatchedWork, Recorded
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import After, Note, RunningCall
 from rankmesh_agent.engine.work import QueuedWork, Work
+from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call
 
@@ -39,6 +40,7 @@ class Options(NamedTuple):
         user: the user's arrays, for Work.result().
         after: what to do once the data is there.
         note: what to say of it when the ranks' calls do not fit together.
+        deadline: by when a queued call has to be over, however late its turn comes; instead of ``timeout``.
     """
 
     timeout: float
@@ -46,6 +48,7 @@ class Options(NamedTuple):
     user: list[Any] = []  # noqa: RUF012  # never changed
     after: After = None
     note: Note = None
+    deadline: Deadline | None = None
 
 
 class Order:
@@ -167,7 +170,10 @@ class Order:
     def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> QueuedWork:
         def run() -> None:
             with self._turn:
-                self._run(key, arguments, options)
+                if work.claim():
+                    until = options.deadline
+                    how = options if until is None else options._replace(timeout=until.remaining())
+                    self._run(key, arguments, how)
 
         work = QueuedWork(run, options.user, self._plan(key).call.name, lambda: self._worker)
         with self._standing.mesh.lock:

@@ -127,7 +127,7 @@ class Message:
         except BaseException as error:
             # A wait shorter than the operation's own deadline may end without ending the operation.
             if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
-                self._abandon(error)
+                self.abandon(error)
             raise
         if done and self.transfer.error is not None:
             raise self.transfer.error
@@ -153,7 +153,7 @@ class Message:
     def _hopeless(self) -> bool:
         return self._standing.hopeless(self._partners, any_will_do=True)
 
-    def _abandon(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException) -> None:
         """Undo a message that will not be waited for any longer; if its data is on the way, give the group up."""
         with self._standing.mesh.lock:
             undone = self._matching.cancel(self.transfer)

@@ -43,6 +43,7 @@ class Settings:
         timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
         pickle: RANKMESH_PICKLE, whether objects that are not plain data may be pickled: only ``authenticated`` ranks do
             (those of a job with a token), or ``never``.
+        max_body: RANKMESH_MAX_BODY, largest array in bytes that an agent takes or gives over HTTP.
         elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
         debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
@@ -64,6 +65,7 @@ class Settings:
     eager_bytes: int = 1 << 16
     timeout: float = DEFAULT_TIMEOUT
     pickle: Pickle = "authenticated"
+    max_body: int = 1 << 30
     elastic_run: str | None = None
     debug: str = "OFF"
 
@@ -100,6 +102,7 @@ class Settings:
             eager_bytes=_or_default(_whole(environ, ("RANKMESH_EAGER_BYTES",), at_most=1 << 20), cls.eager_bytes),
             timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
             pickle=cast(Pickle, pickle),
+            max_body=_whole(environ, ("RANKMESH_MAX_BODY",), at_least=1) or cls.max_body,
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
             debug=_debug(environ),
         )
