@@ -238,8 +238,8 @@ class MessageWork(Work):
         settle: Callable[[Deadline | None], bool],
         arrays: list[Any],
         deadline: Deadline,
-        source: Callable[[], int] | None,
-        abandon: Callable[[BaseException], None],
+        source: Callable[[], int] | None = None,
+        abandon: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self._settle = settle
         self._arrays = arrays

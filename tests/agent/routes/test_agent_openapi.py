@@ -9,10 +9,16 @@ import pytest
 from support.processes import free_port
 
 from rankmesh_agent.app import create_app
+from rankmesh_agent.probing import Prober
+from rankmesh_agent.routes import probe
 from rankmesh_agent.store.client import RemoteStore
 from rankmesh_agent.store.commands import QueuePush, Set
+from rankmesh_agent.wire.errors import NotLeasedError
 
 pytestmark = pytest.mark.anyio
+
+ELSEWHERE = {("post", "/v1/groups"), ("delete", "/v1/groups/{group_id}"), ("post", "/v1/groups/{group_id}/abort")}
+"""Operations of which test_tensors_openapi says what is so; and so it does of those with the tag 'tensors'."""
 
 JSON = {"Content-Type": "application/json"}
 KEY = "/v1/store/{key}"
@@ -24,6 +30,9 @@ OPERATIONS = {
     ("get", "/v1/info"),
     ("get", "/v1/groups"),
     ("get", "/v1/groups/{group_id}"),
+    ("get", "/v1/host"),
+    ("get", "/v1/probe"),
+    ("post", "/v1/probe"),
     ("get", "/v1/store"),
     ("post", "/v1/store/add"),
     ("post", "/v1/store/append"),
@@ -43,7 +52,12 @@ OPERATIONS = {
 OPEN = {"/health", "/livez", "/readyz"}
 WITHOUT_ANSWER = {"/v1/store/append", "/v1/store/multi_set", "/v1/store/queue_push"}
 
+LISTED = "http://127.0.0.1:1"
+"""What the gateway is taken to list: nobody is there."""
+
 GOOD = {
+    ("get", "/v1/probe"): ("/v1/probe", {"params": {"bytes": 10}}),
+    ("post", "/v1/probe"): ("/v1/probe", {"json": {"url": LISTED}}),
     ("get", "/v1/groups/{group_id}"): ("/v1/groups/00000000000000aa", {}),
     ("post", "/v1/store/add"): ("/v1/store/add", {"json": {"key": "number"}}),
     ("post", "/v1/store/append"): ("/v1/store/append", {"params": {"key": "text"}, "content": b"1"}),
@@ -63,7 +77,13 @@ GOOD = {
 
 SPECIAL = {
     ("get", "/v1/groups/{group_id}", 404): ("/v1/groups/00000000000000cc", {}),
-    ("get", "/v1/groups/{group_id}", 422): ("/v1/groups/world", {}),
+    ("get", "/v1/groups/{group_id}", 422): (f"/v1/groups/{'x' * 300}", {}),
+    ("get", "/v1/probe", 422): ("/v1/probe", {"params": {"bytes": 1 << 40}}),
+    ("get", "/v1/probe", 503): ("/v1/probe", {}),
+    ("post", "/v1/probe", 400): ("/v1/probe", {"content": b"\xff", "headers": JSON}),
+    ("post", "/v1/probe", 422): ("/v1/probe", {"json": {}}),
+    ("post", "/v1/probe", 502): ("/v1/probe", {"json": {"url": LISTED}}),
+    ("post", "/v1/probe", 503): ("/v1/probe", {"json": {"url": LISTED}}),
     ("get", "/v1/store", 422): ("/v1/store", {"params": {"prefix": "k" * 2000}}),
     ("post", "/v1/store/add", 400): ("/v1/store/add", {"content": b"\xff", "headers": JSON}),
     ("post", "/v1/store/add", 409): ("/v1/store/add", {"json": {"key": "text"}}),
@@ -110,7 +130,7 @@ def expected() -> dict[tuple[str, str], set[int]]:
         found[method, path] = {good, 403, 413, 421} | own
         if path not in OPEN:
             found[method, path].add(401)
-        if path in ("/health", "/readyz"):
+        if path in ("/health", "/readyz", "/v1/groups/{group_id}"):
             found[method, path].add(503)
         if path.startswith("/v1/store"):
             found[method, path].add(502)
@@ -127,7 +147,12 @@ def document():
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return (await client.get("/openapi.json")).json()
 
-    return asyncio.run(ask())
+    document = asyncio.run(ask())
+    for path, operations in list(document["paths"].items()):
+        for method, operation in list(operations.items()):
+            if (method, path) in ELSEWHERE or "tensors" in operation["tags"]:
+                del operations[method]
+    return document
 
 
 def responses(document):
@@ -144,8 +169,20 @@ async def test_it_documents_what_there_is(document):
     assert found == expected()
 
 
+def busy() -> probe._Places:
+    places = probe._Places()
+    for _ in range(probe.MOST_AT_ONCE):
+        places.take()
+    return places
+
+
 @pytest.mark.parametrize(("method", "path", "status"), CASES)
-async def test_every_documented_response_is_real(client, agent, document, method, path, status):
+async def test_every_documented_response_is_real(client, agent, document, method, path, status, monkeypatch):
+    if status != 502:
+        monkeypatch.setattr(Prober, "_ask", lambda self: iter([LISTED]))
+    if path == "/v1/probe" and status == 503:
+        monkeypatch.setattr(probe, "_asked", busy())
+        monkeypatch.setattr(probe, "_sent", busy())
     for command in (Set("number", b"1"), Set("text", b"text"), QueuePush("queue", b"1")):
         await agent.store.do(command)
     target, content = SPECIAL.get((method, path, status)) or GOOD.get((method, path), (path, {}))
@@ -160,6 +197,8 @@ async def test_every_documented_response_is_real(client, agent, document, method
         headers["Host"] = "evil.example"
     elif status == 502:
         agent.store = RemoteStore(f"http://127.0.0.1:{free_port()}")
+    elif status == 503 and path == "/v1/groups/{group_id}":
+        agent.error = NotLeasedError("the agent is free")
     elif status == 503:
         agent.is_ready, agent.reasons = False, ["group 'pair': rank 3 failed"]
     answer = await client.request(method, target, **content | {"headers": headers})
@@ -194,6 +233,8 @@ async def test_answers_have_schemas(document):
         ("get", "/v1/info"): "AgentInfo",
         ("get", "/v1/groups"): "",
         ("get", "/v1/groups/{group_id}"): "GroupInfo",
+        ("get", "/v1/host"): "HostReport",
+        ("post", "/v1/probe"): "ProbeReply",
         ("get", "/v1/store"): "",
         ("post", "/v1/store/add"): "StoreNumber",
         ("post", "/v1/store/check"): "StoreFound",
@@ -208,7 +249,12 @@ async def test_answers_have_schemas(document):
 
 async def test_values_are_bytes(document):
     octets = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    for method, path in (("get", KEY), ("post", "/v1/store/compare_set"), ("post", "/v1/store/queue_pop")):
+    for method, path in (
+        ("get", "/v1/probe"),
+        ("get", KEY),
+        ("post", "/v1/store/compare_set"),
+        ("post", "/v1/store/queue_pop"),
+    ):
         assert document["paths"][path][method]["responses"]["200"]["content"] == octets
     for method, path in (("put", KEY), ("post", "/v1/store/append"), ("post", "/v1/store/queue_push")):
         assert document["paths"][path][method]["requestBody"] == {"required": True, "content": octets}
