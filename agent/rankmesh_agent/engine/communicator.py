@@ -205,7 +205,7 @@ class Communicator(Calls, Port):
         if not options.async_op:
             message.settle(message.deadline)
             return None
-        return MessageWork(message.settle, options.user, message.deadline, source)
+        return MessageWork(message.settle, options.user, message.deadline, source, message.abandon)
 
     def _number(self, rank: int) -> int:
         return self._standing.number(rank)
