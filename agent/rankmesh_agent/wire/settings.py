@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 Transport = Literal["auto", "tcp", "shm"]
 Pickle = Literal["authenticated", "never"]
+Hosting = Literal["auto", "attached", "embedded"]
 
 DEFAULT_TIMEOUT = 1800.0
 """Seconds an operation may take when nobody says otherwise: torch's 30 minutes."""
@@ -47,6 +48,9 @@ class Settings:
         timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
         pickle: RANKMESH_PICKLE, whether objects that are not plain data may be pickled: only ``authenticated`` ranks do
             (those of a job with a token), or ``never``.
+        max_body: RANKMESH_MAX_BODY, largest array in bytes that an agent takes or gives over HTTP.
+        hosting: RANKMESH_HOSTING, whether this process attaches to a standalone agent (``attached``) or has its own
+            (``embedded``); ``auto`` attaches where an http:// gateway has standalone agents.
         elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
         debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
@@ -68,6 +72,8 @@ class Settings:
     eager_bytes: int = 1 << 16
     timeout: float = DEFAULT_TIMEOUT
     pickle: Pickle = "authenticated"
+    max_body: int = 1 << 30
+    hosting: Hosting = "auto"
     elastic_run: str | None = None
     debug: str = "OFF"
 
@@ -85,6 +91,9 @@ class Settings:
         pickle = (environ.get("RANKMESH_PICKLE") or "authenticated").lower()
         if pickle not in ("authenticated", "never"):
             raise ValueError(f"RANKMESH_PICKLE={pickle!r}: set it to 'authenticated' or 'never', or leave it out")
+        hosting = (environ.get("RANKMESH_HOSTING") or "auto").lower()
+        if hosting not in get_args(Hosting):
+            raise ValueError(f"RANKMESH_HOSTING={hosting!r}: set it to 'attached' or 'embedded', or leave it out")
         interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
         timeout = environ.get("RANKMESH_TIMEOUT")
         return cls(
@@ -105,6 +114,8 @@ class Settings:
             eager_bytes=_or_default(_whole(environ, ("RANKMESH_EAGER_BYTES",), at_most=1 << 20), cls.eager_bytes),
             timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
             pickle=cast(Pickle, pickle),
+            max_body=_whole(environ, ("RANKMESH_MAX_BODY",), at_least=1) or cls.max_body,
+            hosting=cast(Hosting, hosting),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
             debug=_debug(environ),
         )
