@@ -106,6 +106,11 @@ async def events(
 ) -> EventStream:
     """Send what happens as server-sent events, each with an id, its kind and JSON data.
 
+    The kinds are `rank-joining`, `world-complete`, `rank-suspect`, `rank-alive`, `rank-failed`, `rank-left`,
+    `group-made`, `group-failed`, `group-ended`, `agent-registered`, `agent-leased`, `agent-freed` and `agent-lost`. The
+    data is an object with `time` (seconds since 1970), `job`, `ranks`, `group` (an id), `detail` (a sentence), and
+    `epoch` or `agent` (a name) where there is one.
+
     Without a place to go on from, only what happens from now on. A client that falls so far behind that it would miss
     events, or takes nothing for 10 s, is cut off, and comes again with the id of the last event it saw. A comment is
     sent every 10 s in which nothing else is.
