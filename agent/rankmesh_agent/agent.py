@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.door import Door
@@ -21,6 +22,7 @@ from rankmesh_agent.engine.backends.sharing import Sharing
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.records import Recorder
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.fast_server import FastPath
@@ -31,9 +33,20 @@ from rankmesh_agent.transports.ring import RingTransport
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, Heartbeat, JoinReply, Leave, Member
+from rankmesh_agent.wire.schemas import (
+    AgentHealth,
+    AgentInfo,
+    FlightRecord,
+    GroupInfo,
+    Heartbeat,
+    InFlight,
+    JoinReply,
+    Leave,
+    Member,
+)
 from rankmesh_agent.wire.settings import Settings
 from rankmesh_agent.wire.version import __version__
+from rankmesh_agent.wire.vitals import Vitals
 
 ESTABLISH_SECONDS = 60.0
 """How long connecting all pairs may take once everyone has joined."""
@@ -125,6 +138,7 @@ class Agent:
                 connections,
                 eager_limit=settings.eager_bytes,
                 crowded=self._crowded(),
+                recorder=Recorder(settings.flight_recorder),
             )
             undo.callback(self.mesh.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
@@ -224,6 +238,29 @@ class Agent:
     def groups(self) -> list[GroupInfo]:
         """Return the groups this rank is a member of."""
         return [group.info() for group in self._known()]
+
+    def in_flight(self, group: str) -> list[InFlight] | None:
+        """Return a group's calls and messages that have begun and not ended; None if there is no such group.
+
+        Args:
+            group: its name or id.
+        """
+        return self.mesh.recorder.in_flight(group)
+
+    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
+        """Return the latest calls and messages: see Recorder.records."""
+        return self.mesh.recorder.records(group, last)
+
+    def vitals(self) -> Vitals:
+        """Return what has been counted."""
+        store = self._store
+        return Vitals(
+            self.mesh.recorder.operations(),
+            self._client.pulse(),
+            store.table.vitals() if isinstance(store, MemoryStore) else None,
+            dict(Counter(self.mesh.media().values())),
+            sum(not lost.clean for lost in list(self.mesh.lost.values())),
+        )
 
     def _known(self) -> list[Communicator]:
         with self._lock:

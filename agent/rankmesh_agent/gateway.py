@@ -30,6 +30,7 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
 )
+from rankmesh_agent.wire.vitals import Pulse
 
 _log = logging.getLogger("rankmesh")
 
@@ -63,6 +64,7 @@ class GatewayClient:
         self._find = find
         self.url = ""
         self._heard = time.monotonic()
+        self._beats = [0, 0]
         self._asker = Asker(token)
 
     def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
@@ -136,12 +138,20 @@ class GatewayClient:
         One that has been away for SUSPECT_SECONDS is looked for again: it may be elsewhere by now, or have ended with
         the process that hosted it and be this one's to host. The ranks' next signs of life tell it who they are.
         """
+        answered = False
         with contextlib.suppress(NoAnswerError):
-            if self._post(self.url, "heartbeat", heartbeat).status not in _NOT_NOW:
-                self._heard = time.monotonic()
+            answered = self._post(self.url, "heartbeat", heartbeat).status not in _NOT_NOW
+        self._beats[answered] += 1
+        if answered:
+            self._heard = time.monotonic()
         if time.monotonic() - self._heard > SUSPECT_SECONDS:
             with contextlib.suppress(DistNetworkError):
                 self.url = self._find() or self.url
+
+    def pulse(self) -> Pulse:
+        """Return how the heartbeats have fared."""
+        unanswered, answered = self._beats
+        return Pulse(answered, unanswered, time.monotonic() - self._heard)
 
     def leave(self, leave: Leave) -> None:
         """Say goodbye; a gateway that is gone already does not matter."""

@@ -310,6 +310,10 @@ class Communicator(Port):
         """See records.Recorded."""
         return self._order.under_way() + self._messages.under_way()
 
+    def is_called(self, name: str) -> bool:
+        """See records.Recorded."""
+        return self._standing.is_called(name)
+
     def tallies(self) -> Mapping[str, Tally]:
         """See records.Recorded."""
         return {**self._order.tallies(), **self._messages.tallies()}

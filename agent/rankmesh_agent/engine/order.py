@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.engine.backends.base import Backend
 from rankmesh_agent.engine.batch import BatchedWork, Recorded
-from rankmesh_agent.engine.records import BOUNDS, Entry, Tally, error_text
+from rankmesh_agent.engine.records import Entry, Tally, error_text
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import After, Note, RunningCall
 from rankmesh_agent.engine.work import QueuedWork, Work
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.vitals import BOUNDS
 
 _PLANS = 1024
 _WORKER_SECONDS = 5.0

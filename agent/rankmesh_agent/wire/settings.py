@@ -44,6 +44,7 @@ class Settings:
         pickle: RANKMESH_PICKLE, whether objects that are not plain data may be pickled: only ``authenticated`` ranks do
             (those of a job with a token), or ``never``.
         elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
+        flight_recorder: RANKMESH_FLIGHT_RECORDER, how many of the latest operations to remember; 0 for none.
         debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
 
@@ -65,6 +66,7 @@ class Settings:
     timeout: float = DEFAULT_TIMEOUT
     pickle: Pickle = "authenticated"
     elastic_run: str | None = None
+    flight_recorder: int = 1000
     debug: str = "OFF"
 
     @classmethod
@@ -101,6 +103,9 @@ class Settings:
             timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
             pickle=cast(Pickle, pickle),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
+            flight_recorder=_or_default(
+                _whole(environ, ("RANKMESH_FLIGHT_RECORDER",), at_most=1 << 20), cls.flight_recorder
+            ),
             debug=_debug(environ),
         )
 
