@@ -253,13 +253,13 @@ class Agent:
 
     def vitals(self) -> Vitals:
         """Return what has been counted."""
-        store = self._store
+        store, lost = self._store, dict(self.mesh.lost)
         return Vitals(
             self.mesh.recorder.operations(),
             self._client.pulse(),
             store.table.vitals() if isinstance(store, MemoryStore) else None,
-            dict(Counter(self.mesh.media().values())),
-            sum(not lost.clean for lost in list(self.mesh.lost.values())),
+            dict(Counter(medium for rank, medium in self.mesh.media().items() if rank not in lost)),
+            sum(not how.clean for how in lost.values()),
         )
 
     def _known(self) -> list[Communicator]:

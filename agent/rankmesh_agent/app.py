@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from rankmesh_agent.routes import groups, health, lease, store, store_health
+from rankmesh_agent.routes import groups, health, lease, metrics, store, store_health, watching
 from rankmesh_agent.routes.view import AgentView, Landlord
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.web import WebApplication
@@ -31,7 +31,9 @@ def create_app(
         "RankMesh agent", "One rank of a job: how it is, the groups it is in, and the job's key-value store.", agent
     )
     app.state.landlord = landlord
-    return app.guarded((health, groups, store, *([lease] if landlord is not None else [])), token, names)
+    return app.guarded(
+        (health, metrics, groups, watching, store, *([lease] if landlord is not None else [])), token, names
+    )
 
 
 def create_store_app(keys: Store, *, token: str = "", names: Iterable[str] = ()) -> Guard:

@@ -9,7 +9,17 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from rankmesh_agent.store.base import Store
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, Lease, LeaseState, LeaseWanted
+from rankmesh_agent.wire.schemas import (
+    AgentHealth,
+    AgentInfo,
+    FlightRecord,
+    GroupInfo,
+    InFlight,
+    Lease,
+    LeaseState,
+    LeaseWanted,
+)
+from rankmesh_agent.wire.vitals import Vitals
 
 
 class AgentView(Protocol):
@@ -30,6 +40,15 @@ class AgentView(Protocol):
 
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of."""
+
+    def in_flight(self, group: str) -> list[InFlight] | None:
+        """Return a group's operations in flight; None if there is no group with this name or id."""
+
+    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
+        """Return what is remembered of the latest operations: of one group or all, so many or all."""
+
+    def vitals(self) -> Vitals:
+        """Return what has been counted."""
 
     async def aclose(self) -> None:
         """Let go of what was used in this event loop, which ends."""
