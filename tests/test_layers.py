@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "rankmesh_agent.collectives": {"collectives", "transports", "wire"},
     "rankmesh_agent.store": {"store", "wire"},
     "rankmesh_agent.engine": {"engine", "collectives", "store", "transports", "wire"},
+    "rankmesh_agent.attach": {"attach", "agent", "engine", "collectives", "store", "transports", "wire"},
     "rankmesh_agent.web": {"wire"},
     "rankmesh_agent.exposition": set(),
     "rankmesh_agent.stacks": {"wire"},
@@ -38,7 +39,8 @@ LIBRARIES = {
     "uvicorn": {"rankmesh_agent.serving", "rankmesh_agent.quiet_server", "rankmesh_gateway.server"},
     "httpx": {"rankmesh_agent.store.client"},
     "prometheus_client": {"rankmesh_agent.exposition", "rankmesh_agent.routes.metrics", "rankmesh_gateway.routes"},
-    "typer": {"rankmesh.cli"},
+    "typer": {"rankmesh.cli", "rankmesh._cli"},
+    "rich": {"rankmesh._cli"},
 }
 """Libraries that take long to load or tie to a framework, and the modules that may import them."""
 
@@ -109,9 +111,8 @@ def test_only_settings_know_the_names_of_variables() -> None:
 def test_importing_the_sdk_loads_nothing_heavy() -> None:
     code = "import sys, rankmesh; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert not {"fastapi", "uvicorn", "httpx", "torch", "cupy", "typer", "mpi4py", "prometheus_client"} & set(
-        loaded.split()
-    )
+    heavy = {"fastapi", "uvicorn", "httpx", "torch", "cupy", "typer", "rich", "mpi4py", "prometheus_client"}
+    assert not heavy & set(loaded.split())
 
 
 def test_a_rank_is_made_without_what_only_some_are_asked_for() -> None:

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
 from rankmesh_agent.wire.vitals import BOUNDS, Operations
-
-if TYPE_CHECKING:
-    from rankmesh_agent.engine.standing import Standing
 
 KEPT = 1000
 """How many calls and messages the flight recorder keeps unless somebody says otherwise."""
@@ -32,9 +29,27 @@ ENDED_GROUPS = "(ended)"
 """What the tallies of the groups that are no more go under, together: sums over groups never go down."""
 
 
+class Owner(Protocol):
+    """Whose a call is: a group at one rank."""
+
+    @property
+    def id(self) -> str:
+        """The group's id, as people are told."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def is_called(self, name: str) -> bool:
+        """Whether that is the group's name or id."""
+
+    def number(self, rank: int) -> int:
+        """Return the number the user knows a member by."""
+
+
 Message = tuple[str, np.dtype[Any], int, int, int]
 """A message between two ranks: ``send`` or ``recv``, dtype and elements, the other rank or -1 for any, tag."""
-Entry = tuple["Standing", "Call | Message", int, float, float | None, str, int]
+Entry = tuple[Owner, Call | Message, int, float, float | None, str, int]
 """A call or message: whose, what, its number, begin and end by the monotonic clock, its error's text, its bytes. The
 end is None while it is under way. A bare tuple, as making one takes a fifth of what making a named one takes."""
 

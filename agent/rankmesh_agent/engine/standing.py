@@ -59,6 +59,8 @@ class Standing:
         self.begun: float | None = None
         self._told = False
         self.mesh = mesh
+        self.lock = mesh.lock
+        self.recorder = mesh.recorder
         self.ranks = self.numbers = ranks
         self.name = name
         self._group = group

@@ -17,6 +17,10 @@ OFFER_SECONDS = 5.0
 """How long a free agent that was offered to one client is not offered to another."""
 MOST_IN_FLIGHT = 64
 """How many calls and messages under way a group's description lists."""
+MAX_PROBE_BYTES = 64 << 20
+"""The most bytes that a probe fetches."""
+MAX_PROBE_SECONDS = 20.0
+"""The longest that a probe takes."""
 UNASSIGNED = -1
 """The rank of a joiner that leaves it to the gateway which one it gets."""
 
@@ -549,6 +553,87 @@ class StorePop:
 
     key: str
     timeout: float = 0.0
+
+
+@dataclass
+class HostReport:
+    """What an agent's host has, as the agent's process sees it.
+
+    Attributes:
+        host: host name.
+        host_id: equal for processes that can share memory, different otherwise.
+        time: seconds since 1970, by the host's clock.
+        version: RankMesh's version.
+        python: Python's version.
+        kernel: the operating system and its version.
+        cpus: processors the process may use.
+        transport: what RANKMESH_TRANSPORT says: ``auto``, ``tcp`` or ``shm``.
+        shm_dir: where shared memory is made.
+        shm_total: bytes of that file system, None if there is no such directory.
+        shm_free: bytes of it that are free.
+        shm_trouble: why memory cannot be shared there, empty if it can.
+        slot_bytes: bytes of one rank's slot in a group's shared memory.
+        token: whether a token is asked for.
+    """
+
+    host: str
+    host_id: str
+    time: float
+    version: str
+    python: str
+    kernel: str
+    cpus: int
+    transport: str
+    shm_dir: str
+    shm_total: int | None
+    shm_free: int | None
+    shm_trouble: str
+    slot_bytes: int
+    token: bool
+
+
+@dataclass
+class ProbeRequest:
+    """Ask an agent to measure its way to another one.
+
+    Attributes:
+        url: the other's base URL, one of those that the gateway lists.
+        bytes: how many to fetch from there, cut to MAX_PROBE_BYTES; 0 measures only how long a question takes.
+        seconds: how long it may take, cut to MAX_PROBE_SECONDS.
+    """
+
+    url: str
+    bytes: int = 0
+    seconds: float = 5.0
+
+
+ProbeStage = Literal["", "name", "refused", "route", "connect", "answer", "token", "stranger", "transfer"]
+"""Where a probe came to its end: the host's name, connecting, the first answer, the bytes; empty if it did not."""
+
+
+@dataclass
+class ProbeReply:
+    """The way from one agent to another, by HTTP over a TCP connection of its own: not the data plane's.
+
+    Attributes:
+        url: the other's base URL.
+        reached: whether all went well.
+        stage: where it did not.
+        error: why not, in a sentence; empty if it did.
+        connect: seconds to connect: one round trip of packets; None if that did not happen.
+        round_trip: seconds from a question to its answer, the least of several.
+        bytes: how many were fetched.
+        seconds: how long they took, without the round trip.
+    """
+
+    url: str
+    reached: bool
+    stage: ProbeStage = ""
+    error: str = ""
+    connect: float | None = None
+    round_trip: float | None = None
+    bytes: int = 0
+    seconds: float | None = None
 
 
 @dataclass

@@ -11,6 +11,7 @@ from rankmesh_agent.app import create_app
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, InFlight, Member
+from rankmesh_agent.wire.settings import Settings
 from rankmesh_agent.wire.vitals import Operations, Pulse, StoreVitals, Vitals
 
 
@@ -18,6 +19,7 @@ class FakeAgent:
     """An AgentView."""
 
     def __init__(self) -> None:
+        self.settings = Settings()
         self.store: Store = MemoryStore()
         self.reasons: list[str] = []
         self.is_ready = True
