@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -51,6 +52,7 @@ class Registry:
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
+        self._counted: Counter[str] = Counter()
         self._closed = False
         self.agents = Agents(clock, self._lock)
 
@@ -74,6 +76,7 @@ class Registry:
         with self._lock:
             self._refuse_when_closed(request)
             job = self._job(request.job)
+            self._counted["joins"] += 1
             world = job.join(request, self._clock())
             self._jobs[job.name] = job
             world.waits[future] = request.member.instance
@@ -125,6 +128,7 @@ class Registry:
             if self._closed:
                 raise closing()
             now = self._clock()
+            self._counted["heartbeats"] += 1
             job = self._job(beat.job)
             world = job.heartbeat(beat, now)
             self._jobs[job.name] = job
@@ -136,6 +140,7 @@ class Registry:
         Goodbyes of ranks that are not known are ignored: there is nothing to end.
         """
         with self._lock:
+            self._counted["leaves"] += 1
             job = self._jobs.get(goodbye.job)
             if job is None:
                 return
@@ -175,6 +180,11 @@ class Registry:
             now = self._clock()
             present = [job.present(now) for job in self._jobs.values()]
             return Counts(sum(ranks > 0 for ranks in present), sum(present))
+
+    def counted(self) -> Counter[str]:
+        """How many ``joins``, ``heartbeats`` and ``leaves`` there have been."""
+        with self._lock:
+            return self._counted.copy()
 
     def _refuse_when_closed(self, request: JoinRequest) -> None:
         """Raise GatewayClosingError for a join that can no longer come to an end here."""
