@@ -20,6 +20,7 @@ from dataclasses import replace
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.attach.attendance import Attendance
 from rankmesh_agent.door import Door
+from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.serving import Taker
 from rankmesh_agent.store.base import Store
@@ -36,6 +37,7 @@ from rankmesh_agent.wire.schemas import (
     AgentInfo,
     FlightRecord,
     GroupInfo,
+    GroupWanted,
     InFlight,
     Lease,
     LeaseState,
@@ -386,6 +388,30 @@ class Standalone:
         agent = self.current
         return agent.groups() if agent is not None else []
 
+    def group(self, name: str) -> Communicator | None:
+        """Return the group of an id or name, None if the rank is in none.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        return self.leased().group(name)
+
+    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+        """Make a group; see Agent.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        return self.leased().make_group(wanted, begun)
+
+    def delete_group(self, group: Communicator) -> None:
+        """End a group; see Agent.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        self.leased().delete_group(group)
+
     def in_flight(self, group: str) -> list[InFlight] | None:
         """Return a group's calls and messages that have begun and not ended: see Agent."""
         agent = self.current
@@ -413,7 +439,9 @@ class Standalone:
         from rankmesh_agent.app import create_app
 
         names = [*self._door.names, self.name, *(_host_in(url) for url in self.urls)]
-        return create_app(self, token=self._settings.token, names=names, landlord=self)
+        return create_app(
+            self, token=self._settings.token, names=names, landlord=self, max_tensor=self._settings.max_body
+        )
 
 
 class _CurrentStore:

@@ -1,17 +1,14 @@
-"""Names for the tests that schemathesis makes, one an operation: it leaves all with the same one, and xdist runs one."""
+"""Names for the tests that schemathesis makes: pytest 9.2 gives them all the same id, of which xdist would run one."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    seen: Counter[str] = Counter()
     for item in items:
-        nodeid = item.nodeid
-        seen[nodeid] += 1
-        if seen[nodeid] > 1 or getattr(item, "operation_label", None):
-            label = getattr(item, "operation_label", None) or seen[nodeid]
-            item.name, item._nodeid = f"{item.name}[{label}]", f"{nodeid}[{label}]"
+        label = getattr(item, "operation_label", None)
+        if label is not None and not item.nodeid.endswith("]"):
+            from _pytest.nodeid import coerce_node_id
+
+            item._id = coerce_node_id(f"{item.nodeid}[{label}]")

@@ -6,6 +6,7 @@ whose words are made when somebody asks, and three additions.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from bisect import bisect_left
@@ -71,6 +72,13 @@ class Tally:
         self.nbytes += nbytes
         self.buckets[bisect_left(BOUNDS, seconds)] += 1
 
+    def add(self, other: Tally) -> None:
+        """Count another tally's calls, too."""
+        self.nbytes += other.nbytes
+        self.seconds += other.seconds
+        self.failures += other.failures
+        self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
+
     def counted(self, group: str, op: str) -> Operations:
         """Return what has been counted."""
         return Operations(group, op, self.nbytes, self.seconds, self.failures, list(self.buckets))
@@ -106,6 +114,14 @@ class Recorder:
         self._lock = threading.Lock()
         self._groups: list[Recorded] = []
         self._ended: dict[str, Operations] = {}
+
+    def taken(self) -> list[Entry]:
+        """Return what is remembered of calls that have ended, and forget it."""
+        found: list[Entry] = []
+        with contextlib.suppress(IndexError):
+            while len(found) < (self._entries.maxlen or 0):
+                found.append(self._entries.popleft())
+        return found
 
     def begin(self, group: Recorded) -> None:
         """Take note of a group."""

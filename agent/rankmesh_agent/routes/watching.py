@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from rankmesh_agent.routes.groups import GroupNotFoundError
+from rankmesh_agent.routes.calls import GroupNotFoundError
 from rankmesh_agent.routes.problems import documented
 from rankmesh_agent.routes.view import BEARER, TheAgent
 from rankmesh_agent.stacks import as_text, stacks

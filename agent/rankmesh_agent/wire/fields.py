@@ -39,11 +39,12 @@ def _refuse_others(value: object) -> object:
     return value
 
 
-_NUMBER = _Number()
+NUMBER = _Number()
+"""In ``Annotated``, behind the bounds of a number."""
 
-Whole = Annotated[int, _NUMBER]
+Whole = Annotated[int, NUMBER]
 """A whole number."""
-Number = Annotated[float, _NUMBER]
+Number = Annotated[float, NUMBER]
 """Any number."""
 Base64 = Annotated[
     str,
