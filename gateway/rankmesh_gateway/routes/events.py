@@ -26,9 +26,14 @@ router = APIRouter(prefix="/v1", tags=["events"], dependencies=[BEARER], respons
 SLOW_SECONDS = 10.0
 """A listener that takes nothing for this long is sent away."""
 _EVENT_STREAM = "text/event-stream"
+_EVENT = {
+    "description": "Each of the events.",
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
+}
 _TEXT: dict[int | str, dict[str, Any]] = {
     200: {
-        "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
+        "content": {_EVENT_STREAM: {"schema": _EVENT}},
         "description": "Server-sent events, until the client hangs up or the gateway ends.",
     }
 }

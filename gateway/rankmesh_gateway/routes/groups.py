@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rankmesh_agent.wire.fields import NUMBER
 from rankmesh_agent.wire.schemas import RankGroupInfo
 from rankmesh_gateway.checks import MAX_NAME, MAX_REASON, MAX_WORLD_SIZE
 from rankmesh_gateway.documents import FanOut, GroupChanged, GroupInFlight, GroupMade, JobInfo
@@ -25,9 +26,9 @@ GroupName = Annotated[
     Path(max_length=MAX_NAME, description="The group's id (16 hexadecimal digits), or its name if no other has it."),
 ]
 
-_Ranks = list[Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE, strict=True)]]
+_Ranks = list[Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE), NUMBER]]
 _SomeRanks = Annotated[_Ranks, Field(min_length=1, max_length=MAX_WORLD_SIZE)]
-_Seconds = Annotated[float, Field(gt=0, le=3600, strict=True)]
+_Seconds = Annotated[float, Field(gt=0, le=3600), NUMBER]
 
 
 @dataclass
