@@ -4,7 +4,8 @@ Three checks, on every method and path:
 
 * *Host* must be an address or a name we are known by, and *Origin*, which browsers send, must be the same place. That
   keeps a web page the user happens to visit from talking to a service on the user's machine (DNS rebinding, CSRF).
-* Everything but health wants ``Authorization: Bearer <token>`` when the job has a token.
+* Everything but health, and what an application opens besides, wants ``Authorization: Bearer <token>`` when the job
+  has a token.
 * A body may not be larger than the limit: counted while it arrives, whatever Content-Length says.
 
 It also holds the one way an error becomes an ``application/problem+json`` body (RFC 9457).
@@ -65,15 +66,22 @@ class Guard:
         token: the job's token; empty means that none is asked for.
         names: host names (besides addresses and localhost) under which we may be asked.
         max_body: largest request body in bytes.
+        open_paths: paths besides health that are answered without a token.
     """
 
     def __init__(
-        self, app: Application, token: str = "", names: Iterable[str] = (), max_body: int = MAX_BODY_BYTES
+        self,
+        app: Application,
+        token: str = "",
+        names: Iterable[str] = (),
+        max_body: int = MAX_BODY_BYTES,
+        open_paths: Iterable[str] = (),
     ) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode() if token else b""
         self._names = frozenset(name.lower() for name in names) | {"localhost"}
         self._max_body = max_body
+        self._open = OPEN_PATHS.union(open_paths)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Check the request, then pass it on."""
@@ -119,7 +127,7 @@ class Guard:
             f"https://{host.lower()}",
         ):
             return problem(403, "foreign-origin", "requests from another site's pages are refused")
-        if path not in OPEN_PATHS and self._expected:
+        if path not in self._open and self._expected:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
                 return problem(401, "unauthenticated", "send the job's token: Authorization: Bearer $RANKMESH_TOKEN")
