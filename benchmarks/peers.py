@@ -54,6 +54,7 @@ def beside_python(program: str) -> str:
 
 
 RANKMESH = (sys.executable, "-m", "rankmesh.run", "--nproc-per-node={ranks}")
+ATTACHED = (sys.executable, "-m", "benchmarks.attached", "{ranks}")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node={ranks}")
 MPIRUN = (beside_python("mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "{ranks}")
 
@@ -80,6 +81,15 @@ PEERS = {
             "rankmesh",
             RANKMESH,
             {"RANKMESH_TRANSPORT": "tcp"},
+        ),
+        Peer(
+            "rankmesh-attached",
+            "RankMesh, shared memory, attached to standalone agents",
+            "RankMesh attached",
+            "attached",
+            "rankmesh",
+            ATTACHED,
+            _SHM,
         ),
         # torchrun looks after its ranks ten times a second, which would disturb the others' turns.
         Peer("gloo", "gloo", "gloo", "gloo", "torch", (*TORCHRUN, "--monitor-interval=5")),

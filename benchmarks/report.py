@@ -20,6 +20,7 @@ COMPARED = (
     ("mpi", "rankmesh-shm", "Open MPI / shm"),
     ("rankmesh-shm", "rankmesh-registered", "shm / registered"),
     ("gloo", "rankmesh-tcp", "gloo / TCP"),
+    ("rankmesh-shm", "rankmesh-attached", "shm / attached"),
 )
 IDLE = {
     "rss_mb": "resident memory above Python and NumPy, MB, of the rank that has most",

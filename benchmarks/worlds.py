@@ -6,6 +6,7 @@ returns the call to be timed. Imports are inside of the functions: a rank loads 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
@@ -202,6 +203,14 @@ def join_registered() -> World:
     return Distributed(dist, f"RankMesh {dist.__version__}", empty=dist.empty)
 
 
+def join_attached() -> World:
+    """Join RankMesh through a standalone agent, leased from the gateway that the environment names."""
+    import rankmesh as dist
+
+    dist.init_process_group(init_method=os.environ["RANKMESH_GATEWAY"])
+    return Distributed(dist, f"RankMesh {dist.__version__}, attached")
+
+
 def join_gloo() -> World:
     """Join torch's CPU backend as torchrun says; tensors share the arrays' memory."""
     import torch
@@ -219,6 +228,7 @@ def join_gloo() -> World:
 JOIN: dict[str, Callable[[], World]] = {
     "rankmesh": join_rankmesh,
     "registered": join_registered,
+    "attached": join_attached,
     "gloo": join_gloo,
     "mpi": Mpi,
 }

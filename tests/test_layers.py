@@ -30,6 +30,7 @@ FOR_THE_GATEWAY = ("rankmesh_agent.wire", "rankmesh_agent.web")
 """What both services stand on."""
 
 LIBRARIES = {
+    "pydantic": {"rankmesh_agent.routes", "rankmesh_gateway.routes"},
     "fastapi": {"rankmesh_agent.app", "rankmesh_agent.web", "rankmesh_agent.routes", "rankmesh_gateway.routes"},
     "starlette": {"rankmesh_agent.web", "rankmesh_agent.routes"},
     "uvicorn": {"rankmesh_agent.serving", "rankmesh_agent.quiet_server", "rankmesh_gateway.server"},

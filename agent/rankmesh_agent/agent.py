@@ -1,7 +1,8 @@
-"""One rank's agent: joins the job, owns the connections, the groups, the store and the HTTP face.
+"""One rank's agent: joins the job, owns the connections, the groups and the store, and is asked over HTTP.
 
-Embedded in the training process, the SDK calls it directly. It starts no thread for the data plane: one serves HTTP,
-one sends heartbeats.
+Embedded in the training process, the SDK calls it directly, and the agent has an HTTP door of its own. A standalone
+agent has the door first, and one of these for as long as it is leased (``standalone``). It starts no thread for the
+data plane: one serves HTTP, one sends heartbeats.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rankmesh_agent.door import Door
 from rankmesh_agent.engine.backends.sharing import Sharing
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.gateway import GatewayClient, Heart
-from rankmesh_agent.serving import HttpThread
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.fast_server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
@@ -31,8 +32,7 @@ from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, Heartbeat, JoinReply, Leave, Member
-from rankmesh_agent.wire.settings import Settings, require_token_beyond_loopback
-from rankmesh_agent.wire.sockets import bind, reachable_addresses, url_of
+from rankmesh_agent.wire.settings import Settings
 from rankmesh_agent.wire.version import __version__
 
 ESTABLISH_SECONDS = 60.0
@@ -51,6 +51,16 @@ class Agent:
         world_size: ranks in the job.
         host: address to listen on.
         timeout: seconds for the join, and the default for calls.
+        door: where it is asked; it stays open when the agent ends. A new one, which ends with it, if left out.
+        joining: when to give up joining; other threads may restart it to end that early. By default ``timeout`` from
+            now.
+        instance: random name of this process and join; a new one if left out.
+
+    Attributes:
+        fast_path: serves the store's fast path; None where the keys are at another rank.
+        member: this rank, as its peers know it.
+        mesh: the connections to them.
+        world: the group of all ranks.
 
     Raises:
         DistNetworkError: the join failed; the subclass and the message say how.
@@ -65,8 +75,10 @@ class Agent:
         world_size: int,
         host: str,
         timeout: float,
+        door: Door | None = None,
+        joining: Deadline | None = None,
+        instance: str = "",
     ) -> None:
-        require_token_beyond_loopback(host, settings.token, "the agent")
         self._settings = settings
         self._world_size = world_size
         self._started = time.monotonic()
@@ -76,24 +88,25 @@ class Agent:
         self._store: Store | None = None
         self._leaving = False
         with contextlib.ExitStack() as undo:
+            self._own_door = None
+            if door is None:
+                door = self._own_door = Door(settings, host)
+                undo.callback(door.close)
             listener = self._transport(shares=settings.transport != "tcp").listen(f"{host}:0")
             undo.callback(listener.close)
-            http = bind(host, 0, what="the agent serves HTTP")
-            undo.callback(http.close)
-            addresses, names = reachable_addresses(host, settings.advertise)
-            fast_port, http_port = listener.address.rpartition(":")[2], http.getsockname()[1]
+            fast_port = listener.address.rpartition(":")[2]
             self.member = Member(
                 rank,
-                secrets.token_hex(16),
+                instance or secrets.token_hex(16),
                 socket.gethostname(),
                 shared.host_id(settings.shm_dir),
                 os.getpid(),
-                [f"{address}:{fast_port}" for address in addresses],
-                url_of(http, addresses[0]),
+                [f"{address}:{fast_port}" for address in door.addresses],
+                door.urls[0],
             )
             self._client = GatewayClient(find_gateway, settings.token)
             undo.callback(self._client.close)
-            self._joined = self._client.join(settings.job, world_size, self.member, Deadline(timeout))
+            self._joined = self._client.join(settings.job, world_size, self.member, joining or Deadline(timeout))
             undo.callback(self._say_goodbye, "it could not connect to its peers")
             self.member = next(each for each in self._joined.members if each.instance == self.member.instance)
             self._members = {member.rank: member for member in self._joined.members}
@@ -115,12 +128,10 @@ class Agent:
             )
             undo.callback(self.mesh.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
+            self.fast_path = self._make_fast_path(f"rankmesh-store-{door.port}")
             undo.pop_all()
-            fast_path = self._fast_path(f"rankmesh-store-{http_port}")
-            self._http = HttpThread(
-                self._app(names), http, f"rankmesh-http-{http_port}", when_asked=True, fast_path=fast_path
-            )
-        self._http.start()
+        if self._own_door is not None:
+            door.open(self._app(door.names), self.fast_path, when_asked=True)
         self._heart = Heart(self._client, self._heartbeat)
         self._heart.start()
 
@@ -235,15 +246,24 @@ class Agent:
         self.mesh.close(reason)
         if self._store is not None:
             self._store.dismiss()
-        self._http.stop()
+        if self._own_door is not None:
+            self._own_door.close()
+        elif self.fast_path is not None:
+            self.fast_path.close()
         self._say_goodbye(reason)
         self._client.close()
+
+    async def aclose(self) -> None:
+        """Let go of what the HTTP face used, in the event loop that it used it in."""
+        if self._store is not None:
+            await self._store.close()
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's descriptors, without a word to anyone."""
         self._leaving = True
         self.mesh.forget()
-        self._http.forget()
+        if self._own_door is not None:
+            self._own_door.forget()
 
     def _say_goodbye(self, reason: str) -> None:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
@@ -281,7 +301,7 @@ class Agent:
         local = sum(member.host_id == self.member.host_id for member in self._members.values())
         return local > len(os.sched_getaffinity(0))
 
-    def _fast_path(self, name: str) -> FastPath | None:
+    def _make_fast_path(self, name: str) -> FastPath | None:
         """Return what serves the store's fast path, None where the keys are at another rank."""
         if self.member.rank != 0:
             return None

@@ -9,25 +9,29 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from rankmesh_agent.routes import groups, health, store, store_health
-from rankmesh_agent.routes.view import AgentView
+from rankmesh_agent.routes import groups, health, lease, store, store_health
+from rankmesh_agent.routes.view import AgentView, Landlord
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.web import WebApplication
 from rankmesh_agent.wire.guard import Guard
 
 
-def create_app(agent: AgentView, *, token: str = "", names: Iterable[str] = ()) -> Guard:
-    """Return the ASGI application of an agent; when its server shuts it down, it closes the agent's store.
+def create_app(
+    agent: AgentView, *, token: str = "", names: Iterable[str] = (), landlord: Landlord | None = None
+) -> Guard:
+    """Return the ASGI application of an agent; when its server shuts it down, it calls the agent's ``aclose``.
 
     Args:
         agent: whom it shows.
         token: the secret that everything but health asks for; empty for none.
         names: host names besides addresses and localhost under which it may be asked.
+        landlord: who leases the agent, if it is a standalone one.
     """
     app = _Application(
         "RankMesh agent", "One rank of a job: how it is, the groups it is in, and the job's key-value store.", agent
     )
-    return app.guarded((health, groups, store), token, names)
+    app.state.landlord = landlord
+    return app.guarded((health, groups, store, *([lease] if landlord is not None else [])), token, names)
 
 
 def create_store_app(keys: Store, *, token: str = "", names: Iterable[str] = ()) -> Guard:
@@ -38,19 +42,20 @@ def create_store_app(keys: Store, *, token: str = "", names: Iterable[str] = ())
         token: the secret that everything but health asks for; empty for none.
         names: host names besides addresses and localhost under which it may be asked.
     """
-    app = _Application("RankMesh store", "A key-value store that ranks share.", SimpleNamespace(store=keys))
+    served = SimpleNamespace(store=keys, aclose=keys.close)
+    app = _Application("RankMesh store", "A key-value store that ranks share.", served)
     return app.guarded((store_health, store), token, names)
 
 
 @contextlib.asynccontextmanager
-async def _closing_the_store(app: FastAPI) -> AsyncIterator[None]:
+async def _closing(app: FastAPI) -> AsyncIterator[None]:
     yield
-    await app.state.agent.store.close()
+    await app.state.agent.aclose()
 
 
 class _Application(WebApplication):
     def __init__(self, title: str, description: str, agent: Any) -> None:
-        super().__init__(title, description, "agent", redirect_slashes=False, lifespan=_closing_the_store)
+        super().__init__(title, description, "agent", redirect_slashes=False, lifespan=_closing)
         self.state.agent = agent
 
     def guarded(self, modules: Iterable[ModuleType], token: str, names: Iterable[str]) -> Guard:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
+from typing import Any
 
 import uvicorn
 
@@ -22,6 +24,16 @@ class QuietServer(uvicorn.Server):
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended already
                 self._loop.call_soon_threadsafe(self._told.set)
+
+    def run_soon(self, work: Coroutine[Any, Any, None], timeout: float) -> bool:
+        """Have the loop do something while it serves, and wait for that, ``timeout`` seconds at most; return whether
+        it was asked. For other threads.
+        """
+        if self._loop is None or self._loop.is_closed():
+            return False
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+        return True
 
     async def main_loop(self) -> None:
         """Serve until told to end."""

@@ -7,8 +7,8 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rankmesh_agent.wire.making import making
 from rankmesh_agent.wire.sockets import bind, url_of
@@ -16,9 +16,23 @@ from rankmesh_agent.wire.sockets import bind, url_of
 if TYPE_CHECKING:
     import asyncio
 
-    from rankmesh_agent.store.fast_server import FastPath
+__all__ = ["HttpThread", "Taker", "bind", "url_of"]
 
-__all__ = ["HttpThread", "bind", "url_of"]
+_RUN_SECONDS = 2.0
+"""How long the event loop may take for what another thread has it do."""
+
+
+class Taker(Protocol):
+    """Who serves the connections that begin with an upgrade to another protocol."""
+
+    def take(self, sock: socket.socket) -> None:
+        """Serve a connection. From any thread."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's descriptors."""
 
 
 class HttpThread:
@@ -41,7 +55,7 @@ class HttpThread:
         name: str,
         *,
         when_asked: bool = False,
-        fast_path: FastPath | None = None,
+        fast_path: Taker | None = None,
     ) -> None:
         self._make_app = make_app
         self._listener = listener
@@ -68,6 +82,10 @@ class HttpThread:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         self._listener.close()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Have the event loop do something, and wait for that; return whether it was asked. For other threads."""
+        return self._server is not None and bool(self._server.run_soon(work, _RUN_SECONDS))
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's listening socket."""
@@ -111,7 +129,7 @@ class HttpThread:
             self._server.run(sockets=[self._listener])
 
 
-def _with_fast_path(fast_path: FastPath) -> type[asyncio.Protocol]:
+def _with_fast_path(fast_path: Taker) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol, but for connections that begin with the upgrade to the fast path: those it gives."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.settings import Settings, require_token_beyond_loopback
+from rankmesh_agent.wire.settings import Settings, require_token_beyond_loopback, token_in
 from rankmesh_agent.wire.sockets import bind
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.app import create_app
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         settings = Settings.from_env(os.environ)
-        token = _token(options.token_file) if options.token_file else settings.token
+        token = token_in(options.token_file) if options.token_file else settings.token
         require_token_beyond_loopback(options.host, token, "the gateway")
         listener = bind(options.host, options.port, what="the gateway listens")
     except (ValueError, OSError, DistNetworkError) as error:
@@ -64,13 +64,6 @@ def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
     return int(text)
-
-
-def _token(path: Path) -> str:
-    token = path.read_text().strip()
-    if not token:
-        raise ValueError(f"{path} is empty; put the token in it, for example the output of 'openssl rand -hex 32'")
-    return token
 
 
 def _names(host: str, settings: Settings) -> list[str]:

@@ -105,13 +105,13 @@ class TestProblems:
         assert (await client.get(path, headers=TOKEN)).status_code == 404
 
 
-async def test_shutting_down_closes_the_store(agent, monkeypatch):
+async def test_shutting_down_closes_what_the_agent_holds(agent, monkeypatch):
     closed = []
 
     async def close():
         closed.append(True)
 
-    monkeypatch.setattr(agent.store, "close", close)
+    monkeypatch.setattr(agent, "aclose", close, raising=False)
     events = iter(["lifespan.startup", "lifespan.shutdown"])
     answers = []
 

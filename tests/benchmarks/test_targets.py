@@ -43,10 +43,21 @@ def test_the_worst_ratio_decides() -> None:
 
 
 def test_limits_are_judged() -> None:
-    join, idle, memory = LIMITS
+    _, join, idle, memory = LIMITS
     assert [judge(limit, run().results).met for limit in (join, idle, memory)] == [True, None, True]
     assert judge(join, run(2).results).worst == "2.40 s"
     assert judge(join, run(2).results).met is False
+
+
+def test_a_limit_may_be_of_a_difference() -> None:
+    limit, made = LIMITS[0], run()
+    assert judge(limit, made.results).met is None  # embedded was measured, attached was not
+    made.results.add(limit.cell, [100.0])
+    made.results.turns[limit.beyond] = [[30.0]]
+    verdict = judge(limit, made.results)
+    assert (verdict.met, verdict.worst, verdict.value) == (False, "70.00 µs", 70.0)
+    made.results.turns[limit.beyond] = [[50.0]]
+    assert judge(limit, made.results).met is True
 
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:

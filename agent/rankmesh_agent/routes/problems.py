@@ -10,14 +10,17 @@ MEANINGS = {
     403: "The request comes from another site's page.",
     404: "There is no such key (`key-not-found`) or group (`group-not-found`), or the queue is empty (`queue-empty`).",
     408: "Some keys were not set in time (`store-timeout`); the detail names them.",
-    409: "The value cannot be added to (`not-a-number`).",
+    409: "The value cannot be added to (`not-a-number`), the agent is taken (`agent-taken`), or the gateway refuses: "
+    "the rank is another's (`rank-taken`), the world size another (`world-size-mismatch`).",
+    410: "The lease has ended (`lease-ended`).",
     412: "The key does not hold what the request's conditions say (`precondition-failed`).",
     413: "The request body is too large.",
     421: "The Host header is not a name of this agent.",
     422: "The request is not understood (`invalid-request`), a key is empty or too long (`invalid-key`), a value is "
     "too large or not base64 (`invalid-value`), or its Idempotency-Key is another's (`idempotency-key-reused`).",
     502: "The agent that owns the store cannot be reached (`network-error`).",
-    503: "The rank does not take part in its job (`not-ready`).",
+    503: "The rank does not take part in its job (`not-ready`), or the agent is in none (`not-leased`).",
+    504: "The job's other ranks did not come in time (`join-timeout`), or no gateway answers (`gateway-unreachable`).",
 }
 
 documented = documenting(MEANINGS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Annotated, Protocol, cast
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from rankmesh_agent.store.base import Store
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, Lease, LeaseState, LeaseWanted
 
 
 class AgentView(Protocol):
@@ -29,6 +30,38 @@ class AgentView(Protocol):
 
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of."""
+
+    async def aclose(self) -> None:
+        """Let go of what was used in this event loop, which ends."""
+
+
+class Landlord(Protocol):
+    """A standalone agent as its lease's endpoints see it. The methods do not block, but for ``release``."""
+
+    def begin(self, wanted: LeaseWanted) -> Future[Lease]:
+        """Take the agent; return a future that is done when the job's world is complete or the join has failed.
+
+        Raises:
+            AgentTakenError: somebody else has it.
+        """
+
+    def lease_state(self) -> LeaseState:
+        """Return the lease, and how far it is.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+
+    def release(self, lease_id: str, reason: str) -> bool:
+        """End a lease, and return whether there was one of that id; blocks while the agent leaves the job."""
+
+
+async def _landlord(request: Request) -> Landlord:
+    return cast(Landlord, request.app.state.landlord)
+
+
+TheLandlord = Annotated[Landlord, Depends(_landlord)]
+"""The standalone agent the application was made for."""
 
 
 async def _agent(request: Request) -> AgentView:

@@ -16,6 +16,9 @@
         │   ├── GatewayUnreachableError    nobody answered at the gateway's address (also a TimeoutError)
         │   ├── JoinTimeoutError           not all ranks came in time (also a TimeoutError)
         │   ├── RankTakenError             another live process holds this rank
+        │   ├── AgentTakenError            the standalone agent is leased to somebody else
+        │   ├── NotLeasedError             the standalone agent is free: it is in no job
+        │   ├── LeaseEndedError            the lease of a standalone agent has ended
         │   └── WorldSizeMismatchError     the ranks disagree on the world size
         └── DistStoreError                 a key-value store operation failed
             ├── InvalidKeyError            a key is empty, too long or not text
@@ -175,6 +178,27 @@ class RankTakenError(DistNetworkError):
 
     code = "rank-taken"
     status = 409
+
+
+class AgentTakenError(DistNetworkError):
+    """The standalone agent is leased to somebody else."""
+
+    code = "agent-taken"
+    status = 409
+
+
+class NotLeasedError(DistNetworkError):
+    """The standalone agent is free: it is in no job, so it has no groups and no store."""
+
+    code = "not-leased"
+    status = 503
+
+
+class LeaseEndedError(DistNetworkError):
+    """The lease of a standalone agent has ended, or there is none of that id."""
+
+    code = "lease-ended"
+    status = 410
 
 
 class WorldSizeMismatchError(DistNetworkError):

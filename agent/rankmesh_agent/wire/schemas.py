@@ -186,6 +186,35 @@ class Lease:
 
 
 @dataclass
+class LeaseState:
+    """A standalone agent's lease: ``joining`` until the job's world is complete, then ``joined``."""
+
+    lease: Lease
+    state: Literal["joining", "joined"]
+
+
+@dataclass
+class LeaseWanted:
+    """What somebody takes a standalone agent for.
+
+    Attributes:
+        job: the job it is to join.
+        rank: as which rank; UNASSIGNED to be given one.
+        world_size: ranks in the job.
+        timeout: seconds the join may take, and by default each operation of the job.
+        holder: who it is, in words.
+        idle: seconds without use after which the lease ends; 0 for never, where the holder's end can be seen.
+    """
+
+    job: str
+    rank: int
+    world_size: int
+    timeout: float
+    holder: str
+    idle: float = 0.0
+
+
+@dataclass
 class AgentBeat:
     """A standalone agent's sign of life, each HEARTBEAT_SECONDS and when its lease changes; the first registers it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, cast
 
 Transport = Literal["auto", "tcp", "shm"]
@@ -116,6 +117,19 @@ def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
             "Set RANKMESH_TOKEN to the same secret on every rank (for example the output of 'openssl rand -hex 32'), "
             "or listen on 127.0.0.1."
         )
+
+
+def token_in(path: Path) -> str:
+    """Return the token that a file holds.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: there is none in it.
+    """
+    token = path.read_text().strip()
+    if not token:
+        raise ValueError(f"{path} is empty; put the token in it, for example the output of 'openssl rand -hex 32'")
+    return token
 
 
 def is_loopback(host: str) -> bool:

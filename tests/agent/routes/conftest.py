@@ -37,6 +37,9 @@ class FakeAgent:
             GroupInfo("00000000000000bb", "pair", [1, 3], 0, "tcp", "", "rank 3 failed"),
         ]
 
+    async def aclose(self) -> None:
+        await self.store.close()
+
 
 @pytest.fixture
 def agent() -> FakeAgent:

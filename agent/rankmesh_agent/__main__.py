@@ -1,0 +1,87 @@
+"""``python -m rankmesh_agent``: a standalone agent as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rankmesh_agent.standalone import Standalone
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.settings import Settings, token_in
+from rankmesh_agent.wire.version import __version__
+
+USAGE_ERROR = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Returns:
+        The exit status: 0 after a signal, 2 when the agent could not start (standard error says why).
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        settings = Settings.from_env(os.environ)
+        if options.token_file is not None:
+            settings = replace(settings, token=token_in(options.token_file))
+        gateway = _gateway(options.gateway or settings.gateway)
+        agent = Standalone(
+            settings, lambda: gateway, host=options.host, port=options.port, name=options.name, urls=options.url
+        )
+    except (ValueError, OSError, DistNetworkError) as error:
+        print(f"rankmesh_agent: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    ending = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ending.set())
+    try:
+        agent.start()
+        print(f"RankMesh agent {agent.name} is ready at {agent.urls[0]}, for the gateway at {gateway}", flush=True)
+        ending.wait()
+    finally:
+        agent.close("its agent was told to end")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m rankmesh_agent",
+        description="Serve a standalone agent: it carries one rank of a job for a process that attaches to it, or for "
+        "a client that speaks HTTP.",
+        epilog="The token is taken from RANKMESH_TOKEN, or from a file. RANKMESH_ADVERTISE lists the addresses under "
+        "which other agents reach this one, RANKMESH_SHM_DIR is a tmpfs it shares with the processes of its host.",
+    )
+    parser.add_argument("--gateway", metavar="URL", help="the gateway (default: RANKMESH_GATEWAY)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=_port, default=8701, help="port, 0 for any free one (default: %(default)s)")
+    parser.add_argument("--name", default="", help="for people, and the order in which agents are leased (host name)")
+    parser.add_argument(
+        "--url", action="append", default=[], metavar="URL", help="one more URL under which clients reach it"
+    )
+    parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the token")
+    parser.add_argument("--version", action="version", version=f"RankMesh {__version__}")
+    return parser
+
+
+def _gateway(url: str | None) -> str:
+    if not url:
+        raise ValueError("no gateway: give --gateway http://host:8700, or set RANKMESH_GATEWAY")
+    if not url.startswith("http://"):
+        raise ValueError(f"the gateway {url!r} is no URL of the form http://host:port")
+    return url.rstrip("/")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Taking a standalone agent, and giving it back, for clients that speak HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rankmesh_agent.routes.problems import documented
+from rankmesh_agent.routes.view import BEARER, TheLandlord
+from rankmesh_agent.wire.errors import LeaseEndedError
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, LeaseState, LeaseWanted
+
+router = APIRouter(prefix="/v1", tags=["lease"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
+
+MAX_WORLD_SIZE = 65_536
+_DAY = 86_400.0
+
+
+@dataclass
+class LeaseBody:
+    """Take the agent for a client that speaks HTTP.
+
+    Attributes:
+        world_size: ranks in the job.
+        rank: the rank to have; -1 to be given one.
+        job: the job.
+        timeout: seconds the join may take, and by default each operation.
+        idle: seconds without a request for the job after which the lease ends.
+        wait: seconds the answer may be held back while the job's other ranks are missing.
+    """
+
+    world_size: Annotated[int, Field(ge=1, le=MAX_WORLD_SIZE)]
+    rank: Annotated[int, Field(ge=UNASSIGNED, lt=MAX_WORLD_SIZE)] = UNASSIGNED
+    job: Annotated[str, Field(min_length=1, max_length=255, pattern=r"\S")] = "default"
+    timeout: Annotated[float, Field(gt=0, le=_DAY, allow_inf_nan=False)] = 300.0
+    idle: Annotated[float, Field(gt=0, le=_DAY, allow_inf_nan=False)] = 600.0
+    wait: Annotated[float, Field(ge=0, le=LONG_POLL_SECONDS, allow_inf_nan=False)] = LONG_POLL_SECONDS
+
+
+@router.post(
+    "/lease",
+    status_code=HTTPStatus.CREATED,
+    responses={
+        202: {"model": LeaseState, "description": "The job's other ranks are missing yet; GET /v1/lease tells more."},
+        **documented(400, 409, 410, 422, 502, 504),
+    },
+)
+async def take(body: LeaseBody, request: Request, response: Response, landlord: TheLandlord) -> LeaseState:
+    """Take the agent for a rank of a job, until DELETE or until it is idle for too long."""
+    peer = f" at {request.client.host}" if request.client is not None else ""
+    wanted = LeaseWanted(body.job, body.rank, body.world_size, body.timeout, f"an HTTP client{peer}", body.idle)
+    joining = asyncio.wrap_future(landlord.begin(wanted))
+    lease_id = landlord.lease_state().lease.id
+    joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether or not we wait for it
+    hang_up: asyncio.Future[Any] = asyncio.ensure_future(
+        request.receive()
+    )  # after the body, only the end of the connection can come
+    try:
+        either: set[asyncio.Future[Any]] = {joining, hang_up}
+        await asyncio.wait(either, timeout=body.wait, return_when=asyncio.FIRST_COMPLETED)
+        if joining.done():
+            return LeaseState(joining.result(), "joined")
+        if hang_up.done():
+            await asyncio.to_thread(landlord.release, lease_id, "its HTTP client went away while it joined")
+            raise LeaseEndedError("the client went away")
+        response.status_code = HTTPStatus.ACCEPTED
+        return LeaseState(landlord.lease_state().lease, "joining")
+    finally:
+        hang_up.cancel()
+
+
+@router.get("/lease", responses=documented(422, 503))
+async def lease(
+    landlord: TheLandlord,
+    wait: Annotated[
+        float, Query(ge=0, le=LONG_POLL_SECONDS, description="Seconds to wait while the agent joins the job.")
+    ] = 0.0,
+) -> LeaseState:
+    """Say who has the agent, and whether it has joined the job."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait
+    while (found := landlord.lease_state()).state == "joining" and loop.time() < until:
+        await asyncio.sleep(0.05)
+    return found
+
+
+@router.delete("/lease", responses=documented(410, 422, 503))
+async def give_back(
+    landlord: TheLandlord,
+    id: Annotated[
+        str | None, Query(max_length=64, description="Only this lease; whichever there is when left out.")
+    ] = None,
+) -> Done:
+    """Have the agent leave the job; it is free then."""
+    lease_id = landlord.lease_state().lease.id if id is None else id
+    if not await asyncio.to_thread(landlord.release, lease_id, ""):
+        raise LeaseEndedError(f"there is no lease {lease_id!r} here any more")
+    return Done()

@@ -1,0 +1,451 @@
+"""A standalone agent: one HTTP door, and an Agent behind it for as long as somebody has leased it.
+
+Who leases it, an SDK process that attaches or somebody with curl, has it join a job as one rank. To its peers it is an
+agent like any other. When the lease ends it leaves the job and is free for the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from http import HTTPStatus
+
+from rankmesh_agent.agent import Agent
+from rankmesh_agent.asking import Asker, NoAnswerError
+from rankmesh_agent.door import Door
+from rankmesh_agent.gateway import GatewayClient
+from rankmesh_agent.store.base import Store
+from rankmesh_agent.transports import shared
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
+from rankmesh_agent.wire.schemas import (
+    FAILED_SECONDS,
+    HEARTBEAT_SECONDS,
+    UNASSIGNED,
+    AgentBeat,
+    AgentGoodbye,
+    AgentHealth,
+    AgentInfo,
+    GroupInfo,
+    Lease,
+    LeaseState,
+    LeaseWanted,
+    Leave,
+    Member,
+)
+from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.version import __version__
+
+_log = logging.getLogger("rankmesh")
+
+_ASK_SECONDS = 2.0
+_ANY_EPOCH = 1
+
+
+class _Tenancy:
+    """A lease, and the Agent that came of it."""
+
+    def __init__(self, wanted: LeaseWanted) -> None:
+        self.lease = Lease(secrets.token_hex(16), wanted.job, wanted.rank, wanted.world_size, wanted.holder)
+        self.instance = secrets.token_hex(16)
+        self.joining = Deadline(wanted.timeout)
+        self.idle = wanted.idle
+        self.used = time.monotonic()
+        self.agent: Agent | None = None
+        self.ended: str | None = None
+        """Why it ended; None while it lasts."""
+
+
+class Standalone:
+    """A standalone agent, from the first sign of life to the goodbye.
+
+    Args:
+        settings: what the environment says.
+        find_gateway: returns the gateway's URL, None while it is not known.
+        host: address to listen on.
+        port: 0 for any free one.
+        name: for people, and for the order in which agents are leased; the host's name if empty.
+        urls: more base URLs under which clients can reach it: ports that are published elsewhere.
+
+    Raises:
+        ValueError: others could reach it, and there is no token.
+        AddressInUseError: somebody else listens there.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        find_gateway: Callable[[], str | None],
+        *,
+        host: str,
+        port: int = 0,
+        name: str = "",
+        urls: Sequence[str] = (),
+    ) -> None:
+        self.id = secrets.token_hex(16)
+        self.name = name or socket.gethostname()
+        self._settings = settings
+        self._find_gateway = find_gateway
+        self._host = host
+        self._door = Door(settings, host, port)
+        self.urls = [*self._door.urls, *(url.rstrip("/") for url in urls)]
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+        self._tenancy: _Tenancy | None = None
+        self._closed = False
+        self._beats = _Beats(self, find_gateway, settings.token)
+
+    @property
+    def host_id(self) -> str:
+        """Equal for processes that can share memory with this one."""
+        return shared.host_id(self._settings.shm_dir)
+
+    def start(self) -> None:
+        """Serve, and tell the gateway."""
+        self._door.open(self._app, _CurrentStore(self), when_asked=False)
+        self._beats.start()
+
+    def close(self, reason: str = "its agent ended") -> None:
+        """End the lease, tell the gateway, close the door. Does nothing the second time.
+
+        Args:
+            reason: why, for the job's other ranks.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            tenancy = self._tenancy
+        if tenancy is not None:
+            self.release(tenancy.lease.id, reason)
+        self._beats.stop()
+        self._door.close()
+
+    # Leases
+
+    def take(self, wanted: LeaseWanted) -> tuple[Lease, Agent]:
+        """Lease the agent, and have it join the job; returns when the job's world is complete.
+
+        Raises:
+            AgentTakenError: somebody else has it.
+            LeaseEndedError: it was released meanwhile.
+            DistNetworkError: the join failed, as of Agent.
+        """
+        return self._join(self._reserve(wanted), wanted)
+
+    def _reserve(self, wanted: LeaseWanted) -> _Tenancy:
+        tenancy = _Tenancy(wanted)
+        with self._lock:
+            if self._closed:
+                raise AgentTakenError(f"agent {self.name!r} is about to end; ask the gateway for another")
+            if self._tenancy is not None:
+                raise AgentTakenError(
+                    f"agent {self.name!r} is taken, {_who_has(self._tenancy.lease)}; ask the gateway for another"
+                )
+            self._tenancy = tenancy
+        self._beats.beat()
+        return tenancy
+
+    def _join(self, tenancy: _Tenancy, wanted: LeaseWanted) -> tuple[Lease, Agent]:
+        try:
+            agent = Agent(
+                replace(self._settings, job=wanted.job),
+                self._find_gateway,
+                rank=wanted.rank,
+                world_size=wanted.world_size,
+                host=self._host,
+                timeout=wanted.timeout,
+                door=self._door,
+                joining=tenancy.joining,
+                instance=tenancy.instance,
+            )
+        except BaseException as error:
+            self._free(tenancy)
+            if tenancy.ended is not None:
+                raise LeaseEndedError(f"the lease of agent {self.name!r} has ended: {tenancy.ended}") from error
+            raise
+        with self._lock:
+            tenancy.lease.rank = agent.member.rank
+            tenancy.agent = agent
+            ended = tenancy.ended
+        if ended is not None:
+            self._end(tenancy, agent, ended)
+            raise LeaseEndedError(f"the lease of agent {self.name!r} has ended: {ended}")
+        self._beats.beat()
+        return tenancy.lease, agent
+
+    def begin(self, wanted: LeaseWanted) -> Future[Lease]:
+        """Take the agent in a thread of its own.
+
+        Returns:
+            A future of the lease, done when the job's world is complete or the join has failed.
+
+        Raises:
+            AgentTakenError: somebody else has it.
+        """
+        tenancy = self._reserve(wanted)
+        future: Future[Lease] = Future()
+
+        def join() -> None:
+            try:
+                future.set_result(self._join(tenancy, wanted)[0])
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=join, name="rankmesh-lease", daemon=True).start()
+        return future
+
+    def release(self, lease_id: str, reason: str = "") -> bool:
+        """End a lease; a join that is under way ends with it. From any thread.
+
+        Args:
+            lease_id: which.
+            reason: why, for the job's other ranks; empty if its holder was done.
+
+        Returns:
+            Whether there was such a lease.
+        """
+        with self._lock:
+            tenancy = self._tenancy
+            if tenancy is None or tenancy.lease.id != lease_id or tenancy.ended is not None:
+                return False
+            tenancy.ended = reason
+            agent = tenancy.agent
+            if agent is None:
+                tenancy.joining.restart(0.0)
+        if agent is not None:
+            self._end(tenancy, agent, reason)
+        else:
+            self._stop_joining(tenancy, reason)
+        return True
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease that the agent is given to, None while it is free."""
+        with self._lock:
+            return self._tenancy.lease if self._tenancy is not None else None
+
+    def lease_state(self) -> LeaseState:
+        """Return the lease, and how far it is.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        with self._lock:
+            if self._tenancy is None:
+                raise self._not_leased()
+            return LeaseState(self._tenancy.lease, "joining" if self._tenancy.agent is None else "joined")
+
+    def agent_of(self, lease_id: str) -> Agent | None:
+        """Return the agent that has joined for a lease; None if the lease has ended, or joins yet."""
+        with self._lock:
+            tenancy = self._tenancy
+            return tenancy.agent if tenancy is not None and tenancy.lease.id == lease_id else None
+
+    def _stop_joining(self, tenancy: _Tenancy, reason: str) -> None:
+        """Have the gateway answer the join that is held there; its client gives up then."""
+        client = GatewayClient(self._find_gateway, self._settings.token)
+        with contextlib.suppress(Exception):
+            client.url = self._find_gateway() or ""
+            client.leave(Leave(tenancy.lease.job, _ANY_EPOCH, tenancy.lease.rank, tenancy.instance, reason))
+        client.close()
+
+    def _end(self, tenancy: _Tenancy, agent: Agent, reason: str) -> None:
+        try:
+            agent.close(reason)
+            self._door.run(agent.aclose())
+        finally:
+            self._free(tenancy)
+
+    def _free(self, tenancy: _Tenancy) -> None:
+        with self._lock:
+            if self._tenancy is tenancy:
+                self._tenancy = None
+        self._beats.beat()
+
+    def end_if_idle(self) -> None:
+        """End a lease that has not been used for as long as it may be idle."""
+        with self._lock:
+            tenancy = self._tenancy
+            if tenancy is None or not tenancy.idle or time.monotonic() - tenancy.used < tenancy.idle:
+                return
+            agent = tenancy.agent
+        if agent is not None and any(group.inflight for group in agent.groups()):
+            self._touch()
+            return
+        _log.warning("agent %r was not used for %g s: the lease ends", self.name, tenancy.idle)
+        self.release(tenancy.lease.id, f"its HTTP client did not use it for {tenancy.idle:g} s")
+
+    def _touch(self) -> None:
+        tenancy = self._tenancy
+        if tenancy is not None:
+            tenancy.used = time.monotonic()
+
+    # What the HTTP face shows
+
+    @property
+    def current(self) -> Agent | None:
+        """The agent that has joined a job, None while there is none."""
+        tenancy = self._tenancy
+        return tenancy.agent if tenancy is not None else None
+
+    def leased(self) -> Agent:
+        """Return the agent that has joined a job; its lease is in use.
+
+        Raises:
+            NotLeasedError: there is none.
+        """
+        agent = self.current
+        if agent is None:
+            raise self._not_leased()
+        self._touch()
+        return agent
+
+    def _not_leased(self) -> NotLeasedError:
+        return NotLeasedError(
+            f"agent {self.name!r} is in no job yet; attach an SDK process through the gateway, or POST /v1/lease with "
+            "job, rank and world_size"
+        )
+
+    @property
+    def store(self) -> Store:
+        """The store of the job.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        return self.leased().store
+
+    def health(self) -> AgentHealth:
+        """Return whether the agent can do its work; a free one can."""
+        agent = self.current
+        if agent is not None:
+            return agent.health()
+        return AgentHealth("ok", "rankmesh-agent", UNASSIGNED, 0, __version__, [])
+
+    def ready(self) -> bool:
+        """Whether the agent takes part in its job; a free one, whether the gateway knows of it."""
+        agent = self.current
+        if agent is not None:
+            return agent.ready()
+        return not self._closed and self._beats.heard_of_late()
+
+    def info(self) -> AgentInfo:
+        """Return who this agent is; one that is free has no job, and UNASSIGNED as its rank."""
+        agent = self.current
+        if agent is not None:
+            return agent.info()
+        member = Member(UNASSIGNED, self.id, socket.gethostname(), self.host_id, os.getpid(), [], self._door.urls[0])
+        uptime = time.monotonic() - self._started
+        return AgentInfo("", 0, 0, member, self._find_gateway() or "", {}, uptime, __version__)
+
+    def groups(self) -> list[GroupInfo]:
+        """Return the groups the rank is a member of; none while the agent is free."""
+        agent = self.current
+        return agent.groups() if agent is not None else []
+
+    async def aclose(self) -> None:
+        """Let go of what the HTTP face used: the lease has ended by then, and its agent's with it."""
+
+    def beat(self) -> AgentBeat:
+        """Return a sign of life."""
+        lease = self.lease
+        leases = [lease] if lease is not None else []
+        return AgentBeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
+
+    def _app(self) -> object:
+        from rankmesh_agent.app import create_app
+
+        names = [*self._door.names, self.name, *(_host_in(url) for url in self.urls)]
+        return create_app(self, token=self._settings.token, names=names, landlord=self)
+
+
+class _CurrentStore:
+    """The store's fast path of whatever agent there is."""
+
+    def __init__(self, standalone: Standalone) -> None:
+        self._standalone = standalone
+
+    def take(self, sock: socket.socket) -> None:
+        agent = self._standalone.current
+        if agent is None or agent.fast_path is None:
+            sock.close()
+        else:
+            agent.fast_path.take(sock)
+
+    def close(self) -> None:
+        """The agent closes it."""
+
+    def forget(self) -> None:
+        """The agent forgets it."""
+
+
+class _Beats(threading.Thread):
+    """Tells the gateway that the agent lives, and who has it; every HEARTBEAT_SECONDS, and when that changes."""
+
+    def __init__(self, standalone: Standalone, find: Callable[[], str | None], token: str) -> None:
+        super().__init__(name="rankmesh-agent-beats", daemon=True)
+        self._standalone = standalone
+        self._find = find
+        self._asker = Asker(token)
+        self._changed = threading.Event()
+        self._stopping = False
+        self._heard: float | None = None
+        self._refused = ""
+
+    def run(self) -> None:
+        while not self._stopping:
+            self._changed.clear()
+            try:
+                self._say("agents", self._standalone.beat())
+                self._standalone.end_if_idle()
+            except Exception:  # an agent that says nothing is one that is held for failed
+                _log.exception("an agent's sign of life could not be sent")
+            self._changed.wait(HEARTBEAT_SECONDS)
+        self._say("agents/leave", AgentGoodbye(self._standalone.id))
+        self._asker.close()
+
+    def beat(self) -> None:
+        """Say so at once: something has changed."""
+        self._changed.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._changed.set()
+        if self.is_alive():
+            self.join(2 * _ASK_SECONDS)
+
+    def heard_of_late(self) -> bool:
+        """Whether the gateway has answered in the last FAILED_SECONDS."""
+        return self._heard is not None and time.monotonic() - self._heard < FAILED_SECONDS
+
+    def _say(self, what: str, document: AgentBeat | AgentGoodbye) -> None:
+        url = self._find()
+        if url is None:
+            return
+        with contextlib.suppress(NoAnswerError):
+            answer = self._asker.ask("POST", f"{url}/v1/{what}", asdict(document), timeout=_ASK_SECONDS)
+            if answer.status == HTTPStatus.OK:
+                self._heard, self._refused = time.monotonic(), ""
+                return
+            refused = answer.body.decode(errors="replace")[:500]
+            if refused != self._refused:  # once, not every second
+                _log.warning("the gateway at %s refuses this agent: %s", url, refused)
+                self._refused = refused
+
+
+def _who_has(lease: Lease) -> str:
+    rank = "a rank" if lease.rank == UNASSIGNED else f"rank {lease.rank}"
+    return f"by {rank} of job {lease.job!r} ({lease.holder})"
+
+
+def _host_in(url: str) -> str:
+    return url.partition("://")[2].partition("/")[0].rpartition(":")[0].strip("[]")

@@ -1,0 +1,262 @@
+"""A standalone agent: free, leased, in a job, and free again; in this process, and as one of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import httpx
+import numpy as np
+import pytest
+from support.processes import Ranks, wait_until
+
+from rankmesh_agent.agent import Agent
+from rankmesh_agent.engine.order import Options
+from rankmesh_agent.serving import HttpThread
+from rankmesh_agent.standalone import Standalone
+from rankmesh_agent.wire.errors import AgentTakenError, JoinTimeoutError, LeaseEndedError, NotLeasedError
+from rankmesh_agent.wire.ops import ReduceOp
+from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseWanted
+from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.sockets import bind, url_of
+from rankmesh_gateway.app import create_app
+from rankmesh_gateway.registry import Registry
+
+TOKEN = "a secret"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def wanted(rank: int = UNASSIGNED, world_size: int = 1, **options: object) -> LeaseWanted:
+    fields = {"job": "job", "timeout": 30.0, "holder": "a test", **options}
+    return LeaseWanted(rank=rank, world_size=world_size, **fields)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture(scope="module")
+def gateway_url(registry) -> Iterator[str]:
+    listener = bind("127.0.0.1", 0, what="the test serves HTTP")
+    server = HttpThread(lambda: create_app(registry, token=TOKEN), listener, "gateway")
+    server.start()
+    yield url_of(listener)
+    registry.close()
+    server.stop()
+
+
+Made = Callable[..., Standalone]
+
+
+@pytest.fixture
+def make(gateway_url) -> Iterator[Made]:
+    made = []
+
+    def make(name: str = "agent-0", **options: object) -> Standalone:
+        agent = Standalone(Settings(token=TOKEN), lambda: gateway_url, host="127.0.0.1", name=name, **options)
+        made.append(agent)
+        agent.start()
+        return agent
+
+    yield make
+    for agent in made:
+        agent.close()
+    names = [thread.name for thread in threading.enumerate()]
+    assert not any(name.startswith("rankmesh") for name in names), names
+
+
+def in_thread(call: Callable[..., object], *arguments: object) -> Future[object]:
+    future: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="of the test").start()
+    return future
+
+
+def world_of_two(*agents: Standalone) -> list[tuple[Lease, Agent]]:
+    futures = [in_thread(agent.take, wanted(rank, 2)) for rank, agent in enumerate(agents)]
+    return [future.result(30) for future in futures]
+
+
+class TestLeases:
+    def test_a_world_of_leased_agents_computes(self, make):
+        pairs = world_of_two(make("agent-0"), make("agent-1"))
+        arrays = [np.full(1000, rank + 1.0) for rank in range(2)]
+        calls = [
+            in_thread(agent.world.all_reduce, array, ReduceOp.SUM, Options(20.0))
+            for (_, agent), array in zip(pairs, arrays, strict=True)
+        ]
+        for call in calls:
+            call.result(30)
+        assert all((array == 3).all() for array in arrays)
+
+    def test_it_is_free_again_for_another_rank_and_job(self, make):
+        agent = make()
+        for job in ("one", "two", "one"):
+            lease, joined = agent.take(wanted(job=job))
+            assert (lease.job, lease.rank, joined.world.size) == (job, 0, 1)
+            assert agent.lease == lease
+            assert agent.release(lease.id)
+            assert agent.lease is None
+            assert not agent.release(lease.id)
+
+    def test_the_rank_that_the_gateway_gave(self, make):
+        lease, joined = make().take(wanted(UNASSIGNED))
+        assert lease.rank == joined.member.rank == 0
+
+    def test_one_lease_at_a_time(self, make):
+        agent = make()
+        agent.take(wanted(holder="python train.py"))
+        with pytest.raises(AgentTakenError, match=r"'agent-0' is taken, by rank 0 of job 'job' \(python train.py\)"):
+            agent.take(wanted())
+        with pytest.raises(AgentTakenError):
+            agent.begin(wanted())
+
+    def test_a_join_that_fails_frees_it(self, make):
+        agent = make()
+        with pytest.raises(JoinTimeoutError, match="ranks 1"):
+            agent.take(wanted(0, 2, timeout=0.3))
+        assert agent.lease is None
+        agent.take(wanted())
+
+    def test_a_lease_that_ends_while_it_joins(self, make, registry):
+        agent = make()
+        joining = in_thread(agent.take, wanted(0, 2, job="halfway"))
+        wait_until(lambda: registry.ranks("halfway"), "the rank to come")
+        assert agent.release(agent.lease.id, "its process went away")
+        with pytest.raises(LeaseEndedError, match="its process went away"):
+            joining.result(10)  # long before its own 30 s
+        assert not registry.ranks("halfway")
+        assert agent.lease is None
+
+    def test_its_peers_are_told_why_it_left(self, make):
+        agents = make("agent-0"), make("agent-1")
+        pairs = world_of_two(*agents)
+        waiting = in_thread(pairs[0][1].world.barrier, Options(20.0))
+        assert agents[1].release(pairs[1][0].id, "its process (pid 7) ended")
+        with pytest.raises(RuntimeError, match=r"rank 1 .* left \(its process \(pid 7\) ended\)"):
+            waiting.result(10)
+
+    def test_closing_ends_the_lease(self, make):
+        agents = make("agent-0"), make("agent-1")
+        pairs = world_of_two(*agents)
+        waiting = in_thread(pairs[0][1].world.barrier, Options(20.0))
+        agents[1].close()
+        with pytest.raises(RuntimeError, match=r"rank 1 .* left \(its agent ended\)"):
+            waiting.result(10)
+        with pytest.raises(AgentTakenError, match="about to end"):
+            agents[1].take(wanted())
+
+    def test_one_that_nobody_uses_ends(self, make):
+        agent = make()
+        agent.take(wanted(idle=0.2))
+        wait_until(lambda: agent.lease is None, "the lease to end")
+
+    def test_descriptors_and_threads_go_with_the_lease(self, make):
+        agent = make()
+        lease, _ = agent.take(wanted())
+        agent.release(lease.id)
+        before = len(os.listdir("/proc/self/fd")), threading.active_count()
+        for _ in range(5):
+            lease, _ = agent.take(wanted())
+            agent.release(lease.id)
+        assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+class TestFace:
+    def test_a_free_one(self, make):
+        agent = make(urls=["http://elsewhere.example:8701/"])
+        assert (agent.health().status, agent.health().rank) == ("ok", UNASSIGNED)
+        assert (agent.info().job, agent.info().member.instance) == ("", agent.id)
+        assert agent.groups() == []
+        assert agent.urls[-1] == "http://elsewhere.example:8701"
+        with pytest.raises(NotLeasedError, match="'agent-0' is in no job yet"):
+            agent.lease_state()
+        with httpx.Client(base_url=agent.urls[0], headers=HEADERS) as client:
+            assert client.get("/health").json()["status"] == "ok"
+            assert client.get("/health", headers={"Host": "elsewhere.example:8701"}).status_code == 200
+            assert client.get("/health", headers={"Host": "agent-0"}).status_code == 200
+            assert client.get("/health", headers={"Host": "stranger.example"}).status_code == 421
+            refused = client.get("/v1/store/key")
+            assert (refused.status_code, refused.json()["code"]) == (503, "not-leased")
+
+    def test_a_leased_one_over_http(self, make):
+        agents = make("agent-0"), make("agent-1")
+        clients = [httpx.Client(base_url=agent.urls[0], headers=HEADERS, timeout=30) for agent in agents]
+        asked = {"world_size": 2, "job": "http", "rank": 1, "wait": 0.0}
+        first = clients[1].post("/v1/lease", json=asked)
+        assert (first.status_code, first.json()["state"]) == (202, "joining")
+        again = clients[1].post("/v1/lease", json=asked)
+        assert (again.status_code, again.json()["code"]) == (409, "agent-taken")
+        second = clients[0].post("/v1/lease", json={**asked, "rank": 0, "wait": 20.0})
+        assert (second.status_code, second.json()["state"]) == (201, "joined")
+        assert clients[1].get("/v1/lease", params={"wait": 20}).json()["state"] == "joined"
+        assert clients[1].get("/health").json()["rank"] == 1
+        clients[1].put("/v1/store/key", content=b"value").raise_for_status()
+        assert clients[0].get("/v1/store/key").content == b"value"
+        for client in clients:
+            assert client.delete("/v1/lease").status_code == 200
+            assert client.delete("/v1/lease").json()["code"] == "not-leased"
+            gone = client.delete("/v1/lease", params={"id": "another"})
+            assert (gone.status_code, gone.json()["code"]) == (410, "lease-ended")
+            client.close()
+
+    @pytest.mark.parametrize("wrong", [{}, {"world_size": 0}, {"world_size": 1, "rank": -2}, {"world_size": "x"}])
+    def test_a_wrong_request(self, make, wrong):
+        answer = httpx.post(f"{make().urls[0]}/v1/lease", json=wrong, headers=HEADERS)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+
+    def test_a_client_that_goes_away_while_it_joins(self, make):
+        agent = make()
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{agent.urls[0]}/v1/lease", json={"world_size": 2}, headers=HEADERS, timeout=0.5)
+        wait_until(lambda: agent.lease is None, "the lease to end")
+
+
+class TestProcess:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_it_serves_until_a_signal(self, ranks: Ranks, gateway: str, number: int):
+        arguments = ["--gateway", gateway, "--port", "0", "--name", "agent-7"]
+        process = ranks.command("-m", "rankmesh_agent", *arguments, name="agent")
+        found = wait_until(lambda: re.search(r"agent-7 is ready at (http://\S+),", process.stdout), "the agent")
+        url = found[1]
+        wait_until(lambda: _answers(url), "the agent to answer")
+        httpx.post(f"{url}/v1/lease", json={"world_size": 1}, timeout=30).raise_for_status()
+        process.kill(number)
+        ranks.wait([process])
+        assert (process.code, process.stderr) == (0, "")
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ([], "no gateway: give --gateway"),
+            (["--gateway", "localhost:8700"], "is no URL of the form http://host:port"),
+            (["--gateway", "http://127.0.0.1:9", "--host", "0.0.0.0"], "without a token"),
+            (["--gateway", "http://127.0.0.1:9", "--token-file", "/nowhere"], "No such file"),
+            (["--gateway", "http://127.0.0.1:9", "--port", "x"], "'x' is not a port"),
+        ],
+    )
+    def test_what_keeps_it_from_starting(self, ranks: Ranks, arguments: list[str], said: str):
+        process = ranks.command("-m", "rankmesh_agent", *arguments, name="agent")
+        ranks.wait([process])
+        assert process.code == 2
+        assert said in process.stderr
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        time.sleep(0.05)
+        return False
