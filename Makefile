@@ -9,7 +9,7 @@ RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together.
 PARALLEL ?= --numprocesses 4 --dist loadfile
 
-.PHONY: demo test test-torch check bench docs clean
+.PHONY: demo test test-torch test-browser check bench docs dashboard-screenshot clean
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -19,6 +19,10 @@ test: $(VENV)/.dev  ## Run the tests; needs no torch, MPI or Docker
 
 test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
 	$(BIN)/python -m pytest tests/torch $(PARALLEL) $(ARGS)
+
+# RANKMESH_REQUIRE_BROWSER=1 makes it an error that there is no Chromium; else the tests are skipped and say so.
+test-browser: $(VENV)/.browser  ## Run the dashboard's tests; need Chromium (apt-get install chromium)
+	$(BIN)/python -m pytest tests/dashboard $(PARALLEL) $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types
 	$(BIN)/ruff check .
@@ -37,6 +41,9 @@ endif
 docs: $(VENV)/.torch  ## Write docs/api.md, the table of torch.distributed's names
 	$(BIN)/python docs/api.py
 
+dashboard-screenshot: $(VENV)/.browser  ## Write docs/dashboard.png from a job that runs; needs Chromium
+	$(BIN)/python docs/dashboard.py
+
 clean:  ## Remove what the targets made
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -54,6 +61,10 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 # torch is pinned: with an open range, pip would take a build with gigabytes of CUDA libraries.
 $(VENV)/.torch: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet torch==2.13.0
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable '.[browser]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.torch

@@ -1,7 +1,7 @@
 // Standalone agents, and who has leased them.
 
 import { counts } from "./ages.js";
-import { byId, foreign, h, keep, say } from "./dom.js";
+import { byId, foreign, h, keep, say, show } from "./dom.js";
 import { age, natural } from "./format.js";
 import { badge } from "./marks.js";
 
@@ -9,9 +9,9 @@ import { badge } from "./marks.js";
 export function showAgents(agents, at) {
   const rows = agents.map((entry) => ({ ...entry, at }));
   rows.sort((a, b) => natural(a.agent.name, b.agent.name) || natural(a.agent.id, b.agent.id));
-  byId("agents").hidden = rows.length === 0;
+  show(byId("agents"), rows.length > 0);
+  show(byId("no-agents"), rows.length === 0);
   keep(byId("agents").tBodies[0], rows, (entry) => entry.agent.id, agentRow);
-  say(byId("agents-note"), rows.length ? "" : "None. `rankmesh agent` starts one, which training code and curl can lease.");
 }
 
 function agentRow() {

@@ -6,8 +6,8 @@ const COUNTS = ["", " k", " M", " G", " T"];
 /** Seconds: `0.4 s`, `42 s`, `3 min 5 s`, `2 h 10 min`, `4 d 3 h`. */
 export function age(seconds) {
   const s = Math.max(0, Number(seconds) || 0);
-  if (s < 9.95) {
-    return `${s.toFixed(1)} s`;
+  if (s < 10) {
+    return `${(Math.floor(s * 10) / 10).toFixed(1)} s`;
   }
   const whole = Math.floor(s);
   if (whole < 60) {
@@ -43,7 +43,7 @@ function scaled(number, base, units) {
   return `${value.toFixed(digits)}${units[unit]}`;
 }
 
-/** Ranks as people write them: `0–3, 5`. */
+/** Ranks as people write them: `0-3, 5`. */
 export function ranks(list) {
   const sorted = [...new Set(list)].sort((a, b) => a - b);
   const parts = [];
@@ -53,7 +53,7 @@ export function ranks(list) {
       end += 1;
     }
     if (end - i >= 2) {
-      parts.push(`${sorted[i]}–${sorted[end]}`);
+      parts.push(`${sorted[i]}-${sorted[end]}`);
     } else {
       parts.push(...sorted.slice(i, end + 1).map(String));
     }

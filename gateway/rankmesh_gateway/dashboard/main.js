@@ -157,7 +157,7 @@ function onState(state) {
     }
     lost = true;
   } else if (state.kind === "refused") {
-    pill.dataset.tone = "bad";
+    pill.dataset.tone = state.error.status === 401 ? "warn" : "bad";
     say(pill, state.error.status === 401 ? "token wanted" : "refused");
     refused(state.error);
   } else {

@@ -18,6 +18,15 @@ from rankmesh_agent.wire.sockets import bind, url_of
 from rankmesh_gateway import dashboard as files
 from rankmesh_gateway.routes import dashboard
 
+NOTHING: dict[str, Any] = {
+    "ranks": [],
+    "agents": [],
+    "groups": [],
+    "inflight": [],
+    "rates": {"operations": 0.0, "bytes": 0.0},
+    "store": [],
+}
+"""The overview of a gateway that nobody has come to."""
 _TICK = 0.05
 _OVERVIEW_SECONDS = 1.0
 
@@ -39,6 +48,7 @@ class Double:
         self.overview: dict[str, Any] = {}
         self.asked: list[str] = []
         self.silent = False
+        self._drops = 0
         self._events: list[tuple[int, str, dict[str, Any]]] = []
         self._port = 0
         self.start()
@@ -46,6 +56,10 @@ class Double:
     def log(self, event: str, **data: Any) -> None:
         """Add an event to the log."""
         self._events.append((len(self._events) + 1, event, {"time": time.time(), "job": "job", "ranks": [], **data}))
+
+    def drop(self) -> None:
+        """End the streams of the moment."""
+        self._drops += 1
 
     def start(self) -> None:
         """Serve; from the second time on at the same port, as another gateway that remembers nothing."""
@@ -56,7 +70,7 @@ class Double:
         self.url = url_of(listener)
         self._port = listener.getsockname()[1]
         app = Guard(self._app(), self.token, open_paths=files.paths())
-        config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=0)
+        config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],))
         self._thread.start()
@@ -91,13 +105,11 @@ class Double:
 
     def _body(self) -> dict[str, Any]:
         gateway = {"id": self._id, "version": "0.1", "uptime": time.monotonic() - self._began}
-        shown = {"ranks": [], "agents": [], "groups": [], "inflight": [], "store": []} | self.overview
-        shown.setdefault("rates", {"operations": 0.0, "bytes": 0.0})
-        return {"time": time.time(), "gateway": gateway, **shown}
+        return {"time": time.time(), "gateway": gateway, **NOTHING, **self.overview}
 
     async def _stream(self, last: int) -> AsyncIterator[str]:
-        due = 0.0
-        while not self._server.should_exit:
+        due, drops = 0.0, self._drops
+        while not self._server.should_exit and drops == self._drops:
             if not self.silent:
                 for number, event, data in [each for each in self._events if each[0] > last]:
                     last = number

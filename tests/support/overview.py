@@ -55,7 +55,9 @@ def inflight(age: float = 12.0, *, arrived: list[int], missing: list[int], **mor
 
 def agent(name: str, state: str = "free", **more: Any) -> dict[str, Any]:
     """A standalone agent; a leased one has a lease for its rank of a job."""
-    leases = [{"id": f"l-{name}", "job": "job", "rank": 0, "world_size": 2, "holder": "python train.py (laptop, pid 77)"}]
+    leases = [
+        {"id": f"l-{name}", "job": "job", "rank": 0, "world_size": 2, "holder": "python train.py (laptop, pid 77)"}
+    ]
     beat = {
         "id": f"id-{name}",
         "name": name,
