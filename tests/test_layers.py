@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "rankmesh_agent.collectives": {"collectives", "transports", "wire"},
     "rankmesh_agent.store": {"store", "wire"},
     "rankmesh_agent.engine": {"engine", "collectives", "store", "transports", "wire"},
+    "rankmesh_agent.attach": {"attach", "agent", "engine", "collectives", "store", "transports", "wire"},
     "rankmesh_agent.web": {"wire"},
     "rankmesh_agent.routes": {"routes", "web", "store", "wire"},
 }
@@ -35,7 +36,8 @@ LIBRARIES = {
     "starlette": {"rankmesh_agent.web", "rankmesh_agent.routes"},
     "uvicorn": {"rankmesh_agent.serving", "rankmesh_agent.quiet_server", "rankmesh_gateway.server"},
     "httpx": {"rankmesh_agent.store.client"},
-    "typer": {"rankmesh.cli"},
+    "typer": {"rankmesh.cli", "rankmesh._cli"},
+    "rich": {"rankmesh._cli"},
 }
 """Libraries that take long to load or tie to a framework, and the modules that may import them."""
 
@@ -106,7 +108,7 @@ def test_only_settings_know_the_names_of_variables() -> None:
 def test_importing_the_sdk_loads_nothing_heavy() -> None:
     code = "import sys, rankmesh; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert not {"fastapi", "uvicorn", "httpx", "torch", "cupy", "typer", "mpi4py"} & set(loaded.split())
+    assert not {"fastapi", "uvicorn", "httpx", "torch", "cupy", "typer", "rich", "mpi4py"} & set(loaded.split())
 
 
 def test_a_rank_is_made_without_what_only_some_are_asked_for() -> None:

@@ -18,17 +18,21 @@ from collections.abc import Callable, Sequence
 
 from rankmesh_agent.door import Door
 from rankmesh_agent.engine.backends.sharing import Sharing
+from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.vigil import Vigil
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
 from rankmesh_agent.store.fast_server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.transports import shared
 from rankmesh_agent.transports.base import Transport
 from rankmesh_agent.transports.ring import RingTransport
 from rankmesh_agent.transports.tcp import TcpTransport
+from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, Heartbeat, JoinReply, Leave, Member
@@ -55,6 +59,7 @@ class Agent:
         joining: when to give up joining; other threads may restart it to end that early. By default ``timeout`` from
             now.
         instance: random name of this process and join; a new one if left out.
+        lends: another process will make this rank's collectives where the members share memory; see Sharing.lend.
 
     Attributes:
         fast_path: serves the store's fast path; None where the keys are at another rank.
@@ -78,12 +83,15 @@ class Agent:
         door: Door | None = None,
         joining: Deadline | None = None,
         instance: str = "",
+        lends: bool = False,
     ) -> None:
+        self._lends = lends
         self._settings = settings
         self._world_size = world_size
         self._started = time.monotonic()
         self._groups: dict[int, Communicator] = {}
         self._made: dict[tuple[int, ...], int] = {}
+        self._starting: list[Communicator] = []
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._leaving = False
@@ -131,8 +139,11 @@ class Agent:
             self.fast_path = self._make_fast_path(f"rankmesh-store-{door.port}")
             undo.pop_all()
         if self._own_door is not None:
-            door.open(self._app(door.names), self.fast_path, when_asked=True)
-        self._heart = Heart(self._client, self._heartbeat)
+            ways = {} if self.fast_path is None else {store_frames.UPGRADE: self.fast_path}
+            door.open(self._app(door.names), ways, when_asked=True)
+        self._vigil = Vigil(self.mesh)
+        self._heart = Heart(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
+        self.mesh.on_loss = self._heart.wake
         self._heart.start()
 
     @property
@@ -148,6 +159,17 @@ class Agent:
                 self._store = self._make_store()
             return self._store
 
+    def blocking_store(self) -> BlockingStore:
+        """Return the job's store for callers without an event loop; the caller closes it."""
+        store = self.store
+        if isinstance(store, MemoryStore):
+            return BlockingMemory(store.table)
+        from rankmesh_agent.store.client import RemoteStore
+        from rankmesh_agent.store.fast_client import BlockingRemote
+
+        assert isinstance(store, RemoteStore)
+        return BlockingRemote(store.url, store.token)
+
     # Groups
 
     def new_group(self, ranks: Sequence[int], timeout: float) -> Communicator:
@@ -158,15 +180,26 @@ class Agent:
         """
         return self._make_group(ranks, "", timeout)
 
+    def members(self) -> list[Member]:
+        """Return who the job's ranks are, in their order."""
+        return [member for _, member in sorted(self._members.items())]
+
     def host_of(self, rank: int) -> str:
         """Return what is equal for ranks that share memory: the id of the rank's host."""
         return self._members[rank].host_id
 
-    def drop_group(self, group: Communicator) -> None:
+    def drop_group(self, group: Calls) -> None:
         """End a group at this rank."""
         with self._lock:
             self._groups.pop(group.id, None)
         group.close()
+
+    def stop_starting(self, error: BaseException) -> None:
+        """End the groups that are being made, because of an error of whoever wanted them."""
+        with self._lock:
+            starting = list(self._starting)
+        for group in starting:
+            group.abort(error)
 
     def _make_group(self, ranks: Sequence[int], name: str, timeout: float) -> Communicator:
         members = tuple(ranks)
@@ -183,7 +216,10 @@ class Agent:
             slot_bytes=self._settings.slot_bytes,
             crowded=self._crowded(),
             strict=self._settings.transport == "shm",
+            lend=self._lends,
         )
+        with self._lock:
+            self._starting.append(group)
         try:
             group.start([self._members[rank].host_id for rank in members], sharing, timeout)
         except BaseException:
@@ -191,6 +227,9 @@ class Agent:
                 self._made[members] -= 1  # the members that try again count alike
             group.close()
             raise
+        finally:
+            with self._lock:
+                self._starting.remove(group)
         with self._lock:
             self._groups[number] = group
         return group
@@ -261,6 +300,7 @@ class Agent:
     def forget(self) -> None:
         """In a forked child: let go of the parent's descriptors, without a word to anyone."""
         self._leaving = True
+        self._heart.forget()
         self.mesh.forget()
         if self._own_door is not None:
             self._own_door.forget()
@@ -269,8 +309,10 @@ class Agent:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
 
     def _heartbeat(self) -> Heartbeat:
+        self.mesh.give_up_silent_hosts()
         reply: JoinReply = self._joined
-        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups())
+        groups = self.groups()
+        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, groups, self._vigil.lost())
 
     # Choices
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from rankmesh_agent.routes import groups, health, lease, store, store_health
+from rankmesh_agent.probing import Prober
+from rankmesh_agent.routes import groups, health, lease, probe, store, store_health
 from rankmesh_agent.routes.view import AgentView, Landlord
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.web import WebApplication
@@ -31,7 +32,8 @@ def create_app(
         "RankMesh agent", "One rank of a job: how it is, the groups it is in, and the job's key-value store.", agent
     )
     app.state.landlord = landlord
-    return app.guarded((health, groups, store, *([lease] if landlord is not None else [])), token, names)
+    app.state.probing = Prober(lambda: agent.info().gateway, lambda: agent.settings, token)
+    return app.guarded((health, groups, store, probe, *([lease] if landlord is not None else [])), token, names)
 
 
 def create_store_app(keys: Store, *, token: str = "", names: Iterable[str] = ()) -> Guard:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import select
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -25,10 +26,12 @@ class Answer(NamedTuple):
     Attributes:
         status: the HTTP status.
         body: the bytes behind it.
+        headers: the header fields, by name as the server wrote it.
     """
 
     status: int
     body: bytes
+    headers: Mapping[str, str] = {}
 
     def json(self) -> Any:
         """The body as JSON.
@@ -72,9 +75,9 @@ class Asker:
             body, headers = json.dumps(document).encode(), {**headers, "Content-Type": "application/json"}
         try:
             connection = self._connected(split.hostname, split.port or 80, timeout)
-            connection.request(method, split.path, body, headers)
+            connection.request(method, f"{split.path}?{split.query}" if split.query else split.path, body, headers)
             response = connection.getresponse()
-            answer = Answer(response.status, response.read(MAX_BODY_BYTES))
+            answer = Answer(response.status, response.read(MAX_BODY_BYTES), dict(response.getheaders()))
             if response.length:  # read() with a limit does not mind
                 raise http.client.IncompleteRead(answer.body, response.length)
             if not response.isclosed():  # it ends where the connection does, or is more than we want to have

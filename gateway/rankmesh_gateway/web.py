@@ -7,7 +7,7 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_gateway import answers
 from rankmesh_gateway.checks import InvalidRequestError
 from rankmesh_gateway.registry import Registry
-from rankmesh_gateway.routes import dashboard, health, membership
+from rankmesh_gateway.routes import agents, dashboard, health, membership
 
 
 def create_web(registry: Registry) -> WebApplication:
@@ -26,5 +26,6 @@ def create_web(registry: Registry) -> WebApplication:
     app.state.registry = registry
     app.include_router(health.router)
     app.include_router(membership.router)
+    app.include_router(agents.router)
     app.include_router(dashboard.router)
     return app

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Annotated
+
 import typer
+
+from rankmesh._cli import store
+from rankmesh._cli.bench import bench
+from rankmesh._cli.doctor import doctor
+from rankmesh._cli.groups import groups
+from rankmesh._cli.leaving import INTERRUPTED, USAGE, complain, write
+from rankmesh._cli.status import status
+from rankmesh_agent.wire.version import __version__
 
 _PASS_ON = {
     "allow_extra_args": True,
@@ -13,8 +24,26 @@ _PASS_ON = {
 """Settings of a command whose arguments belong to another parser, ``--help`` and ``--`` included."""
 
 app = typer.Typer(
-    name="rankmesh", help="torch.distributed as a mesh of services.", no_args_is_help=True, add_completion=False
+    name="rankmesh",
+    help="torch.distributed as a mesh of services.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a bug is to be told as Python tells it, without the values of variables
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        write(f"rankmesh {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def rankmesh(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """torch.distributed as a mesh of services."""
 
 
 @app.command(context_settings=_PASS_ON)
@@ -33,6 +62,39 @@ def gateway(context: typer.Context) -> None:
     raise typer.Exit(serve(context.args))
 
 
+@app.command(context_settings=_PASS_ON)
+def agent(context: typer.Context) -> None:
+    """Serve an agent by itself, for a rank that is elsewhere ('rankmesh agent --help')."""
+    from rankmesh_agent.__main__ import main as serve
+
+    raise typer.Exit(serve(context.args))
+
+
+app.command()(status)
+app.command()(groups)
+app.command()(doctor)
+app.command()(bench)
+app.add_typer(store.app)
+
+
 def main() -> None:
-    """Run the command line of this process."""
-    app()
+    """Run the command line of this process, and exit.
+
+    Raises:
+        SystemExit: with the command's exit code.
+    """
+    try:
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        code = INTERRUPTED
+    except Exception as error:  # typer has its own copy of click, whose errors about usage have no public name
+        if not hasattr(error, "format_message"):
+            raise
+        where = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+        else:
+            hint = f"; '{where.command_path} --help' says how" if where is not None else ""
+            complain(f"{error.format_message().rstrip('.')}{hint}")
+        code = USAGE
+    sys.exit(code)

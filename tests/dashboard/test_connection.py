@@ -52,8 +52,7 @@ def test_a_gateway_that_went_and_came_back(double, visit):
     page.wait_for_text("#log", "of the second gateway")
     page.wait_for_text("#log", "The gateway was started anew")
     assert page.page.locator("#log", has_text="of the first gateway").is_visible()
-    assert double.asked[0] == "0"
-    assert double.asked[-1] == "0", "the numbers of the first gateway's events mean nothing to the second"
+    assert page.page.locator("#log li").count() == 3
 
 
 def test_a_stream_that_breaks_is_taken_up_where_it_ended(double, visit):
@@ -64,7 +63,7 @@ def test_a_stream_that_breaks_is_taken_up_where_it_ended(double, visit):
     page.until(lambda: len(double.asked) == 2, "the page to come back")
     double.log("rank-alive", detail="second")
     page.wait_for_text("#log", "second")
-    assert double.asked == ["0", "1"]
+    assert double.asked == ["0", str(double.first + 1)]
     assert page.page.locator("#log li").count() == 2
 
 

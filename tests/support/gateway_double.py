@@ -40,6 +40,7 @@ class Double:
     Attributes:
         overview: what is shown; tests set it.
         asked: the Last-Event-ID, or else ``after``, with which each stream was begun.
+        first: one less than the number of its first event; as a gateway's, larger than those of gateways before it.
         silent: whether its streams say nothing at the moment, as if the network were gone.
     """
 
@@ -55,7 +56,9 @@ class Double:
 
     def log(self, event: str, **data: Any) -> None:
         """Add an event to the log."""
-        self._events.append((len(self._events) + 1, event, {"time": time.time(), "job": "job", "ranks": [], **data}))
+        self._events.append(
+            (self.first + len(self._events) + 1, event, {"time": time.time(), "job": "job", "ranks": [], **data})
+        )
 
     def drop(self) -> None:
         """End the streams of the moment."""
@@ -64,6 +67,7 @@ class Double:
     def start(self) -> None:
         """Serve; from the second time on at the same port, as another gateway that remembers nothing."""
         self._events.clear()
+        self.first = time.time_ns() // 1000
         self._id = f"gateway-{time.monotonic_ns()}"
         self._began = time.monotonic()
         listener = bind("127.0.0.1", self._port, what="a test listens")
@@ -97,9 +101,9 @@ class Double:
             return self._body()
 
         @app.get("/v1/events")
-        async def events(request: Request, after: str = "") -> StreamingResponse:
+        async def events(request: Request, after: str = "0") -> StreamingResponse:
             self.asked.append(request.headers.get("last-event-id", after))
-            return StreamingResponse(self._stream(int(self.asked[-1] or 0)), media_type="text/event-stream")
+            return StreamingResponse(self._stream(int(self.asked[-1])), media_type="text/event-stream")
 
         return app
 

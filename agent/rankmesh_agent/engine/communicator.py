@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,31 +13,35 @@ from rankmesh_agent.collectives.hierarchical.hosts import Hosts, layout_of
 from rankmesh_agent.collectives.link import octets
 from rankmesh_agent.engine.backends.custom import CustomBackend
 from rankmesh_agent.engine.backends.hosts import HostsBackend
+from rankmesh_agent.engine.backends.lent import Lent
 from rankmesh_agent.engine.backends.mesh import MeshBackend
 from rankmesh_agent.engine.backends.sharing import Sharing, share_memory
-from rankmesh_agent.engine.batch import merged
+from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.messages import Messages
 from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.p2p import ANY, Matching
 from rankmesh_agent.engine.peer import Port, Transfer
-from rankmesh_agent.engine.registered import Outcome
+from rankmesh_agent.engine.records import Entry, Tally, in_flight
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
-from rankmesh_agent.engine.waits import Message
+from rankmesh_agent.engine.waits import Message, RunningCall
 from rankmesh_agent.engine.work import MessageWork, Work
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.dtypes import code_of
-from rankmesh_agent.wire.errors import DistError, DistNetworkError
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.frames import Header, Opcode
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
-from rankmesh_agent.wire.schemas import GroupInfo, Member
+from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo, InFlight, Member
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("rankmesh")
+# Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
+_ENTER, _PART, _ABORT = Opcode.ENTER, Opcode.PART, Opcode.ABORT
 
 
-class Communicator(Port):
+class Communicator(Calls, Port):
     """One rank's side of a group.
 
     Args:
@@ -48,29 +53,27 @@ class Communicator(Port):
         timeout: default seconds a call may take.
 
     Attributes:
-        numbers: the numbers the user knows the members by, by group rank: ``ranks``, unless the user's world is no
-            longer the mesh.
-        usual: how a synchronous call is to be made that asks for nothing in particular.
+        mesh: see above.
     """
 
     def __init__(
         self, mesh: Mesh, group: int, name: str, ranks: Sequence[int], members: dict[int, Member], timeout: float
     ) -> None:
+        super().__init__(group, name, ranks, mesh.rank, timeout)
         self.mesh = mesh
-        self.id = group
-        self.name = name
-        self.ranks = tuple(ranks)
-        self.rank = self.ranks.index(mesh.rank)
-        self.size = len(self.ranks)
         self._others = frozenset(self.ranks) - {mesh.rank}
         self._sources = tuple(member for member in self.ranks if member != mesh.rank)
-        self.timeout = timeout
-        self.usual = Options(timeout)
         self._standing = Standing(mesh, group, name, self.ranks, members)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = Matching(mesh, group, self._standing.number)
-        self._order = Order(self._standing, name, MeshBackend(self._link, self.ranks, None))
+        self._messages = Messages(mesh.recorder)
+        self._order = Order(
+            self._standing, RunningCall(self._standing), name, MeshBackend(self._link, self.ranks, None)
+        )
+        self._lent: Segment | None = None
+        self._elsewhere = RunningCall(self._standing)
         self._closed = False
+        mesh.recorder.begin(self)
         mesh.open_port(group, self)
 
     @property
@@ -86,16 +89,6 @@ class Communicator(Port):
     @numbers.setter
     def numbers(self, numbers: tuple[int, ...]) -> None:
         self._standing.numbers = numbers
-
-    @property
-    def medium(self) -> str:
-        """What carries the collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts) or ``self``."""
-        return self._order.backend.medium
-
-    @property
-    def backend(self) -> str:
-        """The name of what carries out the collectives."""
-        return self._order.backend.name
 
     def use_engine(self, name: str, engine: Any) -> None:
         """Have an engine from outside carry out the collectives from now on; the members do so at the same point.
@@ -133,59 +126,18 @@ class Communicator(Port):
             nonlocal segment
             segment = share_memory(link, layout, sharing)
 
-        self._order.carry_out(share_it, (), call, 0, Options(timeout))
+        order = self._order
+        order.carry_out(order.plan(call, share_it), (), 0, Options(timeout))
         if segment is not None and len(layout) > 1:
-            self._order.use(HostsBackend(self._link, self.ranks, Hosts(self._link, segment, layout)))
+            order.use(HostsBackend(self._link, self.ranks, Hosts(self._link, segment, layout)))
             return
-        self._order.use(MeshBackend(self._link, self.ranks, segment))
+        if segment is not None and sharing.lend:
+            self._lent = segment
+            order.use(Lent())
+            return
+        order.use(MeshBackend(self._link, self.ranks, segment))
         if segment is not None:
-            self._order.carry_out(lambda shared: shared.windows.probe(), (), call, 0, Options(timeout))
-
-    # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks
-
-    def all_reduce(self, array: Array, op: ReduceOp, options: Options) -> Work | None:
-        """Reduce ``array`` over all members, in place."""
-        return self._order.submit((Kind.ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
-
-    def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
-        """Reduce ``array`` over all members, into the root's."""
-        key = Kind.REDUCE, array.dtype, array.size, op, self.numbers[root]
-        return self._order.submit(key, (array, op, root), options)
-
-    def broadcast(self, array: Array, root: int, options: Options) -> Work | None:
-        """Copy the root's array to all members."""
-        key = Kind.BROADCAST, array.dtype, array.size, None, self.numbers[root]
-        return self._order.submit(key, (array, root), options)
-
-    def all_gather(self, outputs: Sequence[Array], array: Array, options: Options) -> Work | None:
-        """Copy every member's ``array`` to the output of its group rank; they may differ in length."""
-        count, counts = _counts(outputs)
-        key = Kind.ALL_GATHER, array.dtype, count, None, None, counts
-        return self._order.submit(key, (outputs, array), options)
-
-    def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
-        """Copy every member's ``array`` to the root's output of its group rank; no outputs elsewhere."""
-        key = Kind.GATHER, array.dtype, array.size, None, self.numbers[root]
-        return self._order.submit(key, (outputs, array, root), options)
-
-    def scatter(self, output: Array, inputs: Sequence[Array], root: int, options: Options) -> Work | None:
-        """Copy the root's input of each group rank to that member's ``output``; no inputs elsewhere."""
-        key = Kind.SCATTER, output.dtype, output.size, None, self.numbers[root]
-        return self._order.submit(key, (output, inputs, root), options)
-
-    def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
-        """Reduce every member's input of each group rank into that member's ``output``; they may differ in length."""
-        count, counts = _counts(inputs)
-        key = Kind.REDUCE_SCATTER, output.dtype, count, op, None, counts
-        return self._order.submit(key, (output, inputs, op), options)
-
-    def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], options: Options) -> Work | None:
-        """Copy every member's input of each group rank to that member's output of its own; each of its own length."""
-        return self._order.submit((Kind.ALL_TO_ALL, inputs[0].dtype, -1), (outputs, inputs), options)
-
-    def barrier(self, options: Options) -> Work | None:
-        """Wait until all members have come."""
-        return self._order.submit((Kind.BARRIER,), (), options)
+            order.carry_out(order.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         """Return an array in memory that the members share, where they share memory; a synchronous collective call.
@@ -195,71 +147,56 @@ class Communicator(Port):
         """
         if not isinstance(self._order.backend, MeshBackend):
             return np.empty(count, dtype)  # an engine from outside knows nothing of ours
-        outcome: Outcome = []
-        arguments = self._sharing.directory, self._sharing.job, count * dtype.itemsize, outcome
-        order = self._order
-        order.submit((Kind.EMPTY, dtype, count), arguments, options._replace(after=lambda: order.use(order.backend)))
-        made = outcome[0]
-        if isinstance(made, DistNetworkError):
-            raise made
-        return made.view(dtype)
-
-    def open_batch(self) -> None:
-        """Record this thread's collectives instead of making them.
-
-        Raises:
-            RuntimeError: a batch is open.
-        """
-        self._order.open_batch()
-
-    @property
-    def batching(self) -> bool:
-        """Whether this thread's collectives are being recorded."""
-        return self._order.batching
-
-    def close_batch(self, options: Options | None) -> list[Work]:
-        """Make the recorded collectives, or with None forget them; return the Works of asynchronous ones."""
-        recorded = self._order.close_batch()
-        if options is None:
-            return []
-        works = []
-        for call in merged(recorded):
-            how = options._replace(user=call.user, after=call.after, note=call.note)
-            works.append(self._order.submit(call.key, call.arguments, how))
-        return [work for work in works if work is not None]
+        return self._registered(dtype, count, options, self._sharing.directory, self._sharing.job)
 
     # Point-to-point: ranks are the mesh's
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
-        """Send ``array`` to a rank."""
+        """See Calls."""
+        return self._follow_up(self.begin_send(array, rank, tag, options), options, None)
+
+    def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
+        """See Calls."""
+        message = self.begin_receive(array, rank, tag, options)
+        work = self._follow_up(message, options, lambda: self.source(message))
+        return self.source(message) if work is None else work
+
+    def begin_send(self, array: Array, rank: int, tag: int, options: Options) -> Message:
+        """Begin to send ``array`` to a rank; whoever calls this has to settle it, or abandon it."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
             transfer = self._matching.send(rank, octets(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
                 self.mesh.hold(self.id, transfer)
-        message = self._message(transfer, lambda: f"send to rank {self._number(rank)} (tag {tag})", (rank,), options)
-        return self._follow_up(message, options, None)
+        return self._message(transfer, "send", array, rank, tag, (rank,), options)
 
-    def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
-        """Receive into ``array`` from a rank, or from ANY; return the source's number, or the Work."""
+    def begin_receive(self, array: Array, rank: int, tag: int, options: Options) -> Message:
+        """Begin to receive into ``array`` from a rank, or from ANY; see begin_send."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
             transfer = self._matching.receive(rank, octets(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
                 self.mesh.hold(self.id, transfer)
+        return self._message(transfer, "recv", array, rank, tag, self._sources if rank == ANY else (rank,), options)
 
-        def words() -> str:
-            return f"recv from {'any rank' if rank == ANY else f'rank {self._number(rank)}'} (tag {tag})"
-
-        message = self._message(transfer, words, self._sources if rank == ANY else (rank,), options)
-        work = self._follow_up(message, options, lambda: self._number(transfer.source))
-        return self._number(transfer.source) if work is None else work
+    def source(self, message: Message) -> int:
+        """Return the number of the rank that a received message came from."""
+        return self._number(message.transfer.source)
 
     def _message(
-        self, transfer: Transfer, words: Callable[[], str], partners: Sequence[int], options: Options
+        self,
+        transfer: Transfer,
+        op: str,
+        array: Array,
+        rank: int,
+        tag: int,
+        partners: Sequence[int],
+        options: Options,
     ) -> Message:
-        deadline = Deadline(options.timeout)
-        return Message(self._standing, self._matching, transfer, words, partners, deadline, options.after)
+        deadline, standing = Deadline(options.timeout), self._standing
+        what = op, array.dtype, array.size, rank, tag
+        entry: Entry = standing, what, 0, deadline.begun, None, "", array.nbytes
+        return Message(standing, self._matching, transfer, entry, self._messages, partners, deadline, options.after)
 
     def _follow_up(self, message: Message, options: Options, source: Callable[[], int] | None) -> Work | None:
         if not options.async_op:
@@ -270,6 +207,59 @@ class Communicator(Port):
     def _number(self, rank: int) -> int:
         return self._standing.number(rank)
 
+    # For a process that makes this rank's calls itself, over the members' memory, which was lent to it
+
+    @property
+    def lent(self) -> Segment | None:
+        """The members' memory, if it is another process that makes this rank's collectives; see Sharing.lend."""
+        return self._lent
+
+    def look(self, call: Call, seq: int, missing: list[int], seconds: float, left: float) -> None:
+        """See what RunningCall.check does, for a call that is made elsewhere.
+
+        Args:
+            call: what it is.
+            seq: its number.
+            missing: the group ranks it waits for.
+            seconds: how long it may take.
+            left: how much of that is left.
+        """
+        self._elsewhere.begin(call, seq, call.nbytes, seconds)
+        self._elsewhere.deadline.at -= seconds - left
+        self._elsewhere.check(lambda: missing)
+
+    def meet(self, call: Call, seq: int, fingerprint: int, seconds: float) -> None:
+        """Have the members arrive at a call over messages, as Link.enter does, for a call that is made elsewhere.
+
+        Raises:
+            DisagreementError: they did not make the same call.
+        """
+        self._elsewhere.begin(call, seq, call.nbytes, seconds)
+        self._link.begin(seq, fingerprint, self._elsewhere.wait)
+        self._link.enter()
+
+    def retell(self, call: Call, seq: int, seconds: float, said: bytes) -> list[bytes]:
+        """After a disagreement tell everyone ``said``, and return what they tell, for a call that is made elsewhere."""
+        self._elsewhere.begin(call, seq, call.nbytes, seconds)
+        self._link.begin(seq, 0, self._elsewhere.wait)
+        return [bytes(payload) for payload in self._link.retell(said)]
+
+    def abort_elsewhere(self, call: Call | None, seq: int, busy: bool, error: BaseException) -> DistError | None:
+        """End the group at all members because of an error in the process that makes the calls; return the failure.
+
+        Args:
+            call: its latest call, None if that is this object's own.
+            seq: the call's number.
+            busy: whether it is under way.
+            error: what happened.
+        """
+        if call is not None:
+            self._elsewhere.begin(call, seq, call.nbytes, 0.0)
+            if not busy:
+                self._standing.begun = None
+        self._standing.give_up(error)
+        return self._standing.failure
+
     # What others ask
 
     def info(self) -> GroupInfo:
@@ -277,7 +267,23 @@ class Communicator(Port):
         standing = self._standing
         last = standing.call.name if standing.call is not None else ""
         failure = standing.failure.message if standing.failure is not None else ""
-        return GroupInfo(f"{self.id:016x}", self.name, list(self.ranks), standing.seq, self.medium, last, failure)
+        nbytes = sum(tally.nbytes for tally in self.tallies().values())
+        inflight = self.in_flight()[:MOST_IN_FLIGHT]
+        ranks = list(self.ranks)
+        return GroupInfo(standing.id, self.name, ranks, standing.seq, self.medium, last, failure, nbytes, inflight)
+
+    def in_flight(self) -> list[InFlight]:
+        """Return the calls and messages that have begun, or are queued, and not ended: see GroupInfo."""
+        now = time.monotonic()
+        return [in_flight(entry, now) for entry in self.under_way()]
+
+    def under_way(self) -> list[Entry]:
+        """See records.Recorded."""
+        return self._order.under_way() + self._messages.under_way()
+
+    def tallies(self) -> Mapping[str, Tally]:
+        """See records.Recorded."""
+        return {**self._order.tallies(), **self._messages.tallies()}
 
     def close(self) -> None:
         """End the group at this member: queued calls fail, the worker ends. Does nothing the second time."""
@@ -291,12 +297,13 @@ class Communicator(Port):
             _log.warning("group %r has ended, and a message was lost before: %s", self.name, refusal.message)
         self.mesh.close_port(self.id)
         self._order.close()
+        self.mesh.recorder.end(self)
 
     # Port: with the mesh's lock held
 
     def place(self, rank: int, header: Header) -> memoryview | None:
         """See Port."""
-        if header.opcode is Opcode.PART:
+        if header.opcode is _PART:
             return self._link.place(rank, header)
         return self._matching.place(rank, header)
 
@@ -309,18 +316,9 @@ class Communicator(Port):
         opcode = header.opcode
         if rank not in self._others:
             return
-        if opcode is Opcode.ENTER or opcode is Opcode.PART:
+        if opcode is _ENTER or opcode is _PART:
             self._link.deliver(rank, header, payload)
-        elif opcode is Opcode.ABORT:
+        elif opcode is _ABORT:
             self._standing.told(bytes(payload))
         else:
             self._matching.deliver(rank, header, payload)
-
-
-def _counts(arrays: Sequence[Array]) -> tuple[int, tuple[int, ...] | None]:
-    """Return the length of the arrays, and their lengths if they differ."""
-    first = arrays[0].size
-    for array in arrays:
-        if array.size != first:
-            return -1, tuple(array.size for array in arrays)
-    return first, None

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.engine.peer import FETCH_BYTES, Fetch, Peer, Port, Transfer
+from rankmesh_agent.engine.records import Recorder
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.deadline import Deadline
@@ -32,6 +33,8 @@ _GRACE_SECONDS = 0.001
 """How long nobody has called when the background thread begins to lead."""
 SLICE_SECONDS = 0.1
 """How long a wait lasts at most before the deadline is looked at again."""
+SILENT_SECONDS = 8.0
+"""How long a peer's host may leave unanswered what it has to answer; with what goes before, about FAILED_SECONDS."""
 _LOOKS = 10
 """How often a wait looks around before it sleeps, where each look is a system call."""
 _SPINS = 200
@@ -66,11 +69,24 @@ class Mesh:
         connections: one to every other rank.
         eager_limit: largest EAGER payload in bytes.
         crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
+        recorder: what remembers the groups' calls; one of its own when left out.
+
+    Attributes:
+        lost: how the peers went that are gone.
+        on_loss: called, with the lock held, when one went without a goodbye.
     """
 
     def __init__(
-        self, rank: int, epoch: int, connections: dict[int, Connection], *, eager_limit: int, crowded: bool = True
+        self,
+        rank: int,
+        epoch: int,
+        connections: dict[int, Connection],
+        *,
+        eager_limit: int,
+        crowded: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
+        self.recorder = Recorder() if recorder is None else recorder
         self.rank = rank
         self.epoch = epoch
         self.eager_limit = eager_limit
@@ -107,6 +123,7 @@ class Mesh:
         self._outstanding: list[tuple[int, Transfer]] = []
         self._background: threading.Thread | None = None
         self._closed = False
+        self.on_loss: Callable[[], None] | None = None
 
     # Ports
 
@@ -132,6 +149,11 @@ class Mesh:
     def media(self) -> dict[int, str]:
         """Return what carries the bytes to each peer."""
         return {rank: peer.connection.medium for rank, peer in self._peers.items()}
+
+    def descriptors(self) -> dict[int, int]:
+        """Return the connections' descriptors, each with the rank it leads to."""
+        with self.lock:
+            return {fd: peer.rank for fd, peer in self._by_fd.items()}
 
     # With the lock held
 
@@ -232,6 +254,30 @@ class Mesh:
         with self.visit():
             if not self._leading and not self._closed:
                 self._sweep(0)
+
+    def give_up_silent_hosts(self) -> None:
+        """Hold peers for failed whose hosts have answered nothing for SILENT_SECONDS; to be called every second.
+
+        A connection does not tell: TCP goes on for a quarter of an hour.
+        """
+        now = time.monotonic()
+        with self.lock:
+            for rank, peer in self._peers.items():
+                if self._closed or rank in self.lost:
+                    continue
+                unanswered = peer.connection.unanswered()
+                if not unanswered:
+                    peer.unanswered_since = None
+                    continue
+                if peer.unanswered_since is None:
+                    # A question for room may be the first in minutes: who was asked just now has yet to answer.
+                    peer.unanswered_since = now
+                silent = min(unanswered, now - peer.unanswered_since)
+                if silent >= SILENT_SECONDS:
+                    why = f"its host has answered nothing for {silent:.0f} s: it, or the network to it, is down"
+                    self._lose(peer, Lost(why, clean=False))
+                    if self._asleep:
+                        self._ring()
 
     def _lead(self, enough: Callable[[], bool], deadline: Deadline) -> None:
         """Move bytes until it is enough, or the deadline passes."""
@@ -446,6 +492,8 @@ class Mesh:
         for port in list(self._ports.values()):
             port.lost(peer.rank)
         self._changed.notify_all()
+        if self.on_loss is not None and not lost.clean:
+            self.on_loss()
 
     def _ring(self) -> None:
         os.eventfd_write(self._bell, 1)

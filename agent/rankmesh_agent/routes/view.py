@@ -9,11 +9,26 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from rankmesh_agent.store.base import Store
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, Lease, LeaseState, LeaseWanted
+from rankmesh_agent.wire.schemas import (
+    AgentHealth,
+    AgentInfo,
+    GroupInfo,
+    HostReport,
+    Lease,
+    LeaseState,
+    LeaseWanted,
+    ProbeReply,
+    ProbeRequest,
+)
+from rankmesh_agent.wire.settings import Settings
 
 
 class AgentView(Protocol):
     """An agent as its HTTP face sees it. The methods are called in the event loop, so they must not block."""
+
+    @property
+    def settings(self) -> Settings:
+        """What the environment said."""
 
     @property
     def store(self) -> Store:
@@ -54,6 +69,29 @@ class Landlord(Protocol):
 
     def release(self, lease_id: str, reason: str) -> bool:
         """End a lease, and return whether there was one of that id; blocks while the agent leaves the job."""
+
+
+class Probing(Protocol):
+    """What measures the ways between agents. The methods block: they are for threads."""
+
+    def host(self) -> HostReport:
+        """Return what this host has."""
+
+    def probe(self, asked: ProbeRequest) -> ProbeReply:
+        """Measure the way to another agent.
+
+        Raises:
+            AddressNotListedError: the gateway does not list the address.
+            DistNetworkError: the gateway cannot be asked.
+        """
+
+
+async def _probing(request: Request) -> Probing:
+    return cast(Probing, request.app.state.probing)
+
+
+TheProbing = Annotated[Probing, Depends(_probing)]
+"""What measures, from the agent that the application was made for."""
 
 
 async def _landlord(request: Request) -> Landlord:

@@ -15,6 +15,12 @@ LONG_POLL_SECONDS = 20.0
 """The longest a request is held open; who wants to wait longer asks again."""
 OFFER_SECONDS = 5.0
 """How long a free agent that was offered to one client is not offered to another."""
+MOST_IN_FLIGHT = 64
+"""How many calls and messages under way a group's description lists."""
+MAX_PROBE_BYTES = 64 << 20
+"""The most bytes that a probe fetches."""
+MAX_PROBE_SECONDS = 20.0
+"""The longest that a probe takes."""
 UNASSIGNED = -1
 """The rank of a joiner that leaves it to the gateway which one it gets."""
 
@@ -90,19 +96,55 @@ class JoinReply:
 
 @dataclass
 class InFlight:
-    """A call of one member that has begun and not ended.
+    """A call of one member that has begun, or waits in the queue, and has not ended.
 
     Attributes:
-        op: the call in words, ``all_reduce(sum, float32 x 1024)``.
-        seq: its number in the group.
-        age: seconds since it began.
-        bytes: what the member's arrays hold.
+        op: the call in words, ``all_reduce(float32[1024], SUM)`` or ``recv from rank 1 (tag 0)``.
+        seq: its number in the group; 0 for a message between two ranks, and for making the group, which have none.
+        age: seconds since it began, or was queued.
+        bytes: of its largest contribution; in an all_to_all, of all that this member gives.
     """
 
     op: str
     seq: int
     age: float
     bytes: int
+
+
+FlightState = Literal["in-flight", "completed", "failed"]
+
+
+@dataclass
+class FlightRecord:
+    """A call or message that the flight recorder remembers.
+
+    Attributes:
+        group: id of its group.
+        name: name of its group.
+        seq: see InFlight.
+        op: ``all_reduce``, ``send``, ...
+        call: the same with its arguments, in words.
+        dtype: element type of its arrays, empty where there are none.
+        count: elements each rank contributes, or gets; -1 where every rank has its own splits.
+        bytes: see InFlight.
+        begin: unix time at which it began.
+        end: unix time at which it ended, null while it is in flight.
+        state: how it is.
+        error: why it failed, empty otherwise.
+    """
+
+    group: str
+    name: str
+    seq: int
+    op: str
+    call: str
+    dtype: str
+    count: int
+    bytes: int
+    begin: float
+    end: float | None
+    state: FlightState
+    error: str
 
 
 @dataclass
@@ -117,8 +159,9 @@ class GroupInfo:
         medium: what carries its collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts) or ``self`` (one rank).
         last: the last operation in words, empty when there was none.
         failure: why the group cannot be used any more, empty while it can.
-        bytes: what the arrays of all its operations held at this member together.
-        inflight: its operations that have begun and not ended.
+        bytes: of all its operations that have ended at this member together, as InFlight counts them.
+        inflight: its operations that have begun or wait in the queue: collectives in their order, then messages
+            between two ranks, the oldest first; at most MOST_IN_FLIGHT.
     """
 
     id: str
@@ -481,6 +524,87 @@ class StorePop:
 
     key: str
     timeout: float = 0.0
+
+
+@dataclass
+class HostReport:
+    """What an agent's host has, as the agent's process sees it.
+
+    Attributes:
+        host: host name.
+        host_id: equal for processes that can share memory, different otherwise.
+        time: seconds since 1970, by the host's clock.
+        version: RankMesh's version.
+        python: Python's version.
+        kernel: the operating system and its version.
+        cpus: processors the process may use.
+        transport: what RANKMESH_TRANSPORT says: ``auto``, ``tcp`` or ``shm``.
+        shm_dir: where shared memory is made.
+        shm_total: bytes of that file system, None if there is no such directory.
+        shm_free: bytes of it that are free.
+        shm_trouble: why memory cannot be shared there, empty if it can.
+        slot_bytes: bytes of one rank's slot in a group's shared memory.
+        token: whether a token is asked for.
+    """
+
+    host: str
+    host_id: str
+    time: float
+    version: str
+    python: str
+    kernel: str
+    cpus: int
+    transport: str
+    shm_dir: str
+    shm_total: int | None
+    shm_free: int | None
+    shm_trouble: str
+    slot_bytes: int
+    token: bool
+
+
+@dataclass
+class ProbeRequest:
+    """Ask an agent to measure its way to another one.
+
+    Attributes:
+        url: the other's base URL, one of those that the gateway lists.
+        bytes: how many to fetch from there, cut to MAX_PROBE_BYTES; 0 measures only how long a question takes.
+        seconds: how long it may take, cut to MAX_PROBE_SECONDS.
+    """
+
+    url: str
+    bytes: int = 0
+    seconds: float = 5.0
+
+
+ProbeStage = Literal["", "name", "refused", "route", "connect", "answer", "token", "stranger", "transfer"]
+"""Where a probe came to its end: the host's name, connecting, the first answer, the bytes; empty if it did not."""
+
+
+@dataclass
+class ProbeReply:
+    """The way from one agent to another, by HTTP over a TCP connection of its own: not the data plane's.
+
+    Attributes:
+        url: the other's base URL.
+        reached: whether all went well.
+        stage: where it did not.
+        error: why not, in a sentence; empty if it did.
+        connect: seconds to connect: one round trip of packets; None if that did not happen.
+        round_trip: seconds from a question to its answer, the least of several.
+        bytes: how many were fetched.
+        seconds: how long they took, without the round trip.
+    """
+
+    url: str
+    reached: bool
+    stage: ProbeStage = ""
+    error: str = ""
+    connect: float | None = None
+    round_trip: float | None = None
+    bytes: int = 0
+    seconds: float | None = None
 
 
 @dataclass

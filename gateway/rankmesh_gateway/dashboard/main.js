@@ -93,11 +93,8 @@ function showOverview(body) {
   const at = performance.now();
   const overview = { ranks: [], agents: [], groups: [], inflight: [], store: [], rates: {}, gateway: {}, ...body };
   if (gateway && overview.gateway.id !== gateway) {
-    gateway = overview.gateway.id;
     shownTime = 0;
-    addNote("The gateway was started anew; what it tells from here on is what ranks report to it now.");
-    feed.startOver();
-    return;
+    addNote("The gateway was started anew: what it tells from here on is what ranks report to it since.");
   }
   if (overview.time < shownTime) {
     return; // asked for before the one that is shown

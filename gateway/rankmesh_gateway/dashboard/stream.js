@@ -3,7 +3,6 @@
 const SILENCE_MS = 6000;
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 10000;
-const ANEW = new Error("read from the beginning");
 
 /** The gateway refuses: asking again would not help. */
 export class RefusedError extends Error {
@@ -99,9 +98,6 @@ export class Feed {
       if (this.stopped) {
         return;
       }
-      if (reason === ANEW) {
-        continue;
-      }
       this.live = false;
       if (reason instanceof RefusedError) {
         this.onState({ kind: "refused", error: reason });
@@ -123,26 +119,20 @@ export class Feed {
     this.wake();
   }
 
-  /** Begins again, from the first event that the gateway still has: it is another gateway. */
-  startOver() {
-    this.lastId = "";
-    this.cut.abort(ANEW);
-  }
-
   /** Reads until the connection breaks; returns why. */
   async #read() {
-    this.cut = new AbortController();
-    const { signal } = this.cut;
-    const cut = this.cut;
+    const cut = new AbortController();
+    const { signal } = cut;
+    this.cut = cut;
     let watch = 0;
     const listen = () => {
       clearTimeout(watch);
       watch = setTimeout(() => cut.abort(new Error(`nothing came for ${SILENCE_MS / 1000} s`)), SILENCE_MS);
     };
     const parser = new Parser((found) => {
-      // Events without a number, the overviews, leave the number of the last one as it was.
-      this.lastId = found.id || this.lastId;
       if (!signal.aborted) {
+        // Events without a number, the overviews, leave the number of the last one as it was.
+        this.lastId = found.id || this.lastId;
         this.onEvent(found);
       }
     });

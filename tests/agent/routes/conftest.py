@@ -11,12 +11,14 @@ from rankmesh_agent.app import create_app
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, Member
+from rankmesh_agent.wire.settings import Settings
 
 
 class FakeAgent:
     """An AgentView."""
 
     def __init__(self) -> None:
+        self.settings = Settings()
         self.store: Store = MemoryStore()
         self.reasons: list[str] = []
         self.is_ready = True

@@ -9,6 +9,8 @@ import pytest
 from support.processes import free_port
 
 from rankmesh_agent.app import create_app
+from rankmesh_agent.probing import Prober
+from rankmesh_agent.routes import probe
 from rankmesh_agent.store.client import RemoteStore
 from rankmesh_agent.store.commands import QueuePush, Set
 
@@ -24,6 +26,9 @@ OPERATIONS = {
     ("get", "/v1/info"),
     ("get", "/v1/groups"),
     ("get", "/v1/groups/{group_id}"),
+    ("get", "/v1/host"),
+    ("get", "/v1/probe"),
+    ("post", "/v1/probe"),
     ("get", "/v1/store"),
     ("post", "/v1/store/add"),
     ("post", "/v1/store/append"),
@@ -43,7 +48,12 @@ OPERATIONS = {
 OPEN = {"/health", "/livez", "/readyz"}
 WITHOUT_ANSWER = {"/v1/store/append", "/v1/store/multi_set", "/v1/store/queue_push"}
 
+LISTED = "http://127.0.0.1:1"
+"""What the gateway is taken to list: nobody is there."""
+
 GOOD = {
+    ("get", "/v1/probe"): ("/v1/probe", {"params": {"bytes": 10}}),
+    ("post", "/v1/probe"): ("/v1/probe", {"json": {"url": LISTED}}),
     ("get", "/v1/groups/{group_id}"): ("/v1/groups/00000000000000aa", {}),
     ("post", "/v1/store/add"): ("/v1/store/add", {"json": {"key": "number"}}),
     ("post", "/v1/store/append"): ("/v1/store/append", {"params": {"key": "text"}, "content": b"1"}),
@@ -64,6 +74,12 @@ GOOD = {
 SPECIAL = {
     ("get", "/v1/groups/{group_id}", 404): ("/v1/groups/00000000000000cc", {}),
     ("get", "/v1/groups/{group_id}", 422): ("/v1/groups/world", {}),
+    ("get", "/v1/probe", 422): ("/v1/probe", {"params": {"bytes": 1 << 40}}),
+    ("get", "/v1/probe", 503): ("/v1/probe", {}),
+    ("post", "/v1/probe", 400): ("/v1/probe", {"content": b"\xff", "headers": JSON}),
+    ("post", "/v1/probe", 422): ("/v1/probe", {"json": {}}),
+    ("post", "/v1/probe", 502): ("/v1/probe", {"json": {"url": LISTED}}),
+    ("post", "/v1/probe", 503): ("/v1/probe", {"json": {"url": LISTED}}),
     ("get", "/v1/store", 422): ("/v1/store", {"params": {"prefix": "k" * 2000}}),
     ("post", "/v1/store/add", 400): ("/v1/store/add", {"content": b"\xff", "headers": JSON}),
     ("post", "/v1/store/add", 409): ("/v1/store/add", {"json": {"key": "text"}}),
@@ -144,8 +160,20 @@ async def test_it_documents_what_there_is(document):
     assert found == expected()
 
 
+def busy() -> probe._Places:
+    places = probe._Places()
+    for _ in range(probe.MOST_AT_ONCE):
+        places.take()
+    return places
+
+
 @pytest.mark.parametrize(("method", "path", "status"), CASES)
-async def test_every_documented_response_is_real(client, agent, document, method, path, status):
+async def test_every_documented_response_is_real(client, agent, document, method, path, status, monkeypatch):
+    if status != 502:
+        monkeypatch.setattr(Prober, "_ask", lambda self: iter([LISTED]))
+    if path == "/v1/probe" and status == 503:
+        monkeypatch.setattr(probe, "_asked", busy())
+        monkeypatch.setattr(probe, "_sent", busy())
     for command in (Set("number", b"1"), Set("text", b"text"), QueuePush("queue", b"1")):
         await agent.store.do(command)
     target, content = SPECIAL.get((method, path, status)) or GOOD.get((method, path), (path, {}))
@@ -194,6 +222,8 @@ async def test_answers_have_schemas(document):
         ("get", "/v1/info"): "AgentInfo",
         ("get", "/v1/groups"): "",
         ("get", "/v1/groups/{group_id}"): "GroupInfo",
+        ("get", "/v1/host"): "HostReport",
+        ("post", "/v1/probe"): "ProbeReply",
         ("get", "/v1/store"): "",
         ("post", "/v1/store/add"): "StoreNumber",
         ("post", "/v1/store/check"): "StoreFound",
@@ -208,7 +238,12 @@ async def test_answers_have_schemas(document):
 
 async def test_values_are_bytes(document):
     octets = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    for method, path in (("get", KEY), ("post", "/v1/store/compare_set"), ("post", "/v1/store/queue_pop")):
+    for method, path in (
+        ("get", "/v1/probe"),
+        ("get", KEY),
+        ("post", "/v1/store/compare_set"),
+        ("post", "/v1/store/queue_pop"),
+    ):
         assert document["paths"][path][method]["responses"]["200"]["content"] == octets
     for method, path in (("put", KEY), ("post", "/v1/store/append"), ("post", "/v1/store/queue_push")):
         assert document["paths"][path][method]["requestBody"] == {"required": True, "content": octets}

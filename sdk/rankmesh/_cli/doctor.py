@@ -1,0 +1,191 @@
+"""``rankmesh doctor``: what is wrong, with names."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankmesh._cli import documents, options
+from rankmesh._cli.leaving import DONE, NO, CommandError, complain, reporting
+from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
+from rankmesh._cli.tables import Table, show
+from rankmesh._cli.words import rate, seconds, size
+
+if TYPE_CHECKING:
+    from rankmesh._cli.checkup import Findings, Pair
+    from rankmesh._cli.diagnosis import Finding
+
+MIB = 1 << 20
+
+
+@reporting
+def doctor(
+    gateway: GatewayOption = "",
+    token_file: TokenFileOption = None,
+    job: JobOption = "",
+    patience: Annotated[float, typer.Option(min=0.1, max=20.0, help="Seconds that one probe may take.")] = 3.0,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds for everything.")] = 60.0,
+    mib: Annotated[int, typer.Option(min=0, max=64, help="MiB that each pair sends each way; 0: none.")] = 4,
+    json: JsonOption = False,
+) -> int:
+    """Look for what is wrong: addresses, ports, clocks, versions, shared memory, and the way between all pairs.
+
+    Exit code 0: nothing found that will not work; 1: a problem was found; 3: no gateway answers.
+    """
+    from rankmesh._cli import checkup
+    from rankmesh._cli.diagnosis import diagnose
+    from rankmesh_agent.wire.deadline import Deadline
+
+    service = options.gateway(gateway, token_file)
+    secret = service.token
+    deadline = Deadline(timeout)
+    here = checkup.here(settings(), secret)
+    try:
+        found = checkup.Findings(here, checkup.gateway(service), *checkup.patients(service, job))
+    except CommandError as error:
+        if not json:
+            show([_here(here)])
+        complain(str(error))
+        return error.code
+    # An agent that nobody has asked before loads its web framework first.
+    checkup.examine(found.patients, secret, max(patience, 10.0), deadline)
+    found.pairs = checkup.pairs(found.patients, secret, patience, mib * MIB, deadline)
+    findings = diagnose(found)
+    sick = any(finding.level == "problem" for finding in findings)
+    if json:
+        documents.write(_document(found, findings, ok=not sick))
+    else:
+        show(_tables(found, findings))
+    return NO if sick else DONE
+
+
+def _tables(found: Findings, findings: list[Finding]) -> list[Table]:
+    return [_here(found.here), _gateway(found), _agents(found), _memory(found), _pairs(found), _found(findings)]
+
+
+def _here(here: dict[str, Any]) -> Table:
+    rows = [
+        ["host", f"{here['host']}, {here['cpus']} processors, Python {here['python']}, RankMesh {here['version']}"],
+        ["addresses", ", ".join(f"{address} ({name})" for name, address in here["addresses"].items())],
+        ["shared memory", here["shm_trouble"] or _room(here["shm_dir"], here["shm_total"], here["shm_free"])],
+        ["token", "given" if here["token"] else "none given"],
+    ]
+    return Table("Here", ["", ""], rows)
+
+
+def _room(directory: str, total: int | None, free: int | None) -> str:
+    if total is None or free is None:
+        return f"there is no directory {directory}"
+    return f"{directory}: {size(free)} of {size(total)} free"
+
+
+def _gateway(found: Findings) -> Table:
+    gateway = found.gateway
+    clock = gateway["clock"]
+    rows = [[gateway["url"], gateway["version"], seconds(gateway["round_trip"]), _offset(clock)]]
+    return Table("Gateway", ["url", "version", ">answers in", ">clock"], rows)
+
+
+def _offset(clock: Any) -> str:
+    if clock is None:
+        return "?"
+    off = 0.0 if abs(clock.offset) < clock.uncertainty else clock.offset
+    return f"{off:+.3f} ± {clock.uncertainty:.3f} s"
+
+
+def _agents(found: Findings) -> Table:
+    rows = []
+    for patient in found.patients:
+        way, report = patient.way, patient.report or {}
+        rows.append(
+            [
+                patient.name,
+                patient.host,
+                str(patient.pid),
+                patient.url,
+                patient.state,
+                "?" if way is None or way.round_trip is None else seconds(way.round_trip),
+                _offset(patient.clock),
+                str(report.get("version", "?")),
+            ]
+        )
+    columns = ["agent", "host", ">pid", "url", "state", ">answers in", ">clock", "version"]
+    return Table("Agents, as reached from here", columns, rows, "none; 'rankmesh run' starts ranks")
+
+
+def _memory(found: Findings) -> Table:
+    from rankmesh._cli.diagnosis import hosts
+
+    rows = [
+        [
+            host.name,
+            ", ".join(host.names),
+            host.trouble or _room(host.directory, host.total, host.free),
+            size(host.need) if host.need else "nothing",
+        ]
+        for host in hosts(found.patients)
+    ]
+    return Table("Shared memory", ["host", "agents", "room", "another group takes"], rows)
+
+
+def _pairs(found: Findings) -> Table:
+    rows = []
+    for pair in found.pairs:
+        way = pair.way
+        state = "not tried" if way is None else "ok" if way.reached else "problem"
+        rows.append(
+            [
+                found.patients[pair.source].name,
+                found.patients[pair.target].name,
+                state,
+                "" if way is None or way.connect is None else seconds(way.connect),
+                "" if way is None or way.round_trip is None else seconds(way.round_trip),
+                rate(way.bytes / way.seconds) if way is not None and way.reached and way.seconds else "",
+                _carrier(found, pair),
+                "" if way is None else way.stage,
+            ]
+        )
+    if rows and not any(row[-1] for row in rows):
+        rows = [row[:-1] for row in rows]
+    columns = ["from", "to", "", ">connects in", ">answers in", ">HTTP", "job uses", ""][: len(rows[0]) if rows else 8]
+    return Table("Pairs, each measured at its first agent, by HTTP over a TCP connection of its own", columns, rows)
+
+
+def _carrier(found: Findings, pair: Pair) -> str:
+    """Return what carries a pair's messages in their job, where they have one."""
+    source, target = found.patients[pair.source], found.patients[pair.target]
+    if target.rank is None or source.job != target.job:
+        return ""
+    carrier = source.transports.get(str(target.rank), "")
+    return "shared memory" if carrier == "segment" else carrier
+
+
+def _found(findings: list[Finding]) -> Table:
+    rows = [[finding.level, finding.text] for finding in findings]
+    return Table("Found", ["", ""], rows, "nothing wrong")
+
+
+def _document(found: Findings, findings: list[Finding], *, ok: bool) -> dict[str, Any]:
+    names = [patient.name for patient in found.patients]
+    return {
+        "ok": ok,
+        "time": time.time(),
+        "findings": [finding._asdict() for finding in findings],
+        "here": found.here,
+        "gateway": {**found.gateway, "clock": vars(found.gateway["clock"]) if found.gateway["clock"] else None},
+        "joining": found.joining,
+        "agents": [dataclasses.asdict(patient) for patient in found.patients],
+        "pairs": [
+            {
+                "from": names[pair.source],
+                "to": names[pair.target],
+                "untold": pair.untold,
+                "job_uses": _carrier(found, pair),
+                **(vars(pair.way) if pair.way is not None else {}),
+            }
+            for pair in found.pairs
+        ],
+    }

@@ -1,0 +1,116 @@
+"""What most commands take, and what the environment says where it is left out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from rankmesh._cli.leaving import USAGE, CommandError
+from rankmesh._cli.nearby import nearby
+from rankmesh._cli.service import Service
+from rankmesh_agent.wire.settings import Settings, token_in
+
+DEFAULT_GATEWAY = "http://127.0.0.1:8700"
+"""Where 'rankmesh gateway' listens unless told otherwise."""
+
+GatewayOption = Annotated[
+    str,
+    typer.Option(
+        "--gateway",
+        metavar="URL",
+        help="The gateway; else RANKMESH_GATEWAY or MASTER_ADDR:MASTER_PORT, else that of your job on this host, else "
+        + DEFAULT_GATEWAY
+        + ".",
+    ),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="PATH",
+        help="File with the token; else RANKMESH_TOKEN, else that of your ranks on this host.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
+JobOption = Annotated[str, typer.Option("--job", metavar="NAME", help="Only this job.")]
+
+
+def settings() -> Settings:
+    """Return what the environment says.
+
+    Raises:
+        CommandError: that makes no sense.
+    """
+    try:
+        return Settings.from_env(os.environ)
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from error
+
+
+def gateway(given: str, token_file: Path | None) -> Service:
+    """Return the gateway that a command line is about.
+
+    Args:
+        given: its URL, empty to go by the environment, and then by what runs here.
+        token_file: where its token is, None to go by the same.
+
+    Raises:
+        CommandError: it makes no sense, or there are several.
+    """
+    said = settings()
+    url = given or said.gateway or _master(said)
+    secret = token(token_file)
+    if url and secret:
+        return Service("gateway", base_url(url), secret)
+    here = nearby()
+    if url:
+        url = base_url(url)
+        here = [found for found in here if found.gateway == url]
+    elif len({found.gateway for found in here}) > 1:
+        jobs = ", ".join(f"{found.gateway} ({found.job})" for found in here)
+        raise CommandError(f"several jobs of yours run here: give --gateway, one of {jobs}", USAGE)
+    if here:
+        url, secret = here[0].gateway, secret or here[0].token
+    return Service("gateway", base_url(url or DEFAULT_GATEWAY), secret)
+
+
+def _master(said: Settings) -> str:
+    if said.master_port is None:
+        return ""
+    host = said.master_addr or "127.0.0.1"
+    return f"[{host}]:{said.master_port}" if ":" in host else f"{host}:{said.master_port}"
+
+
+def base_url(text: str) -> str:
+    """Return the base URL that a person may write as ``host:port``.
+
+    Raises:
+        CommandError: it is neither.
+    """
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme == "http" and bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        fine = False
+    if not fine:
+        raise CommandError(f"{text!r} is not an address: give http://host:port, or host:port", USAGE)
+    return url.rstrip("/")
+
+
+def token(file: Path | None) -> str:
+    """Return the token, empty if there is none.
+
+    Raises:
+        CommandError: the file cannot be read, or is empty.
+    """
+    if file is None:
+        return settings().token
+    try:
+        return token_in(file)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"no token in {file}: {error}", USAGE) from error

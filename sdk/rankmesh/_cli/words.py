@@ -1,0 +1,50 @@
+"""Figures and texts for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: object) -> str:
+    """Return a text that came from elsewhere without what a terminal would obey."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", str(text))
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes in words: ``512 B``, ``1.5 MB``."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.3g} {unit}" if nbytes < 999.5 * factor else f"{nbytes / factor:.0f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def rate(nbytes: float) -> str:
+    """Return bytes a second in words."""
+    return f"{size(nbytes)}/s"
+
+
+def seconds(value: float) -> str:
+    """Return a time span in words: ``35 µs``, ``1.2 ms``, ``3.4 s``, ``5 min``, ``2.5 h``."""
+    if value < 0:
+        return f"-{seconds(-value)}"
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} µs"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    if value < 120:
+        return f"{value:.1f} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Return ranks in words, runs of them as such: ``0-3, 7``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
