@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, TimeoutError, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _BLANK_LINES = re.compile("\n+")
@@ -97,7 +97,11 @@ class Visit:
 
     def wait_for_text(self, selector: str, text: str) -> None:
         """Wait until an element, or one of several, contains a text."""
-        self.page.locator(selector, has_text=text).first.wait_for()
+        try:
+            self.page.locator(selector, has_text=text).first.wait_for()
+        except TimeoutError as error:
+            shown = self.page.locator("body").inner_text()
+            raise AssertionError(f"{text!r} is not in {selector}: {self.complaints}\n{shown}") from error
 
     def _route(self, route: Route) -> None:
         if urlsplit(route.request.url).netloc == urlsplit(self.url).netloc:
