@@ -55,10 +55,12 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
     if listener is None:
         return _launch(job, None)
     job = dataclasses.replace(job, port=listener.getsockname()[1])
-    gateway = HttpThread(lambda: _gateway_app(job), listener, "rankmesh-gateway")
+    ending = contextlib.ExitStack()
+    gateway = HttpThread(lambda: _gateway_app(job, ending), listener, "rankmesh-gateway")
     try:
         return _launch(job, gateway)
     finally:
+        ending.close()
         gateway.stop()
         if job.owns_job:
             sweep(settings.shm_dir, job.job)
@@ -72,10 +74,14 @@ def _listen(job: Plan, settings: Settings) -> socket.socket:
     return bind(host, job.port, what="the launcher hosts the gateway")
 
 
-def _gateway_app(job: Plan) -> Any:
+def _gateway_app(job: Plan, ending: contextlib.ExitStack) -> Any:
+    """Return the gateway's application; ``ending`` sends those away who listen to its events, or wait to join."""
     from rankmesh_gateway.app import create_app
+    from rankmesh_gateway.registry import Registry
 
-    return create_app(token=job.token, names=(job.options.master_addr,))
+    registry = Registry()
+    ending.callback(registry.close)
+    return create_app(registry, token=job.token, names=(job.options.master_addr,))
 
 
 def _launch(job: Plan, gateway: HttpThread | None) -> int:

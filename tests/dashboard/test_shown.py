@@ -66,13 +66,15 @@ def test_groups_and_their_members(double, visit):
 
 def test_what_is_in_flight(double, visit):
     brief = made_up.inflight(0.2, arrived=[0], missing=[1, 2, 3], seq=200)
-    double.overview = {"inflight": [brief, made_up.inflight(12.0, arrived=[0, 1, 2], missing=[3])]}
+    double.overview = {
+        "inflight": [brief, made_up.inflight(12.0, arrived=[0, 1], missing=[3], differing={"2": "barrier"})]
+    }
     page = visit(double.url)
     page.wait_for_text("#inflight", "all_reduce")
     (row,) = page.rows("#inflight")
     assert row[0].splitlines() == ["all_reduce(sum, float32 x 1024)", "#103 in world, job"]
-    assert row[2:] == ["4 KiB", "missing 3\narrived 0-2"]
-    assert page.text("#inflight-note") == "and 1 operation under way for less than a second"
+    assert row[2:] == ["4 KiB", "missing 3\nrank 2 does barrier\narrived 0, 1"]
+    assert page.text("#inflight-note") == "and 1 operation under way for less than 2 s"
     assert page.text("#count-inflight") == "2"
     assert "waits for 1 rank: 3" in page.text("#attention")
 

@@ -49,6 +49,7 @@ def inflight(age: float = 12.0, *, arrived: list[int], missing: list[int], **mor
         "bytes": 4096,
         "arrived": arrived,
         "missing": missing,
+        "differing": {},
         **more,
     }
 

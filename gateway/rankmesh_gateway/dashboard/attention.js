@@ -27,6 +27,7 @@ export function showAttention(overview, at) {
 
 function failedRanks({ ranks }) {
   const wrong = ranks.filter(({ state, heartbeat_age: age }) => state === "suspect" || (state === "failed" && age < LATELY_S));
+  wrong.sort((a, b) => b.heartbeat_age - a.heartbeat_age); // the first to fail is often why the others did
   return wrong.map(({ job, epoch, state, heartbeat_age: silence, reason, member }) => ({
     key: JSON.stringify(["rank", job, epoch, member.rank, member.instance, state]),
     state,

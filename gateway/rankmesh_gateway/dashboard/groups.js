@@ -9,15 +9,20 @@ const COLUMNS = 4;
 
 /** Shows the groups; `stateOf(job, epoch, rank)` tells how a member is. */
 export function showGroups(groups, stateOf) {
-  const sorted = [...groups].sort(
-    (a, b) => (b.failure !== "") - (a.failure !== "") || natural(a.job, b.job) || natural(a.name, b.name) || natural(a.id, b.id),
-  );
+  const sorted = [...groups].sort(inOrder);
   const rows = sorted.slice(0, MOST).map((group) => ({ ...group, stateOf }));
   const table = byId("groups");
   show(table, rows.length > 0);
   keep(table, rows, (group) => JSON.stringify([group.job, group.epoch, group.id]), body);
   const more = sorted.length - rows.length;
   say(byId("groups-note"), more ? `and ${many(more, "group")} more` : rows.length ? "" : "No group yet.");
+}
+
+/** The failed ones first, then by job, its world before the others. */
+function inOrder(a, b) {
+  const failed = (b.failure !== "") - (a.failure !== "");
+  const world = (b.name === "world") - (a.name === "world");
+  return failed || natural(a.job, b.job) || a.epoch - b.epoch || world || natural(a.name, b.name) || natural(a.id, b.id);
 }
 
 function body() {

@@ -4,7 +4,8 @@ import { counts, stops } from "./ages.js";
 import { byId, foreign, h, keep, say, set, show } from "./dom.js";
 import { age, bytes, many, ranks as rankList } from "./format.js";
 
-const BRIEF_S = 1;
+// Members report once a second: of what was younger then, nobody knows whether it is still under way.
+const BRIEF_S = 2;
 const LONG_S = 5;
 
 /** The operations that hold somebody up; the others are over before one could read them. */
@@ -18,7 +19,7 @@ export function showInflight(inflight, at) {
   show(table, rows.length > 0);
   keep(table.tBodies[0], rows, keyOf, row);
   const brief = inflight.length - rows.length;
-  const begun = `${many(brief, "operation")} under way for less than a second`;
+  const begun = `${many(brief, "operation")} under way for less than ${BRIEF_S} s`;
   say(byId("inflight-note"), brief ? (rows.length ? `and ${begun}` : `${begun}.`) : rows.length ? "" : "Nothing is in flight.");
   const note = byId("count-inflight-note");
   if (rows.length) {
@@ -39,8 +40,9 @@ function row() {
   const size = h("td", { class: "number wide" });
   const missing = h("p", { class: "missing" });
   const arrived = h("p", { class: "muted" });
+  const differing = h("ul", { class: "reason plain" });
   const title = h("th", { scope: "row" }, h("code", {}, op), h("br"), h("span", { class: "muted small" }, where));
-  const element = h("tr", {}, title, long, size, h("td", {}, missing, arrived));
+  const element = h("tr", {}, title, long, size, h("td", {}, missing, differing, arrived));
 
   function update(each) {
     say(op, each.op);
@@ -50,7 +52,14 @@ function row() {
     say(missing, each.missing.length ? `missing ${rankList(each.missing)}` : "");
     show(missing, each.missing.length > 0);
     say(arrived, each.arrived.length ? `arrived ${rankList(each.arrived)}` : "nobody has arrived");
+    keep(differing, Object.entries(each.differing ?? {}), ([rank]) => rank, differs);
     set(element, "data-tone", each.missing.length && each.age >= LONG_S ? "warn" : null);
   }
   return [element, update];
+}
+
+/** A member that makes another call at its turn. */
+function differs([rank]) {
+  const op = foreign();
+  return [h("li", {}, `rank ${rank} does `, op), ([, other]) => say(op, other)];
 }
