@@ -57,6 +57,18 @@ def test_it_follows_the_rules_of_accessible_pages(full, visit, look):
 
 @pytest.mark.unreachable
 @pytest.mark.parametrize("look", ["light", "dark phone"])
+def test_what_was_known_last_can_still_be_read(full, visit, look):
+    page = visit(full.url, **LOOKS[look], bypass_csp=True)
+    page.wait_for_text("#hosts", "SIGKILL")
+    full.stop()
+    page.wait_for_text("#connection", "connection lost since")
+    found = Axe().run(page.page)
+    assert not found.response["violations"], found.generate_report()
+    assert page.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+@pytest.mark.unreachable
+@pytest.mark.parametrize("look", ["light", "dark phone"])
 def test_the_form_follows_them_too(visit, look):
     with Double(token="secret") as double:
         page = visit(double.url, **LOOKS[look], bypass_csp=True)

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route, TimeoutErr
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _BLANK_LINES = re.compile("\n+")
-WAIT_MS = 20_000.0
+WAIT_MS = 60_000.0
 """How long a page is given to show what it is to show."""
 
 

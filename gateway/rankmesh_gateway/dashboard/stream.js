@@ -1,6 +1,8 @@
 // Server-sent events over fetch(): EventSource cannot send the token. The rules are those of the HTML standard, 9.2.
 
 const SILENCE_MS = 6000;
+// A gateway that nobody has asked for a while loads what it answers with.
+const FIRST_ANSWER_MS = 30000;
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 10000;
 
@@ -125,9 +127,9 @@ export class Feed {
     const { signal } = cut;
     this.cut = cut;
     let watch = 0;
-    const listen = () => {
+    const listen = (patience) => {
       clearTimeout(watch);
-      watch = setTimeout(() => cut.abort(new Error(`nothing came for ${SILENCE_MS / 1000} s`)), SILENCE_MS);
+      watch = setTimeout(() => cut.abort(new Error(`nothing came for ${patience / 1000} s`)), patience);
     };
     const parser = new Parser((found) => {
       if (!signal.aborted) {
@@ -137,17 +139,18 @@ export class Feed {
       }
     });
     try {
-      listen();
+      listen(FIRST_ANSWER_MS);
       const headers = { Accept: "text/event-stream", ...(this.lastId ? { "Last-Event-ID": this.lastId } : {}) };
       const path = this.lastId ? this.path : `${this.path}&after=0`;
       const answer = await ask(path, this.token, { headers, signal });
+      listen(SILENCE_MS);
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       for (;;) {
         const { done, value } = await reader.read();
         if (done) {
           return new Error("the gateway ended the connection");
         }
-        listen();
+        listen(SILENCE_MS);
         this.#alive();
         parser.push(value);
       }
