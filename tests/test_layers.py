@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "rankmesh_agent.engine": {"engine", "collectives", "store", "transports", "wire"},
     "rankmesh_agent.attach": {"attach", "agent", "engine", "collectives", "store", "transports", "wire"},
     "rankmesh_agent.web": {"wire"},
-    "rankmesh_agent.routes": {"routes", "web", "store", "wire"},
+    "rankmesh_agent.routes": {"routes", "web", "engine", "collectives", "store", "wire"},
 }
 """Layers of the agent, from the ground up, and what each may import of the agent."""
 FOR_THE_GATEWAY = ("rankmesh_agent.wire", "rankmesh_agent.web")

@@ -31,4 +31,4 @@ def create_app(registry: Registry | None = None, *, token: str = "", names: Iter
 
             return create_web(served, token)
 
-    return Guard(Front(served, make_web), token, names, MAX_BODY_BYTES, dashboard.paths())
+    return Guard(Front(served, make_web), token, names, MAX_BODY_BYTES, open_paths=dashboard.paths())

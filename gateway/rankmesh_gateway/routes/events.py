@@ -54,10 +54,11 @@ class EventStream(Response):
     """Server-sent events. Nothing is buffered for a slow client: it goes on from its own place in the log."""
 
     media_type = _EVENT_STREAM
-    charset = ""
 
     def __init__(self, pieces: AsyncIterator[bytes] | None = None) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        super().__init__(
+            headers={"content-type": _EVENT_STREAM, "cache-control": "no-store", "x-accel-buffering": "no"}
+        )
         del self.headers["content-length"]
         self._pieces = pieces
 

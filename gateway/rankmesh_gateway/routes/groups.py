@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from rankmesh_agent.wire.schemas import RankGroupInfo
@@ -28,9 +28,10 @@ GroupName = Annotated[
 _Ranks = list[Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE)]]
 _SomeRanks = Annotated[_Ranks, Field(min_length=1, max_length=MAX_WORLD_SIZE)]
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
+_STRICT = ConfigDict(strict=True)
 
 
-@dataclass
+@dataclass(config=_STRICT)
 class NewGroup:
     """Make a group.
 
@@ -47,14 +48,14 @@ class NewGroup:
     timeout: _Seconds = MAKE_SECONDS
 
 
-@dataclass
+@dataclass(config=_STRICT)
 class Abort:
     """End a group; ``reason`` is why, for its members' errors."""
 
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
 
 
-@dataclass
+@dataclass(config=_STRICT)
 class Shrink:
     """Make a group smaller: ``without`` these members and those that have failed."""
 
@@ -62,7 +63,7 @@ class Shrink:
     timeout: _Seconds = MAKE_SECONDS
 
 
-@dataclass
+@dataclass(config=_STRICT)
 class Grow:
     """Make a group larger, ``with`` these ranks behind its members."""
 
