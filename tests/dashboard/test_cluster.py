@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from support.processes import Me, Rank, Ranks, free_port, wait_until
+from support.processes import DEADLINE, Me, Rank, Ranks, free_port, wait_until
 
 import rankmesh as dist
 
@@ -57,7 +57,9 @@ def place(url: str) -> Mapping[str, str]:
 def start_gateway(ranks: Ranks, port: int) -> tuple[Rank, str]:
     """Start a gateway at a port; return its process and URL."""
     process = ranks.command("-m", "rankmesh_gateway", "--port", str(port), name="gateway")
-    found = wait_until(lambda: re.search(r"ready at (http://\S+)\n", process.stdout), f"the gateway: {process!r}")
+    wait_until(lambda: "\n" in process.stdout or process.code is not None, "the gateway to start")
+    found = re.search(r"ready at (http://\S+)\n", process.stdout)
+    assert found, process
     return process, found[1]
 
 
@@ -90,8 +92,8 @@ def test_a_job_of_the_launcher(ranks, visit):
     page.wait_for_text("#log", "all 4 rank(s) of job 'work-")
 
     bearer = {"Authorization": f"Bearer {TOKEN}"}
-    agent = httpx.get(f"{url}/v1/ranks", headers=bearer).json()[1]["member"]["http"]
-    assert httpx.put(f"{agent}/v1/store/epoch/1", headers=bearer, content=b"x").is_success
+    agent = httpx.get(f"{url}/v1/ranks", headers=bearer, timeout=DEADLINE).json()[1]["member"]["http"]
+    assert httpx.put(f"{agent}/v1/store/epoch/1", headers=bearer, content=b"x", timeout=DEADLINE).is_success
     page.wait_for_text("#store", "epoch/1")
 
     ranks.mark("hold")
@@ -162,7 +164,7 @@ def test_names_of_any_kind_and_many_ranks(gateway, visit):
             "failure": EVIL if number == 5 else "", "inflight": [{"op": EVIL, "seq": 1, "age": 60.0, "bytes": 8}],
         }  # fmt: skip
         beat = {"job": EVIL, "epoch": 1, "world_size": 64, "member": member, "groups": [group]}
-        httpx.post(f"{gateway}/v1/heartbeat", json=beat).raise_for_status()
+        httpx.post(f"{gateway}/v1/heartbeat", json=beat, timeout=DEADLINE).raise_for_status()
     page = visit(gateway, viewport={"width": 320, "height": 640})
     page.wait_for_text("#count-ranks", "64")
     assert page.page.locator("#hosts h3").all_inner_texts() == [f"{EVIL} {number}" for number in range(8)]
