@@ -1,6 +1,6 @@
 """Writes docs/dashboard.png: the dashboard of a gateway, with a job that trains. ``make dashboard-screenshot`` runs it.
 
-A gateway, two standalone agents and the four ranks of the digits example run on this machine for a minute and a half;
+A gateway, two standalone agents and the four ranks of the digits example run on this machine for a minute;
 then one rank is stopped (SIGSTOP), so that the picture shows how the others wait for it. Needs Chromium.
 """
 
@@ -24,7 +24,7 @@ RANKS = 4
 AGENTS = 2
 SIZE = {"width": 1200, "height": 880}
 COLOURS = 128
-TRAINING_SECONDS = 90.0
+TRAINING_SECONDS = 60.0
 STOPPED_SECONDS = 4.5
 DEADLINE = 60.0
 
@@ -43,20 +43,26 @@ def running(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]
         process.communicate()
 
 
-def cluster(stack: contextlib.ExitStack, folder: Path) -> tuple[str, subprocess.Popen[str]]:
-    """Start everything; return the gateway's URL, and the last rank's process."""
+def start_gateway(stack: contextlib.ExitStack) -> str:
+    """Start the gateway; return its URL."""
     gateway = stack.enter_context(running("-m", "rankmesh_gateway", "--port", "0"))
     assert gateway.stdout is not None
     line = gateway.stdout.readline()
-    found = re.search(r"http://([\d.]+):(\d+)", line)
+    found = re.search(r"http://\S+", line)
     assert found, f"the gateway says {line!r}"
+    return found[0]
+
+
+def start_ranks(stack: contextlib.ExitStack, url: str, folder: Path) -> subprocess.Popen[str]:
+    """Start agents and ranks; return the last rank's process."""
     for number in range(AGENTS):
-        options = ["--gateway", found[0], "--port", "0", "--name", f"agent-{number}"]
+        options = ["--gateway", url, "--port", "0", "--name", f"agent-{number}"]
         stack.enter_context(running("-m", "rankmesh_agent", *options))
     script = [str(ROOT / "examples/train_digits.py"), "--epochs", "1000000", "--out", str(folder / "loss.png")]
-    place = {"MASTER_ADDR": found[1], "MASTER_PORT": found[2], "WORLD_SIZE": str(RANKS), "RANKMESH_JOB": "digits"}
+    host, _, port = url.removeprefix("http://").partition(":")
+    place = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(RANKS), "RANKMESH_JOB": "digits"}
     ranks = [stack.enter_context(running(*script, **place, RANK=str(rank))) for rank in range(RANKS)]
-    return found[0], ranks[-1]
+    return ranks[-1]
 
 
 def take(path: Path) -> None:
@@ -69,9 +75,11 @@ def take(path: Path) -> None:
 
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        url, last = cluster(stack, folder)
+        url = start_gateway(stack)
         page = stack.enter_context(chromium()).new_page(viewport=SIZE, color_scheme="light")  # type: ignore[arg-type]
-        page.goto(url)
+        page.goto(url, timeout=1000 * DEADLINE)
+        wait(page, "#connection", "live")
+        last = start_ranks(stack, url, folder)
         wait(page, "#count-ranks-note", f"{RANKS} alive")
         page.wait_for_timeout(1000 * TRAINING_SECONDS)
         last.send_signal(signal.SIGSTOP)
