@@ -21,6 +21,7 @@ from rankmesh_agent.engine.backends.sharing import Sharing
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.vigil import Vigil
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.fast_server import FastPath
@@ -132,7 +133,9 @@ class Agent:
             undo.pop_all()
         if self._own_door is not None:
             door.open(self._app(door.names), self.fast_path, when_asked=True)
-        self._heart = Heart(self._client, self._heartbeat)
+        self._vigil = Vigil(self.mesh)
+        self._heart = Heart(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
+        self.mesh.on_loss = self._heart.wake
         self._heart.start()
 
     @property
@@ -261,6 +264,7 @@ class Agent:
     def forget(self) -> None:
         """In a forked child: let go of the parent's descriptors, without a word to anyone."""
         self._leaving = True
+        self._heart.forget()
         self.mesh.forget()
         if self._own_door is not None:
             self._own_door.forget()
@@ -270,7 +274,8 @@ class Agent:
 
     def _heartbeat(self) -> Heartbeat:
         reply: JoinReply = self._joined
-        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups())
+        groups = self.groups()
+        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, groups, self._vigil.lost())
 
     # Choices
 

@@ -1,15 +1,22 @@
-"""The gateway as an agent sees it: join, signs of life, goodbye. Plain HTTP; collectives never need it."""
+"""The gateway as an agent sees it: join, signs of life, goodbye. Plain HTTP; collectives never need it.
+
+An agent says that it lives each HEARTBEAT_SECONDS, and at once when it has something to say that cannot wait: that a
+peer is gone, or to whom it is leased.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import os
+import select
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from rankmesh_agent.asking import Answer, Asker, NoAnswerError
 from rankmesh_agent.wire.deadline import Deadline
@@ -24,6 +31,8 @@ from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     SUSPECT_SECONDS,
     UNASSIGNED,
+    AgentBeat,
+    AgentGoodbye,
     Heartbeat,
     JoinReply,
     JoinRequest,
@@ -42,6 +51,8 @@ _ANSWER_SECONDS = 2.0
 """How long an answer may take beyond what it was asked to wait."""
 _PATIENCE = 5.0
 """Seconds in vain after which a warning says what we wait for."""
+_BREATH_SECONDS = 0.1
+"""The least time between two heartbeats."""
 _NOT_NOW = frozenset({500, 502, 503, 504})
 """HTTP statuses of a gateway that cannot answer at the moment (it is closing, say), or of a proxy in front of it."""
 
@@ -63,6 +74,7 @@ class GatewayClient:
         self._find = find
         self.url = ""
         self._heard = time.monotonic()
+        self._refused: int | None = None
         self._asker = Asker(token)
 
     def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
@@ -136,17 +148,35 @@ class GatewayClient:
         One that has been away for SUSPECT_SECONDS is looked for again: it may be elsewhere by now, or have ended with
         the process that hosted it and be this one's to host. The ranks' next signs of life tell it who they are.
         """
-        with contextlib.suppress(NoAnswerError):
-            if self._post(self.url, "heartbeat", heartbeat).status not in _NOT_NOW:
-                self._heard = time.monotonic()
-        if time.monotonic() - self._heard > SUSPECT_SECONDS:
-            with contextlib.suppress(DistNetworkError):
-                self.url = self._find() or self.url
+        self._live("heartbeat", heartbeat)
+
+    def beat(self, beat: AgentBeat) -> bool:
+        """Tell the gateway that this standalone agent lives, as ``heartbeat`` does for a rank.
+
+        One that refuses, because the token is another one's, say, is warned about once.
+
+        Returns:
+            Whether the gateway has taken note.
+        """
+        if not self.url:
+            self.url = self._find() or ""
+        answer = self._live("agents", beat) if self.url else None
+        refused = answer.status if answer is not None and answer.status not in {HTTPStatus.OK, *_NOT_NOW} else None
+        if answer is not None and refused is not None and refused != self._refused:
+            _log.warning("standalone agent %s is not registered: %s", beat.name, _refusal(answer, self.url))
+        self._refused = refused
+        return answer is not None and answer.status == HTTPStatus.OK
 
     def leave(self, leave: Leave) -> None:
         """Say goodbye; a gateway that is gone already does not matter."""
         with contextlib.suppress(NoAnswerError):
             self._post(self.url, "leave", leave)
+
+    def depart(self, goodbye: AgentGoodbye) -> None:
+        """Say that this standalone agent ends; a gateway that is gone already does not matter."""
+        if self.url:
+            with contextlib.suppress(NoAnswerError):
+                self._post(self.url, "agents/leave", goodbye)
 
     def close(self) -> None:
         """Close the connection."""
@@ -164,8 +194,24 @@ class GatewayClient:
         except (ValueError, KeyError, TypeError):
             raise _stranger(answer, url) from None
 
+    def _live(self, what: str, sign: Heartbeat | AgentBeat) -> Answer | None:
+        """Send a sign of life, and look for the gateway if it has been away for long; return its answer."""
+        answer = None
+        with contextlib.suppress(NoAnswerError):
+            answer = self._post(self.url, what, sign)
+            if answer.status not in _NOT_NOW:
+                self._heard = time.monotonic()
+        if time.monotonic() - self._heard > SUSPECT_SECONDS:
+            with contextlib.suppress(DistNetworkError):
+                self.url = self._find() or self.url
+        return answer
+
     def _post(
-        self, url: str, what: str, document: JoinRequest | Heartbeat | Leave, timeout: float = _ANSWER_SECONDS
+        self,
+        url: str,
+        what: str,
+        document: JoinRequest | Heartbeat | Leave | AgentBeat | AgentGoodbye,
+        timeout: float = _ANSWER_SECONDS,
     ) -> Answer:
         return self._asker.ask("POST", f"{url}/v1/{what}", asdict(document), timeout=timeout)
 
@@ -182,32 +228,100 @@ def gateway_id(url: str, timeout: float = 2.0) -> str | None:
         asker.close()
 
 
+class Vigil(Protocol):
+    """Looks out for what a heart is to say at once."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there may be something."""
+
+    def look(self) -> bool:
+        """Return whether there is something new to say."""
+
+    def due(self) -> float:
+        """Return in how many seconds to look again, whatever the descriptor says; infinity for never."""
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+
+
 class Heart(threading.Thread):
-    """Sends a heartbeat every HEARTBEAT_SECONDS until stopped.
+    """Sends a sign of life every HEARTBEAT_SECONDS until stopped, and when there is something to say.
+
+    A rank's is ``Heart(lambda: client.heartbeat(compose()), vigil)``, a standalone agent's
+    ``Heart(lambda: client.beat(compose()))``, which is woken when its lease changes.
 
     Args:
-        client: to whom.
-        compose: returns what to say.
+        beat: sends one; called in this thread only.
+        vigil: looks out for what is to be said at once; closed with this.
     """
 
-    def __init__(self, client: GatewayClient, compose: Callable[[], Heartbeat]) -> None:
+    def __init__(self, beat: Callable[[], None], vigil: Vigil | None = None) -> None:
         super().__init__(name=_HEART, daemon=True)
-        self._client = client
-        self._compose = compose
-        self._stopping = threading.Event()
+        self._beat = beat
+        self._vigil = vigil
+        self._stopping = False
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()  # the bell is not to be rung when it is another file's number
+        self._closed = False
 
     def run(self) -> None:
         """Beat."""
-        while not self._stopping.wait(HEARTBEAT_SECONDS):
-            try:
-                self._client.heartbeat(self._compose())
-            except Exception:  # a heart that stops is a rank that others hold for failed
-                _log.exception("a heartbeat could not be sent")
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        if self._vigil is not None:
+            poll.register(self._vigil.fileno(), select.POLLIN)
+        last = time.monotonic()
+        while not self._stopping:
+            woken = self._wait(poll, last + HEARTBEAT_SECONDS)
+            if self._stopping:
+                return
+            now = time.monotonic()
+            if woken and now < last + _BREATH_SECONDS:  # a job that falls apart is told of in few words
+                time.sleep(last + _BREATH_SECONDS - now)
+            if woken or now >= last + HEARTBEAT_SECONDS:
+                last = time.monotonic()
+                try:
+                    self._beat()
+                except Exception:  # a heart that stops is a rank that others hold for failed
+                    _log.exception("a heartbeat could not be sent")
+
+    def wake(self) -> None:
+        """Have it beat now. From any thread; does nothing once stopped."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._bell, 1)
 
     def stop(self) -> None:
-        """Beat no more."""
-        self._stopping.set()
-        self.join()
+        """Beat no more. Does nothing the second time."""
+        self._stopping = True
+        self.wake()
+        if self.is_alive():
+            self.join()
+        self._close()
+
+    def forget(self) -> None:
+        """In a forked child, where the thread is not: let go of the descriptors."""
+        self._lock = threading.Lock()
+        self._close()
+
+    def _wait(self, poll: select.poll, until: float) -> bool:
+        """Wait for the time of the next beat; return whether there is something to say before."""
+        seconds = max(0.0, until - time.monotonic())
+        if self._vigil is not None:
+            seconds = min(seconds, self._vigil.due())
+        ready = {fd for fd, _ in poll.poll(math.ceil(seconds * 1000))}
+        woken = self._bell in ready
+        if woken:
+            os.eventfd_read(self._bell)
+        return woken or (self._vigil is not None and self._vigil.look())
+
+    def _close(self) -> None:
+        with self._lock:
+            closed, self._closed = self._closed, True
+            if not closed:
+                os.close(self._bell)
+                if self._vigil is not None:
+                    self._vigil.close()
 
 
 def _key(member: Member) -> int | str:

@@ -15,20 +15,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, replace
-from http import HTTPStatus
+from dataclasses import replace
 
 from rankmesh_agent.agent import Agent
-from rankmesh_agent.asking import Asker, NoAnswerError
 from rankmesh_agent.door import Door
-from rankmesh_agent.gateway import GatewayClient
+from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.transports import shared
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
-    HEARTBEAT_SECONDS,
     UNASSIGNED,
     AgentBeat,
     AgentGoodbye,
@@ -46,7 +43,6 @@ from rankmesh_agent.wire.version import __version__
 
 _log = logging.getLogger("rankmesh")
 
-_ASK_SECONDS = 2.0
 _ANY_EPOCH = 1
 
 
@@ -101,7 +97,10 @@ class Standalone:
         self._lock = threading.Lock()
         self._tenancy: _Tenancy | None = None
         self._closed = False
-        self._beats = _Beats(self, find_gateway, settings.token)
+        self._client = GatewayClient(find_gateway, settings.token)
+        self._heart = Heart(self._live)
+        self._registered: float | None = None
+        """When the gateway last took note of a sign of life."""
 
     @property
     def host_id(self) -> str:
@@ -111,7 +110,8 @@ class Standalone:
     def start(self) -> None:
         """Serve, and tell the gateway."""
         self._door.open(self._app, _CurrentStore(self), when_asked=False)
-        self._beats.start()
+        self._heart.start()
+        self._heart.wake()
 
     def close(self, reason: str = "its agent ended") -> None:
         """End the lease, tell the gateway, close the door. Does nothing the second time.
@@ -126,7 +126,9 @@ class Standalone:
             tenancy = self._tenancy
         if tenancy is not None:
             self.release(tenancy.lease.id, reason)
-        self._beats.stop()
+        self._heart.stop()
+        self._client.depart(AgentGoodbye(self.id))
+        self._client.close()
         self._door.close()
 
     # Leases
@@ -151,7 +153,7 @@ class Standalone:
                     f"agent {self.name!r} is taken, {_who_has(self._tenancy.lease)}; ask the gateway for another"
                 )
             self._tenancy = tenancy
-        self._beats.beat()
+        self._heart.wake()
         return tenancy
 
     def _join(self, tenancy: _Tenancy, wanted: LeaseWanted) -> tuple[Lease, Agent]:
@@ -179,7 +181,7 @@ class Standalone:
         if ended is not None:
             self._end(tenancy, agent, ended)
             raise LeaseEndedError(f"the lease of agent {self.name!r} has ended: {ended}")
-        self._beats.beat()
+        self._heart.wake()
         return tenancy.lease, agent
 
     def begin(self, wanted: LeaseWanted) -> Future[Lease]:
@@ -269,9 +271,15 @@ class Standalone:
         with self._lock:
             if self._tenancy is tenancy:
                 self._tenancy = None
-        self._beats.beat()
+        self._heart.wake()
 
-    def end_if_idle(self) -> None:
+    def _live(self) -> None:
+        """Tell the gateway who has the agent; and look whether that one still does."""
+        if self._client.beat(self._sign_of_life()):
+            self._registered = time.monotonic()
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
         """End a lease that has not been used for as long as it may be idle."""
         with self._lock:
             tenancy = self._tenancy
@@ -341,7 +349,8 @@ class Standalone:
         agent = self.current
         if agent is not None:
             return agent.ready()
-        return not self._closed and self._beats.heard_of_late()
+        registered = self._registered
+        return not self._closed and registered is not None and time.monotonic() - registered < FAILED_SECONDS
 
     def info(self) -> AgentInfo:
         """Return who this agent is; one that is free has no job, and UNASSIGNED as its rank."""
@@ -360,8 +369,7 @@ class Standalone:
     async def aclose(self) -> None:
         """Let go of what the HTTP face used: the lease has ended by then, and its agent's with it."""
 
-    def beat(self) -> AgentBeat:
-        """Return a sign of life."""
+    def _sign_of_life(self) -> AgentBeat:
         lease = self.lease
         leases = [lease] if lease is not None else []
         return AgentBeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
@@ -391,60 +399,6 @@ class _CurrentStore:
 
     def forget(self) -> None:
         """The agent forgets it."""
-
-
-class _Beats(threading.Thread):
-    """Tells the gateway that the agent lives, and who has it; every HEARTBEAT_SECONDS, and when that changes."""
-
-    def __init__(self, standalone: Standalone, find: Callable[[], str | None], token: str) -> None:
-        super().__init__(name="rankmesh-agent-beats", daemon=True)
-        self._standalone = standalone
-        self._find = find
-        self._asker = Asker(token)
-        self._changed = threading.Event()
-        self._stopping = False
-        self._heard: float | None = None
-        self._refused = ""
-
-    def run(self) -> None:
-        while not self._stopping:
-            self._changed.clear()
-            try:
-                self._say("agents", self._standalone.beat())
-                self._standalone.end_if_idle()
-            except Exception:  # an agent that says nothing is one that is held for failed
-                _log.exception("an agent's sign of life could not be sent")
-            self._changed.wait(HEARTBEAT_SECONDS)
-        self._say("agents/leave", AgentGoodbye(self._standalone.id))
-        self._asker.close()
-
-    def beat(self) -> None:
-        """Say so at once: something has changed."""
-        self._changed.set()
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._changed.set()
-        if self.is_alive():
-            self.join(2 * _ASK_SECONDS)
-
-    def heard_of_late(self) -> bool:
-        """Whether the gateway has answered in the last FAILED_SECONDS."""
-        return self._heard is not None and time.monotonic() - self._heard < FAILED_SECONDS
-
-    def _say(self, what: str, document: AgentBeat | AgentGoodbye) -> None:
-        url = self._find()
-        if url is None:
-            return
-        with contextlib.suppress(NoAnswerError):
-            answer = self._asker.ask("POST", f"{url}/v1/{what}", asdict(document), timeout=_ASK_SECONDS)
-            if answer.status == HTTPStatus.OK:
-                self._heard, self._refused = time.monotonic(), ""
-                return
-            refused = answer.body.decode(errors="replace")[:500]
-            if refused != self._refused:  # once, not every second
-                _log.warning("the gateway at %s refuses this agent: %s", url, refused)
-                self._refused = refused
 
 
 def _who_has(lease: Lease) -> str:

@@ -6,14 +6,29 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import DistError, NoFreeAgentError
 from rankmesh_agent.wire.guard import problem, problem_of
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, GatewayHealth, JoinReply, JoinRequest, Problem
+from rankmesh_agent.wire.schemas import (
+    LONG_POLL_SECONDS,
+    GatewayHealth,
+    JoinReply,
+    JoinRequest,
+    LeaseOffer,
+    LeaseRequest,
+    Problem,
+)
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.checks import GatewayClosingError, InvalidRequestError
 from rankmesh_gateway.registry import Registry
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.25
+"""How often somebody who waits for an agent has the gateway look whether an offer to another has run out."""
+_RETRY_SECONDS = 1
+"""After how long to ask again for an agent."""
 
 
 async def join(registry: Registry, body: JoinRequest, receive: Callable[[], Awaitable[Any]]) -> JoinReply:
@@ -34,6 +49,31 @@ async def join(registry: Registry, body: JoinRequest, receive: Callable[[], Awai
     return registry.pending(body) if future.cancelled() else future.result()
 
 
+async def lease(registry: Registry, body: LeaseRequest, receive: Callable[[], Awaitable[Any]]) -> LeaseOffer:
+    """Offer a standalone agent; wait until one is free, the client is gone or its time is over.
+
+    Args:
+        registry: where.
+        body: for what.
+        receive: returns when the client has hung up, the body having been received.
+
+    Raises:
+        NoAgentsError: none is registered.
+        NoFreeAgentError: none was free in time.
+    """
+    agents = registry.agents
+    future = agents.ask(body)
+    try:
+        gone = await _wait(future, receive, min(LONG_POLL_SECONDS, max(0.0, body.wait)), agents.look)
+    finally:
+        future.cancel()
+    if future.cancelled():
+        raise agents.refuse(body)
+    if gone:
+        agents.take_back(future.result())
+    return future.result()
+
+
 def health(registry: Registry) -> GatewayHealth:
     """Say who this gateway is, and how many jobs and ranks are live."""
     jobs, ranks = registry.counts()
@@ -45,15 +85,35 @@ def refusal(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, 
     if isinstance(error, InvalidRequestError):
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", str(error)), {}
     # Another request on the same connection would keep a gateway from ending.
-    return problem_of(error), {"connection": "close"} if isinstance(error, GatewayClosingError) else {}
+    headers = {"connection": "close"} if isinstance(error, GatewayClosingError) else {}
+    if isinstance(error, NoFreeAgentError):
+        headers["retry-after"] = str(_RETRY_SECONDS)
+    return problem_of(error), headers
 
 
-async def _wait(future: Future[JoinReply], receive: Callable[[], Awaitable[Any]], seconds: float) -> bool:
-    """Wait until the future is done, the client is gone or the time is over; return whether the client is gone."""
+async def _wait(
+    future: Future[T], receive: Callable[[], Awaitable[Any]], seconds: float, look: Callable[[], None] | None = None
+) -> bool:
+    """Wait until the future is done, the client is gone or the time is over; return whether the client is gone.
+
+    Args:
+        future: what is waited for.
+        receive: returns when the client has hung up.
+        seconds: how long at most.
+        look: called now and then: it may get the future done.
+    """
     hang_up: asyncio.Future[Any] = asyncio.ensure_future(receive())
     complete: asyncio.Future[Any] = asyncio.wrap_future(future)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
     try:
-        await asyncio.wait({hang_up, complete}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        return hang_up.done()
+        while True:
+            remaining = until - loop.time()
+            slice_ = remaining if look is None else min(remaining, _LOOK_SECONDS)
+            await asyncio.wait({hang_up, complete}, timeout=slice_, return_when=asyncio.FIRST_COMPLETED)
+            if hang_up.done() or complete.done() or loop.time() >= until:
+                return hang_up.done()
+            if look is not None:
+                look()
     finally:
         hang_up.cancel()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinRequest, Member
+from rankmesh_agent.wire.schemas import UNASSIGNED, AgentBeat, Heartbeat, JoinRequest, LeaseRequest, Member
 
 MAX_WORLD_SIZE = 65_536
 """The largest world a gateway forms."""
 MAX_JOBS = 1024
 """How many jobs a gateway keeps at a time."""
+MAX_AGENTS = 4096
+"""How many standalone agents a gateway keeps at a time."""
+MAX_LEASES = 16
+"""Leases one standalone agent may report."""
 MAX_NAME = 255
 """Characters of a job's name, an instance, a host name or an address."""
 MAX_ADDRESSES = 64
@@ -31,10 +37,15 @@ class GatewayClosingError(DistNetworkError):
 
 
 class GatewayFullError(DistNetworkError):
-    """The gateway keeps as many jobs as it may, and all of them have live ranks."""
+    """The gateway keeps as many jobs, or standalone agents, as it may, and all of them live."""
 
     code = "gateway-full"
     status = 503
+
+
+def closing() -> GatewayClosingError:
+    """Return what everyone is told who comes to a gateway that is about to end."""
+    return GatewayClosingError("this gateway is about to end; ask again, the job's next one may be at the same address")
 
 
 def check_join(request: JoinRequest) -> None:
@@ -56,22 +67,61 @@ def check_heartbeat(beat: Heartbeat) -> None:
         )
 
 
+def check_agent(beat: AgentBeat) -> None:
+    """Raise InvalidRequestError unless the sign of life can come from a standalone agent."""
+    texts = {"id": beat.id, "name": beat.name, "host": beat.host, "host_id": beat.host_id}
+    _check_given(id=beat.id, name=beat.name)
+    _check_lengths(texts | {f"urls[{index}]": url for index, url in enumerate(beat.urls)})
+    for what, count, most in (("URLs", len(beat.urls), MAX_ADDRESSES), ("leases", len(beat.leases), MAX_LEASES)):
+        if count > most:
+            raise InvalidRequestError(f"{count} {what} given, at most {most} are allowed")
+    if not beat.urls:
+        raise InvalidRequestError("urls is empty; nobody could reach the agent")
+    for index, lease in enumerate(beat.leases):
+        name = f"leases[{index}]"
+        _check_given(**{f"{name}.id": lease.id, f"{name}.job": lease.job})
+        _check_lengths({f"{name}.id": lease.id, f"{name}.job": lease.job})
+        if len(lease.holder) > MAX_REASON:
+            raise InvalidRequestError(
+                f"{name}.holder has {len(lease.holder)} characters, at most {MAX_REASON} are allowed"
+            )
+        _check_rank(lease.rank, lease.world_size, at_least=UNASSIGNED)
+
+
+def check_lease(request: LeaseRequest) -> None:
+    """Raise InvalidRequestError unless the request names a job, and a rank that its world has or none at all."""
+    _check_given(job=request.job)
+    _check_lengths({"job": request.job, "host_id": request.host_id})
+    _check_rank(request.rank, request.world_size, at_least=UNASSIGNED)
+
+
 def _check_place(job: str, world_size: int, member: Member, *, at_least: int) -> None:
-    for what, text in (("job", job), ("member.instance", member.instance)):
-        if not text.strip():
-            raise InvalidRequestError(f"{what} is empty; give it a name")
+    _check_given(**{"job": job, "member.instance": member.instance})
     texts = {"job": job, "member.instance": member.instance, "member.host": member.host}
     texts |= {"member.host_id": member.host_id, "member.http": member.http}
-    texts |= {f"member.addresses[{index}]": address for index, address in enumerate(member.addresses)}
+    _check_lengths(texts | {f"member.addresses[{index}]": address for index, address in enumerate(member.addresses)})
+    if len(member.addresses) > MAX_ADDRESSES:
+        raise InvalidRequestError(f"{len(member.addresses)} addresses given, at most {MAX_ADDRESSES} are allowed")
+    _check_rank(member.rank, world_size, at_least=at_least)
+
+
+def _check_given(**texts: str) -> None:
+    for what, text in texts.items():
+        if not text.strip():
+            raise InvalidRequestError(f"{what} is empty; give it a name")
+
+
+def _check_lengths(texts: Mapping[str, str]) -> None:
     for what, text in texts.items():
         if len(text) > MAX_NAME:
             raise InvalidRequestError(f"{what} has {len(text)} characters, at most {MAX_NAME} are allowed")
-    if len(member.addresses) > MAX_ADDRESSES:
-        raise InvalidRequestError(f"{len(member.addresses)} addresses given, at most {MAX_ADDRESSES} are allowed")
+
+
+def _check_rank(rank: int, world_size: int, *, at_least: int) -> None:
     if not 1 <= world_size <= MAX_WORLD_SIZE:
         raise InvalidRequestError(f"world size {world_size} is not between 1 and {MAX_WORLD_SIZE}; check WORLD_SIZE")
-    if not at_least <= member.rank < world_size:
+    if not at_least <= rank < world_size:
         raise InvalidRequestError(
-            f"rank {member.rank} is not in a world of {world_size}: ranks go from 0 to {world_size - 1}; "
+            f"rank {rank} is not in a world of {world_size}: ranks go from 0 to {world_size - 1}; "
             "check RANK and WORLD_SIZE"
         )

@@ -1,8 +1,8 @@
 """What ranks ask all the time, answered without the web framework; whatever else is asked goes on to it.
 
 Loading the framework takes longer than the rest of a rank's start together, and all ranks wait for their gateway. So it
-is loaded when the first request comes that is not a well-formed join, heartbeat, goodbye or question for health: from a
-person, mostly, or from somebody who has something wrong and is to be told what.
+is loaded when the first request comes that is not a well-formed join, heartbeat or goodbye of a rank or an agent, asks
+for no lease and not for health: from a person, mostly, or from somebody who has something wrong and is to be told what.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.guard import PROBLEM_TYPE, Application, Message, Receive, Send, bug
-from rankmesh_agent.wire.schemas import Done, Heartbeat, JoinRequest, Leave
+from rankmesh_agent.wire.schemas import AgentBeat, AgentGoodbye, Done, Heartbeat, JoinRequest, LeaseRequest, Leave
 from rankmesh_gateway import answers
-from rankmesh_gateway.checks import InvalidRequestError
+from rankmesh_gateway.checks import InvalidRequestError, closing
 from rankmesh_gateway.reading import read
-from rankmesh_gateway.registry import Registry, closing
+from rankmesh_gateway.registry import Registry
 
 _LOOK_SECONDS = 0.05
 """How often to look whether the gateway ends while the web application is made."""
@@ -32,7 +32,7 @@ class Front:
 
     Args:
         registry: what it serves.
-        make_web: returns the web application that has all endpoints, these four included; called in a thread.
+        make_web: returns the web application that has all endpoints, these included; called in a thread.
     """
 
     def __init__(self, registry: Registry, make_web: Callable[[], Application]) -> None:
@@ -43,6 +43,9 @@ class Front:
             ("POST", "/v1/join"): (JoinRequest, self._join),
             ("POST", "/v1/heartbeat"): (Heartbeat, self._heartbeat),
             ("POST", "/v1/leave"): (Leave, self._leave),
+            ("POST", "/v1/agents"): (AgentBeat, self._agent),
+            ("POST", "/v1/agents/leave"): (AgentGoodbye, self._agent_leave),
+            ("POST", "/v1/leases"): (LeaseRequest, self._lease),
             ("GET", "/health"): (None, self._health),
         }
 
@@ -83,6 +86,17 @@ class Front:
     async def _leave(self, asked: Leave, _: Receive) -> object:
         self._registry.leave(asked)
         return Done()
+
+    async def _agent(self, asked: AgentBeat, _: Receive) -> object:
+        self._registry.agents.beat(asked)
+        return Done()
+
+    async def _agent_leave(self, asked: AgentGoodbye, _: Receive) -> object:
+        self._registry.agents.leave(asked)
+        return Done()
+
+    async def _lease(self, asked: LeaseRequest, receive: Receive) -> object:
+        return await answers.lease(self._registry, asked, receive)
 
     async def _health(self, _: None, __: Receive) -> object:
         return answers.health(self._registry)

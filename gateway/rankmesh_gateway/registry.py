@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankmesh_agent.wire.schemas import (
     Heartbeat,
@@ -18,7 +18,8 @@ from rankmesh_agent.wire.schemas import (
     RankGroupInfo,
     RankInfo,
 )
-from rankmesh_gateway.checks import MAX_JOBS, GatewayClosingError, GatewayFullError, check_heartbeat, check_join
+from rankmesh_gateway.agents import Agents
+from rankmesh_gateway.checks import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing
 from rankmesh_gateway.groups import groups_of
 from rankmesh_gateway.job import Job
 from rankmesh_gateway.world import World
@@ -42,6 +43,7 @@ class Registry:
 
     Attributes:
         id: random name of this registry, to tell one gateway process from the next.
+        agents: the standalone agents.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,6 +52,7 @@ class Registry:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._closed = False
+        self.agents = Agents(clock, self._lock)
 
     def join(self, request: JoinRequest) -> Future[JoinReply]:
         """Enter a rank into its job's forming world. Repeating it with the same instance changes nothing.
@@ -146,7 +149,9 @@ class Registry:
         with self._lock:
             self._closed = True
             waits = [wait for job in self._jobs.values() for world in job for wait in world.waits]
+            askers = self.agents.close()
         _cancel(waits)
+        _cancel(askers)
 
     @property
     def closed(self) -> bool:
@@ -207,11 +212,6 @@ class Registry:
             world.waits.pop(future, None)
 
 
-def closing() -> GatewayClosingError:
-    """Return what everyone is told who comes to a gateway that is about to end."""
-    return GatewayClosingError("this gateway is about to end; ask again, the job's next one may be at the same address")
-
-
 def _take_all(waits: dict[Future[JoinReply], str]) -> list[Future[JoinReply]]:
     taken = list(waits)
     waits.clear()
@@ -223,6 +223,6 @@ def _resolve(future: Future[JoinReply], reply: JoinReply) -> None:
         future.set_result(reply)
 
 
-def _cancel(futures: Iterable[Future[JoinReply]]) -> None:
+def _cancel(futures: Iterable[Future[Any]]) -> None:
     for future in futures:
         future.cancel()

@@ -7,7 +7,7 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_gateway import answers
 from rankmesh_gateway.checks import InvalidRequestError
 from rankmesh_gateway.registry import Registry
-from rankmesh_gateway.routes import health, membership
+from rankmesh_gateway.routes import agents, health, membership
 
 
 def create_web(registry: Registry) -> WebApplication:
@@ -26,4 +26,5 @@ def create_web(registry: Registry) -> WebApplication:
     app.state.registry = registry
     app.include_router(health.router)
     app.include_router(membership.router)
+    app.include_router(agents.router)
     return app

@@ -9,7 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from rankmesh_agent.wire.schemas import UNASSIGNED, GroupInfo, Heartbeat, JoinRequest, Leave, Member
+from rankmesh_agent.wire.schemas import (
+    UNASSIGNED,
+    AgentBeat,
+    GroupInfo,
+    Heartbeat,
+    JoinRequest,
+    Lease,
+    LeaseRequest,
+    Leave,
+    Member,
+)
 from rankmesh_agent.wire.sockets import bind, url_of
 from rankmesh_gateway.app import create_app
 from rankmesh_gateway.registry import Registry
@@ -61,6 +71,17 @@ class Requests:
 
     def leave(self, rank: int, *, life: int = 1, epoch: int = 1, job: str = "job", reason: str = "") -> Leave:
         return Leave(job, epoch, rank, self.member(rank, life).instance, reason)
+
+    def agent(self, number: int, *, life: int = 1, host: str = "h", leased_to: str = "", job: str = "job") -> AgentBeat:
+        """A sign of life of the standalone agent ``agent-<number>``, which ``leased_to`` has, if anybody."""
+        leases = [Lease(f"lease-{number}", job, number, number + 1, leased_to)] if leased_to else []
+        url = f"http://10.0.0.2:{8700 + number}"
+        return AgentBeat(f"a{number}-{life}", f"agent-{number}", f"host{number}", host, 50 + number, [url], leases)
+
+    def lease(
+        self, rank: int = UNASSIGNED, world_size: int = 4, *, job: str = "job", host: str = "", wait: float = 0.0
+    ) -> LeaseRequest:
+        return LeaseRequest(job, rank, world_size, host, wait)
 
 
 @pytest.fixture

@@ -101,6 +101,9 @@ class TestOpenapi:
             ("/v1/leave", "post"),
             ("/v1/ranks", "get"),
             ("/v1/groups", "get"),
+            ("/v1/agents", "get", "post"),
+            ("/v1/agents/leave", "post"),
+            ("/v1/leases", "post"),
         }
 
     async def test_answers_and_errors_have_schemas(self, document):

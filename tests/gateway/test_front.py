@@ -68,6 +68,19 @@ async def test_the_life_of_a_rank(pair, ask):
     assert pair.loaded == 0
 
 
+async def test_the_life_of_an_agent(pair, ask):
+    none = await pair.ask("POST", "/v1/leases", json=asdict(ask.lease(0)))
+    assert (none.status_code, none.json()["code"]) == (404, "no-agents")
+    assert (await pair.ask("POST", "/v1/agents", json=asdict(ask.agent(0)))).json() == {"ok": True}
+    offer = (await pair.ask("POST", "/v1/leases", json=asdict(ask.lease(0)))).json()
+    assert offer == {"agent": asdict(ask.agent(0))}
+    assert (await pair.ask("POST", "/v1/agents", json=asdict(ask.agent(0, leased_to="pid 7")))).status_code == 200
+    taken = await pair.ask("POST", "/v1/leases", json=asdict(ask.lease(0)))
+    assert (taken.status_code, taken.json()["code"], taken.headers["retry-after"]) == (503, "no-free-agent", "1")
+    assert (await pair.ask("POST", "/v1/agents/leave", json={"id": ask.agent(0).id})).json() == {"ok": True}
+    assert pair.loaded == 0
+
+
 async def test_refusals(pair, ask):
     await pair.ask("POST", "/v1/join", json=asdict(ask.join(0, wait=0.0)))
     taken = await pair.ask("POST", "/v1/join", json=asdict(ask.join(0, life=2)))

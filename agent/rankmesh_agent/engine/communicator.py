@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from rankmesh_agent.engine.backends.mesh import MeshBackend
 from rankmesh_agent.engine.backends.sharing import Sharing, share_memory
 from rankmesh_agent.engine.batch import merged
 from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.messages import Messages
 from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.p2p import ANY, Matching
 from rankmesh_agent.engine.peer import Port, Transfer
+from rankmesh_agent.engine.records import Entry, Tally, in_flight
 from rankmesh_agent.engine.registered import Outcome
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
@@ -30,10 +33,18 @@ from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
-from rankmesh_agent.wire.schemas import GroupInfo, Member
+from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo, InFlight, Member
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("rankmesh")
+# Read off their classes once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
+_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
+    Kind.ALL_REDUCE,
+    Kind.ALL_GATHER,
+    Kind.REDUCE_SCATTER,
+    Kind.BARRIER,
+)
+_ENTER, _PART, _ABORT = Opcode.ENTER, Opcode.PART, Opcode.ABORT
 
 
 class Communicator(Port):
@@ -69,8 +80,10 @@ class Communicator(Port):
         self._standing = Standing(mesh, group, name, self.ranks, members)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = Matching(mesh, group, self._standing.number)
+        self._messages = Messages(mesh.recorder)
         self._order = Order(self._standing, name, MeshBackend(self._link, self.ranks, None))
         self._closed = False
+        mesh.recorder.begin(self)
         mesh.open_port(group, self)
 
     @property
@@ -133,19 +146,20 @@ class Communicator(Port):
             nonlocal segment
             segment = share_memory(link, layout, sharing)
 
-        self._order.carry_out(share_it, (), call, 0, Options(timeout))
+        order = self._order
+        order.carry_out(order.plan(call, share_it), (), 0, Options(timeout))
         if segment is not None and len(layout) > 1:
-            self._order.use(HostsBackend(self._link, self.ranks, Hosts(self._link, segment, layout)))
+            order.use(HostsBackend(self._link, self.ranks, Hosts(self._link, segment, layout)))
             return
-        self._order.use(MeshBackend(self._link, self.ranks, segment))
+        order.use(MeshBackend(self._link, self.ranks, segment))
         if segment is not None:
-            self._order.carry_out(lambda shared: shared.windows.probe(), (), call, 0, Options(timeout))
+            order.carry_out(order.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
 
     # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks
 
     def all_reduce(self, array: Array, op: ReduceOp, options: Options) -> Work | None:
         """Reduce ``array`` over all members, in place."""
-        return self._order.submit((Kind.ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
+        return self._order.submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
 
     def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
@@ -160,7 +174,7 @@ class Communicator(Port):
     def all_gather(self, outputs: Sequence[Array], array: Array, options: Options) -> Work | None:
         """Copy every member's ``array`` to the output of its group rank; they may differ in length."""
         count, counts = _counts(outputs)
-        key = Kind.ALL_GATHER, array.dtype, count, None, None, counts
+        key = _ALL_GATHER, array.dtype, count, None, None, counts
         return self._order.submit(key, (outputs, array), options)
 
     def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
@@ -176,7 +190,7 @@ class Communicator(Port):
     def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
         """Reduce every member's input of each group rank into that member's ``output``; they may differ in length."""
         count, counts = _counts(inputs)
-        key = Kind.REDUCE_SCATTER, output.dtype, count, op, None, counts
+        key = _REDUCE_SCATTER, output.dtype, count, op, None, counts
         return self._order.submit(key, (output, inputs, op), options)
 
     def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], options: Options) -> Work | None:
@@ -185,7 +199,7 @@ class Communicator(Port):
 
     def barrier(self, options: Options) -> Work | None:
         """Wait until all members have come."""
-        return self._order.submit((Kind.BARRIER,), (), options)
+        return self._order.submit((_BARRIER,), (), options)
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         """Return an array in memory that the members share, where they share memory; a synchronous collective call.
@@ -237,7 +251,7 @@ class Communicator(Port):
             transfer = self._matching.send(rank, octets(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
                 self.mesh.hold(self.id, transfer)
-        message = self._message(transfer, lambda: f"send to rank {self._number(rank)} (tag {tag})", (rank,), options)
+        message = self._message(transfer, "send", array, rank, tag, (rank,), options)
         return self._follow_up(message, options, None)
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
@@ -247,19 +261,24 @@ class Communicator(Port):
             transfer = self._matching.receive(rank, octets(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
                 self.mesh.hold(self.id, transfer)
-
-        def words() -> str:
-            return f"recv from {'any rank' if rank == ANY else f'rank {self._number(rank)}'} (tag {tag})"
-
-        message = self._message(transfer, words, self._sources if rank == ANY else (rank,), options)
+        message = self._message(transfer, "recv", array, rank, tag, self._sources if rank == ANY else (rank,), options)
         work = self._follow_up(message, options, lambda: self._number(transfer.source))
         return self._number(transfer.source) if work is None else work
 
     def _message(
-        self, transfer: Transfer, words: Callable[[], str], partners: Sequence[int], options: Options
+        self,
+        transfer: Transfer,
+        op: str,
+        array: Array,
+        rank: int,
+        tag: int,
+        partners: Sequence[int],
+        options: Options,
     ) -> Message:
-        deadline = Deadline(options.timeout)
-        return Message(self._standing, self._matching, transfer, words, partners, deadline, options.after)
+        deadline, standing = Deadline(options.timeout), self._standing
+        what = op, array.dtype, array.size, rank, tag
+        entry: Entry = standing, what, 0, deadline.begun, None, "", array.nbytes
+        return Message(standing, self._matching, transfer, entry, self._messages, partners, deadline, options.after)
 
     def _follow_up(self, message: Message, options: Options, source: Callable[[], int] | None) -> Work | None:
         if not options.async_op:
@@ -277,7 +296,23 @@ class Communicator(Port):
         standing = self._standing
         last = standing.call.name if standing.call is not None else ""
         failure = standing.failure.message if standing.failure is not None else ""
-        return GroupInfo(f"{self.id:016x}", self.name, list(self.ranks), standing.seq, self.medium, last, failure)
+        nbytes = sum(tally.nbytes for tally in self.tallies().values())
+        inflight = self.in_flight()[:MOST_IN_FLIGHT]
+        ranks = list(self.ranks)
+        return GroupInfo(standing.id, self.name, ranks, standing.seq, self.medium, last, failure, nbytes, inflight)
+
+    def in_flight(self) -> list[InFlight]:
+        """Return the calls and messages that have begun, or are queued, and not ended: see GroupInfo."""
+        now = time.monotonic()
+        return [in_flight(entry, now) for entry in self.under_way()]
+
+    def under_way(self) -> list[Entry]:
+        """See records.Recorded."""
+        return self._order.under_way() + self._messages.under_way()
+
+    def tallies(self) -> Mapping[str, Tally]:
+        """See records.Recorded."""
+        return {**self._order.tallies(), **self._messages.tallies()}
 
     def close(self) -> None:
         """End the group at this member: queued calls fail, the worker ends. Does nothing the second time."""
@@ -291,12 +326,13 @@ class Communicator(Port):
             _log.warning("group %r has ended, and a message was lost before: %s", self.name, refusal.message)
         self.mesh.close_port(self.id)
         self._order.close()
+        self.mesh.recorder.end(self)
 
     # Port: with the mesh's lock held
 
     def place(self, rank: int, header: Header) -> memoryview | None:
         """See Port."""
-        if header.opcode is Opcode.PART:
+        if header.opcode is _PART:
             return self._link.place(rank, header)
         return self._matching.place(rank, header)
 
@@ -309,9 +345,9 @@ class Communicator(Port):
         opcode = header.opcode
         if rank not in self._others:
             return
-        if opcode is Opcode.ENTER or opcode is Opcode.PART:
+        if opcode is _ENTER or opcode is _PART:
             self._link.deliver(rank, header, payload)
-        elif opcode is Opcode.ABORT:
+        elif opcode is _ABORT:
             self._standing.told(bytes(payload))
         else:
             self._matching.deliver(rank, header, payload)

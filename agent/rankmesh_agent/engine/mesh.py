@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.engine.peer import FETCH_BYTES, Fetch, Peer, Port, Transfer
+from rankmesh_agent.engine.records import Recorder
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.deadline import Deadline
@@ -66,11 +67,24 @@ class Mesh:
         connections: one to every other rank.
         eager_limit: largest EAGER payload in bytes.
         crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
+        recorder: what remembers the groups' calls; one of its own when left out.
+
+    Attributes:
+        lost: how the peers went that are gone.
+        on_loss: called, with the lock held, when one went without a goodbye.
     """
 
     def __init__(
-        self, rank: int, epoch: int, connections: dict[int, Connection], *, eager_limit: int, crowded: bool = True
+        self,
+        rank: int,
+        epoch: int,
+        connections: dict[int, Connection],
+        *,
+        eager_limit: int,
+        crowded: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
+        self.recorder = Recorder() if recorder is None else recorder
         self.rank = rank
         self.epoch = epoch
         self.eager_limit = eager_limit
@@ -107,6 +121,7 @@ class Mesh:
         self._outstanding: list[tuple[int, Transfer]] = []
         self._background: threading.Thread | None = None
         self._closed = False
+        self.on_loss: Callable[[], None] | None = None
 
     # Ports
 
@@ -132,6 +147,11 @@ class Mesh:
     def media(self) -> dict[int, str]:
         """Return what carries the bytes to each peer."""
         return {rank: peer.connection.medium for rank, peer in self._peers.items()}
+
+    def descriptors(self) -> dict[int, int]:
+        """Return the connections' descriptors, each with the rank it leads to."""
+        with self.lock:
+            return {fd: peer.rank for fd, peer in self._by_fd.items()}
 
     # With the lock held
 
@@ -446,6 +466,8 @@ class Mesh:
         for port in list(self._ports.values()):
             port.lost(peer.rank)
         self._changed.notify_all()
+        if self.on_loss is not None and not lost.clean:
+            self.on_loss()
 
     def _ring(self) -> None:
         os.eventfd_write(self._bell, 1)

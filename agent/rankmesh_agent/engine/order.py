@@ -6,28 +6,59 @@ them, go through one worker thread, made when it is first needed.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any, NamedTuple
 
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.engine.backends.base import Backend
 from rankmesh_agent.engine.batch import BatchedWork, Recorded
+from rankmesh_agent.engine.records import BOUNDS, Entry, Tally, error_text
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import After, Note, RunningCall
 from rankmesh_agent.engine.work import QueuedWork, Work
 from rankmesh_agent.wire.errors import CollectiveMismatchError
-from rankmesh_agent.wire.ops import Call
+from rankmesh_agent.wire.ops import Call, Kind
 
 _PLANS = 1024
 _WORKER_SECONDS = 5.0
 """How long closing waits for the call under way, which the failure ends, and its callbacks."""
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
+    """How a call is carried out.
+
+    Attributes:
+        call: what it is.
+        algorithm: what does it.
+        tally: where it is counted.
+        nbytes: of its largest contribution, None where that is every rank's own affair.
+    """
+
     call: Call
     algorithm: Algorithm
+    tally: Tally
+    nbytes: int | None
+
+    def held(self, arguments: Sequence[Any]) -> int:
+        """Return the bytes of a call with these arguments, whose last is what this rank gives in an all_to_all."""
+        return sum(array.nbytes for array in arguments[-1]) if self.nbytes is None else self.nbytes
+
+
+@dataclass(slots=True)
+class _Queued:
+    """A call in the queue: what, since when, its bytes, and whether its turn has come."""
+
+    call: Call
+    since: float
+    nbytes: int
+    turn: bool = False
 
 
 class Options(NamedTuple):
@@ -62,10 +93,12 @@ class Order:
         self._standing = standing
         self._running = RunningCall(standing)
         self._name = name
-        self._plans: dict[Any, _Plan] = {}
+        self._record = standing.mesh.recorder.record
+        self._plans: dict[Any, Plan] = {}
+        self._tallies: dict[str, Tally] = {}
         self._turn = threading.Lock()
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
-        self._queued = 0
+        self._queued: deque[_Queued] = deque()
         self._worker: threading.Thread | None = None
         self._batch: list[Recorded] | None = None
         self._batcher: threading.Thread | None = None
@@ -125,14 +158,37 @@ class Order:
         recorded, self._batch, self._batcher = self._batch or [], None, None
         return recorded
 
-    def carry_out(self, algorithm: Algorithm, arguments: Sequence[Any], call: Call, seq: int, options: Options) -> None:
+    def plan(self, call: Call, algorithm: Algorithm) -> Plan:
+        """Return that a call is carried out by an algorithm."""
+        tally = self._tallies.setdefault(call.name, Tally())
+        return Plan(call, algorithm, tally, None if call.kind is Kind.ALL_TO_ALL else call.nbytes)
+
+    def tallies(self) -> Mapping[str, Tally]:
+        """Return what has been counted of the calls, by kind. For any thread."""
+        return self._tallies.copy()
+
+    def under_way(self) -> list[Entry]:
+        """Return the calls that have been made and not ended: one that runs, then the queued ones. For any thread."""
+        standing = self._standing
+        queued, running = self._queued.copy(), standing.under_way()
+        seqs = itertools.count(standing.seq + 1)
+        waiting = [(each.call, next(seqs), each.since, each.nbytes) for each in queued if not each.turn]
+        return ([] if running is None else [running]) + [
+            (standing, call, seq, since, None, "", nbytes) for call, seq, since, nbytes in waiting
+        ]
+
+    def carry_out(self, plan: Plan, arguments: Sequence[Any], seq: int, options: Options) -> None:
         """Make call number ``seq`` in this thread, whose turn it is; an error half-way ends the group.
 
         Raises:
             CollectiveMismatchError: nothing has moved and everyone knows: the group goes on.
         """
+        call, algorithm, tally, nbytes = plan
+        if nbytes is None:
+            nbytes = plan.held(arguments)
         standing, running = self._standing, self._running
-        running.begin(call, seq, options.timeout, options.note)
+        error_said = ""
+        begun = running.begin(call, seq, nbytes, options.timeout, options.note)
         try:
             try:
                 self.backend.run(algorithm, arguments, running)
@@ -143,8 +199,19 @@ class Order:
                 raise
             if options.after is not None:
                 options.after()
+        except BaseException as error:
+            error_said = error_text(error)
+            tally.failures += 1
+            raise
         finally:
-            standing.busy = False
+            # Written out here what Tally.count does: calling it would take longer than doing it.
+            ended = monotonic()
+            seconds = ended - begun
+            tally.seconds += seconds
+            tally.nbytes += nbytes
+            tally.buckets[bisect_left(BOUNDS, seconds)] += 1
+            standing.begun = None
+            self._record((standing, call, seq, begun, ended, error_said, nbytes))
 
     def close(self) -> None:
         """End the worker; the group has failed by now, so what is queued fails."""
@@ -154,25 +221,29 @@ class Order:
                 self._worker.join(_WORKER_SECONDS)
         self.backend.close()
 
-    def _plan(self, key: tuple[Any, ...]) -> _Plan:
+    def _plan(self, key: tuple[Any, ...]) -> Plan:
         """Return what is to be done, or raise why it cannot be."""
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             call = Call(*key)
-            plan = self._plans[key] = _Plan(call, self.backend.algorithm(call))
+            plan = self._plans[key] = self.plan(call, self.backend.algorithm(call))
         return plan
 
     def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> QueuedWork:
+        plan = self._plan(key)
+        queued = _Queued(plan.call, monotonic(), plan.held(arguments))
+
         def run() -> None:
             with self._turn:
+                queued.turn = True
                 self._run(key, arguments, options)
 
-        work = QueuedWork(run, options.user, self._plan(key).call.name, lambda: self._worker)
+        work = QueuedWork(run, options.user, plan.call.name, lambda: self._worker)
         with self._standing.mesh.lock:
             self._standing.raise_if_failed()  # close() takes the lock, too: nothing is queued behind its end mark
-            self._queued += 1
+            self._queued.append(queued)
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name=f"rankmesh-{self._name}", daemon=True)
                 self._worker.start()
@@ -183,12 +254,12 @@ class Order:
         while (work := self._queue.get()) is not None:
             work.run()
             with self._standing.mesh.lock:
-                self._queued -= 1
+                self._queued.popleft()
 
     def _run(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> None:
         # In turn: what an earlier call changed (registered arrays, another backend) holds for this one at every rank.
-        plan = self._plan(key)
+        plan = self._plans.get(key) or self._plan(key)
         standing = self._standing
         if standing.failure is not None:
             standing.raise_if_failed()
-        self.carry_out(plan.algorithm, arguments, plan.call, standing.seq + 1, options)
+        self.carry_out(plan, arguments, standing.seq + 1, options)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.records import Entry
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import (
@@ -24,6 +25,7 @@ from rankmesh_agent.wire.frames import Opcode
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.schemas import Member
 
+_LOOKS = 3
 _PATIENCE = 0.5
 """Seconds that telling the members may take when a connection is full."""
 
@@ -42,7 +44,9 @@ class Standing:
         failure: the first failure, None while the group can go on.
         call: the latest call, None before the first.
         seq: its number.
-        busy: whether it is under way.
+        nbytes: see records.Entry.
+        begun: when it began, by the monotonic clock; None when it has ended.
+        name: the group's name for people.
         numbers: the numbers the user knows the members by, by group rank: ``ranks``, unless the user's world is no
             longer the mesh. Errors name ranks by them.
     """
@@ -51,13 +55,34 @@ class Standing:
         self.failure: DistError | None = None
         self.call: Call | None = None
         self.seq = 0
-        self.busy = True
+        self.nbytes = 0
+        self.begun: float | None = None
         self._told = False
         self.mesh = mesh
         self.ranks = self.numbers = ranks
+        self.name = name
         self._group = group
-        self._name = name
         self._members = members
+
+    @property
+    def id(self) -> str:
+        """The group's id, as people are told."""
+        return f"{self._group:016x}"
+
+    def is_called(self, name: str) -> bool:
+        """Whether that is the group's name or id."""
+        return name in (self.name, self.id)
+
+    def under_way(self) -> Entry | None:
+        """Return the latest call if it is under way. For any thread; None if calls come and go while it looks."""
+        for _ in range(_LOOKS):
+            begun, call = self.begun, self.call
+            if begun is None or call is None:
+                return None
+            entry = self, call, self.seq, begun, None, "", self.nbytes
+            if self.begun == begun:
+                return entry
+        return None
 
     def number(self, rank: int) -> int:
         """Return the number the user knows a member by."""
@@ -93,11 +118,11 @@ class Standing:
         names = ", ".join(self._described(rank) for rank in waiting_for)
         arrived = ", ".join(str(self.number(rank)) for rank in self.ranks if rank not in waiting_for)
         return CollectiveTimeoutError(
-            f"{words} in group {self._name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
+            f"{words} in group {self.name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
             f"arrived: {arrived or 'none'}",
             ranks=[self.number(rank) for rank in waiting_for],
             op=words.partition(" ")[0],
-            group=self._name,
+            group=self.name,
             seq=seq,
         )
 
@@ -116,7 +141,7 @@ class Standing:
         """Take note that this rank has left the group: its goodbye says why, not the calls that fail here now."""
         self._told = True
         if self.failure is None:
-            self.failure = GroupAbortedError(f"group {self._name!r} has been destroyed", group=self._name)
+            self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
 
     def give_up(self, error: BaseException) -> None:
         """End the group because of an error here, and tell the members unless they know."""
@@ -125,7 +150,7 @@ class Standing:
             failure = error
         else:
             text = f"{me} gave up {self._now()}: {type(error).__name__} {error}".rstrip()
-            failure = GroupAbortedError(text, ranks=[self.number(self.mesh.rank)], group=self._name)
+            failure = GroupAbortedError(text, ranks=[self.number(self.mesh.rank)], group=self.name)
         told = failure
         if isinstance(error, CollectiveTimeoutError):  # it was our deadline, not theirs
             told = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **error.details())
@@ -144,16 +169,17 @@ class Standing:
 
     def _now(self) -> str:
         name = "start-up" if self.call is None else self.call.name
-        return f"{'during' if self.busy else 'after'} {name} #{self.seq}"
+        busy = self.call is None or self.begun is not None
+        return f"{'during' if busy else 'after'} {name} #{self.seq}"
 
     def _gone(self, rank: int, when: str) -> RankFailedError:
         lost = self.mesh.lost[rank]
         how = f"left ({lost.cause or 'it was done'})" if lost.clean else f"failed ({lost.cause})"
         return RankFailedError(
-            f"{self._described(rank)} {how} {when} in group {self._name!r}",
+            f"{self._described(rank)} {how} {when} in group {self.name!r}",
             ranks=[self.number(rank)],
             op=when.split(" ")[1],
-            group=self._name,
+            group=self.name,
         )
 
     def _described(self, rank: int) -> str:

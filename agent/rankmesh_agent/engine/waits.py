@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rankmesh_agent.engine.messages import Messages
 from rankmesh_agent.engine.p2p import Matching
 from rankmesh_agent.engine.peer import Transfer
+from rankmesh_agent.engine.records import Entry, words
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
@@ -29,21 +31,25 @@ class RunningCall:
         self._deadline = Deadline(0)
         self._note: Note = None
 
-    def begin(self, call: Call, seq: int, seconds: float, note: Note = None) -> None:
-        """Go on to another call.
+    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Note = None) -> float:
+        """Go on to another call; return when it began, by the monotonic clock.
 
         Args:
             call: what it is.
             seq: its number.
+            nbytes: what its arrays hold.
             seconds: how long it may take.
             note: see Options.
         """
         standing = self._standing
         self.call = standing.call = call
         self.seq = standing.seq = seq
-        standing.busy = True
+        standing.nbytes = nbytes
         self._note = note
-        self._deadline.restart(seconds)
+        deadline = self._deadline
+        deadline.restart(seconds)
+        begun = standing.begun = deadline.begun
+        return begun
 
     @property
     def numbers(self) -> Sequence[int]:
@@ -96,7 +102,8 @@ class Message:
         standing: of its group.
         matching: where it was begun.
         transfer: what was begun.
-        words: returns the operation in words.
+        entry: what is kept of it.
+        messages: where it is noted.
         partners: the ranks at the other end: one, or any of several.
         deadline: the operation's own.
         after: what to do once the data is there.
@@ -107,7 +114,8 @@ class Message:
         standing: Standing,
         matching: Matching,
         transfer: Transfer,
-        words: Callable[[], str],
+        entry: Entry,
+        messages: Messages,
         partners: Sequence[int],
         deadline: Deadline,
         after: After,
@@ -116,9 +124,11 @@ class Message:
         self.deadline = deadline
         self._standing = standing
         self._matching = matching
-        self._words = words
+        self._entry = entry
+        self._messages = messages
         self._partners = partners
         self._after = after
+        messages.begin(entry, transfer)
 
     def settle(self, deadline: Deadline | None) -> bool:
         """Wait for the message until a deadline, or with None just look; return whether it is done, or raise."""
@@ -128,9 +138,12 @@ class Message:
             # A wait shorter than the operation's own deadline may end without ending the operation.
             if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
                 self._abandon(error)
+                self._messages.end(self._entry, error)
             raise
-        if done and self.transfer.error is not None:
-            raise self.transfer.error
+        if done:
+            self._messages.end(self._entry, self.transfer.error)
+            if self.transfer.error is not None:
+                raise self.transfer.error
         if done and self._after is not None:
             self._after()
             self._after = None
@@ -145,10 +158,10 @@ class Message:
         if transfer.done:
             return True
         standing.raise_if_failed()
-        standing.raise_if_gone(self._partners, self._words(), any_will_do=True)
+        standing.raise_if_gone(self._partners, words(self._entry), any_will_do=True)
         if deadline is None:
             return False
-        raise standing.late(self._partners, self._words(), deadline, None)
+        raise standing.late(self._partners, words(self._entry), deadline, None)
 
     def _hopeless(self) -> bool:
         return self._standing.hopeless(self._partners, any_will_do=True)

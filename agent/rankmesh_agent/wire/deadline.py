@@ -12,7 +12,7 @@ _DAY = 86400.0
 class Deadline:
     """When to give up: made, or restarted, once at a call's start, handed down to every wait inside it."""
 
-    __slots__ = ("at", "seconds")
+    __slots__ = ("at", "begun", "seconds")
 
     def __init__(self, seconds: float) -> None:
         self.restart(seconds)
@@ -20,7 +20,8 @@ class Deadline:
     def restart(self, seconds: float) -> None:
         """Begin anew, for another call."""
         self.seconds = seconds
-        self.at = time.monotonic() + seconds
+        self.begun = time.monotonic()
+        self.at = self.begun + seconds
 
     def remaining(self) -> float:
         """Seconds left: never below 0, nor above a day, as no system call can wait for ever."""

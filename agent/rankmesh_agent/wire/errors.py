@@ -15,6 +15,8 @@
         │   ├── ProtocolError              the peer does not speak this protocol or version
         │   ├── GatewayUnreachableError    nobody answered at the gateway's address (also a TimeoutError)
         │   ├── JoinTimeoutError           not all ranks came in time (also a TimeoutError)
+        │   ├── NoAgentsError              no standalone agent is registered at the gateway
+        │   ├── NoFreeAgentError           standalone agents are registered, but none is free
         │   ├── RankTakenError             another live process holds this rank
         │   ├── AgentTakenError            the standalone agent is leased to somebody else
         │   ├── NotLeasedError             the standalone agent is free: it is in no job
@@ -171,6 +173,20 @@ class JoinTimeoutError(DistNetworkError, TimeoutError):
 
     code = "join-timeout"
     status = 504
+
+
+class NoAgentsError(DistNetworkError):
+    """No standalone agent is registered at the gateway."""
+
+    code = "no-agents"
+    status = 404
+
+
+class NoFreeAgentError(DistNetworkError):
+    """Standalone agents are registered at the gateway, but none is free; asking again later may help."""
+
+    code = "no-free-agent"
+    status = 503
 
 
 class RankTakenError(DistNetworkError):

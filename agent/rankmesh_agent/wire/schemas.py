@@ -19,6 +19,8 @@ MAX_PROBE_BYTES = 64 << 20
 """The most bytes that a probe fetches."""
 MAX_PROBE_SECONDS = 20.0
 """The longest that a probe takes."""
+MOST_IN_FLIGHT = 64
+"""How many calls and messages under way a group's description lists."""
 UNASSIGNED = -1
 """The rank of a joiner that leaves it to the gateway which one it gets."""
 
@@ -94,19 +96,55 @@ class JoinReply:
 
 @dataclass
 class InFlight:
-    """A call of one member that has begun and not ended.
+    """A call of one member that has begun, or waits in the queue, and has not ended.
 
     Attributes:
-        op: the call in words, ``all_reduce(sum, float32 x 1024)``.
-        seq: its number in the group.
-        age: seconds since it began.
-        bytes: what the member's arrays hold.
+        op: the call in words, ``all_reduce(float32[1024], SUM)`` or ``recv from rank 1 (tag 0)``.
+        seq: its number in the group; 0 for a message between two ranks, and for making the group, which have none.
+        age: seconds since it began, or was queued.
+        bytes: of its largest contribution; in an all_to_all, of all that this member gives.
     """
 
     op: str
     seq: int
     age: float
     bytes: int
+
+
+FlightState = Literal["in-flight", "completed", "failed"]
+
+
+@dataclass
+class FlightRecord:
+    """A call or message that the flight recorder remembers.
+
+    Attributes:
+        group: id of its group.
+        name: name of its group.
+        seq: see InFlight.
+        op: ``all_reduce``, ``send``, ...
+        call: the same with its arguments, in words.
+        dtype: element type of its arrays, empty where there are none.
+        count: elements each rank contributes, or gets; -1 where every rank has its own splits.
+        bytes: see InFlight.
+        begin: unix time at which it began.
+        end: unix time at which it ended, null while it is in flight.
+        state: how it is.
+        error: why it failed, empty otherwise.
+    """
+
+    group: str
+    name: str
+    seq: int
+    op: str
+    call: str
+    dtype: str
+    count: int
+    bytes: int
+    begin: float
+    end: float | None
+    state: FlightState
+    error: str
 
 
 @dataclass
@@ -121,8 +159,9 @@ class GroupInfo:
         medium: what carries its collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts) or ``self`` (one rank).
         last: the last operation in words, empty when there was none.
         failure: why the group cannot be used any more, empty while it can.
-        bytes: what the arrays of all its operations held at this member together.
-        inflight: its operations that have begun and not ended.
+        bytes: of all its operations that have ended at this member together, as InFlight counts them.
+        inflight: its operations that have begun or wait in the queue: collectives in their order, then messages
+            between two ranks, the oldest first; at most MOST_IN_FLIGHT.
     """
 
     id: str
