@@ -9,7 +9,7 @@ RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together.
 PARALLEL ?= --numprocesses 4 --dist loadfile
 
-.PHONY: demo test test-torch check bench docs clean
+.PHONY: demo test test-torch test-hosts check bench docs clean cluster cluster-test cluster-down
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -19,6 +19,9 @@ test: $(VENV)/.dev  ## Run the tests; needs no torch, MPI or Docker
 
 test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
 	$(BIN)/python -m pytest tests/torch $(PARALLEL) $(ARGS)
+
+test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts-howto.md on two test hosts; needs root and iproute2
+	$(BIN)/python -m pytest tests/hosts $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types
 	$(BIN)/ruff check .
@@ -36,6 +39,20 @@ endif
 
 docs: $(VENV)/.torch  ## Write docs/api.md, the table of torch.distributed's names
 	$(BIN)/python docs/api.py
+
+# AGENTS writes compose.override.yaml, which every "docker compose" in this folder reads from then on.
+cluster:  ## Start a gateway and four agents in containers, AGENTS=6 of them if you like; say how to use them
+ifdef AGENTS
+	$(PYTHON) docker/agents.py $(AGENTS) >compose.override.yaml
+endif
+	docker compose up --detach --build --wait --wait-timeout 120 --remove-orphans
+	@cat docker/welcome.txt
+
+cluster-test: $(VENV)/.dev  ## Test a cluster of its own: needs Docker, and the ports 8700 to 8704
+	$(BIN)/python -m pytest tests/compose $(ARGS)
+
+cluster-down:  ## Stop the cluster, and remove its containers, network and volumes
+	docker compose --profile demo down --volumes --remove-orphans
 
 clean:  ## Remove what the targets made
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis

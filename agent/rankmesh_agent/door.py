@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from rankmesh_agent.serving import HttpThread, Taker, bind, url_of
 from rankmesh_agent.wire.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.wire.sockets import reachable_addresses
+from rankmesh_agent.wire.upgrade import Upgrade
 
 
 class Door:
@@ -38,10 +39,10 @@ class Door:
         self.port: int = self._listener.getsockname()[1]
         self.urls = [url_of(self._listener, address) for address in self.addresses]
 
-    def open(self, make_app: Callable[[], Any], fast_path: Taker | None, *, when_asked: bool) -> None:
+    def open(self, make_app: Callable[[], Any], ways: Mapping[Upgrade, Taker], *, when_asked: bool) -> None:
         """Begin to serve; see HttpThread."""
         self._thread = HttpThread(
-            make_app, self._listener, f"rankmesh-http-{self.port}", when_asked=when_asked, fast_path=fast_path
+            make_app, self._listener, f"rankmesh-http-{self.port}", when_asked=when_asked, ways=ways
         )
         self._thread.start()
 

@@ -7,11 +7,13 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rankmesh_agent.wire.making import making
 from rankmesh_agent.wire.sockets import bind, url_of
+from rankmesh_agent.wire.upgrade import Upgrade
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,7 +47,7 @@ class HttpThread:
         when_asked: wait for the first client before making the application. The web framework takes more memory and
             time to load than all the rest of a rank, and most ranks are never asked; a client that comes waits in the
             socket's queue meanwhile.
-        fast_path: serves the connections whose clients ask for the store's fast path; it ends with this.
+        ways: who serves the connections whose clients ask for another protocol; they end with this.
     """
 
     def __init__(
@@ -55,11 +57,11 @@ class HttpThread:
         name: str,
         *,
         when_asked: bool = False,
-        fast_path: Taker | None = None,
+        ways: Mapping[Upgrade, Taker] = MappingProxyType({}),
     ) -> None:
         self._make_app = make_app
         self._listener = listener
-        self._fast_path = fast_path
+        self._ways = ways
         self._server: Any = None
         self._stopping = False
         self._when_asked = when_asked
@@ -77,8 +79,8 @@ class HttpThread:
         else:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread if it waits for a client
-        if self._fast_path is not None:
-            self._fast_path.close()
+        for taker in self._ways.values():
+            taker.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         self._listener.close()
@@ -90,8 +92,8 @@ class HttpThread:
     def forget(self) -> None:
         """In a forked child: let go of the parent's listening socket."""
         self._listener.close()
-        if self._fast_path is not None:
-            self._fast_path.forget()
+        for taker in self._ways.values():
+            taker.forget()
 
     def _serve(self) -> None:
         try:
@@ -117,7 +119,7 @@ class HttpThread:
             app = self._make_app()
         config = uvicorn.Config(
             app,
-            http="auto" if self._fast_path is None else _with_fast_path(self._fast_path),
+            http=_with_ways(self._ways) if self._ways else "auto",
             lifespan="on",
             log_config=None,
             access_log=False,
@@ -129,11 +131,9 @@ class HttpThread:
             self._server.run(sockets=[self._listener])
 
 
-def _with_fast_path(fast_path: Taker) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol, but for connections that begin with the upgrade to the fast path: those it gives."""
+def _with_ways(ways: Mapping[Upgrade, Taker]) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol, but for connections that begin with an upgrade to another: those it gives away."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-    from rankmesh_agent.wire import store_frames
 
     class Doorway(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # which class it is depends on what is installed
         _head: bytes | None = b""
@@ -143,15 +143,15 @@ def _with_fast_path(fast_path: Taker) -> type[asyncio.Protocol]:
                 super().data_received(data)
                 return
             self._head += data
-            asked = store_frames.asks_for_upgrade(self._head)
-            if asked is None:
+            asked = {way.asked_for(self._head): taker for way, taker in ways.items()}
+            if True not in asked and None in asked:
                 return
             head, self._head = self._head, None
-            if not asked:
+            if True not in asked:
                 super().data_received(head)
                 return
             sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
             self.transport.abort()  # that closes uvicorn's descriptor, not the connection
-            fast_path.take(sock)
+            asked[True].take(sock)
 
     return Doorway

@@ -18,10 +18,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from rankmesh_agent.agent import Agent
+from rankmesh_agent.attach.attendance import Attendance
 from rankmesh_agent.door import Door
+from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.gateway import GatewayClient, Heart
+from rankmesh_agent.serving import Taker
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.transports import shared
+from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.schemas import (
@@ -32,6 +36,7 @@ from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
     GroupInfo,
+    GroupWanted,
     Lease,
     LeaseState,
     LeaseWanted,
@@ -39,6 +44,7 @@ from rankmesh_agent.wire.schemas import (
     Member,
 )
 from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
 _log = logging.getLogger("rankmesh")
@@ -49,8 +55,8 @@ _ANY_EPOCH = 1
 class _Tenancy:
     """A lease, and the Agent that came of it."""
 
-    def __init__(self, wanted: LeaseWanted) -> None:
-        self.lease = Lease(secrets.token_hex(16), wanted.job, wanted.rank, wanted.world_size, wanted.holder)
+    def __init__(self, wanted: LeaseWanted, lease_id: str) -> None:
+        self.lease = Lease(lease_id, wanted.job, wanted.rank, wanted.world_size, wanted.holder)
         self.instance = secrets.token_hex(16)
         self.joining = Deadline(wanted.timeout)
         self.idle = wanted.idle
@@ -101,6 +107,7 @@ class Standalone:
         self._heart = Heart(self._live)
         self._registered: float | None = None
         """When the gateway last took note of a sign of life."""
+        self._attendance = Attendance(self, self.id, settings.token, settings.shm_dir)
 
     @property
     def host_id(self) -> str:
@@ -109,7 +116,12 @@ class Standalone:
 
     def start(self) -> None:
         """Serve, and tell the gateway."""
-        self._door.open(self._app, _CurrentStore(self), when_asked=False)
+        ways: dict[Upgrade, Taker] = {
+            store_frames.UPGRADE: _CurrentStore(self),
+            attach_frames.UPGRADE: self._attendance,
+        }
+        self._door.open(self._app, ways, when_asked=False)
+        self._attendance.start()
         self._heart.start()
         self._heart.wake()
 
@@ -126,6 +138,7 @@ class Standalone:
             tenancy = self._tenancy
         if tenancy is not None:
             self.release(tenancy.lease.id, reason)
+        self._attendance.close()
         self._heart.stop()
         self._client.depart(AgentGoodbye(self.id))
         self._client.close()
@@ -133,18 +146,23 @@ class Standalone:
 
     # Leases
 
-    def take(self, wanted: LeaseWanted) -> tuple[Lease, Agent]:
+    def take(self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.
+
+        Args:
+            wanted: for what.
+            lease_id: random name of the lease; a new one if empty.
+            lends: see Agent.
 
         Raises:
             AgentTakenError: somebody else has it.
             LeaseEndedError: it was released meanwhile.
             DistNetworkError: the join failed, as of Agent.
         """
-        return self._join(self._reserve(wanted), wanted)
+        return self._join(self._reserve(wanted, lease_id), wanted, lends=lends)
 
-    def _reserve(self, wanted: LeaseWanted) -> _Tenancy:
-        tenancy = _Tenancy(wanted)
+    def _reserve(self, wanted: LeaseWanted, lease_id: str = "") -> _Tenancy:
+        tenancy = _Tenancy(wanted, lease_id or secrets.token_hex(16))
         with self._lock:
             if self._closed:
                 raise AgentTakenError(f"agent {self.name!r} is about to end; ask the gateway for another")
@@ -156,7 +174,7 @@ class Standalone:
         self._heart.wake()
         return tenancy
 
-    def _join(self, tenancy: _Tenancy, wanted: LeaseWanted) -> tuple[Lease, Agent]:
+    def _join(self, tenancy: _Tenancy, wanted: LeaseWanted, *, lends: bool = False) -> tuple[Lease, Agent]:
         try:
             agent = Agent(
                 replace(self._settings, job=wanted.job),
@@ -168,6 +186,7 @@ class Standalone:
                 door=self._door,
                 joining=tenancy.joining,
                 instance=tenancy.instance,
+                lends=lends,
             )
         except BaseException as error:
             self._free(tenancy)
@@ -366,6 +385,30 @@ class Standalone:
         agent = self.current
         return agent.groups() if agent is not None else []
 
+    def group(self, name: str) -> Communicator | None:
+        """Return the group of an id or name, None if the rank is in none.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        return self.leased().group(name)
+
+    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+        """Make a group; see Agent.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        return self.leased().make_group(wanted, begun)
+
+    def delete_group(self, group: Communicator) -> None:
+        """End a group; see Agent.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        self.leased().delete_group(group)
+
     async def aclose(self) -> None:
         """Let go of what the HTTP face used: the lease has ended by then, and its agent's with it."""
 
@@ -378,7 +421,9 @@ class Standalone:
         from rankmesh_agent.app import create_app
 
         names = [*self._door.names, self.name, *(_host_in(url) for url in self.urls)]
-        return create_app(self, token=self._settings.token, names=names, landlord=self)
+        return create_app(
+            self, token=self._settings.token, names=names, landlord=self, max_tensor=self._settings.max_body
+        )
 
 
 class _CurrentStore:

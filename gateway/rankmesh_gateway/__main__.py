@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.settings import Settings, require_token_beyond_loopback, token_in
+from rankmesh_agent.wire.settings import Settings, make_token, require_token_beyond_loopback, token_in
 from rankmesh_agent.wire.sockets import bind
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.app import create_app
@@ -27,8 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 after a signal, 2 when the gateway could not start (standard error says why).
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.make_token and options.token_file is None:
+        parser.error("--make-token needs --token-file, the file to put it in")
     try:
+        if options.make_token:
+            make_token(options.token_file)
         settings = Settings.from_env(os.environ)
         token = token_in(options.token_file) if options.token_file else settings.token
         require_token_beyond_loopback(options.host, token, "the gateway")
@@ -56,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=8700, help="port, 0 for any free one (default: %(default)s)")
     parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the token")
+    parser.add_argument("--make-token", action="store_true", help="put a fresh token into that file if there is none")
     parser.add_argument("--version", action="version", version=f"RankMesh {__version__}")
     return parser
 

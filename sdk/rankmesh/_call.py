@@ -9,7 +9,7 @@ from typing import Any
 
 from rankmesh._debug import note_of
 from rankmesh._world import Group, NonMember, communicator
-from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.order import Options
 from rankmesh_agent.engine.waits import After, Note
 from rankmesh_agent.wire.deadline import seconds_of
@@ -17,7 +17,7 @@ from rankmesh_agent.wire.deadline import seconds_of
 Timeout = timedelta | float | None
 
 
-def members_of(group: Group, called: str) -> Communicator | None:
+def members_of(group: Group, called: str) -> Calls | None:
     """Return what carries out a group's calls; warn and return None if this process is not a member.
 
     Raises:
@@ -32,9 +32,7 @@ def members_of(group: Group, called: str) -> Communicator | None:
     return communicator(group)
 
 
-def group_root(
-    members: Communicator, rank: int | None, group_rank: int | None, name: str, default: int | None = None
-) -> int:
+def group_root(members: Calls, rank: int | None, group_rank: int | None, name: str, default: int | None = None) -> int:
     """Return the group rank of the rank a call names, globally or in the group.
 
     Args:
@@ -102,7 +100,7 @@ def listed(
 
 
 def options(
-    members: Communicator,
+    members: Calls,
     timeout: Timeout,
     async_op: bool,
     tensors: list[Any],

@@ -17,7 +17,7 @@ from rankmesh._call import Timeout, group_root, listed, members_of, options
 from rankmesh._parcels import HEAD_BYTES, RECORD_TAG, Incoming, Outgoing, move_rests, pack, records
 from rankmesh._serialize import dumps
 from rankmesh._world import Group
-from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.order import Options
 from rankmesh_agent.engine.p2p import ANY
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
@@ -372,7 +372,7 @@ def _check_device(device: Any) -> None:
         raise ValueError(f"device={str(device)!r}: objects travel through host memory; leave device out or give 'cpu'")
 
 
-def _other(members: Communicator, group_rank: int, name: str) -> int:
+def _other(members: Calls, group_rank: int, name: str) -> int:
     if group_rank == members.rank:
         raise ValueError(f"{name} is this rank: a process does not send to itself, copy the objects instead")
     return group_rank
@@ -381,7 +381,7 @@ def _other(members: Communicator, group_rank: int, name: str) -> int:
 # Steps
 
 
-def _rounds(members: Communicator, timeout: Timeout, note: str) -> Callable[[bool], Options]:
+def _rounds(members: Calls, timeout: Timeout, note: str) -> Callable[[bool], Options]:
     """Return what says how to make each call of an operation: all of them together have its timeout.
 
     Raises:
@@ -408,7 +408,7 @@ def _raise(error: Exception | None) -> None:
         raise error
 
 
-def _same_count(members: Communicator, counts: list[int], root: int) -> None:
+def _same_count(members: Calls, counts: list[int], root: int) -> None:
     if any(count != counts[root] for count in counts):
         lengths = ", ".join(f"{count} on rank {rank}" for rank, count in zip(members.numbers, counts, strict=True))
         raise CollectiveMismatchError(
@@ -420,7 +420,7 @@ def _same_count(members: Communicator, counts: list[int], root: int) -> None:
         )
 
 
-def _opened_list(parcel: Incoming, members: Communicator, rank: int, count: int, called: str) -> list[Any]:
+def _opened_list(parcel: Incoming, members: Calls, rank: int, count: int, called: str) -> list[Any]:
     objects = parcel.open(members, rank, called)
     if not isinstance(objects, list) or len(objects) != count:
         number = members.numbers[rank]

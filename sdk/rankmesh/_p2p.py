@@ -8,7 +8,7 @@ from typing import Any, cast
 from rankmesh._arrays import destination, source
 from rankmesh._call import Timeout, group_root, members_of, options, whole
 from rankmesh._world import Group, require_world
-from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.p2p import ANY
 from rankmesh_agent.engine.work import Work
 
@@ -198,7 +198,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
 
 
 def _sending(
-    members: Communicator,
+    members: Calls,
     tensor: Any,
     dst: int | None,
     tag: int,
@@ -216,7 +216,7 @@ def _sending(
 
 
 def _receiving(
-    members: Communicator,
+    members: Calls,
     tensor: Any,
     src: int | None,
     tag: int,
@@ -235,7 +235,7 @@ def _receiving(
     return lambda: members.receive(array, rank, tag, how)
 
 
-def _peer(members: Communicator, group_rank: int, name: str) -> int:
+def _peer(members: Calls, group_rank: int, name: str) -> int:
     """Return the mesh's number of a rank that is to be another one."""
     if group_rank == members.rank:
         raise ValueError(f"{name} is this rank: a process does not send to itself, copy the array instead")

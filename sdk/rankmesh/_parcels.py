@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh._serialize import loads
-from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.order import Options
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError
 
@@ -86,7 +86,7 @@ class Incoming:
         self._payload[: first.size] = first
         self.rest = self._payload[first.size :]
 
-    def open(self, members: Communicator, group_rank: int, called: str) -> Any:
+    def open(self, members: Calls, group_rank: int, called: str) -> Any:
         """Return the objects, once the rest is there.
 
         Args:
@@ -137,7 +137,7 @@ def records(size: int) -> list[Octets]:
 
 
 def move_rests(
-    members: Communicator,
+    members: Calls,
     sends: Sequence[tuple[int, Outgoing]],
     receives: Sequence[tuple[int, Incoming]],
     how: Callable[[bool], Options],

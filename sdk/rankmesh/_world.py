@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
     from rankmesh._stores.agent import AgentStore as Store
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.engine.communicator import Communicator
+    from rankmesh_agent.attach.agent import AttachedAgent
+    from rankmesh_agent.engine.calls import Calls
 
 default_pg_timeout: Final = timedelta(minutes=30)
 """Default time an operation may take, as in torch.distributed; RANKMESH_TIMEOUT (seconds) changes it."""
@@ -29,7 +30,7 @@ default_pg_timeout: Final = timedelta(minutes=30)
 class ProcessGroup:
     """A group of ranks, this process among them. Made by init_process_group and new_group, not by hand."""
 
-    def __init__(self, communicator: Communicator, description: str = "") -> None:
+    def __init__(self, communicator: Calls, description: str = "") -> None:
         self._communicator = communicator
         self._description = description
 
@@ -93,7 +94,7 @@ Group = ProcessGroup | NonMember | None
 class _World:
     """Everything one init_process_group made."""
 
-    def __init__(self, agent: Agent, rendezvous: Rendezvous, backend: str, pg_options: Any) -> None:
+    def __init__(self, agent: Agent | AttachedAgent, rendezvous: Rendezvous, backend: str, pg_options: Any) -> None:
         self.agent = agent
         self.rendezvous = rendezvous
         self.backend = backend
@@ -127,7 +128,7 @@ class _World:
         self.groups, self.group = [], group
         group._communicator.numbers = tuple(range(group.size()))
 
-    def _equip(self, made: Communicator, backend: str, pg_options: Any) -> None:
+    def _equip(self, made: Calls, backend: str, pg_options: Any) -> None:
         """Have a backend from outside carry out a group's collectives, if it is one."""
         if backend == "mesh":
             return
@@ -197,9 +198,13 @@ def init_process_group(
             * ``"tcp://239.1.2.3:port"``, any multicast address: one process hosts the gateway, the others find it.
             * ``"file:///path"``: the first process to come hosts the gateway and writes its address to the file; the
               path must be shared.
-            * ``"http://host:port"``: a gateway that runs already.
+            * ``"http://host:port"``: a gateway that runs already. If standalone agents are registered there
+              (``rankmesh agent``), this process attaches to one, which then carries its rank: the same host's, over
+              shared memory, or another one's.
 
-            ``?rank=…&world_size=…`` may be appended to each. Not together with ``store``.
+            ``?rank=…&world_size=…`` may be appended to each, and ``?hosting=attached`` or ``?hosting=embedded`` to
+            insist on an agent of a process of its own, or on one in this process; RANKMESH_HOSTING does so for all
+            methods. Not together with ``store``.
         timeout: how long the join, and later by default each operation, may take: timedelta or seconds; 30 minutes
             unless RANKMESH_TIMEOUT says otherwise.
         world_size: how many ranks there are; WORLD_SIZE, Slurm's or Open MPI's variables if left out.
@@ -221,10 +226,13 @@ def init_process_group(
         RankTakenError: another live process has this rank.
         WorldSizeMismatchError: the ranks disagree on the world size.
         AuthenticationError: the token is not the job's.
+        DistNetworkError: this process is to attach to a standalone agent, and none is registered, free or reachable;
+            says who has them.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#initialization
     """
     global _world
+    from rankmesh._hosting import agent_for
     from rankmesh._rendezvous import rendezvous
 
     with _lock:
@@ -237,16 +245,7 @@ def init_process_group(
         seconds = seconds_of(timeout, settings.timeout)
         meeting = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
         try:
-            from rankmesh_agent.agent import Agent
-
-            agent = Agent(
-                settings,
-                meeting.find,
-                rank=meeting.rank,
-                world_size=meeting.world_size,
-                host=meeting.bind_host,
-                timeout=seconds,
-            )
+            agent = agent_for(meeting, settings, seconds)
         except BaseException:
             meeting.close()
             raise
@@ -301,7 +300,7 @@ _get_default_store = get_default_store
 """torch's name."""
 
 
-def communicator(group: ProcessGroup | None) -> Communicator:
+def communicator(group: ProcessGroup | None) -> Calls:
     """Return what carries out a group's calls.
 
     Raises:

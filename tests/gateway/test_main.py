@@ -112,6 +112,21 @@ def test_a_token_file_that_is_no_use(start, arguments, said):
     assert said in refusal(start(*arguments))
 
 
+def test_a_fresh_token_is_made_and_kept(start, tmp_path):
+    path = tmp_path / "token"
+    for _ in range(2):
+        process = start("--port", "0", "--token-file", str(path), "--make-token")
+        url, token = url_of(process), path.read_text().strip()
+        assert httpx.get(f"{url}/v1/ranks", timeout=30).status_code == 401
+        assert httpx.get(f"{url}/v1/ranks", headers={"Authorization": f"Bearer {token}"}, timeout=30).status_code == 200
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_fresh_token_needs_a_file_to_be_in(start):
+    assert "--make-token needs --token-file" in start("--make-token").communicate(timeout=30)[1]
+
+
 def test_a_port_that_is_none(start):
     process = start("--port", "99999")
     assert "give a number from 0 to 65535" in process.communicate(timeout=30)[1]

@@ -13,41 +13,36 @@ from rankmesh_agent.collectives.hierarchical.hosts import Hosts, layout_of
 from rankmesh_agent.collectives.link import octets
 from rankmesh_agent.engine.backends.custom import CustomBackend
 from rankmesh_agent.engine.backends.hosts import HostsBackend
+from rankmesh_agent.engine.backends.lent import Lent
 from rankmesh_agent.engine.backends.mesh import MeshBackend
 from rankmesh_agent.engine.backends.sharing import Sharing, share_memory
-from rankmesh_agent.engine.batch import merged
+from rankmesh_agent.engine.calls import Calls
+from rankmesh_agent.engine.elsewhere import Elsewhere
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.messages import Messages
 from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.p2p import ANY, Matching
 from rankmesh_agent.engine.peer import Port, Transfer
 from rankmesh_agent.engine.records import Entry, Tally, in_flight
-from rankmesh_agent.engine.registered import Outcome
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
-from rankmesh_agent.engine.waits import Message
+from rankmesh_agent.engine.waits import Message, RunningCall
 from rankmesh_agent.engine.work import MessageWork, Work
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.dtypes import code_of
-from rankmesh_agent.wire.errors import DistError, DistNetworkError
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.frames import Header, Opcode
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, Kind
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo, InFlight, Member
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("rankmesh")
-# Read off their classes once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
-_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
-    Kind.ALL_REDUCE,
-    Kind.ALL_GATHER,
-    Kind.REDUCE_SCATTER,
-    Kind.BARRIER,
-)
+# Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
 _ENTER, _PART, _ABORT = Opcode.ENTER, Opcode.PART, Opcode.ABORT
 
 
-class Communicator(Port):
+class Communicator(Calls, Port):
     """One rank's side of a group.
 
     Args:
@@ -59,29 +54,27 @@ class Communicator(Port):
         timeout: default seconds a call may take.
 
     Attributes:
-        numbers: the numbers the user knows the members by, by group rank: ``ranks``, unless the user's world is no
-            longer the mesh.
-        usual: how a synchronous call is to be made that asks for nothing in particular.
+        mesh: see above.
+        elsewhere: the calls that another process makes in this rank's place, if one does.
+        lent: the members' memory, if it was lent to such a process; see Sharing.lend.
     """
 
     def __init__(
         self, mesh: Mesh, group: int, name: str, ranks: Sequence[int], members: dict[int, Member], timeout: float
     ) -> None:
+        super().__init__(group, name, ranks, mesh.rank, timeout)
         self.mesh = mesh
-        self.id = group
-        self.name = name
-        self.ranks = tuple(ranks)
-        self.rank = self.ranks.index(mesh.rank)
-        self.size = len(self.ranks)
         self._others = frozenset(self.ranks) - {mesh.rank}
         self._sources = tuple(member for member in self.ranks if member != mesh.rank)
-        self.timeout = timeout
-        self.usual = Options(timeout)
         self._standing = Standing(mesh, group, name, self.ranks, members)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = Matching(mesh, group, self._standing.number)
         self._messages = Messages(mesh.recorder)
-        self._order = Order(self._standing, name, MeshBackend(self._link, self.ranks, None))
+        self._order = Order(
+            self._standing, RunningCall(self._standing), name, MeshBackend(self._link, self.ranks, None)
+        )
+        self.lent: Segment | None = None
+        self.elsewhere = Elsewhere(self._standing, self._link)
         self._closed = False
         mesh.recorder.begin(self)
         mesh.open_port(group, self)
@@ -99,16 +92,6 @@ class Communicator(Port):
     @numbers.setter
     def numbers(self, numbers: tuple[int, ...]) -> None:
         self._standing.numbers = numbers
-
-    @property
-    def medium(self) -> str:
-        """What carries the collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts) or ``self``."""
-        return self._order.backend.medium
-
-    @property
-    def backend(self) -> str:
-        """The name of what carries out the collectives."""
-        return self._order.backend.name
 
     def use_engine(self, name: str, engine: Any) -> None:
         """Have an engine from outside carry out the collectives from now on; the members do so at the same point.
@@ -151,55 +134,13 @@ class Communicator(Port):
         if segment is not None and len(layout) > 1:
             order.use(HostsBackend(self._link, self.ranks, Hosts(self._link, segment, layout)))
             return
+        if segment is not None and sharing.lend:
+            self.lent = segment
+            order.use(Lent())
+            return
         order.use(MeshBackend(self._link, self.ranks, segment))
         if segment is not None:
             order.carry_out(order.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
-
-    # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks
-
-    def all_reduce(self, array: Array, op: ReduceOp, options: Options) -> Work | None:
-        """Reduce ``array`` over all members, in place."""
-        return self._order.submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
-
-    def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
-        """Reduce ``array`` over all members, into the root's."""
-        key = Kind.REDUCE, array.dtype, array.size, op, self.numbers[root]
-        return self._order.submit(key, (array, op, root), options)
-
-    def broadcast(self, array: Array, root: int, options: Options) -> Work | None:
-        """Copy the root's array to all members."""
-        key = Kind.BROADCAST, array.dtype, array.size, None, self.numbers[root]
-        return self._order.submit(key, (array, root), options)
-
-    def all_gather(self, outputs: Sequence[Array], array: Array, options: Options) -> Work | None:
-        """Copy every member's ``array`` to the output of its group rank; they may differ in length."""
-        count, counts = _counts(outputs)
-        key = _ALL_GATHER, array.dtype, count, None, None, counts
-        return self._order.submit(key, (outputs, array), options)
-
-    def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
-        """Copy every member's ``array`` to the root's output of its group rank; no outputs elsewhere."""
-        key = Kind.GATHER, array.dtype, array.size, None, self.numbers[root]
-        return self._order.submit(key, (outputs, array, root), options)
-
-    def scatter(self, output: Array, inputs: Sequence[Array], root: int, options: Options) -> Work | None:
-        """Copy the root's input of each group rank to that member's ``output``; no inputs elsewhere."""
-        key = Kind.SCATTER, output.dtype, output.size, None, self.numbers[root]
-        return self._order.submit(key, (output, inputs, root), options)
-
-    def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
-        """Reduce every member's input of each group rank into that member's ``output``; they may differ in length."""
-        count, counts = _counts(inputs)
-        key = _REDUCE_SCATTER, output.dtype, count, op, None, counts
-        return self._order.submit(key, (output, inputs, op), options)
-
-    def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], options: Options) -> Work | None:
-        """Copy every member's input of each group rank to that member's output of its own; each of its own length."""
-        return self._order.submit((Kind.ALL_TO_ALL, inputs[0].dtype, -1), (outputs, inputs), options)
-
-    def barrier(self, options: Options) -> Work | None:
-        """Wait until all members have come."""
-        return self._order.submit((_BARRIER,), (), options)
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         """Return an array in memory that the members share, where they share memory; a synchronous collective call.
@@ -209,61 +150,41 @@ class Communicator(Port):
         """
         if not isinstance(self._order.backend, MeshBackend):
             return np.empty(count, dtype)  # an engine from outside knows nothing of ours
-        outcome: Outcome = []
-        arguments = self._sharing.directory, self._sharing.job, count * dtype.itemsize, outcome
-        order = self._order
-        order.submit((Kind.EMPTY, dtype, count), arguments, options._replace(after=lambda: order.use(order.backend)))
-        made = outcome[0]
-        if isinstance(made, DistNetworkError):
-            raise made
-        return made.view(dtype)
-
-    def open_batch(self) -> None:
-        """Record this thread's collectives instead of making them.
-
-        Raises:
-            RuntimeError: a batch is open.
-        """
-        self._order.open_batch()
-
-    @property
-    def batching(self) -> bool:
-        """Whether this thread's collectives are being recorded."""
-        return self._order.batching
-
-    def close_batch(self, options: Options | None) -> list[Work]:
-        """Make the recorded collectives, or with None forget them; return the Works of asynchronous ones."""
-        recorded = self._order.close_batch()
-        if options is None:
-            return []
-        works = []
-        for call in merged(recorded):
-            how = options._replace(user=call.user, after=call.after, note=call.note)
-            works.append(self._order.submit(call.key, call.arguments, how))
-        return [work for work in works if work is not None]
+        return self._registered(dtype, count, options, self._sharing.directory, self._sharing.job)
 
     # Point-to-point: ranks are the mesh's
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
-        """Send ``array`` to a rank."""
+        """See Calls."""
+        return self._follow_up(self.begin_send(array, rank, tag, options), options, None)
+
+    def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
+        """See Calls."""
+        message = self.begin_receive(array, rank, tag, options)
+        work = self._follow_up(message, options, lambda: self.source(message))
+        return self.source(message) if work is None else work
+
+    def begin_send(self, array: Array, rank: int, tag: int, options: Options) -> Message:
+        """Begin to send ``array`` to a rank; whoever calls this has to settle it, or abandon it."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
             transfer = self._matching.send(rank, octets(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
                 self.mesh.hold(self.id, transfer)
-        message = self._message(transfer, "send", array, rank, tag, (rank,), options)
-        return self._follow_up(message, options, None)
+        return self._message(transfer, "send", array, rank, tag, (rank,), options)
 
-    def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
-        """Receive into ``array`` from a rank, or from ANY; return the source's number, or the Work."""
+    def begin_receive(self, array: Array, rank: int, tag: int, options: Options) -> Message:
+        """Begin to receive into ``array`` from a rank, or from ANY; see begin_send."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
             transfer = self._matching.receive(rank, octets(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
                 self.mesh.hold(self.id, transfer)
-        message = self._message(transfer, "recv", array, rank, tag, self._sources if rank == ANY else (rank,), options)
-        work = self._follow_up(message, options, lambda: self._number(transfer.source))
-        return self._number(transfer.source) if work is None else work
+        return self._message(transfer, "recv", array, rank, tag, self._sources if rank == ANY else (rank,), options)
+
+    def source(self, message: Message) -> int:
+        """Return the number of the rank that a received message came from."""
+        return self._number(message.transfer.source)
 
     def _message(
         self,
@@ -284,7 +205,7 @@ class Communicator(Port):
         if not options.async_op:
             message.settle(message.deadline)
             return None
-        return MessageWork(message.settle, options.user, message.deadline, source)
+        return MessageWork(message.settle, options.user, message.deadline, source, message.abandon)
 
     def _number(self, rank: int) -> int:
         return self._standing.number(rank)
@@ -308,11 +229,18 @@ class Communicator(Port):
 
     def under_way(self) -> list[Entry]:
         """See records.Recorded."""
-        return self._order.under_way() + self._messages.under_way()
+        return self._order.under_way() + self.elsewhere.under_way() + self._messages.under_way()
 
     def tallies(self) -> Mapping[str, Tally]:
         """See records.Recorded."""
-        return {**self._order.tallies(), **self._messages.tallies()}
+        found = {**self._order.tallies(), **self._messages.tallies()}
+        for op, tally in self.elsewhere.tallies().items():
+            both = Tally()
+            both.add(tally)
+            if op in found:
+                both.add(found[op])
+            found[op] = both
+        return found
 
     def close(self) -> None:
         """End the group at this member: queued calls fail, the worker ends. Does nothing the second time."""
@@ -351,12 +279,3 @@ class Communicator(Port):
             self._standing.told(bytes(payload))
         else:
             self._matching.deliver(rank, header, payload)
-
-
-def _counts(arrays: Sequence[Array]) -> tuple[int, tuple[int, ...] | None]:
-    """Return the length of the arrays, and their lengths if they differ."""
-    first = arrays[0].size
-    for array in arrays:
-        if array.size != first:
-            return -1, tuple(array.size for array in arrays)
-    return first, None

@@ -33,6 +33,8 @@ _GRACE_SECONDS = 0.001
 """How long nobody has called when the background thread begins to lead."""
 SLICE_SECONDS = 0.1
 """How long a wait lasts at most before the deadline is looked at again."""
+SILENT_SECONDS = 8.0
+"""How long a peer's host may leave unanswered what it has to answer; with what goes before, about FAILED_SECONDS."""
 _LOOKS = 10
 """How often a wait looks around before it sleeps, where each look is a system call."""
 _SPINS = 200
@@ -252,6 +254,30 @@ class Mesh:
         with self.visit():
             if not self._leading and not self._closed:
                 self._sweep(0)
+
+    def give_up_silent_hosts(self) -> None:
+        """Hold peers for failed whose hosts have answered nothing for SILENT_SECONDS; to be called every second.
+
+        A connection does not tell: TCP goes on for a quarter of an hour.
+        """
+        now = time.monotonic()
+        with self.lock:
+            for rank, peer in self._peers.items():
+                if self._closed or rank in self.lost:
+                    continue
+                unanswered = peer.connection.unanswered()
+                if not unanswered:
+                    peer.unanswered_since = None
+                    continue
+                if peer.unanswered_since is None:
+                    # A question for room may be the first in minutes: who was asked just now has yet to answer.
+                    peer.unanswered_since = now
+                silent = min(unanswered, now - peer.unanswered_since)
+                if silent >= SILENT_SECONDS:
+                    why = f"its host has answered nothing for {silent:.0f} s: it, or the network to it, is down"
+                    self._lose(peer, Lost(why, clean=False))
+                    if self._asleep:
+                        self._ring()
 
     def _lead(self, enough: Callable[[], bool], deadline: Deadline) -> None:
         """Move bytes until it is enough, or the deadline passes."""

@@ -12,18 +12,19 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.engine.backends.base import Backend
+from rankmesh_agent.engine.backends.base import Backend, Watch
 from rankmesh_agent.engine.batch import BatchedWork, Recorded
-from rankmesh_agent.engine.records import BOUNDS, Entry, Tally, error_text
-from rankmesh_agent.engine.standing import Standing
-from rankmesh_agent.engine.waits import After, Note, RunningCall
+from rankmesh_agent.engine.records import BOUNDS, Entry, Owner, Recorder, Tally, error_text
+from rankmesh_agent.engine.waits import After, Note
 from rankmesh_agent.engine.work import QueuedWork, Work
-from rankmesh_agent.wire.errors import CollectiveMismatchError
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError
 from rankmesh_agent.wire.ops import Call, Kind
 
 _PLANS = 1024
@@ -70,6 +71,7 @@ class Options(NamedTuple):
         user: the user's arrays, for Work.result().
         after: what to do once the data is there.
         note: what to say of it when the ranks' calls do not fit together.
+        deadline: by when a queued call has to be over, however late its turn comes; instead of ``timeout``.
     """
 
     timeout: float
@@ -77,6 +79,47 @@ class Options(NamedTuple):
     user: list[Any] = []  # noqa: RUF012  # never changed
     after: After = None
     note: Note = None
+    deadline: Deadline | None = None
+
+
+class Footing(Owner, Protocol):
+    """What the calls of a group stand on: whether the group can go on.
+
+    Attributes:
+        seq: the number of the latest call.
+        begun: when it began, by the monotonic clock; None when it has ended.
+    """
+
+    seq: int
+    begun: float | None
+
+    @property
+    def recorder(self) -> Recorder:
+        """What remembers the calls."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while a call is queued; who ends the group holds it, too."""
+
+    @property
+    def failure(self) -> DistError | None:
+        """The first failure, None while the group can go on."""
+
+    def under_way(self) -> Entry | None:
+        """Return the latest call if it is under way. For any thread."""
+
+    def raise_if_failed(self) -> None:
+        """Raise the first failure, if there was one."""
+
+    def give_up(self, error: BaseException) -> None:
+        """End the group because of an error here, and tell the members unless they know."""
+
+
+class Running(Watch, Protocol):
+    """The calls of a group, one after the other, as the backend sees them."""
+
+    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Note = None) -> float:
+        """Go on to another call; see waits.RunningCall."""
 
 
 class Order:
@@ -84,16 +127,17 @@ class Order:
 
     Args:
         standing: whether the group can go on.
+        running: the call under way.
         name: the group's name, for the worker thread's.
         backend: what carries the calls out; ``use`` changes it.
     """
 
-    def __init__(self, standing: Standing, name: str, backend: Backend) -> None:
+    def __init__(self, standing: Footing, running: Running, name: str, backend: Backend) -> None:
         self.backend = backend
         self._standing = standing
-        self._running = RunningCall(standing)
+        self._running = running
         self._name = name
-        self._record = standing.mesh.recorder.record
+        self._record = standing.recorder.record
         self._plans: dict[Any, Plan] = {}
         self._tallies: dict[str, Tally] = {}
         self._turn = threading.Lock()
@@ -238,10 +282,13 @@ class Order:
         def run() -> None:
             with self._turn:
                 queued.turn = True
-                self._run(key, arguments, options)
+                if work.claim():
+                    until = options.deadline
+                    how = options if until is None else options._replace(timeout=until.remaining())
+                    self._run(key, arguments, how)
 
         work = QueuedWork(run, options.user, plan.call.name, lambda: self._worker)
-        with self._standing.mesh.lock:
+        with self._standing.lock:
             self._standing.raise_if_failed()  # close() takes the lock, too: nothing is queued behind its end mark
             self._queued.append(queued)
             if self._worker is None:
@@ -253,7 +300,7 @@ class Order:
     def _work(self) -> None:
         while (work := self._queue.get()) is not None:
             work.run()
-            with self._standing.mesh.lock:
+            with self._standing.lock:
                 self._queued.popleft()
 
     def _run(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> None:

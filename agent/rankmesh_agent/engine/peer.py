@@ -109,6 +109,8 @@ class Peer:
         """Whether a frame has arrived whose buffer has not been posted."""
         self.hung_up = False
         """Whether nothing more will come than what is already here."""
+        self.unanswered_since: float | None = None
+        """The clock when the peer's host was first seen to leave something unanswered, None while it does not."""
         self._broken = False
         self.corked = False
         """Whether frames are to be queued, because more may follow at once; set by cork and by the mesh."""

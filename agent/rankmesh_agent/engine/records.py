@@ -6,21 +6,19 @@ whose words are made when somebody asks, and three additions.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
-
-if TYPE_CHECKING:
-    from rankmesh_agent.engine.standing import Standing
 
 KEPT = 1000
 """How many calls and messages the flight recorder keeps unless somebody says otherwise."""
@@ -30,9 +28,27 @@ ENDED_GROUPS = "ended"
 """What the tallies of the groups that are no more go under, together: sums over groups never go down."""
 
 
+class Owner(Protocol):
+    """Whose a call is: a group at one rank."""
+
+    @property
+    def id(self) -> str:
+        """The group's id, as people are told."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def is_called(self, name: str) -> bool:
+        """Whether that is the group's name or id."""
+
+    def number(self, rank: int) -> int:
+        """Return the number the user knows a member by."""
+
+
 Message = tuple[str, np.dtype[Any], int, int, int]
 """A message between two ranks: ``send`` or ``recv``, dtype and elements, the other rank or -1 for any, tag."""
-Entry = tuple["Standing", "Call | Message", int, float, float | None, str, int]
+Entry = tuple[Owner, Call | Message, int, float, float | None, str, int]
 """A call or message: whose, what, its number, begin and end by the monotonic clock, its error's text, its bytes. The
 end is None while it is under way. A bare tuple, as making one takes a fifth of what making a named one takes."""
 
@@ -96,6 +112,14 @@ class Recorder:
         self._lock = threading.Lock()
         self._groups: list[Recorded] = []
         self._ended: dict[str, Tally] = {}
+
+    def taken(self) -> list[Entry]:
+        """Return what is remembered of calls that have ended, and forget it."""
+        found: list[Entry] = []
+        with contextlib.suppress(IndexError):
+            while len(found) < (self._entries.maxlen or 0):
+                found.append(self._entries.popleft())
+        return found
 
     def begin(self, group: Recorded) -> None:
         """Take note of a group."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
@@ -30,7 +31,25 @@ _PATIENCE_EACH = 0.02
 """The same for each member: in a large group that is many messages, and the members come further apart."""
 
 
-class MessageLink(Link):
+class Rounds(Link):
+    """A Link for one call after the other."""
+
+    @abstractmethod
+    def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
+        """Begin call number ``seq``.
+
+        Args:
+            seq: the call's number, counted the same at all ranks.
+            fingerprint: of the call; ``enter`` compares everyone's.
+            wait: see Watch.wait.
+        """
+
+    @abstractmethod
+    def retell(self, payload: Payload) -> list[Payload]:
+        """After a disagreement, wherever in the call it showed: tell everyone ``payload``, return what they tell."""
+
+
+class MessageLink(Rounds):
     """A group's messages during its calls, one call after the other.
 
     Args:
@@ -60,7 +79,7 @@ class MessageLink(Link):
         self._scratch = np.empty(0, np.uint8)
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
-        """Begin call number ``seq``."""
+        """Begin call number ``seq``; see Rounds."""
         if seq != self._seq:
             for part in range(self._round):
                 self._arrived.pop((self._seq, part), None)  # arrivals that were only told when the former call was over
@@ -143,7 +162,7 @@ class MessageLink(Link):
         return ready_or_hail
 
     def retell(self, payload: Payload) -> list[Payload]:
-        """After a disagreement, wherever in the call it showed: tell everyone ``payload``, return what they tell."""
+        """See Rounds."""
         arrived = self._meet(_RETELL, payload)
         return [arrived[member][1] for member in range(self.size)]
 

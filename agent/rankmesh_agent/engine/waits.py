@@ -24,11 +24,14 @@ class RunningCall:
 
     Args:
         standing: of the group.
+
+    Attributes:
+        deadline: when the latest call has to be over.
     """
 
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
-        self._deadline = Deadline(0)
+        self.deadline = Deadline(0)
         self._note: Note = None
 
     def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Note = None) -> float:
@@ -46,7 +49,7 @@ class RunningCall:
         self.seq = standing.seq = seq
         standing.nbytes = nbytes
         self._note = note
-        deadline = self._deadline
+        deadline = self.deadline
         deadline.restart(seconds)
         begun = standing.begun = deadline.begun
         return begun
@@ -72,8 +75,8 @@ class RunningCall:
             return  # the last one came meanwhile, and may have left since
         words = f"{self.call.name} #{self.seq}"
         standing.raise_if_gone(waiting_for, words)
-        if self._deadline.passed():
-            raise standing.late(waiting_for, words, self._deadline, self.seq)
+        if self.deadline.passed():
+            raise standing.late(waiting_for, words, self.deadline, self.seq)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         """See Watch."""
@@ -88,7 +91,7 @@ class RunningCall:
             return standing.hopeless([standing.ranks[member] for member in missing()])
 
         while True:
-            mesh.wait(settled, self._deadline)
+            mesh.wait(settled, self.deadline)
             with mesh.lock:
                 if ready():
                     return
@@ -137,7 +140,7 @@ class Message:
         except BaseException as error:
             # A wait shorter than the operation's own deadline may end without ending the operation.
             if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
-                self._abandon(error)
+                self.abandon(error)
                 self._messages.end(self._entry, error)
             raise
         if done:
@@ -166,7 +169,7 @@ class Message:
     def _hopeless(self) -> bool:
         return self._standing.hopeless(self._partners, any_will_do=True)
 
-    def _abandon(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException) -> None:
         """Undo a message that will not be waited for any longer; if its data is on the way, give the group up."""
         with self._standing.mesh.lock:
             undone = self._matching.cancel(self.transfer)

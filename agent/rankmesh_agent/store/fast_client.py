@@ -289,7 +289,7 @@ class BlockingRemote(BlockingStore):
             sock.settimeout(patience)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             notice_vanished_peer(sock)
-            sock.sendall(store_frames.upgrade(place))
+            sock.sendall(store_frames.UPGRADE.request(place))
             head = b""
             while (nearby := store_frames.nearby_of(head)) is None:
                 head += sock.recv(_READ) or _hung_up()

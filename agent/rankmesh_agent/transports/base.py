@@ -89,6 +89,13 @@ class Connection(ABC):
         """Return whether the peer has taken back no offer of that generation: what was read before this is good."""
         return False
 
+    def unanswered(self) -> float:
+        """Return for how many seconds the peer's host has left unanswered what it has to answer, 0.0 if it has not.
+
+        A process that is busy, or stopped, is not silent: its kernel answers.
+        """
+        return 0.0
+
     def finish(self) -> bool:
         """Throw away what comes in; return whether the peer has got everything that was sent, so that one may close."""
         return True

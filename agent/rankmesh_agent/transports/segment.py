@@ -67,13 +67,14 @@ class Segment:
     Attributes:
         crowded: see above.
         windows: what the ranks can read of each other's memory.
+        mapping: the memory.
     """
 
     def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, crowded: bool) -> None:
         self.rank = rank
         self.size = size
         self.slot_bytes = slot_bytes
-        self._mapping = mapping
+        self.mapping = mapping
         self._words = mapping.bytes.data[: size * LINE].cast("Q")
         self._addresses = [mapping.address + rank * LINE for rank in range(size)]
         self._address = self._addresses[rank]

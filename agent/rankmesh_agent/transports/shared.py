@@ -15,6 +15,7 @@ import platform
 import re
 import secrets
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -83,17 +84,21 @@ class Mapping:
         path: where it was made.
         bytes: the memory as an array of uint8.
         address: where it begins in this process.
+        descriptor: of the file, as long as this object lives; -1 if it was not to be kept.
     """
 
-    def __init__(self, directory: str, name: str, descriptor: int, size: int) -> None:
+    def __init__(self, directory: str, name: str, descriptor: int, size: int, *, keep: bool = False) -> None:
         self.name = name
         self.path = f"{directory}/{name}"
         self._memory = mmap.mmap(descriptor, size)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
         self.address = int(self.bytes.__array_interface__["data"][0])
+        self.descriptor = os.dup(descriptor) if keep else -1
+        if keep:
+            weakref.finalize(self, os.close, self.descriptor)
 
     @classmethod
-    def create(cls, directory: str, job: str, size: int) -> Mapping:
+    def create(cls, directory: str, job: str, size: int, *, keep: bool = False) -> Mapping:
         """Make a new file of ``size`` zero bytes and map it.
 
         Raises:
@@ -110,7 +115,7 @@ class Mapping:
             ) from error
         try:
             os.posix_fallocate(descriptor, 0, size)
-            return cls(directory, name, descriptor, size)
+            return cls(directory, name, descriptor, size, keep=keep)
         except BaseException as error:
             os.unlink(path)
             if not isinstance(error, OSError):
@@ -127,7 +132,7 @@ class Mapping:
             os.close(descriptor)
 
     @classmethod
-    def open(cls, directory: str, name: str, size: int) -> Mapping:
+    def open(cls, directory: str, name: str, size: int, *, keep: bool = False) -> Mapping:
         """Map the file another process made.
 
         Raises:
@@ -142,9 +147,25 @@ class Mapping:
         try:
             if os.fstat(descriptor).st_size != size:
                 raise DistNetworkError(f"shared memory {directory}/{name} has not the announced size of {size} bytes")
-            return cls(directory, name, descriptor, size)
+            return cls(directory, name, descriptor, size, keep=keep)
         except OSError as error:
             raise DistNetworkError(f"cannot map shared memory {directory}/{name}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def adopt(cls, descriptor: int, size: int) -> Mapping:
+        """Map a file that another process has open and passed on; the descriptor is this object's to close.
+
+        Raises:
+            DistNetworkError: it is not what was announced.
+        """
+        try:
+            if os.fstat(descriptor).st_size != size:
+                raise DistNetworkError(f"shared memory that was passed on has not the announced size of {size} bytes")
+            return cls("", "", descriptor, size)
+        except OSError as error:
+            raise DistNetworkError(f"cannot map shared memory that was passed on: {error.strerror}") from error
         finally:
             os.close(descriptor)
 

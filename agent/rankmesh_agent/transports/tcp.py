@@ -39,7 +39,7 @@ from rankmesh_agent.transports.conversation import Conversation, Script
 from rankmesh_agent.wire import handshake
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
-from rankmesh_agent.wire.sockets import bind
+from rankmesh_agent.wire.sockets import bind, notice_silent_peer, silence
 
 CHALLENGE_SECONDS = 10.0
 """How long a stranger may take to prove that it belongs here."""
@@ -75,6 +75,7 @@ class TcpConnection(Connection):
         """Make room for arrays: this is not only a doorbell, or somebody at the door."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
+        notice_silent_peer(self.socket)
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         try:
@@ -109,6 +110,9 @@ class TcpConnection(Connection):
 
     def woken(self) -> None:
         pass
+
+    def unanswered(self) -> float:
+        return silence(self.socket)
 
     def finish(self) -> bool:
         # Closing over unread bytes, or before ours are acknowledged, may reset the connection and lose what we sent.

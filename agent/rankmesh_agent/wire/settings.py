@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import os
+import secrets
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 Transport = Literal["auto", "tcp", "shm"]
 Pickle = Literal["authenticated", "never"]
+Hosting = Literal["auto", "attached", "embedded"]
 
 DEFAULT_TIMEOUT = 1800.0
 """Seconds an operation may take when nobody says otherwise: torch's 30 minutes."""
@@ -31,7 +36,7 @@ class Settings:
         master_port: MASTER_PORT, the port of the gateway.
         gateway: RANKMESH_GATEWAY, the URL of a gateway that already runs; the launcher sets it.
         job: RANKMESH_JOB, keeps jobs at one gateway apart.
-        token: RANKMESH_TOKEN, the secret all processes of a job share.
+        token: RANKMESH_TOKEN, the secret all processes of a job share; or what is in the file RANKMESH_TOKEN_FILE.
         transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
             host.
         bind: RANKMESH_BIND, the address to listen on.
@@ -43,6 +48,9 @@ class Settings:
         timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
         pickle: RANKMESH_PICKLE, whether objects that are not plain data may be pickled: only ``authenticated`` ranks do
             (those of a job with a token), or ``never``.
+        max_body: RANKMESH_MAX_BODY, largest array in bytes that an agent takes or gives over HTTP.
+        hosting: RANKMESH_HOSTING, whether this process attaches to a standalone agent (``attached``) or has its own
+            (``embedded``); ``auto`` attaches where an http:// gateway has standalone agents.
         elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
         debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
@@ -64,6 +72,8 @@ class Settings:
     eager_bytes: int = 1 << 16
     timeout: float = DEFAULT_TIMEOUT
     pickle: Pickle = "authenticated"
+    max_body: int = 1 << 30
+    hosting: Hosting = "auto"
     elastic_run: str | None = None
     debug: str = "OFF"
 
@@ -73,6 +83,7 @@ class Settings:
 
         Raises:
             ValueError: a variable is set to something that makes no sense; the message names it.
+            OSError: the token's file cannot be read.
         """
         transport = (environ.get("RANKMESH_TRANSPORT") or "auto").lower()
         if transport not in ("auto", "tcp", "shm"):
@@ -80,6 +91,9 @@ class Settings:
         pickle = (environ.get("RANKMESH_PICKLE") or "authenticated").lower()
         if pickle not in ("authenticated", "never"):
             raise ValueError(f"RANKMESH_PICKLE={pickle!r}: set it to 'authenticated' or 'never', or leave it out")
+        hosting = (environ.get("RANKMESH_HOSTING") or "auto").lower()
+        if hosting not in get_args(Hosting):
+            raise ValueError(f"RANKMESH_HOSTING={hosting!r}: set it to 'attached' or 'embedded', or leave it out")
         interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
         timeout = environ.get("RANKMESH_TIMEOUT")
         return cls(
@@ -90,7 +104,7 @@ class Settings:
             master_port=_whole(environ, ("MASTER_PORT",), at_most=65535),
             gateway=environ.get("RANKMESH_GATEWAY") or None,
             job=environ.get("RANKMESH_JOB") or "default",
-            token=environ.get("RANKMESH_TOKEN", ""),
+            token=_token(environ),
             transport=cast(Transport, transport),
             bind=environ.get("RANKMESH_BIND") or None,
             advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
@@ -100,6 +114,8 @@ class Settings:
             eager_bytes=_or_default(_whole(environ, ("RANKMESH_EAGER_BYTES",), at_most=1 << 20), cls.eager_bytes),
             timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
             pickle=cast(Pickle, pickle),
+            max_body=_whole(environ, ("RANKMESH_MAX_BODY",), at_least=1) or cls.max_body,
+            hosting=cast(Hosting, hosting),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
             debug=_debug(environ),
         )
@@ -132,6 +148,18 @@ def token_in(path: Path) -> str:
     return token
 
 
+def make_token(path: Path) -> None:
+    """Put a fresh token into a file, for its owner alone to read, unless there is such a file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with contextlib.suppress(FileExistsError), tempfile.NamedTemporaryFile("w", dir=path.parent) as fresh:
+        fresh.write(f"{secrets.token_hex(32)}\n")
+        fresh.flush()
+        os.link(fresh.name, path)  # complete from the first moment, and of two makers' tokens only one
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach ``host``. A name other than localhost counts as reachable from elsewhere."""
     if host == "localhost":
@@ -140,6 +168,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    token, path = environ.get("RANKMESH_TOKEN"), environ.get("RANKMESH_TOKEN_FILE")
+    if token or not path:
+        return token or ""
+    return token_in(Path(path))
 
 
 def _whole(

@@ -12,6 +12,8 @@ from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
 _SIOCGIFADDR = 0x8915
 _LAST_PORT = 65535
+_TCP_INFO = struct.Struct("=2xBB52xI")
+"""Of struct tcp_info (linux/tcp.h): tcpi_retransmits, tcpi_probes, and tcpi_last_ack_recv in milliseconds."""
 
 
 def bind(host: str, port: int, *, what: str) -> socket.socket:
@@ -86,6 +88,29 @@ def notice_vanished_peer(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
+
+
+def notice_silent_peer(sock: socket.socket) -> None:
+    """Have the kernel ask an idle connection's other end for a sign of life, for ``silence`` to tell.
+
+    There is no TCP_USER_TIMEOUT as in ``notice_vanished_peer``: it would break a connection whose receiver lives, but
+    computes for long and reads nothing meanwhile.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+
+
+def silence(sock: socket.socket) -> float:
+    """Return how many seconds ago the other end's kernel last acknowledged anything, 0.0 if nothing waits for that.
+
+    What waits is data sent again and again, a question for room, or one for a sign of life.
+    """
+    retransmits, probes, last_ack = _TCP_INFO.unpack(
+        sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    )
+    return last_ack / 1000 if retransmits or probes else 0.0
 
 
 def address_towards(host: str, port: int) -> str:

@@ -36,16 +36,12 @@ import struct
 from collections.abc import Sequence
 
 from rankmesh_agent.wire.errors import ProtocolError
+from rankmesh_agent.wire.upgrade import Upgrade, switched
 
 PATH = b"/v1/store-fast-path"
 PROTOCOL = b"rankmesh-store/1"
-_REQUEST_LINE = b"GET " + PATH + b" HTTP/1.1\r\n"
-_WANTED = b"\r\nupgrade: " + PROTOCOL + b"\r\n"
-_END = b"\r\n\r\n"
-MAX_HEAD_BYTES = 8192
-"""Largest HTTP head, before the protocol is another."""
-_SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\n"
-_NEARBY = b"\r\nRankmesh-Nearby: "
+UPGRADE = Upgrade(PATH, PROTOCOL)
+_NEARBY = b"Rankmesh-Nearby: "
 
 _REQUEST, _ANSWER = "!BBxxIIId", "!BxxxIIIq"
 REQUEST, ANSWER = struct.Struct(_REQUEST), struct.Struct(_ANSWER)
@@ -88,32 +84,13 @@ Answer = tuple[int, int, int, int, int]
 """An answer's header, decoded: kind, seq, count, length, number."""
 
 
-def upgrade(host: str) -> bytes:
-    """Return the HTTP request that asks for the fast path.
-
-    Args:
-        host: host and port, as URLs have them.
-    """
-    fields = b"Host: " + host.encode("ascii", "replace") + b"\r\nConnection: Upgrade"
-    return _REQUEST_LINE + fields + _WANTED + b"\r\n"
-
-
 def switching(nearby: str) -> bytes:
     """Return the answer to an upgrade.
 
     Args:
         nearby: name of the unix socket (abstract) at which clients of the same host may go on instead.
     """
-    return _SWITCHING + b"Connection: Upgrade\r\nUpgrade: " + PROTOCOL + _NEARBY + nearby.encode("ascii") + _END
-
-
-def asks_for_upgrade(head: bytes) -> bool | None:
-    """Return whether the first bytes of a connection ask for the fast path; None if more are needed to tell."""
-    if not head.startswith(_REQUEST_LINE):
-        return None if _REQUEST_LINE.startswith(head) else False
-    if _END not in head:
-        return None if len(head) < MAX_HEAD_BYTES else False
-    return head.endswith(_END) and _WANTED in head.lower()
+    return UPGRADE.switching(_NEARBY + nearby.encode("ascii"))
 
 
 def nearby_of(head: bytes) -> str | None:
@@ -122,13 +99,9 @@ def nearby_of(head: bytes) -> str | None:
     Raises:
         ProtocolError: the answer is another one: whoever gave it does not know the fast path.
     """
-    if not head.startswith(_SWITCHING[:13]) or len(head) >= MAX_HEAD_BYTES:
-        if _SWITCHING[:13].startswith(head):
-            return None
-        raise ProtocolError("there is HTTP, but no fast path")
-    if _END not in head:
+    if not switched(head):
         return None
-    return head.partition(_NEARBY)[2].partition(b"\r\n")[0].decode("ascii", "replace")
+    return head.partition(b"\r\n" + _NEARBY)[2].partition(b"\r\n")[0].decode("ascii", "replace")
 
 
 def encode_request(opcode: int, flags: int, seq: int, seconds: float, parts: Sequence[bytes]) -> bytes:

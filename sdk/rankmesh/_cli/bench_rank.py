@@ -107,7 +107,7 @@ def measure(op: str, nbytes: int, budget: float) -> dict[str, Any]:
 def _medium() -> str:
     """Return what carries the collectives, in GroupInfo's words."""
     world = _world._world
-    return "" if world is None else next(group.medium for group in world.agent.groups() if group.name == "world")
+    return "" if world is None else world.group._communicator.medium
 
 
 def _timed(call: Callable[[], Any], calls: int) -> float:

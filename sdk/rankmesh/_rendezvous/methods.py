@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from rankmesh._rendezvous import handlers
@@ -13,9 +13,9 @@ from rankmesh._rendezvous.file import AtFile
 from rankmesh._rendezvous.meeting import LOOPBACK, Known, Meeting
 from rankmesh._rendezvous.multicast import AtMulticast
 from rankmesh._rendezvous.store import AtStore
-from rankmesh._rendezvous.urls import is_multicast, number_in, path_of, place_of, url_for
+from rankmesh._rendezvous.urls import hosting_in, is_multicast, number_in, path_of, place_of, url_for
 from rankmesh_agent.wire.schemas import UNASSIGNED
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.settings import Hosting, Settings
 
 
 class Rendezvous(NamedTuple):
@@ -26,6 +26,7 @@ class Rendezvous(NamedTuple):
         world_size: ranks in the job.
         find: returns the gateway's URL, None while it is not known.
         bind_host: the address this rank's agent listens on.
+        hosting: whether to attach to a standalone agent; None: wherever the gateway has some.
         close: ends what was hosted for the job.
         forget: lets go of that in a forked child.
     """
@@ -34,6 +35,7 @@ class Rendezvous(NamedTuple):
     world_size: int
     find: Callable[[], str | None]
     bind_host: str
+    hosting: Literal["attached", "embedded"] | None
     close: Callable[[], None]
     forget: Callable[[], None]
 
@@ -71,7 +73,7 @@ def rendezvous(
             raise ValueError(f"give either init_method={init_method!r} or store=, not both")
         if rank < 0 or world_size < 1:
             raise ValueError(f"store= needs rank= and world_size= as well, got rank={rank}, world_size={world_size}")
-        return _at(AtStore(store, _checked(rank, world_size), settings), rank, world_size)
+        return _at(AtStore(store, _checked(rank, world_size), settings), rank, world_size, settings.hosting)
     if not isinstance(init_method, str | None):
         raise TypeError(f"init_method must be a URL, tcp://host:port for example, got {init_method!r}")
     method = init_method or "env://"
@@ -82,11 +84,23 @@ def rendezvous(
         return rendezvous(None, rank, world_size, settings, store=store)
     rank = _number("rank", rank, url, settings.rank, default=None if url.scheme == "env" else UNASSIGNED)
     world_size = _number("world_size", world_size, url, settings.world_size)
-    return _at(_meeting(url, method, _checked(rank, world_size), world_size, settings), rank, world_size)
+    hosting = hosting_in(url) or settings.hosting
+    meeting = _meeting(url, method, _checked(rank, world_size), world_size, settings)
+    return _at(meeting, rank, world_size, hosting, either=url.scheme == "http")
 
 
-def _at(meeting: Meeting, rank: int, world_size: int) -> Rendezvous:
-    return Rendezvous(rank, world_size, meeting.find, meeting.bind_host, meeting.close, meeting.forget)
+def _at(meeting: Meeting, rank: int, world_size: int, hosting: Hosting, *, either: bool = False) -> Rendezvous:
+    """Return where to join.
+
+    Args:
+        meeting: finds the gateway.
+        rank: this process's rank.
+        world_size: ranks in the job.
+        hosting: what the user says.
+        either: whether the gateway says where the agent is if the user does not.
+    """
+    chosen = hosting if hosting != "auto" else None if either else "embedded"
+    return Rendezvous(rank, world_size, meeting.find, meeting.bind_host, chosen, meeting.close, meeting.forget)
 
 
 def _meeting(url: SplitResult, method: str, rank: int, world_size: int, settings: Settings) -> Meeting:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
+from typing import cast, get_args
 from urllib.parse import SplitResult, parse_qs, unquote
+
+from rankmesh_agent.wire.settings import Hosting
 
 
 def url_for(host: str, port: int) -> str:
@@ -52,6 +55,20 @@ def number_in(url: SplitResult, name: str) -> int | None:
         return int(values[-1])
     except ValueError:
         raise ValueError(f"{name}={values[-1]!r} in the init_method is not a whole number") from None
+
+
+def hosting_in(url: SplitResult) -> Hosting | None:
+    """Return what comes after ``?hosting=``, None if it is not there.
+
+    Raises:
+        ValueError: it makes no sense.
+    """
+    values = parse_qs(url.query).get("hosting")
+    if values is None:
+        return None
+    if values[-1] not in get_args(Hosting):
+        raise ValueError(f"hosting={values[-1]!r} in the init_method: say 'attached' or 'embedded', or leave it out")
+    return cast(Hosting, values[-1])
 
 
 def is_multicast(host: str) -> bool:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from rankmesh._stores.base import DEFAULT_TIMEOUT
 from rankmesh._stores.commands import CommandStore, Refusing
-from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
-from rankmesh_agent.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from rankmesh_agent.agent import Agent
+    from rankmesh_agent.attach.agent import AttachedAgent
 
 
 class AgentStore(CommandStore):
@@ -22,9 +21,9 @@ class AgentStore(CommandStore):
         timeout: how long calls wait unless they are told otherwise.
     """
 
-    def __init__(self, agent: Agent, timeout: timedelta) -> None:
+    def __init__(self, agent: Agent | AttachedAgent, timeout: timedelta) -> None:
         self._agent = agent
-        super().__init__(_place(agent), timeout)
+        super().__init__(agent.blocking_store(), timeout)
 
     def clone(self) -> AgentStore:
         return AgentStore(self._agent, self.timeout)
@@ -37,7 +36,7 @@ class AgentStore(CommandStore):
         return f"the store of rank {self._agent.member.rank}'s job"
 
 
-def agent_store(agent: Agent, timeout: timedelta = DEFAULT_TIMEOUT) -> AgentStore:
+def agent_store(agent: Agent | AttachedAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> AgentStore:
     """Return the job's own store: the keys that its agents serve over HTTP.
 
     Args:
@@ -45,13 +44,3 @@ def agent_store(agent: Agent, timeout: timedelta = DEFAULT_TIMEOUT) -> AgentStor
         timeout: how long calls wait unless they are told otherwise.
     """
     return AgentStore(agent, timeout)
-
-
-def _place(agent: Agent) -> BlockingStore:
-    if isinstance(agent.store, MemoryStore):
-        return BlockingMemory(agent.store.table)
-    from rankmesh_agent.store.client import RemoteStore
-    from rankmesh_agent.store.fast_client import BlockingRemote
-
-    assert isinstance(agent.store, RemoteStore)
-    return BlockingRemote(agent.store.url, agent.store.token)

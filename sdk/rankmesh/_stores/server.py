@@ -11,6 +11,7 @@ from rankmesh_agent.serving import HttpThread
 from rankmesh_agent.store.blocking import BlockingMemory
 from rankmesh_agent.store.fast_server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
 from rankmesh_agent.wire.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.wire.sockets import bind, reachable_addresses
@@ -42,7 +43,7 @@ class StoreServer:
             return create_store_app(self._store, token=settings.token, names=[host, *names])
 
         fast_path = FastPath(self._store.table, settings.token, f"rankmesh-store-fast-{self.port}")
-        self._http = HttpThread(make, listener, f"rankmesh-store-{self.port}", fast_path=fast_path)
+        self._http = HttpThread(make, listener, f"rankmesh-store-{self.port}", ways={store_frames.UPGRADE: fast_path})
         self._http.start()
 
     def use(self) -> Served:

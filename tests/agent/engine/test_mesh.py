@@ -15,6 +15,7 @@ from rankmesh_agent.engine import mesh as engine
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.transports.ring import RING_BYTES
+from rankmesh_agent.wire.errors import RankFailedError
 
 TIMEOUT = 20.0
 LONG = 60.0
@@ -178,5 +179,50 @@ def test_a_leader_that_sleeps_learns_that_something_waits_for_room(
                 assert (got == number).all()
             members.receive(np.zeros(3), 0, 0, NOW)
             send(members, 0, 9)
+
+    pair.run(call)
+
+
+@pytest.fixture
+def unanswered(pair: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Seconds for which rank 1's host has answered nothing, as rank 0 is told; and what the clock says."""
+    said = {"silence": 0.0, "clock": 1000.0}
+    connection = pair.meshes[0]._peers[1].connection
+    monkeypatch.setattr(connection, "unanswered", lambda: said["silence"], raising=False)
+    monkeypatch.setattr(engine.time, "monotonic", lambda: said["clock"])
+    return said
+
+
+def test_a_host_that_answers_nothing_for_long_is_held_for_failed(pair: World, unanswered: dict[str, float]) -> None:
+    mesh = pair.meshes[0]
+    for seconds in range(10):
+        unanswered.update(silence=seconds + 1.0, clock=1000.0 + seconds)
+        mesh.give_up_silent_hosts()
+        assert (1 in mesh.lost) == (seconds >= engine.SILENT_SECONDS)
+    assert mesh.lost[1].cause == "its host has answered nothing for 8 s: it, or the network to it, is down"
+    assert not mesh.lost[1].clean
+
+
+def test_a_first_question_in_minutes_may_take_a_while_to_answer(pair: World, unanswered: dict[str, float]) -> None:
+    mesh = pair.meshes[0]
+    for seconds in range(20):
+        unanswered.update(silence=0.0 if seconds % 7 == 6 else 60.0, clock=1000.0 + seconds)
+        mesh.give_up_silent_hosts()
+        assert not mesh.lost
+
+
+def test_who_waits_is_told_of_a_silent_host_at_once(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = pair.meshes[0]
+    monkeypatch.setattr(engine, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(engine, "SLICE_SECONDS", LONG)
+
+    def call(members: Communicator) -> None:
+        if members.rank == 1:
+            until(lambda: mesh._asleep)
+            monkeypatch.setattr(mesh._peers[1].connection, "unanswered", lambda: 9.0, raising=False)
+            mesh.give_up_silent_hosts()
+        else:
+            with pytest.raises(RankFailedError, match="has answered nothing"):
+                members.receive(np.zeros(3), 1, 0, NOW)
 
     pair.run(call)

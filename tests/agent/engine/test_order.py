@@ -15,6 +15,7 @@ from rankmesh_agent.engine.batch import BatchedWork
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.standing import Standing
+from rankmesh_agent.engine.waits import RunningCall
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, Kind
 
@@ -55,7 +56,7 @@ class Alone:
         self.mesh = Mesh(0, 1, {}, eager_limit=1024)
         self.standing = Standing(self.mesh, 1, "alone", (0,), {})
         self.backend = Recorder()
-        self.order = Order(self.standing, "alone", self.backend)
+        self.order = Order(self.standing, RunningCall(self.standing), "alone", self.backend)
 
     def close(self) -> None:
         with self.mesh.lock:

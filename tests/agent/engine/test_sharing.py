@@ -53,9 +53,9 @@ def test_each_host_makes_one_memory_and_a_lone_rank_none(monkeypatch: pytest.Mon
     made = []
     create = Mapping.create
 
-    def counting(*arguments: Any) -> Mapping:
+    def counting(*arguments: Any, **named: Any) -> Mapping:
         made.append(arguments)
-        return create(*arguments)
+        return create(*arguments, **named)
 
     monkeypatch.setattr(Mapping, "create", counting)
     with world(6, "inproc", hosts="aabbbc"):
@@ -69,11 +69,11 @@ def test_if_one_host_has_no_memory_none_has_and_one_warning_says_why(
     attempts = []
     real = getattr(Mapping, hindered)
 
-    def fail(*arguments: Any) -> Any:
+    def fail(*arguments: Any, **named: Any) -> Any:
         attempts.append(arguments)
         if len(attempts) == 2:
             raise DistNetworkError("/dev/shm has no room for 2 MiB of shared memory")
-        return real(*arguments)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(Mapping, hindered, fail)
     with caplog.at_level(logging.WARNING, "rankmesh"), world(5, "inproc", hosts="abbaa") as ranks:

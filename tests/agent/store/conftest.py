@@ -13,6 +13,7 @@ from rankmesh_agent.app import create_app
 from rankmesh_agent.serving import HttpThread, bind, url_of
 from rankmesh_agent.store.fast_server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.wire.store_frames import UPGRADE
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def server() -> Iterator[tuple[SimpleNamespace, str]]:
     listener = bind("127.0.0.1", 0, what="test")
     url = url_of(listener)
     app = partial(create_app, agent, token="secret")
-    running = HttpThread(app, listener, "owner", fast_path=Exchangeable(agent))
+    running = HttpThread(app, listener, "owner", ways={UPGRADE: Exchangeable(agent)})
     running.start()
     yield agent, url
     running.stop()

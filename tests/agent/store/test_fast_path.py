@@ -54,11 +54,11 @@ from rankmesh_agent.wire.store_frames import (
     EARLIER,
     MAX_BYTES,
     REQUEST,
+    UPGRADE,
     decode_answer,
     decode_parts,
     encode_request,
     nearby_of,
-    upgrade,
 )
 
 
@@ -75,7 +75,7 @@ class Raw:
         self.sock = socket.create_connection((split.hostname, split.port), 10.0)
         self.name = b""
         try:
-            self.sock.sendall(upgrade(split.netloc))
+            self.sock.sendall(UPGRADE.request(split.netloc))
             head = b""
             while (found := nearby_of(head)) is None:
                 head += self.read(1)

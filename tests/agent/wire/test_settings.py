@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,7 +12,9 @@ from rankmesh_agent.wire.settings import (
     DEFAULT_TIMEOUT,
     Settings,
     is_loopback,
+    make_token,
     require_token_beyond_loopback,
+    token_in,
 )
 
 VARIABLES = [
@@ -137,3 +141,26 @@ def test_where_others_reach_us_a_token_is_needed(host):
     require_token_beyond_loopback(host, "secret", "the agent")
     with pytest.raises(ValueError, match=r"the agent would listen on .* without a token\. Set RANKMESH_TOKEN"):
         require_token_beyond_loopback(host, "", "the agent")
+
+
+def test_the_token_may_be_in_a_file(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("from the file\n")
+    assert Settings.from_env({"RANKMESH_TOKEN_FILE": str(path)}).token == "from the file"
+    assert Settings.from_env({"RANKMESH_TOKEN_FILE": str(path), "RANKMESH_TOKEN": "secret"}).token == "secret"
+    with pytest.raises(OSError, match="No such file"):
+        Settings.from_env({"RANKMESH_TOKEN_FILE": str(tmp_path / "other")})
+
+
+def test_a_fresh_token_is_made_once(tmp_path):
+    path = tmp_path / "token"
+    with ThreadPoolExecutor(8) as makers:
+        list(makers.map(make_token, [path] * 8))
+    token = token_in(path)
+    assert len(token) == 64
+    assert path.stat().st_mode & 0o777 == 0o600
+    make_token(path)
+    assert token_in(path) == token
+    assert os.listdir(tmp_path) == ["token"]
+    make_token(tmp_path / "other")
+    assert token_in(tmp_path / "other") != token

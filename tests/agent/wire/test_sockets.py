@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import time
 
 import pytest
 
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
-from rankmesh_agent.wire.sockets import bind, url_of
+from rankmesh_agent.wire.sockets import bind, notice_silent_peer, silence, url_of
 
 
 def test_any_free_port():
@@ -48,3 +50,18 @@ def test_a_name_that_nobody_knows(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(DistNetworkError, match="cannot resolve 'nobody': Name or service not known"):
         bind("nobody", 0, what="a test listens")
+
+
+def test_a_peer_that_answers_is_not_silent_even_if_it_reads_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as mine:
+        notice_silent_peer(mine)
+        theirs, _ = listener.accept()
+        with theirs:
+            mine.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    mine.send(bytes(1 << 20))
+            deadline = time.monotonic() + 1
+            while time.monotonic() < deadline:  # meanwhile the kernel asks for room, more than once
+                assert silence(mine) < 1
+                time.sleep(0.05)

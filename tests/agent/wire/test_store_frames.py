@@ -10,10 +10,9 @@ from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.store_frames import (
     ANSWER,
     MAX_BYTES,
-    MAX_HEAD_BYTES,
     REQUEST,
+    UPGRADE,
     Kind,
-    asks_for_upgrade,
     decode_answer,
     decode_parts,
     decode_request,
@@ -22,8 +21,8 @@ from rankmesh_agent.wire.store_frames import (
     nearby_of,
     renumbered,
     switching,
-    upgrade,
 )
+from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES
 
 REQUESTS = {
     "without parts": (
@@ -106,7 +105,7 @@ def test_parts_that_do_not_add_up(count):
 
 class TestTheUpgrade:
     def test_golden(self):
-        asked = upgrade("127.0.0.1:29500")
+        asked = UPGRADE.request("127.0.0.1:29500")
         assert asked == (
             b"GET /v1/store-fast-path HTTP/1.1\r\nHost: 127.0.0.1:29500\r\nConnection: Upgrade\r\n"
             b"upgrade: rankmesh-store/1\r\n\r\n"
@@ -118,9 +117,9 @@ class TestTheUpgrade:
         )
 
     def test_byte_by_byte(self):
-        asked, agreed = upgrade("host"), switching("abc")
-        assert {asks_for_upgrade(asked[:end]) for end in range(len(asked))} == {None}
-        assert asks_for_upgrade(asked) is True
+        asked, agreed = UPGRADE.request("host"), switching("abc")
+        assert {UPGRADE.asked_for(asked[:end]) for end in range(len(asked))} == {None}
+        assert UPGRADE.asked_for(asked) is True
         assert {nearby_of(agreed[:end]) for end in range(len(agreed))} == {None}
         assert nearby_of(agreed) == "abc"
 
@@ -132,14 +131,14 @@ class TestTheUpgrade:
             b"GET /v1/store-fast-path HTTP/1.0\r\n",
             b"GET /v1/store-fast-path HTTP/1.1\r\nHost: x\r\n\r\n",
             b"GET /v1/store-fast-path HTTP/1.1\r\nUpgrade: websocket\r\n\r\n",
-            upgrade("x") + b"more",
+            UPGRADE.request("x") + b"more",
             b"GET /v1/store-fast-path HTTP/1.1\r\n" + b"x" * MAX_HEAD_BYTES,
             b"RKMH-HI\x01",
             b"\x16\x03\x01",
         ],
     )
     def test_what_is_not_one(self, head):
-        assert asks_for_upgrade(head) is False
+        assert UPGRADE.asked_for(head) is False
 
     @pytest.mark.parametrize(
         "head", [b"HTTP/1.1 404 Not Found\r\n", b"SSH-2.0", b"\n", b"HTTP/1.1 101 " + b"x" * MAX_HEAD_BYTES]

@@ -9,7 +9,7 @@ from typing import Any
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.engine.backends.base import Watch
 from rankmesh_agent.engine.backends.mesh import MeshBackend
-from rankmesh_agent.engine.rounds import MessageLink
+from rankmesh_agent.engine.rounds import Rounds
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call
@@ -31,7 +31,7 @@ class CustomBackend(MeshBackend):
         ranks: global ranks of the members, by group rank.
     """
 
-    def __init__(self, name: str, engine: Any, link: MessageLink, ranks: Sequence[int]) -> None:
+    def __init__(self, name: str, engine: Any, link: Rounds, ranks: Sequence[int]) -> None:
         super().__init__(link, ranks, None)
         self.name = name  # type: ignore[misc]  # the mesh has one name, engines from outside have theirs
         self.medium = name

@@ -10,7 +10,7 @@ from rankmesh_agent.collectives.reduction import quiet
 from rankmesh_agent.collectives.select import Algorithm, Medium, algorithm
 from rankmesh_agent.engine import registered
 from rankmesh_agent.engine.backends.base import Backend, Watch
-from rankmesh_agent.engine.rounds import MessageLink
+from rankmesh_agent.engine.rounds import Rounds
 from rankmesh_agent.transports.segment import DisagreementError, Segment
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call, Kind
@@ -30,7 +30,7 @@ class MeshBackend(Backend):
 
     name: ClassVar[str] = "mesh"
 
-    def __init__(self, link: MessageLink, ranks: Sequence[int], segment: Segment | None) -> None:
+    def __init__(self, link: Rounds, ranks: Sequence[int], segment: Segment | None) -> None:
         self._link = link
         self._ranks = ranks
         self._segment = segment

@@ -29,6 +29,7 @@ class Sharing(NamedTuple):
         slot_bytes: bytes of a slot; the least of all members' counts.
         crowded: see Segment.
         strict: it is an error if not all members can share one memory.
+        lend: where all members share one memory, another process will use it in this one's place.
     """
 
     allowed: bool
@@ -37,6 +38,7 @@ class Sharing(NamedTuple):
     slot_bytes: int
     crowded: bool
     strict: bool
+    lend: bool = False
 
 
 def share_memory(link: MessageLink, layout: Layout, sharing: Sharing) -> Segment | None:
@@ -72,7 +74,11 @@ def share_memory(link: MessageLink, layout: Layout, sharing: Sharing) -> Segment
         if link.rank == first and not why:
             try:
                 private = len(here) == 1
-                mapping = Mapping.private(size) if private else Mapping.create(sharing.directory, sharing.job, size)
+                mapping = (
+                    Mapping.private(size)
+                    if private
+                    else Mapping.create(sharing.directory, sharing.job, size, keep=sharing.lend)
+                )
             except DistNetworkError as error:
                 why = error.message
         note = bytearray(_NOTE.size)
@@ -86,7 +92,7 @@ def share_memory(link: MessageLink, layout: Layout, sharing: Sharing) -> Segment
             why = why or refused
             if not why:
                 try:
-                    mapping = Mapping.open(sharing.directory, name, size)
+                    mapping = Mapping.open(sharing.directory, name, size, keep=sharing.lend)
                 except DistNetworkError as error:
                     why = error.message
         verdict = bytes(link.consult(why.encode()[:_LONGEST_REASON], _first_refusal))

@@ -1,0 +1,29 @@
+"""What lets a standalone agent: standalone.Standalone, as the processes that attach to it need it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rankmesh_agent.agent import Agent
+from rankmesh_agent.wire.schemas import Lease, LeaseWanted
+
+
+class Landlord(Protocol):
+    """Gives an agent away, to one at a time."""
+
+    def take(self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False) -> tuple[Lease, Agent]:
+        """Lease the agent, and have it join the job; returns when the job's world is complete.
+
+        Args:
+            wanted: for what.
+            lease_id: random name of the lease.
+            lends: see Agent.
+
+        Raises:
+            AgentTakenError: somebody else has it.
+            LeaseEndedError: it was released meanwhile.
+            DistError: the join failed.
+        """
+
+    def release(self, lease_id: str, reason: str = "") -> bool:
+        """End a lease, also while ``take`` is at it; empty reason: its holder was done. From any thread."""
