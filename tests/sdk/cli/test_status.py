@@ -176,7 +176,7 @@ def test_live_on_a_terminal(double: Double, overview: Overview):
     double.answers[PATH] = overview()
     seen_twice = lambda: wait_for_asks(double, 3)  # noqa: E731
     code, screen = on_a_terminal(["status", "--gateway", double.url, "--interval", "0.1"], b"all_reduce", seen_twice)
-    assert code == 0
+    assert code == 0, screen
     assert b"Traceback" not in screen
     assert len(double.asked) >= 3
 
@@ -199,7 +199,7 @@ def test_live_goes_on_while_the_gateway_is_away(double: Double, overview: Overvi
 
     double_close, double.close = double.close, lambda: None if ours else double_close()  # type: ignore[method-assign]
     code, screen = on_a_terminal(["status", "--gateway", double.url, "--interval", "0.1"], b"all_reduce", go_away)
-    assert code == 0
+    assert code == 0, screen
     assert b"NO ANSWER since" in screen
 
 
