@@ -17,7 +17,7 @@ from support.processes import Ranks, wait_until
 
 COMMAND = [sys.executable, "-c", "from rankmesh.cli import main; main()"]
 SECONDS = 60.0
-OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "COLUMNS", "TERM", "NO_COLOR", "FORCE_COLOR")
+OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR")
 SCRIPT = """
 import sys, time
 from pathlib import Path
@@ -106,11 +106,12 @@ Answers = dict[str, Any]
 
 
 class Double:
-    """Something at an address that answers GET with documents by path; what is not there is a problem."""
+    """Something at an address that answers GET with documents by path, else with a problem; not at all once gone."""
 
     def __init__(self) -> None:
         self.answers: Answers = {}
         self.asked: list[str] = []
+        self.gone = False
         double = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -118,6 +119,9 @@ class Double:
 
             def do_GET(self) -> None:
                 double.asked.append(self.path)
+                if double.gone:
+                    self.close_connection = True
+                    return
                 found = double.answers.get(self.path)
                 status = 404 if found is None else 200
                 problem = {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "?"}
