@@ -10,7 +10,7 @@ from rankmesh._cli.leaving import FAILED, NOBODY, REFUSED, CommandError
 if TYPE_CHECKING:
     from rankmesh_agent.asking import Answer
 
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 20.0
 """How long an answer may take: an agent that nobody has asked before has to load its web framework."""
 
 
