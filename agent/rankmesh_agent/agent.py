@@ -24,6 +24,7 @@ from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.vigil import Vigil
 from rankmesh_agent.gateway import GatewayClient, Heart
+from rankmesh_agent.over_http import OverHttp, kind_of
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
 from rankmesh_agent.store.fast_server import FastPath
@@ -35,7 +36,16 @@ from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, Heartbeat, JoinReply, Leave, Member
+from rankmesh_agent.wire.schemas import (
+    AgentHealth,
+    AgentInfo,
+    GroupInfo,
+    GroupWanted,
+    Heartbeat,
+    JoinReply,
+    Leave,
+    Member,
+)
 from rankmesh_agent.wire.settings import Settings
 from rankmesh_agent.wire.version import __version__
 
@@ -90,7 +100,8 @@ class Agent:
         self._world_size = world_size
         self._started = time.monotonic()
         self._groups: dict[int, Communicator] = {}
-        self._made: dict[tuple[int, ...], int] = {}
+        self._made: dict[tuple[tuple[int, ...], str], int] = {}
+        self._over_http = OverHttp()
         self._starting: list[Communicator] = []
         self._lock = threading.Lock()
         self._store: Store | None = None
@@ -201,12 +212,55 @@ class Agent:
         for group in starting:
             group.abort(error)
 
-    def _make_group(self, ranks: Sequence[int], name: str, timeout: float) -> Communicator:
+    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+        """Make a group that is asked for over HTTP; its members' agents are all asked.
+
+        Args:
+            wanted: the group; this rank is in it.
+            begun: is given the group before it waits for the members; aborting it ends that.
+
+        Returns:
+            The group, and whether it is new: not if this very one, by its instance, was there.
+
+        Raises:
+            GroupExistsError: another group has the name.
+            DistBackendError: a member did not come, or failed.
+        """
+        found = self._over_http.begin(wanted, self._known())
+        if found is not None:
+            return found, False
+        group = None
+        try:
+            timeout = self.world.timeout if wanted.timeout is None else wanted.timeout
+            group = self._make_group(wanted.ranks, wanted.name, timeout, kind_of(wanted), begun)
+        finally:
+            self._over_http.end(wanted, group)
+        return group, True
+
+    def delete_group(self, group: Communicator) -> None:
+        """End a group that was made over HTTP, at this rank.
+
+        Raises:
+            GroupInUseError: it was not.
+        """
+        self._over_http.drop(group)
+        self.drop_group(group)
+
+    def _make_group(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        timeout: float,
+        kind: str = "",
+        begun: Callable[[Communicator], None] = lambda group: None,
+    ) -> Communicator:
         members = tuple(ranks)
+        counted = members, kind
         with self._lock:
-            # Members count groups with the same ranks alike, so they find the same id without asking anyone.
-            count = self._made[members] = self._made.get(members, 0) + 1
-        text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}"
+            # Members count groups with the same ranks alike, so they find the same id without asking anyone. Those
+            # made over HTTP are counted apart: they come at any time.
+            count = self._made[counted] = self._made.get(counted, 0) + 1
+        text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}{f'/{kind}' if kind else ''}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         group = Communicator(self.mesh, number, name or f"group-{number:016x}"[:14], members, self._members, timeout)
         sharing = Sharing(
@@ -216,15 +270,16 @@ class Agent:
             slot_bytes=self._settings.slot_bytes,
             crowded=self._crowded(),
             strict=self._settings.transport == "shm",
-            lend=self._lends,
+            lend=self._lends and not kind,
         )
         with self._lock:
             self._starting.append(group)
         try:
+            begun(group)
             group.start([self._members[rank].host_id for rank in members], sharing, timeout)
         except BaseException:
             with self._lock:
-                self._made[members] -= 1  # the members that try again count alike
+                self._made[counted] -= 1  # the members that try again count alike
             group.close()
             raise
         finally:
@@ -263,6 +318,10 @@ class Agent:
     def groups(self) -> list[GroupInfo]:
         """Return the groups this rank is a member of."""
         return [group.info() for group in self._known()]
+
+    def group(self, name: str) -> Communicator | None:
+        """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
+        return next((group for group in self._known() if name in (group.name, f"{group.id:016x}")), None)
 
     def _known(self) -> list[Communicator]:
         with self._lock:
@@ -311,8 +370,7 @@ class Agent:
     def _heartbeat(self) -> Heartbeat:
         self.mesh.give_up_silent_hosts()
         reply: JoinReply = self._joined
-        groups = self.groups()
-        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, groups, self._vigil.lost())
+        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.lost())
 
     # Choices
 
@@ -362,6 +420,6 @@ class Agent:
         def make() -> object:
             from rankmesh_agent.app import create_app
 
-            return create_app(self, token=self._settings.token, names=names)
+            return create_app(self, token=self._settings.token, names=names, max_tensor=self._settings.max_body)
 
         return make

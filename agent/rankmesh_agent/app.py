@@ -10,15 +10,23 @@ from typing import Any
 from fastapi import FastAPI
 
 from rankmesh_agent.probing import Prober
-from rankmesh_agent.routes import groups, health, lease, probe, store, store_health
+from rankmesh_agent.routes import groups, health, lease, probe, store, store_health, tensors
+from rankmesh_agent.routes.calls import Threads
 from rankmesh_agent.routes.view import AgentView, Landlord
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.web import WebApplication
 from rankmesh_agent.wire.guard import Guard
+from rankmesh_agent.wire.npy import MAX_HEADER
+from rankmesh_agent.wire.settings import Settings
 
 
 def create_app(
-    agent: AgentView, *, token: str = "", names: Iterable[str] = (), landlord: Landlord | None = None
+    agent: AgentView,
+    *,
+    token: str = "",
+    names: Iterable[str] = (),
+    landlord: Landlord | None = None,
+    max_tensor: int = Settings.max_body,
 ) -> Guard:
     """Return the ASGI application of an agent; when its server shuts it down, it calls the agent's ``aclose``.
 
@@ -27,13 +35,19 @@ def create_app(
         token: the secret that everything but health asks for; empty for none.
         names: host names besides addresses and localhost under which it may be asked.
         landlord: who leases the agent, if it is a standalone one.
+        max_tensor: most bytes of an array that comes or goes.
     """
     app = _Application(
-        "RankMesh agent", "One rank of a job: how it is, the groups it is in, and the job's key-value store.", agent
+        "RankMesh agent",
+        "One rank of a job: how it is, its groups and its part in their calls, and the job's key-value store.",
+        agent,
     )
     app.state.landlord = landlord
     app.state.probing = Prober(lambda: agent.info().gateway, lambda: agent.settings, token)
-    return app.guarded((health, groups, store, probe, *([lease] if landlord is not None else [])), token, names)
+    app.state.threads = Threads()
+    app.state.max_tensor = max_tensor
+    modules = (health, groups, tensors, store, probe, *([lease] if landlord is not None else []))
+    return app.guarded(modules, token, names, max_tensor)
 
 
 def create_store_app(keys: Store, *, token: str = "", names: Iterable[str] = ()) -> Guard:
@@ -60,8 +74,12 @@ class _Application(WebApplication):
         super().__init__(title, description, "agent", redirect_slashes=False, lifespan=_closing)
         self.state.agent = agent
 
-    def guarded(self, modules: Iterable[ModuleType], token: str, names: Iterable[str]) -> Guard:
+    def guarded(self, modules: Iterable[ModuleType], token: str, names: Iterable[str], max_tensor: int = 0) -> Guard:
         """Return the application with the routes of some modules, behind the guard."""
         for routes in modules:
             self.include_router(routes.router)
-        return Guard(self, token, names)
+        return Guard(self, token, names, large_body=max_tensor + MAX_HEADER, is_large=_carries_a_tensor)
+
+
+def _carries_a_tensor(method: str, path: str) -> bool:
+    return method == "POST" and path.startswith("/v1/groups/") and not path.endswith("/abort")

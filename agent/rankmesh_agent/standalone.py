@@ -20,6 +20,7 @@ from dataclasses import replace
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.attach.attendance import Attendance
 from rankmesh_agent.door import Door
+from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.serving import Taker
 from rankmesh_agent.store.base import Store
@@ -35,6 +36,7 @@ from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
     GroupInfo,
+    GroupWanted,
     Lease,
     LeaseState,
     LeaseWanted,
@@ -383,6 +385,30 @@ class Standalone:
         agent = self.current
         return agent.groups() if agent is not None else []
 
+    def group(self, name: str) -> Communicator | None:
+        """Return the group of an id or name, None if the rank is in none.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        return self.leased().group(name)
+
+    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+        """Make a group; see Agent.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        return self.leased().make_group(wanted, begun)
+
+    def delete_group(self, group: Communicator) -> None:
+        """End a group; see Agent.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        self.leased().delete_group(group)
+
     async def aclose(self) -> None:
         """Let go of what the HTTP face used: the lease has ended by then, and its agent's with it."""
 
@@ -395,7 +421,9 @@ class Standalone:
         from rankmesh_agent.app import create_app
 
         names = [*self._door.names, self.name, *(_host_in(url) for url in self.urls)]
-        return create_app(self, token=self._settings.token, names=names, landlord=self)
+        return create_app(
+            self, token=self._settings.token, names=names, landlord=self, max_tensor=self._settings.max_body
+        )
 
 
 class _CurrentStore:

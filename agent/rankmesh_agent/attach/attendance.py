@@ -278,6 +278,7 @@ _ASKS: dict[int, Callable[[Desk, dict[str, Any]], dict[str, Any] | None]] = {
     Ask.ABORT: Desk.abort,
     Ask.CANCEL: Desk.cancel,
     Ask.STOP: Desk.stop_starting,
+    Ask.REPORT: Desk.report,
 }
 
 

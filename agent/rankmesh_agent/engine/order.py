@@ -23,6 +23,7 @@ from rankmesh_agent.engine.batch import BatchedWork, Recorded
 from rankmesh_agent.engine.records import BOUNDS, Entry, Owner, Recorder, Tally, error_text
 from rankmesh_agent.engine.waits import After, Note
 from rankmesh_agent.engine.work import QueuedWork, Work
+from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError
 from rankmesh_agent.wire.ops import Call, Kind
 
@@ -70,6 +71,7 @@ class Options(NamedTuple):
         user: the user's arrays, for Work.result().
         after: what to do once the data is there.
         note: what to say of it when the ranks' calls do not fit together.
+        deadline: by when a queued call has to be over, however late its turn comes; instead of ``timeout``.
     """
 
     timeout: float
@@ -77,6 +79,7 @@ class Options(NamedTuple):
     user: list[Any] = []  # noqa: RUF012  # never changed
     after: After = None
     note: Note = None
+    deadline: Deadline | None = None
 
 
 class Footing(Owner, Protocol):
@@ -279,7 +282,10 @@ class Order:
         def run() -> None:
             with self._turn:
                 queued.turn = True
-                self._run(key, arguments, options)
+                if work.claim():
+                    until = options.deadline
+                    how = options if until is None else options._replace(timeout=until.remaining())
+                    self._run(key, arguments, how)
 
         work = QueuedWork(run, options.user, plan.call.name, lambda: self._worker)
         with self._standing.lock:

@@ -164,6 +164,8 @@ class QueuedWork(Work):
         self._arrays = arrays
         self._described = described
         self._future = Future(worker)
+        self._claimed = threading.Lock()
+        self._withdrawn = False
 
     def run(self) -> None:
         """Carry the call out, in the group's worker thread."""
@@ -172,7 +174,20 @@ class QueuedWork(Work):
         except BaseException as error:
             self._future.set_exception(error)
         else:
-            self._future.set_result(self._arrays)
+            if not self._withdrawn:
+                self._future.set_result(self._arrays)
+
+    def claim(self) -> bool:
+        """Begin: say whether the call is still to be made; from now on it cannot be withdrawn."""
+        return self._claimed.acquire(False)
+
+    def withdraw(self, error: BaseException) -> bool:
+        """Fail with an error instead of being carried out; return whether that was possible: it had not begun."""
+        if not self._claimed.acquire(False):
+            return False
+        self._withdrawn = True
+        self._future.set_exception(error)
+        return True
 
     def fail(self, error: BaseException) -> None:
         """End a call that will not be carried out."""
@@ -215,6 +230,7 @@ class MessageWork(Work):
         arrays: the user's arrays.
         deadline: the operation's own.
         source: returns the rank a received message came from.
+        abandon: gives the message up because of an error.
     """
 
     def __init__(
@@ -223,13 +239,19 @@ class MessageWork(Work):
         arrays: list[Any],
         deadline: Deadline,
         source: Callable[[], int] | None = None,
+        abandon: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self._settle = settle
         self._arrays = arrays
         self._deadline = deadline
         self._source = source
+        self._abandon = abandon
         self._complete = False
         self._error: BaseException | None = None
+
+    def abandon(self, error: BaseException) -> None:
+        """Give the message up: who waits for it here fails. If its data is on the way, the group ends, too."""
+        self._abandon(error)
 
     def is_completed(self) -> bool:
         if not self._complete:

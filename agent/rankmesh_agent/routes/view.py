@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Annotated, Protocol, cast
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
+from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
     GroupInfo,
+    GroupWanted,
     HostReport,
     Lease,
     LeaseState,
@@ -24,7 +27,7 @@ from rankmesh_agent.wire.settings import Settings
 
 
 class AgentView(Protocol):
-    """An agent as its HTTP face sees it. The methods are called in the event loop, so they must not block."""
+    """An agent as its HTTP face sees it. Its methods do not block, but for those that say so."""
 
     @property
     def settings(self) -> Settings:
@@ -45,6 +48,31 @@ class AgentView(Protocol):
 
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of."""
+
+    def group(self, name: str) -> Communicator | None:
+        """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
+
+    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+        """Make a group that is asked for over HTTP. Blocks until its members have met; to be called in a thread.
+
+        Args:
+            wanted: the group.
+            begun: is given the group before it waits for the members; aborting it ends that.
+
+        Returns:
+            The group, and whether it is new: not if this very one, by its instance, was there.
+
+        Raises:
+            GroupExistsError: another group has the name.
+            DistBackendError: a member did not come, or failed.
+        """
+
+    def delete_group(self, group: Communicator) -> None:
+        """End a group at this rank. May block for a while; to be called in a thread.
+
+        Raises:
+            GroupInUseError: it was not made over HTTP.
+        """
 
     async def aclose(self) -> None:
         """Let go of what was used in this event loop, which ends."""

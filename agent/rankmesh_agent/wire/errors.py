@@ -53,10 +53,14 @@ class DistError(RuntimeError):
         group: the group's name.
         seq: the operation's sequence number in its group.
         address: the network address or URL concerned.
+        first_failure: where the group had failed before the call: what ended it.
+        retryable: whether the same request may succeed later.
     """
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
+    retryable: bool = False
+    first_failure: str | None = None
 
     def __init__(
         self,

@@ -44,7 +44,14 @@ def problem(status: int, code: str, detail: str, **extensions: Any) -> Problem:
 
 def problem_of(error: DistError) -> Problem:
     """Return the problem document of an error: its class says code and status, its data becomes extension members."""
-    return problem(error.status, error.code, error.message, **error.details())
+    more: dict[str, Any] = error.details()
+    if error.ranks and isinstance(error, TimeoutError):
+        more["missing_ranks"] = list(error.ranks)
+    if error.first_failure is not None:
+        more["first_failure"] = error.first_failure
+    if error.retryable:
+        more["retryable"] = True
+    return problem(error.status, error.code, error.message, **more)
 
 
 def bug(whose: str, method: str, path: str, error: Exception) -> Problem:
@@ -65,15 +72,25 @@ class Guard:
         token: the job's token; empty means that none is asked for.
         names: host names (besides addresses and localhost) under which we may be asked.
         max_body: largest request body in bytes.
+        large_body: largest one where ``is_large`` says so.
+        is_large: says of a request, by its method and path, whether it may have a large body.
     """
 
     def __init__(
-        self, app: Application, token: str = "", names: Iterable[str] = (), max_body: int = MAX_BODY_BYTES
+        self,
+        app: Application,
+        token: str = "",
+        names: Iterable[str] = (),
+        max_body: int = MAX_BODY_BYTES,
+        large_body: int = 0,
+        is_large: Callable[[str, str], bool] = lambda method, path: False,
     ) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode() if token else b""
         self._names = frozenset(name.lower() for name in names) | {"localhost"}
         self._max_body = max_body
+        self._large_body = large_body
+        self._is_large = is_large
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Check the request, then pass it on."""
@@ -81,7 +98,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        refusal = self._refuse(scope["path"], headers)
+        limit = self._large_body if self._is_large(scope["method"], scope["path"]) else self._max_body
+        refusal = self._refuse(scope["path"], headers, limit)
         if refusal is not None:
             await _answer(refusal, send)
             return
@@ -92,7 +110,7 @@ class Guard:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._max_body:
+            if received > limit:
                 raise _BodyTooLargeError
             return message
 
@@ -105,9 +123,9 @@ class Guard:
             await self._app(scope, counted, watched)
         except _BodyTooLargeError:
             if not started:
-                await _answer(self._too_large(), send)
+                await _answer(_too_large(limit), send)
 
-    def _refuse(self, path: str, headers: dict[bytes, bytes]) -> Problem | None:
+    def _refuse(self, path: str, headers: dict[bytes, bytes], limit: int) -> Problem | None:
         host = headers.get(b"host", b"").decode("latin-1")
         if not self._is_ours(host):
             return problem(
@@ -124,12 +142,9 @@ class Guard:
             if not hmac.compare_digest(given, self._expected):
                 return problem(401, "unauthenticated", "send the job's token: Authorization: Bearer $RANKMESH_TOKEN")
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) > self._max_body:
-            return self._too_large()
+        if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) > limit:
+            return _too_large(limit)
         return None
-
-    def _too_large(self) -> Problem:
-        return problem(413, "body-too-large", f"the request body is over the limit of {self._max_body} bytes")
 
     def _is_ours(self, host: str) -> bool:
         name = host.lower()
@@ -144,6 +159,10 @@ class Guard:
         except ValueError:
             return False
         return True
+
+
+def _too_large(limit: int) -> Problem:
+    return problem(413, "body-too-large", f"the request body is over the limit of {limit} bytes")
 
 
 async def _answer(refusal: Problem, send: Send) -> None:

@@ -387,6 +387,8 @@ class RankGroupInfo:
         medium: what carries its collectives.
         seqs: how many operations each member (global rank, as text) has begun, as last reported.
         failure: the first failure a member reported, empty while there is none.
+        operations_rate: operations a second, from the members' last two reports.
+        bytes_rate: bytes a second in the arrays of all members together.
     """
 
     job: str
@@ -397,6 +399,8 @@ class RankGroupInfo:
     medium: str
     seqs: dict[str, int]
     failure: str
+    operations_rate: float = 0.0
+    bytes_rate: float = 0.0
 
 
 @dataclass
@@ -527,6 +531,35 @@ class StorePop:
 
 
 @dataclass
+class GroupWanted:
+    """Make a group of some ranks of the job. Every member's agent is asked the same, and all answer when all have come.
+
+    Attributes:
+        ranks: global ranks of the members, by group rank.
+        name: its name, which no other group of the members has.
+        timeout: seconds to wait for the members, and the default of the group's calls; the world's if left out.
+        instance: random name of this very group, equal at all members: asking again is harmless then, and a group that
+            failed does not stand in the way of its successor. Left out, the members count the groups they make.
+    """
+
+    ranks: list[int]
+    name: str
+    timeout: float | None = None
+    instance: str = ""
+
+
+@dataclass
+class GroupAbort:
+    """End a group at all members.
+
+    Attributes:
+        reason: why, for their errors.
+    """
+
+    reason: str = ""
+
+
+@dataclass
 class HostReport:
     """What an agent's host has, as the agent's process sees it.
 
@@ -622,6 +655,9 @@ class Problem:
         group: the group concerned.
         seq: the operation's sequence number.
         address: the address concerned.
+        missing_ranks: the ranks that did not come in time.
+        first_failure: what ended the group, where that was before this request.
+        retryable: true where the same request may succeed later; left out otherwise.
     """
 
     type: str
@@ -634,6 +670,9 @@ class Problem:
     group: str | None = None
     seq: int | None = None
     address: str | None = None
+    missing_ranks: list[int] | None = None
+    first_failure: str | None = None
+    retryable: bool | None = None
 
     def body(self) -> dict[str, Any]:
         """The members that are set."""

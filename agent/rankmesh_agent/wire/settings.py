@@ -48,6 +48,7 @@ class Settings:
         timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
         pickle: RANKMESH_PICKLE, whether objects that are not plain data may be pickled: only ``authenticated`` ranks do
             (those of a job with a token), or ``never``.
+        max_body: RANKMESH_MAX_BODY, largest array in bytes that an agent takes or gives over HTTP.
         hosting: RANKMESH_HOSTING, whether this process attaches to a standalone agent (``attached``) or has its own
             (``embedded``); ``auto`` attaches where an http:// gateway has standalone agents.
         elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
@@ -71,6 +72,7 @@ class Settings:
     eager_bytes: int = 1 << 16
     timeout: float = DEFAULT_TIMEOUT
     pickle: Pickle = "authenticated"
+    max_body: int = 1 << 30
     hosting: Hosting = "auto"
     elastic_run: str | None = None
     debug: str = "OFF"
@@ -112,6 +114,7 @@ class Settings:
             eager_bytes=_or_default(_whole(environ, ("RANKMESH_EAGER_BYTES",), at_most=1 << 20), cls.eager_bytes),
             timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
             pickle=cast(Pickle, pickle),
+            max_body=_whole(environ, ("RANKMESH_MAX_BODY",), at_least=1) or cls.max_body,
             hosting=cast(Hosting, hosting),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
             debug=_debug(environ),

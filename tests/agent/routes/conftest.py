@@ -3,15 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
 
 from rankmesh_agent.app import create_app
+from rankmesh_agent.engine.work import MessageWork, QueuedWork
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, Member
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GroupWanted, Member
 from rankmesh_agent.wire.settings import Settings
+
+
+class FakeGroup:
+    """A group whose calls are over at once, or raise the agent's error."""
+
+    timeout = 1.0
+    failure = None
+
+    def __init__(self, agent: FakeAgent, told: GroupInfo) -> None:
+        self.agent = agent
+        self.told = told
+        self.id = int(told.id, 16)
+        self.name = told.name
+        self.ranks = self.numbers = tuple(told.ranks)
+        self.rank = told.ranks.index(1)
+        self.size = len(told.ranks)
+
+    def info(self) -> GroupInfo:
+        return self.told
+
+    def abort(self, error: BaseException) -> None:
+        pass
+
+    def _end(self) -> None:
+        if self.agent.error is not None:
+            raise self.agent.error
+
+    def _collective(self, *_: Any) -> QueuedWork:
+        work = QueuedWork(self._end, [], "call")
+        work.run()
+        return work
+
+    def _message(self, *_: Any) -> MessageWork:
+        def settle(_: Any) -> bool:
+            self._end()
+            return True
+
+        return MessageWork(settle, [], Deadline(1), lambda: 3, lambda error: None)
+
+    all_reduce = reduce = broadcast = all_gather = gather = _collective
+    scatter = reduce_scatter = all_to_all = barrier = _collective
+    send = receive = _message
 
 
 class FakeAgent:
@@ -22,6 +67,11 @@ class FakeAgent:
         self.store: Store = MemoryStore()
         self.reasons: list[str] = []
         self.is_ready = True
+        self.error: Any = None
+        self.communicators = [
+            FakeGroup(self, GroupInfo("00000000000000aa", "world", [0, 1, 2, 3], 3, "shm", "barrier #2", "")),
+            FakeGroup(self, GroupInfo("00000000000000bb", "pair", [1, 3], 0, "tcp", "", "rank 3 failed")),
+        ]
 
     def health(self) -> AgentHealth:
         return AgentHealth("failing" if self.reasons else "ok", "rankmesh-agent", 1, 4, "0.1.0", self.reasons)
@@ -34,10 +84,21 @@ class FakeAgent:
         return AgentInfo("job", 1, 4, member, "http://127.0.0.1:29500", {"0": "segment"}, 1.5, "0.1.0")
 
     def groups(self) -> list[GroupInfo]:
-        return [
-            GroupInfo("00000000000000aa", "world", [0, 1, 2, 3], 3, "shm", "barrier #2", ""),
-            GroupInfo("00000000000000bb", "pair", [1, 3], 0, "tcp", "", "rank 3 failed"),
-        ]
+        return [group.info() for group in self.communicators]
+
+    def group(self, name: str) -> FakeGroup | None:
+        if self.error is not None and self.error.code == "not-leased":
+            raise self.error
+        return next((group for group in self.communicators if name in (group.told.name, group.told.id)), None)
+
+    def make_group(self, wanted: GroupWanted, begun: Any) -> tuple[Any, bool]:
+        if self.error is not None:
+            raise self.error
+        return self.communicators[1], wanted.name != "pair"
+
+    def delete_group(self, group: Any) -> None:
+        if self.error is not None:
+            raise self.error
 
     async def aclose(self) -> None:
         await self.store.close()

@@ -30,7 +30,12 @@ async def test_no_such_group(client):
     assert (answer.json()["code"], answer.json()["group"]) == ("group-not-found", "00000000000000cc")
 
 
-async def test_what_is_no_group_id(client):
+async def test_one_group_by_its_name(client, agent):
     answer = await client.get("/v1/groups/world")
+    assert (answer.status_code, answer.json()) == (200, asdict(agent.groups()[0]))
+
+
+async def test_what_is_too_long_for_a_group(client):
+    answer = await client.get(f"/v1/groups/{'x' * 300}")
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
     assert answer.json()["detail"].startswith("path.group_id: ")

@@ -11,6 +11,13 @@ from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call
 
 
+class RankElsewhereError(DistBackendError):
+    """The rank's collectives are made by the process that is attached to its agent."""
+
+    code = "rank-elsewhere"
+    status = 409
+
+
 class Lent(Backend):
     """Refuses every call: two would take this rank's part in it."""
 
@@ -27,7 +34,7 @@ class Lent(Backend):
         """Nothing to let go of."""
 
     def _refuse(self, call: Call) -> NoReturn:
-        raise DistBackendError(
+        raise RankElsewhereError(
             f"{call.name}: the process that is attached to this agent makes this rank's collectives itself; make the "
             "call there, or end its lease first",
             op=call.name,

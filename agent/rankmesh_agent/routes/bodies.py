@@ -1,0 +1,300 @@
+"""Arrays as the bodies of requests and answers: .npy files, or raw elements with their dtype and shape beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import Depends, Header, Query, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from rankmesh_agent.wire import npy
+from rankmesh_agent.wire.dtypes import FROM_NAME, display
+from rankmesh_agent.wire.errors import DistError
+
+Array = npy.Array
+
+NPY = "application/x-npy"
+"""Media type of a .npy file; there is no registered one."""
+RAW = "application/octet-stream"
+"""Media type of elements in C order and little-endian, or whichever byte order the agents' machines have."""
+IDLE_SECONDS = 60.0
+"""How long a client may be silent in the middle of a body."""
+_UNKNOWN = frozenset({"", RAW, "application/x-www-form-urlencoded"})
+"""Media types that say nothing; the last is what curl says of everything."""
+_SLICE = 1 << 18
+"""Bytes of an answer that are handed to the connection at a time."""
+_GUESS = 1 << 16
+_SHAPE = r"^(\d{1,15}(,\d{1,15}){0,31})?$"
+
+BODY: dict[str, Any] = {
+    NPY: {"schema": {"type": "string", "format": "binary"}},
+    RAW: {"schema": {"type": "string", "format": "binary"}},
+}
+"""The two forms of an array, for the OpenAPI document."""
+
+
+class InvalidTensorError(DistError):
+    """A body is not the array it is said to be."""
+
+    code = "invalid-tensor"
+    status = 400
+
+
+class InvalidCallError(DistError):
+    """A call's arguments make no sense."""
+
+    code = "invalid-call"
+    status = 422
+
+
+class TensorTooLargeError(DistError):
+    """An array is larger than RANKMESH_MAX_BODY."""
+
+    code = "body-too-large"
+    status = 413
+
+
+class MediaTypeError(DistError):
+    """A body is in a form that holds no array."""
+
+    code = "unsupported-media-type"
+    status = 415
+
+
+class BodyTimeoutError(DistError):
+    """A client fell silent in the middle of a body."""
+
+    code = "body-timeout"
+    status = 408
+    retryable = True
+
+
+class Tensors:
+    """The array of a request, and how its answer's array is to be given.
+
+    Args:
+        request: the request.
+        dtype: element type where the body does not say it.
+        shape: shape where the body does not say it.
+        limit: most bytes of an array.
+    """
+
+    def __init__(
+        self, request: Request, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, limit: int
+    ) -> None:
+        self._request = request
+        self._dtype = dtype
+        self._shape = shape
+        self._limit = limit
+        self._is_npy = True
+
+    async def given(self) -> Array:
+        """Return the array the client sent, in C order; it may be written to.
+
+        Raises:
+            InvalidTensorError: the body is none, or not what it is said to be.
+            InvalidCallError: its elements cannot be communicated.
+            MediaTypeError: its form holds no array.
+        """
+        body = await self._body()
+        if not body.nbytes and self._described() != 0:
+            raise InvalidTensorError(
+                "the request has no body: send an array as a .npy file, or its elements with ?dtype=float32&shape=2,3"
+            )
+        return self._read(body)
+
+    async def expected(self) -> Array:
+        """Return memory for an array whose dtype and shape the client said, or sent an example of.
+
+        Raises:
+            InvalidCallError: it did neither.
+            As ``given``.
+        """
+        body = await self._body()
+        if body.nbytes:
+            return self._read(body)
+        if self._dtype is None or self._shape is None:
+            raise InvalidCallError(
+                "what is to be received is unknown: say ?dtype=float32&shape=2,3, or send an array like it as the body"
+            )
+        return self.room(self._shape, self._dtype)
+
+    async def nothing(self) -> None:
+        """See to it that the client sent no body.
+
+        Raises:
+            InvalidCallError: it did.
+        """
+        if (await self._body()).nbytes:
+            raise InvalidCallError("this call takes no array: leave the body out")
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return memory for an array.
+
+        Raises:
+            TensorTooLargeError: it is too large.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes > self._limit:
+            raise TensorTooLargeError(
+                f"{display(dtype)}{list(shape)} is {nbytes} bytes, over the limit of {self._limit} (RANKMESH_MAX_BODY)"
+            )
+        try:
+            return np.empty(shape, dtype)
+        except ValueError as error:
+            raise InvalidCallError(f"no array has the shape {list(shape)}: {error}") from None
+
+    def answer(self, array: Array, headers: Mapping[str, str] | None = None) -> Response:
+        """Return the answer that gives an array: in the form the client accepts, or that of its own array."""
+        accepted = self._request.headers.get("accept", "")
+        is_npy = self._is_npy if (NPY in accepted) == (RAW in accepted) else NPY in accepted
+        return _TensorResponse(array, is_npy, headers or {})
+
+    # The body
+
+    async def _body(self) -> Array:
+        """Return the request's body; it goes to memory once where the client says how long it is."""
+        length = int(self._request.headers.get("content-length", _GUESS))
+        buffer = np.empty(length, np.uint8)
+        filled = 0
+        clock = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(IDLE_SECONDS) as silence:
+                async for chunk in self._request.stream():
+                    silence.reschedule(clock() + IDLE_SECONDS)
+                    end = filled + len(chunk)
+                    if end > buffer.nbytes:
+                        grown = np.empty(max(end, 2 * buffer.nbytes), np.uint8)
+                        grown[:filled] = buffer[:filled]
+                        buffer = grown
+                    buffer[filled:end] = np.frombuffer(chunk, np.uint8)
+                    filled = end
+        except TimeoutError:
+            raise BodyTimeoutError(
+                f"nothing came for {IDLE_SECONDS:g} s in the middle of the body, after {filled} bytes"
+            ) from None
+        return buffer[:filled]
+
+    def _read(self, body: Array) -> Array:
+        media = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != NPY and media not in _UNKNOWN:
+            raise MediaTypeError(f"an array is sent as {NPY} or {RAW}, not as {media}")
+        begins_so = bytes(body[: len(npy.MAGIC)]) == npy.MAGIC
+        self._is_npy = media == NPY or (begins_so and body.nbytes != self._described())
+        return self._read_npy(body) if self._is_npy else self._read_raw(body)
+
+    def _read_npy(self, body: Array) -> Array:
+        try:
+            return npy.read(body, self._dtype)
+        except ValueError as error:
+            raise InvalidTensorError(str(error)) from None
+        except TypeError as error:
+            raise InvalidCallError(str(error)) from None
+
+    def _read_raw(self, body: Array) -> Array:
+        dtype = self._dtype
+        if dtype is None:
+            raise InvalidTensorError(
+                "the body is no .npy file; if it is raw elements, say which: ?dtype=float32&shape=2,3, or the headers "
+                "RankMesh-Dtype and RankMesh-Shape"
+            )
+        if self._shape is None:
+            if body.nbytes % dtype.itemsize:
+                raise InvalidTensorError(f"{body.nbytes} bytes are no whole number of {display(dtype)}")
+            return body.view(dtype)
+        if body.nbytes != self._described():
+            raise InvalidTensorError(
+                f"{display(dtype)}{list(self._shape)} is {self._described()} bytes, but the body has {body.nbytes}"
+            )
+        try:
+            return body.view(dtype).reshape(self._shape)
+        except ValueError as error:
+            raise InvalidTensorError(f"no array has the shape {list(self._shape)}: {error}") from None
+
+    def _described(self) -> int | None:
+        """Return how many bytes the elements have that the client described, None if it did not."""
+        return None if self._dtype is None or self._shape is None else math.prod(self._shape) * self._dtype.itemsize
+
+
+class _TensorResponse(Response):
+    """An array, sent from where it is."""
+
+    def __init__(self, array: Array, is_npy: bool, headers: Mapping[str, str]) -> None:
+        self.status_code = 200
+        self.background = None
+        self._start = npy.header_of(array) if is_npy else b""
+        self._elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        self.media_type = NPY if is_npy else RAW
+        self.init_headers(
+            {
+                "Content-Length": str(len(self._start) + self._elements.nbytes),
+                "RankMesh-Dtype": display(array.dtype),
+                "RankMesh-Shape": ",".join(map(str, array.shape)),
+                **headers,
+            }
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._parts():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _parts(self) -> Iterator[bytes | memoryview]:
+        if self._start:
+            yield self._start
+        for begin in range(0, self._elements.nbytes, _SLICE):
+            yield self._elements[begin : begin + _SLICE]
+
+
+DtypeAsked = Annotated[
+    str | None,
+    Query(
+        alias="dtype",
+        max_length=32,
+        description="Element type of raw elements, of what is to be received, or of a .npy file that cannot say it "
+        f"(bfloat16 and its like): {', '.join(FROM_NAME)}.",
+    ),
+]
+ShapeAsked = Annotated[
+    str | None,
+    Query(
+        alias="shape",
+        pattern=_SHAPE,
+        description="Shape of raw elements, or of what is to be received: `2,3`. A .npy file says its own.",
+    ),
+]
+DtypeSaid = Annotated[
+    str | None, Header(alias="RankMesh-Dtype", max_length=32, description="The same as the query's dtype.")
+]
+ShapeSaid = Annotated[
+    str | None, Header(alias="RankMesh-Shape", pattern=_SHAPE, description="The same as the query's shape.")
+]
+
+
+async def _tensors(
+    request: Request,
+    dtype: DtypeAsked = None,
+    shape: ShapeAsked = None,
+    dtype_said: DtypeSaid = None,
+    shape_said: ShapeSaid = None,
+) -> Tensors:
+    name = dtype if dtype is not None else dtype_said
+    lengths = shape if shape is not None else shape_said
+    if name is not None and name not in FROM_NAME:
+        raise InvalidCallError(f"there is no dtype {name!r}; there are {', '.join(FROM_NAME)}")
+    return Tensors(
+        request,
+        None if name is None else FROM_NAME[name],
+        None if lengths is None else tuple(int(length) for length in re.findall(r"\d+", lengths)),
+        request.app.state.max_tensor,
+    )
+
+
+TheTensors = Annotated[Tensors, Depends(_tensors)]
+"""The request's array."""

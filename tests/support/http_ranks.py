@@ -1,0 +1,100 @@
+"""Ranks whose calls are made over HTTP: an application for each rank of a World, and a client of each."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+
+from rankmesh_agent.app import create_app
+from rankmesh_agent.engine.communicator import Communicator
+from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.wire.dtypes import FROM_NAME
+from rankmesh_agent.wire.guard import Guard
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GroupWanted, Member
+from support.threads import World
+
+Array = np.ndarray[Any, Any]
+
+
+class GroupsAgent:
+    """An AgentView of a rank with these groups."""
+
+    def __init__(self, rank: int, size: int, groups: Sequence[Any] = ()) -> None:
+        self.rank = rank
+        self.size = size
+        self.communicators = list(groups)
+        self.store = MemoryStore()
+        self.reasons: list[str] = []
+        self.is_ready = True
+        self.making: Callable[[GroupWanted, Callable[[Communicator], None]], tuple[Any, bool]] | None = None
+
+    def health(self) -> AgentHealth:
+        status: Any = "failing" if self.reasons else "ok"
+        return AgentHealth(status, "rankmesh-agent", self.rank, self.size, "0.1.0", self.reasons)
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def info(self) -> AgentInfo:
+        member = Member(self.rank, "i", "host", "h", 7, ["127.0.0.1:9000"], "http://127.0.0.1:8000")
+        return AgentInfo("job", 1, self.size, member, "http://127.0.0.1:29500", {"0": "segment"}, 1.5, "0.1.0")
+
+    def groups(self) -> list[GroupInfo]:
+        return [group.info() for group in self.communicators]
+
+    def group(self, name: str) -> Any:
+        found = [group for group in self.communicators if name in (group.name, f"{group.id:016x}")]
+        return found[0] if found else None
+
+    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Any, bool]:
+        assert self.making is not None
+        return self.making(wanted, begun)
+
+    def delete_group(self, group: Any) -> None:
+        self.communicators.remove(group)
+        group.close()
+
+    async def aclose(self) -> None:
+        await self.store.close()
+
+
+def applications(world: World, **options: Any) -> list[Guard]:
+    """Return the application of each rank's agent; ``options`` are create_app's."""
+    agents = [GroupsAgent(rank, world.size, [world.communicators[rank]]) for rank in range(world.size)]
+    return [create_app(agent, **options) for agent in agents]
+
+
+@contextlib.asynccontextmanager
+async def clients(apps: Sequence[Guard]) -> AsyncIterator[list[httpx.AsyncClient]]:
+    """A client of each application."""
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for app in apps:
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=60)
+            made.append(await stack.enter_async_context(client))
+        yield made
+
+
+def npy(array: Array) -> bytes:
+    """Return an array as the .npy file that NumPy makes of it."""
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def from_npy(body: bytes) -> Array:
+    """Return what NumPy reads in a .npy file."""
+    found: Array = np.load(io.BytesIO(body), allow_pickle=False)
+    return found
+
+
+def from_raw(answer: httpx.Response) -> Array:
+    """Return the array of an answer of raw elements."""
+    shape = tuple(int(length) for length in answer.headers["RankMesh-Shape"].split(",") if length)
+    return np.frombuffer(answer.content, FROM_NAME[answer.headers["RankMesh-Dtype"]]).reshape(shape)
