@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -31,6 +32,7 @@ class FakeGroup:
         self.ranks = self.numbers = tuple(told.ranks)
         self.rank = told.ranks.index(1)
         self.size = len(told.ranks)
+        self.mesh = SimpleNamespace(progress=lambda: None)
 
     def info(self) -> GroupInfo:
         return self.told
