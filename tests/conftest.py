@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import hosting
 from support.processes import Ranks, wait_until
 
 import rankmesh as dist
@@ -48,6 +50,10 @@ def gateway(ranks: Ranks) -> Iterator[str]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """This process is rank 0 of 1."""
     path = tmp_path_factory.mktemp("alone") / "rendezvous"
-    dist.init_process_group(init_method=f"file://{path}", rank=0, world_size=1)
+    if hosting.ATTACHED:
+        job = f"alone-{os.getpid()}"
+        dist.init_process_group(init_method=hosting.cluster({}, 1).url, rank=0, world_size=1, group_name=job)
+    else:
+        dist.init_process_group(init_method=f"file://{path}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()

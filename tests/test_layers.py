@@ -33,9 +33,9 @@ FOR_THE_GATEWAY = ("rankmesh_agent.wire", "rankmesh_agent.web")
 LIBRARIES = {
     "pydantic": {"rankmesh_agent.routes", "rankmesh_gateway.routes"},
     "fastapi": {"rankmesh_agent.app", "rankmesh_agent.web", "rankmesh_agent.routes", "rankmesh_gateway.routes"},
-    "starlette": {"rankmesh_agent.web", "rankmesh_agent.routes"},
+    "starlette": {"rankmesh_agent.web", "rankmesh_agent.routes", "rankmesh_gateway.routes"},
     "uvicorn": {"rankmesh_agent.serving", "rankmesh_agent.quiet_server", "rankmesh_gateway.server"},
-    "httpx": {"rankmesh_agent.store.client"},
+    "httpx": {"rankmesh_agent.store.client", "rankmesh_gateway.members"},
     "typer": {"rankmesh.cli", "rankmesh._cli"},
     "rich": {"rankmesh._cli"},
 }

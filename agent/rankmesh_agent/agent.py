@@ -370,8 +370,7 @@ class Agent:
     def _heartbeat(self) -> Heartbeat:
         self.mesh.give_up_silent_hosts()
         reply: JoinReply = self._joined
-        groups = self.groups()
-        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, groups, self._vigil.lost())
+        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.lost())
 
     # Choices
 

@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from rankmesh_agent.asking import Answer, Asker, NoAnswerError
+from rankmesh_agent.engine.vigil import Vigil
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
@@ -228,31 +229,12 @@ def gateway_id(url: str, timeout: float = 2.0) -> str | None:
         asker.close()
 
 
-class Vigil(Protocol):
-    """Looks out for what a heart is to say at once."""
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when there may be something."""
-
-    def look(self) -> bool:
-        """Return whether there is something new to say."""
-
-    def due(self) -> float:
-        """Return in how many seconds to look again, whatever the descriptor says; infinity for never."""
-
-    def close(self) -> None:
-        """Let go of the descriptor."""
-
-
 class Heart(threading.Thread):
     """Sends a sign of life every HEARTBEAT_SECONDS until stopped, and when there is something to say.
 
-    A rank's is ``Heart(lambda: client.heartbeat(compose()), vigil)``, a standalone agent's
-    ``Heart(lambda: client.beat(compose()))``, which is woken when its lease changes.
-
     Args:
         beat: sends one; called in this thread only.
-        vigil: looks out for what is to be said at once; closed with this.
+        vigil: finds out which peers are gone, which is to be said at once; closed with this.
     """
 
     def __init__(self, beat: Callable[[], None], vigil: Vigil | None = None) -> None:
@@ -261,7 +243,7 @@ class Heart(threading.Thread):
         self._vigil = vigil
         self._stopping = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.Lock()  # the bell is not to be rung when it is another file's number
+        self._lock = threading.Lock()  # the bell is not rung when its number may be another file's
         self._closed = False
 
     def run(self) -> None:
@@ -272,18 +254,19 @@ class Heart(threading.Thread):
             poll.register(self._vigil.fileno(), select.POLLIN)
         last = time.monotonic()
         while not self._stopping:
-            woken = self._wait(poll, last + HEARTBEAT_SECONDS)
-            if self._stopping:
-                return
-            now = time.monotonic()
-            if woken and now < last + _BREATH_SECONDS:  # a job that falls apart is told of in few words
-                time.sleep(last + _BREATH_SECONDS - now)
-            if woken or now >= last + HEARTBEAT_SECONDS:
+            try:
+                urgent = self._wait(poll, last + HEARTBEAT_SECONDS)
+                if self._stopping:
+                    return
+                if urgent:  # a job that falls apart is told of in few words
+                    time.sleep(max(0.0, last + _BREATH_SECONDS - time.monotonic()))
+                elif time.monotonic() < last + HEARTBEAT_SECONDS:
+                    continue
                 last = time.monotonic()
-                try:
-                    self._beat()
-                except Exception:  # a heart that stops is a rank that others hold for failed
-                    _log.exception("a heartbeat could not be sent")
+                self._beat()
+            except Exception:  # a heart that stops is a rank that others hold for failed
+                _log.exception("a heartbeat could not be sent")
+                time.sleep(_BREATH_SECONDS)
 
     def wake(self) -> None:
         """Have it beat now. From any thread; does nothing once stopped."""
@@ -313,7 +296,7 @@ class Heart(threading.Thread):
         woken = self._bell in ready
         if woken:
             os.eventfd_read(self._bell)
-        return woken or (self._vigil is not None and self._vigil.look())
+        return (self._vigil is not None and self._vigil.look()) or woken
 
     def _close(self) -> None:
         with self._lock:

@@ -19,8 +19,10 @@ from rankmesh_agent.wire.schemas import (
     AgentEntry,
     AgentGoodbye,
     AgentState,
+    Lease,
     LeaseOffer,
     LeaseRequest,
+    Member,
 )
 from rankmesh_gateway.checks import (
     MAX_AGENTS,
@@ -30,6 +32,8 @@ from rankmesh_gateway.checks import (
     check_lease,
     closing,
 )
+from rankmesh_gateway.events import EventLog, Kind
+from rankmesh_gateway.record import UNDER_WAY_SECONDS
 
 FORGET_AGENT_SECONDS = 300.0
 """A standalone agent is forgotten when it has been silent for this long."""
@@ -61,20 +65,33 @@ class _Agent:
         seen: the clock at that.
         offered_to: the asker it is kept for, None when it is for anyone.
         offered_until: the clock when the offer ends.
+        doubted_at: the clock when ranks said that its process is gone, None while none has, or when it has been heard
+            again.
+        lost: whether the event log has that it failed.
     """
 
     beat: AgentBeat
     seen: float
     offered_to: _Asker | None = None
     offered_until: float = 0.0
+    doubted_at: float | None = None
+    lost: bool = False
 
     def state(self, now: float) -> AgentState:
         silence = now - self.seen
         if silence >= FAILED_SECONDS:
             return "failed"
-        if silence >= SUSPECT_SECONDS:
+        if silence >= SUSPECT_SECONDS or self.doubted_at is not None:
             return "suspect"
         return "leased" if self.beat.leases else "free"
+
+    def hear(self, beat: AgentBeat, now: float) -> None:
+        """Take in a sign of life."""
+        if self.doubted_at is not None and now - self.doubted_at >= UNDER_WAY_SECONDS:
+            self.doubted_at = None
+        self.beat, self.seen = beat, now
+        if beat.leases:
+            self.offered_to = None
 
     def keeps_for(self, now: float) -> _Asker | None:
         """Whom it is kept for at the moment."""
@@ -97,11 +114,13 @@ class Agents:
     Args:
         clock: the registry's clock.
         lock: the registry's lock.
+        events: is told of what happens.
     """
 
-    def __init__(self, clock: Callable[[], float], lock: threading.Lock) -> None:
+    def __init__(self, clock: Callable[[], float], lock: threading.Lock, events: EventLog) -> None:
         self._clock = clock
         self._lock = lock
+        self._events = events
         self._agents: dict[str, _Agent] = {}
         self._waits: dict[Future[LeaseOffer], _Asker] = {}
         self._closed = False
@@ -120,20 +139,24 @@ class Agents:
                 raise closing()
             now = self._clock()
             known = self._agents.get(beat.id)
+            before = [] if known is None else known.beat.leases
             if known is None:
                 self._make_room(beat, now)
                 self._agents[beat.id] = _Agent(beat, now)
+                self._tell("agent-registered", "is registered", beat)
             else:
-                known.beat, known.seen = beat, now
-                if beat.leases:
-                    known.offered_to = None
+                known.hear(beat, now)
+            self._tell_of_leases(beat, before)
+            self.look_for_lost(now)
             served = self._serve(now)
         self._hand_out(served)
 
     def leave(self, goodbye: AgentGoodbye) -> None:
         """Take in a goodbye: the agent is forgotten. Those of agents that are not known are ignored."""
         with self._lock:
-            self._agents.pop(goodbye.id, None)
+            agent = self._agents.pop(goodbye.id, None)
+            if agent is not None:
+                self._tell("agent-lost", "has ended", agent.beat)
 
     def entries(self) -> list[AgentEntry]:
         """The agents in the natural order of their names."""
@@ -212,6 +235,48 @@ class Agents:
 
     # With the lock held
 
+    def doubt(self, member: Member, now: float) -> None:
+        """Take in that a rank is gone: so is its agent, if it has one that is a process of its own."""
+        for agent in self._agents.values():
+            if (agent.beat.host_id, agent.beat.pid) == (member.host_id, member.pid):
+                agent.doubted_at = now
+
+    def look_for_lost(self, now: float) -> None:
+        """Tell which agents have failed, and which are back."""
+        for agent in self._agents.values():
+            lost = agent.state(now) == "failed"
+            if lost and not agent.lost:
+                at = agent.seen + FAILED_SECONDS
+                self._tell("agent-lost", f"has failed: no sign of life for {FAILED_SECONDS:g} s", agent.beat, at)
+            elif agent.lost and not lost:
+                self._tell("agent-registered", "is back", agent.beat)
+            agent.lost = lost
+
+    def _tell_of_leases(self, beat: AgentBeat, before: list[Lease]) -> None:
+        known = {lease.id for lease in before}
+        for lease in beat.leases:
+            if lease.id not in known:
+                words = f"is leased to {lease.holder} for {_place(lease.job, lease.rank)}"
+                self._tell("agent-leased", words, beat, lease=lease)
+        kept = {lease.id for lease in beat.leases}
+        for lease in before:
+            if lease.id not in kept:
+                words = f"is free: {lease.holder} had it for {_place(lease.job, lease.rank)}"
+                self._tell("agent-freed", words, beat, lease=lease)
+
+    def _tell(
+        self, kind: Kind, words: str, beat: AgentBeat, at: float | None = None, lease: Lease | None = None
+    ) -> None:
+        ranks = [lease.rank] if lease is not None and lease.rank != UNASSIGNED else []
+        self._events.add(
+            kind,
+            f"agent {beat.name} ({beat.host}, pid {beat.pid}) {words}",
+            at=at,
+            job=lease.job if lease is not None else "",
+            ranks=ranks,
+            agent=beat.name,
+        )
+
     def _in_order(self) -> list[_Agent]:
         return sorted(self._agents.values(), key=lambda agent: (_natural(agent.beat.name), agent.beat.id))
 
@@ -223,6 +288,8 @@ class Agents:
             same_place = bool(set(beat.urls) & set(agent.beat.urls))
             if agent.beat.name == beat.name and (same_place or now - agent.seen >= SUSPECT_SECONDS):
                 del self._agents[agent_id]
+                if not agent.lost:
+                    self._tell("agent-lost", "is gone: another process has come in its place", agent.beat)
         failed = (agent_id for agent_id, agent in self._agents.items() if agent.state(now) == "failed")
         if len(self._agents) >= MAX_AGENTS and (oldest := next(failed, None)) is not None:
             del self._agents[oldest]

@@ -27,6 +27,6 @@ def create_app(registry: Registry | None = None, *, token: str = "", names: Iter
         with making():
             from rankmesh_gateway.web import create_web
 
-            return create_web(served)
+            return create_web(served, token)
 
     return Guard(Front(served, make_web), token, names, MAX_BODY_BYTES)

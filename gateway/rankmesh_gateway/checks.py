@@ -65,6 +65,14 @@ def check_heartbeat(beat: Heartbeat) -> None:
             f"{beat.member.described()} reports {len(beat.groups)} groups, the gateway keeps {MAX_GROUPS} a rank; "
             "destroy groups that are no longer used"
         )
+    _check_lost(beat)
+
+
+def _check_lost(beat: Heartbeat) -> None:
+    if len(beat.lost) > beat.world_size:
+        raise InvalidRequestError(f"{len(beat.lost)} ranks are said to be gone, in a world of {beat.world_size}")
+    for lost in beat.lost:
+        _check_rank(lost.rank, beat.world_size, at_least=0)
 
 
 def check_agent(beat: AgentBeat) -> None:

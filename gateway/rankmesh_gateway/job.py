@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankmesh_agent.wire.schemas import Heartbeat, JoinRequest, Leave, Member
+from rankmesh_gateway.chronicle import Chronicle
+from rankmesh_gateway.record import RankRecord
 from rankmesh_gateway.world import World
 
 
 class Job:
     """The epochs of one job.
+
+    Args:
+        name: the job's name.
+        chronicle: what is told of what happens.
 
     Attributes:
         name: the job's name.
@@ -17,8 +23,9 @@ class Job:
         forming: the world that comes together at the moment, if there is one.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, chronicle: Chronicle) -> None:
         self.name = name
+        self._chronicle = chronicle
         self.worlds: dict[int, World] = {}
         self.forming: World | None = None
 
@@ -49,7 +56,10 @@ class Job:
         world = self._forming(request.world_size, now)
         world.refuse_other_size(request.world_size, member)
         world.refuse_taken_rank(member, now)
-        world.admit(member, now)
+        known = world.holder(member.rank, member.instance)
+        record = world.admit(member, now)
+        if known is None:
+            self._chronicle.joining(world, record)
         self.forming = world
         if world.complete:
             self._complete(world, now)
@@ -64,14 +74,15 @@ class Job:
 
     def standing(self, request: JoinRequest) -> World:
         """The world a join waits for; an empty one when nobody waits any more."""
-        fresh = World(self.name, self._next_epoch(), request.world_size)
+        fresh = self._world(self._next_epoch(), request.world_size)
         return self.joined(request.member) or self.forming or fresh
 
-    def heartbeat(self, beat: Heartbeat, now: float) -> World | None:
+    def heartbeat(self, beat: Heartbeat, now: float) -> tuple[World | None, list[RankRecord]]:
         """Take in a sign of life.
 
         Returns:
-            The world it belongs to; None when that is over and forgotten, as a newer one has come together.
+            The world it belongs to; None when that is over and forgotten, as a newer one has come together. And the
+            ranks that have failed, as this one saw.
 
         Raises:
             RankTakenError: another process that runs holds this rank of the epoch.
@@ -80,20 +91,58 @@ class Job:
         world = self.worlds.get(beat.epoch)
         if world is None:
             if self.worlds and beat.epoch < self._latest():
-                return None
+                return None, []
             world = self._learn(beat, now)
         world.refuse_other_size(beat.world_size, beat.member)
         world.refuse_taken_rank(beat.member, now)
         record = world.holder(beat.member.rank, beat.member.instance) or world.admit(beat.member, now)
+        before = record.groups
         record.beat(beat.groups, now)
-        return world
+        lost = world.lose(record, beat.lost, now)
+        self._chronicle.look(world, [record, *lost], now)
+        self._chronicle.groups(world, record, before, now)
+        return world, lost
 
     def leave(self, goodbye: Leave, now: float) -> None:
         """Take in a goodbye from a world that came together."""
         for world in self.worlds.values():
             record = world.holder(goodbye.rank, goodbye.instance)
             if record is not None:
+                before = record.groups
                 record.end(goodbye.reason, now)
+                self._chronicle.look(world, [record], now)
+                self._chronicle.groups(world, record, before, now)
+
+    def end(self, rank: int, pid: int, host: str, reason: str, now: float) -> list[RankRecord]:
+        """Take in how a process ended, from somebody who watched it: its cause is better than what others saw.
+
+        Args:
+            rank: the rank it was started as.
+            pid: its id; what holds the rank may be a child of it.
+            host: the host it ran on.
+            reason: how it ended.
+            now: the clock.
+
+        Returns:
+            The ranks that have failed by that.
+        """
+        found = []
+        for world in self.worlds.values():
+            here = [record for record in world.records.values() if record.member.host == host]
+            held = [record for record in here if record.member.pid == pid]
+            found += [
+                (world, record)
+                for record in held or [record for record in here if record.member.rank == rank]
+                if record.fail(reason, now)
+            ]
+        for world, record in found:
+            self._chronicle.look(world, [record], now)
+        return [record for _, record in found]
+
+    def look(self, now: float) -> None:
+        """Tell the event log who has been silent for too long."""
+        for world in self.worlds.values():
+            self._chronicle.look(world, world.records.values(), now)
 
     def withdraw(self, rank: int, instance: str) -> World | None:
         """Free a joiner's place in the forming world.
@@ -111,6 +160,10 @@ class Job:
         if not world.everyone():
             self.forming = None
         return world
+
+    def latest(self) -> World | None:
+        """The world that came together last."""
+        return self.worlds.get(self._latest())
 
     def present(self, now: float) -> int:
         """How many ranks are there, joiners included."""
@@ -136,7 +189,10 @@ class Job:
 
     def _forming(self, world_size: int, now: float) -> World:
         self.drop_silent_joiners(now)
-        return self.forming or World(self.name, self._next_epoch(), world_size)
+        return self.forming or self._world(self._next_epoch(), world_size)
+
+    def _world(self, epoch: int, size: int) -> World:
+        return World(self.name, epoch, size, self._chronicle)
 
     def _complete(self, world: World, now: float) -> None:
         world.begin(now)
@@ -146,7 +202,7 @@ class Job:
 
     def _learn(self, beat: Heartbeat, now: float) -> World:
         """Take up a world that came together before this gateway was started."""
-        world = self.worlds[beat.epoch] = World(self.name, beat.epoch, beat.world_size)
+        world = self.worlds[beat.epoch] = self._world(beat.epoch, beat.world_size)
         if self.forming is not None:
             self.forming.epoch = self._next_epoch()
         self._drop_old_worlds(now)

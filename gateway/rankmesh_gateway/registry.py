@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import (
     Heartbeat,
     HeartbeatReply,
@@ -20,12 +21,34 @@ from rankmesh_agent.wire.schemas import (
 )
 from rankmesh_gateway.agents import Agents
 from rankmesh_gateway.checks import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing
-from rankmesh_gateway.groups import groups_of
+from rankmesh_gateway.chronicle import Chronicle
+from rankmesh_gateway.documents import GroupInFlight, JobInfo
+from rankmesh_gateway.events import EventLog
+from rankmesh_gateway.groups import groups_of, in_flight_of
 from rankmesh_gateway.job import Job
+from rankmesh_gateway.record import RankRecord
 from rankmesh_gateway.world import World
 
 FORGET_SECONDS = 3600.0
 """A job without a live rank is forgotten this long after its last sign of life."""
+
+
+_LOOK_SECONDS = 0.5
+"""How often it is looked who has fallen silent, at most."""
+
+
+class GroupNotFoundError(DistNetworkError):
+    """No group, or more than one, goes by that id or name."""
+
+    code = "group-not-found"
+    status = 404
+
+
+class JobNotFoundError(DistNetworkError):
+    """No world of that job has come together."""
+
+    code = "job-not-found"
+    status = 404
 
 
 class Counts(NamedTuple):
@@ -44,6 +67,7 @@ class Registry:
     Attributes:
         id: random name of this registry, to tell one gateway process from the next.
         agents: the standalone agents.
+        events: what happened.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,7 +76,10 @@ class Registry:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._closed = False
-        self.agents = Agents(clock, self._lock)
+        self._started = self._looked = clock()
+        self.events = EventLog(clock)
+        self.agents = Agents(clock, self._lock, self.events)
+        self._chronicle = Chronicle(self.events)
 
     def join(self, request: JoinRequest) -> Future[JoinReply]:
         """Enter a rank into its job's forming world. Repeating it with the same instance changes nothing.
@@ -92,7 +119,7 @@ class Registry:
         """
         with self._lock:
             self._refuse_when_closed(request)
-            job = self._jobs.get(request.job) or Job(request.job)
+            job = self._jobs.get(request.job) or Job(request.job, self._chronicle)
             return job.standing(request).reply()
 
     def withdraw(self, request: JoinRequest) -> None:
@@ -126,8 +153,10 @@ class Registry:
                 raise closing()
             now = self._clock()
             job = self._job(beat.job)
-            world = job.heartbeat(beat, now)
+            world, lost = job.heartbeat(beat, now)
             self._jobs[job.name] = job
+            self._doubt(lost, now)
+            self._look(now)
             return HeartbeatReply(world.failed(now) if world is not None else [])
 
     def leave(self, goodbye: Leave) -> None:
@@ -144,6 +173,26 @@ class Registry:
             waits = [] if world is None else [wait for wait, who in world.waits.items() if who == goodbye.instance]
         _cancel(waits)
 
+    def ended(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:
+        """Take in that a rank's process ended without success, from the launcher that watched it.
+
+        Args:
+            job: its job.
+            rank: the rank it was started as.
+            pid: its id.
+            host: the host it ran on.
+            reason: how it ended, ``signal SIGKILL (9)``.
+        """
+        with self._lock:
+            found = self._jobs.get(job)
+            if found is not None:
+                found.end(rank, pid, host, reason, self._clock())
+
+    def look(self) -> None:
+        """Have the event log told who has fallen silent."""
+        with self._lock:
+            self._look(self._clock())
+
     def close(self) -> None:
         """End all waits and take nobody in any more, so that a server can shut down. Reading goes on to work."""
         with self._lock:
@@ -152,6 +201,7 @@ class Registry:
             askers = self.agents.close()
         _cancel(waits)
         _cancel(askers)
+        self.events.close()
 
     @property
     def closed(self) -> bool:
@@ -162,12 +212,69 @@ class Registry:
         """The ranks of one job or of all, by job, epoch and rank."""
         with self._lock:
             now = self._clock()
+            self._look(now)
             return [info for world in self._worlds(job) for info in world.infos(now)]
 
     def groups(self, job: str | None = None) -> list[RankGroupInfo]:
         """The groups of one job or of all, by job, epoch and id, as their members last reported them."""
         with self._lock:
-            return [info for world in self._worlds(job) for info in groups_of(world)]
+            now = self._clock()
+            return [info for world in self._worlds(job) for info in groups_of(world, now)]
+
+    def jobs(self) -> list[JobInfo]:
+        """The worlds of all jobs, by job and epoch."""
+        with self._lock:
+            now, time_now = self._clock(), time.time()
+            return [world.summary(now, time_now) for world in self._worlds(None)]
+
+    def in_flight(self, job: str | None = None) -> list[GroupInFlight]:
+        """The calls under way, by job, epoch and group, the earliest first, as the members last reported them."""
+        with self._lock:
+            now = self._clock()
+            return [each for world in self._worlds(job) for each in in_flight_of(world, now)]
+
+    def group(self, name: str, job: str | None = None) -> tuple[RankGroupInfo, dict[int, RankInfo]]:
+        """A group, and its members that are known here, by rank.
+
+        Args:
+            name: the group's id, or its name where no other group that is in use has it.
+            job: look for it in this job only.
+
+        Raises:
+            GroupNotFoundError: no group has that id or name, or several have that name.
+        """
+        with self._lock:
+            now = self._clock()
+            worlds = self._worlds(job)
+            found = [
+                (world, info) for world in worlds for info in groups_of(world, now) if name in (info.id, info.name)
+            ]
+            if len(found) > 1:  # of a job's worlds, the one that is there counts
+                found = [(world, info) for world, info in found if world.present(now)]
+            if len(found) != 1:
+                raise _which_group(name, [info for _, info in found])
+            world, info = found[0]
+            return info, {rank: world.records[rank].info(world.job, world.epoch, now) for rank in world.records}
+
+    def members(self, job: str) -> dict[int, RankInfo]:
+        """The ranks of a job's latest world that has come together, by rank.
+
+        Raises:
+            JobNotFoundError: there is none.
+        """
+        with self._lock:
+            now = self._clock()
+            known = self._jobs.get(job)
+            world = known.latest() if known is not None else None
+            if world is None:
+                there = ", ".join(map(repr, sorted(self._jobs)[:20])) or "none"
+                raise JobNotFoundError(f"no world of a job {job!r} has come together here; the jobs here are: {there}")
+            return {rank: record.info(job, world.epoch, now) for rank, record in sorted(world.records.items())}
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since it was made."""
+        return self._clock() - self._started
 
     def counts(self) -> Counts:
         """How much is going on."""
@@ -175,6 +282,18 @@ class Registry:
             now = self._clock()
             present = [job.present(now) for job in self._jobs.values()]
             return Counts(sum(ranks > 0 for ranks in present), sum(present))
+
+    def _look(self, now: float) -> None:
+        """Tell the event log what the clock alone has changed. With the lock held; does nothing soon after the last."""
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            for job in self._jobs.values():
+                job.look(now)
+            self.agents.look_for_lost(now)
+
+    def _doubt(self, lost: Iterable[RankRecord], now: float) -> None:
+        for record in lost:
+            self.agents.doubt(record.member, now)
 
     def _refuse_when_closed(self, request: JoinRequest) -> None:
         """Raise GatewayClosingError for a join that can no longer come to an end here."""
@@ -191,7 +310,7 @@ class Registry:
         """The job of that name, or a new one that the caller keeps once a rank is in it."""
         if name not in self._jobs:
             self._make_room()
-        return self._jobs.get(name) or Job(name)
+        return self._jobs.get(name) or Job(name, self._chronicle)
 
     def _make_room(self) -> None:
         now = self._clock()
@@ -210,6 +329,13 @@ class Registry:
     def _stop_waiting(self, world: World, future: Future[JoinReply]) -> None:
         with self._lock:
             world.waits.pop(future, None)
+
+
+def _which_group(name: str, found: list[RankGroupInfo]) -> GroupNotFoundError:
+    if not found:
+        return GroupNotFoundError(f"no rank reports a group {name!r}; GET /v1/groups lists those there are", group=name)
+    where = ", ".join(f"{info.id} in job {info.job!r}" for info in found[:20])
+    return GroupNotFoundError(f"{len(found)} groups are called {name!r}: {where}; say which by its id", group=name)
 
 
 def _take_all(waits: dict[Future[JoinReply], str]) -> list[Future[JoinReply]]:

@@ -6,15 +6,20 @@ from rankmesh_agent.web import WebApplication
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_gateway import answers
 from rankmesh_gateway.checks import InvalidRequestError
+from rankmesh_gateway.fleet import Fleet
+from rankmesh_gateway.members import Members
+from rankmesh_gateway.overview import Overviews
 from rankmesh_gateway.registry import Registry
-from rankmesh_gateway.routes import agents, health, membership
+from rankmesh_gateway.routes import agents, events, groups, health, membership
+from rankmesh_gateway.stores import Stores
 
 
-def create_web(registry: Registry) -> WebApplication:
+def create_web(registry: Registry, token: str = "") -> WebApplication:
     """Return the application.
 
     Args:
         registry: what it serves.
+        token: the secret with which it asks agents.
     """
     app = WebApplication(
         "RankMesh gateway",
@@ -23,8 +28,10 @@ def create_web(registry: Registry) -> WebApplication:
         (DistError, InvalidRequestError),
         answers.refusal,
     )
+    members = Members(token)
     app.state.registry = registry
-    app.include_router(health.router)
-    app.include_router(membership.router)
-    app.include_router(agents.router)
+    app.state.overviews = Overviews(registry, Stores(registry, members))
+    app.state.fleet = Fleet(registry, members)
+    for module in (health, membership, agents, groups, events):
+        app.include_router(module.router)
     return app

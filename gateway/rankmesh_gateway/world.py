@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -11,9 +13,12 @@ from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     UNASSIGNED,
     JoinReply,
+    Lost,
     Member,
     RankInfo,
 )
+from rankmesh_gateway.chronicle import Chronicle
+from rankmesh_gateway.documents import JobInfo, JobState
 from rankmesh_gateway.record import RankRecord
 
 JOIN_SILENCE_SECONDS = LONG_POLL_SECONDS + 10.0
@@ -31,14 +36,19 @@ class World:
         records: the ranks that are there, in the order they came.
         unplaced: who is there without a rank, by instance, in the order they came; empty once the world is complete.
         waits: the joins that wait for it to be complete, each with the instance that waits.
+        groups: the ids of its groups that the event log has, and whether it has their failure.
+        since: the clock when it came together, or before that when the first rank came.
     """
 
     job: str
     epoch: int
     size: int
+    chronicle: Chronicle
     records: dict[int, RankRecord] = field(default_factory=dict)
     unplaced: dict[str, RankRecord] = field(default_factory=dict)
     waits: dict[Future[JoinReply], str] = field(default_factory=dict)
+    groups: dict[str, bool] = field(default_factory=dict)
+    since: float | None = None
 
     def missing(self) -> list[int]:
         """The ranks that nobody came with."""
@@ -63,6 +73,8 @@ class World:
     def admit(self, member: Member, now: float) -> RankRecord:
         """Put a member at its rank, in place of who held it before; without a rank, among those without one."""
         record = RankRecord(member, now)
+        if self.since is None:
+            self.since = now
         if member.rank == UNASSIGNED:
             self.unplaced[member.instance] = record
         else:
@@ -73,6 +85,7 @@ class World:
         """Free the place of somebody who is there."""
         self.unplaced.pop(record.member.instance, None)
         self.records.pop(record.member.rank, None)
+        self.chronicle.gave_up(self, record)
 
     def present(self, now: float) -> int:
         """How many of the ranks are neither gone nor failed."""
@@ -91,6 +104,24 @@ class World:
         """The ranks as they are shown, in rank order."""
         return [record.info(self.job, self.epoch, now) for record in self.everyone()]
 
+    def summary(self, now: float, time_now: float) -> JobInfo:
+        """The world as a whole.
+
+        Args:
+            now: the clock.
+            time_now: seconds since 1970.
+        """
+        ranks: Mapping[str, int] = collections.Counter(record.state(now) for record in self.everyone())
+        since = time_now - (now - (self.since if self.since is not None else now))
+        return JobInfo(self.job, self.epoch, self._state(ranks), self.size, dict(ranks), since)
+
+    def _state(self, ranks: Mapping[str, int]) -> JobState:
+        if any(record.joining for record in self.everyone()):
+            return "forming"
+        if sum(ranks.get(state, 0) for state in ("alive", "suspect")):
+            return "failing" if ranks.get("failed") else "running"
+        return "failed" if ranks.get("failed") else "ended"
+
     def begin(self, now: float) -> None:
         """Give a rank to those without one, and count all as just seen: from now on heartbeats are expected."""
         for rank, record in zip(self.missing(), self.unplaced.values(), strict=True):
@@ -99,6 +130,35 @@ class World:
         self.unplaced = {}
         for record in self.records.values():
             record.joining, record.seen = False, now
+        self.since = now
+        self.chronicle.complete(self)
+
+    def lose(self, reporter: RankRecord, lost: list[Lost], now: float) -> list[RankRecord]:
+        """Take in which ranks another one says are gone; what it has said before is no news.
+
+        Returns:
+            The ranks that have failed by that.
+        """
+        before, reporter.lost = reporter.lost, frozenset(each.rank for each in lost)
+        found = []
+        for each in lost:
+            record = self.records.get(each.rank)
+            if record is None or each.rank in before:
+                continue
+            cause = f"{reporter.member.described()} lost its connection to it: {each.cause}"
+            if record is not reporter and record.lose(cause, now):
+                found.append(record)
+        return found
+
+    def has(self, group: str, now: float) -> bool:
+        """Whether a rank that is there has a group; once none is, whether one had it when it failed."""
+        there = [record for record in self.records.values() if record.present(now)]
+        return any(each.id == group for record in there or self.records.values() for each in record.groups)
+
+    def drop(self, group: str) -> None:
+        """Forget a group that ranks had when they failed."""
+        for record in self.records.values():
+            record.groups = [each for each in record.groups if each.id != group]
 
     def awaited_by(self, instance: str) -> bool:
         """Whether this very process waits for the world at the moment."""

@@ -15,9 +15,9 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any
 
 from rankmesh._launcher.arguments import parse
+from rankmesh._launcher.gateway import LauncherGateway
 from rankmesh._launcher.leftovers import sweep
 from rankmesh._launcher.output import Sink, standard_sinks
 from rankmesh._launcher.parent_death import dies_with_parent
@@ -26,7 +26,6 @@ from rankmesh._launcher.rank import Rank, start
 from rankmesh._launcher.report import failure_report, stop_report
 from rankmesh._launcher.signals import SignalInbox
 from rankmesh._launcher.supervisor import Supervisor
-from rankmesh_agent.serving import HttpThread
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.settings import Settings
 from rankmesh_agent.wire.sockets import bind
@@ -55,7 +54,7 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
     if listener is None:
         return _launch(job, None)
     job = dataclasses.replace(job, port=listener.getsockname()[1])
-    gateway = HttpThread(lambda: _gateway_app(job), listener, "rankmesh-gateway")
+    gateway = LauncherGateway(job, listener)
     try:
         return _launch(job, gateway)
     finally:
@@ -72,13 +71,7 @@ def _listen(job: Plan, settings: Settings) -> socket.socket:
     return bind(host, job.port, what="the launcher hosts the gateway")
 
 
-def _gateway_app(job: Plan) -> Any:
-    from rankmesh_gateway.app import create_app
-
-    return create_app(token=job.token, names=(job.options.master_addr,))
-
-
-def _launch(job: Plan, gateway: HttpThread | None) -> int:
+def _launch(job: Plan, gateway: LauncherGateway | None) -> int:
     """Start the ranks and, after them, the gateway; watch over them; report."""
     sinks = standard_sinks()
     messages = sinks[1]
@@ -94,6 +87,8 @@ def _launch(job: Plan, gateway: HttpThread | None) -> int:
         supervisor = Supervisor(
             ranks, sinks, inbox, failure_grace=job.options.failure_grace, stop_grace=job.options.stop_grace
         )
+        if gateway is not None:
+            supervisor.on_ending = gateway.note_ending
         supervisor.run()
         first = supervisor.first_failure
         messages.show(stop_report(ranks) if first is None else failure_report(first, ranks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import CancelledError, wait
 
 import pytest
@@ -11,7 +12,7 @@ from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, JoinReply
 from rankmesh_gateway import registry as registry_module
 from rankmesh_gateway.checks import GatewayClosingError, GatewayFullError, InvalidRequestError
-from rankmesh_gateway.registry import FORGET_SECONDS, Registry
+from rankmesh_gateway.registry import FORGET_SECONDS, JobNotFoundError, Registry
 from rankmesh_gateway.world import JOIN_SILENCE_SECONDS
 
 
@@ -370,3 +371,53 @@ class TestForgetting:
 
 def test_each_registry_has_its_own_id():
     assert Registry().id != Registry().id
+
+
+class TestJobs:
+    """The worlds as a whole."""
+
+    @pytest.fixture
+    def job(self, registry):
+        def summary():
+            (found,) = registry.jobs()
+            return found.state, found.ranks
+
+        return summary
+
+    def test_a_life(self, registry, ask, job, clock):
+        registry.join(ask.join(0, 2))
+        assert job() == ("forming", {"joining": 1})
+        registry.join(ask.join(1, 2))
+        assert job() == ("running", {"alive": 2})
+        registry.leave(ask.leave(0, reason="exit code 1"))
+        assert job() == ("failing", {"failed": 1, "alive": 1})
+        clock.advance(FAILED_SECONDS)
+        assert job() == ("failed", {"failed": 2})
+
+    def test_one_that_ends_in_order(self, registry, ask, job):
+        form(registry, ask)
+        for rank in range(2):
+            registry.leave(ask.leave(rank))
+        assert job() == ("ended", {"left": 2})
+
+    def test_since_when(self, registry, ask, clock):
+        registry.join(ask.join(0, 2))
+        clock.advance(5)
+        registry.join(ask.join(1, 2))
+        clock.advance(3)
+        assert registry.jobs()[0].since == pytest.approx(time.time() - 3, abs=1)
+
+    def test_each_epoch_is_a_world(self, registry, ask):
+        form(registry, ask)
+        registry.leave(ask.leave(1))
+        registry.join(ask.join(1, 2, life=2))
+        assert [(found.epoch, found.state, found.world_size) for found in registry.jobs()] == [
+            (1, "running", 2),
+            (2, "forming", 2),
+        ]
+
+    def test_members_of_the_latest(self, registry, ask):
+        with pytest.raises(JobNotFoundError, match="jobs here are: none"):
+            registry.members("job")
+        form(registry, ask)
+        assert {rank: info.state for rank, info in registry.members("job").items()} == {0: "alive", 1: "alive"}

@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from support import hosting
+
 DEADLINE = 90.0
 """Seconds any run or wait may take."""
 TESTS = Path(__file__).parent.parent
@@ -105,7 +107,7 @@ class Me:
         """Join the job of all ranks of this run."""
         import rankmesh
 
-        method = f"file://{self.folder}/rendezvous"
+        method = os.environ.get(hosting.GATEWAY) or f"file://{self.folder}/rendezvous"
         rankmesh.init_process_group(**{"init_method": method, "rank": self.rank, "world_size": self.size, **options})
 
     def say(self, **what: Any) -> None:
@@ -289,11 +291,13 @@ class Ranks:
             arguments: passed to the body.
         """
         script = self.script(body, arguments=arguments, uses=uses)
+        started = range(size) if ranks is None else ranks
+        variables = {rank: dict(env(rank) if callable(env) else env) for rank in started}
+        if hosting.ATTACHED:
+            for own in variables.values():
+                own[hosting.GATEWAY] = hosting.cluster(own, size).url
         return [
-            self.command(
-                str(script), str(rank), str(size), name=f"rank-{rank}", **(env(rank) if callable(env) else dict(env))
-            )
-            for rank in (range(size) if ranks is None else ranks)
+            self.command(str(script), str(rank), str(size), name=f"rank-{rank}", **variables[rank]) for rank in started
         ]
 
     def wait(self, started: Sequence[Rank], seconds: float = DEADLINE) -> None:

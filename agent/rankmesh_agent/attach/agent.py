@@ -6,8 +6,9 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from rankmesh_agent.attach import errors
 from rankmesh_agent.attach.calls import GroupTold, group_heard
@@ -17,14 +18,13 @@ from rankmesh_agent.attach.lanes import Lanes, Line, Note, Route, Views
 from rankmesh_agent.attach.place import socket_path
 from rankmesh_agent.attach.store import AttachedStore
 from rankmesh_agent.engine.calls import Calls
-from rankmesh_agent.engine.records import Recorder
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.transports import shared
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Answer, Ask
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, ProtocolError, RankFailedError
-from rankmesh_agent.wire.schemas import AgentBeat, Member
+from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS, AgentBeat, Member
 from rankmesh_agent.wire.settings import Settings
 
 _TELL_SECONDS = 5.0
@@ -32,8 +32,6 @@ _TELL_SECONDS = 5.0
 _GOODBYE_SECONDS = 10.0
 _JOIN_GRACE_SECONDS = 75.0
 """How much longer than the join may take its answer may: connecting all pairs comes after it."""
-
-Known = TypeVar("Known")
 
 
 class AttachedAgent:
@@ -67,9 +65,11 @@ class AttachedAgent:
         path = socket_path(settings.shm_dir, offer.id) if same_host else ""
         self._route = Route(offer, path, settings.token)
         self._lease = secrets.token_hex(16)
-        self.recorder = Recorder()
+        self._reporting = threading.Event()
+        self._reporter: threading.Thread | None = None
         self._lanes = Lanes(self._open_lane)
         self._groups: list[AttachedGroup] = []
+        self._lock = threading.Lock()
         self._left = False
         with contextlib.ExitStack() as undo:
             channel = self._route.connect(deadline)
@@ -133,6 +133,8 @@ class AttachedAgent:
             self._drop(group)
             raise
         self._groups.append(group)
+        if told.lent is not None:
+            self.keep_telling()
         return group
 
     def drop_group(self, group: Calls) -> None:
@@ -163,6 +165,26 @@ class AttachedAgent:
     def blocking_store(self) -> BlockingStore:
         """Return the job's store, by way of the agent; the caller closes it."""
         return AttachedStore(self)
+
+    # Telling the agent what it would know if it made the calls
+
+    def keep_telling(self) -> None:
+        """Tell the agent every HEARTBEAT_SECONDS what calls this process has made itself."""
+        with self._lock:
+            if self._reporter is None and not self._left:
+                self._reporter = threading.Thread(target=self._report, name="rankmesh-report", daemon=True)
+                self._reporter.start()
+
+    def _report(self) -> None:
+        while not self._reporting.wait(HEARTBEAT_SECONDS):
+            with contextlib.suppress(DistError):  # whoever calls finds out
+                self._report_now()
+
+    def _report_now(self) -> None:
+        found = [(group.id, group.report()) for group in list(self._groups)]
+        news = [(number, told) for number, told in found if told is not None]
+        if news:
+            self.tell(Ask.REPORT, {"groups": news})
 
     # Asking
 
@@ -249,7 +271,14 @@ class AttachedAgent:
         """
         if self._left:
             return
-        self._left = True
+        with contextlib.suppress(DistError):
+            self._report_now()
+        with self._lock:
+            self._left = True
+            reporter = self._reporter
+        self._reporting.set()
+        if reporter is not None and reporter is not threading.current_thread():
+            reporter.join(_TELL_SECONDS)
         for group in self._groups:
             group._standing.destroyed()
         with contextlib.suppress(Gone, Late, DistError):

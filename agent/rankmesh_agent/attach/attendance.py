@@ -19,7 +19,7 @@ from rankmesh_agent.attach.calls import group_told
 from rankmesh_agent.attach.channel import Channel, Frame, Gone, Late
 from rankmesh_agent.attach.desk import Desk
 from rankmesh_agent.attach.landlord import Landlord
-from rankmesh_agent.attach.place import socket_path
+from rankmesh_agent.attach.place import listen, socket_path
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Answer, Ask
 from rankmesh_agent.wire.deadline import Deadline
@@ -31,7 +31,6 @@ CHALLENGE_SECONDS = 10.0
 """How long a stranger may take to prove that it belongs here, and to say what for."""
 MAX_CONNECTIONS = 512
 """How many there may be at once, each with a thread; more are closed unheard."""
-_BACKLOG = 128
 _STOP_SECONDS = 5.0
 _AGAIN_SECONDS = 0.5
 
@@ -52,6 +51,7 @@ class Attendance:
         self._landlord = landlord
         self._agent_id = agent_id
         self._token = token
+        self._shm_dir = shm_dir
         self._path = socket_path(shm_dir, agent_id)
         self._lock = threading.Lock()
         self._channels: dict[Channel, threading.Thread] = {}
@@ -62,14 +62,11 @@ class Attendance:
 
     def start(self) -> None:
         """Open the unix socket; where that is not possible, processes attach through the HTTP port alone."""
-        listener = socket.socket(socket.AF_UNIX)
         try:
-            listener.bind(self._path)
-            os.chmod(self._path, 0o600)
-            listener.listen(_BACKLOG)
+            listener = listen(self._shm_dir, self._agent_id)
         except OSError as error:
-            listener.close()
-            _log.warning("no unix socket at %s, so processes attach over TCP: %s", self._path, error.strerror or error)
+            why = error.strerror or error
+            _log.warning("no unix socket at %s, so processes attach over TCP: %s", self._path, why)
             return
         self._listener = listener
         self._thread = threading.Thread(target=self._accept, args=(listener,), name="rankmesh-attend", daemon=True)
@@ -281,6 +278,7 @@ _ASKS: dict[int, Callable[[Desk, dict[str, Any]], dict[str, Any] | None]] = {
     Ask.ABORT: Desk.abort,
     Ask.CANCEL: Desk.cancel,
     Ask.STOP: Desk.stop_starting,
+    Ask.REPORT: Desk.report,
 }
 
 

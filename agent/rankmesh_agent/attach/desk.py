@@ -12,7 +12,7 @@ import numpy as np
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.attach import errors
-from rankmesh_agent.attach.calls import call_heard, dtype_heard, group_told
+from rankmesh_agent.attach.calls import call_heard, dtype_heard, group_told, told_heard
 from rankmesh_agent.attach.channel import Channel, Frame, Gone, Late, Room
 from rankmesh_agent.collectives.link import Array, octets
 from rankmesh_agent.engine.communicator import Communicator
@@ -81,7 +81,7 @@ class Desk:
         """End a group because of an error at the client; return the failure."""
         group = self._group(int(said["group"]))
         call = said.get("call")
-        failure = group.abort_elsewhere(
+        failure = group.elsewhere.abort(
             None if call is None else call_heard(call),
             int(said.get("seq", 0)),
             bool(said.get("busy")),
@@ -99,6 +99,14 @@ class Desk:
                 held[1].abandon(error)
                 if not said.get("waited"):
                     self._forget(int(number))
+
+    def report(self, said: dict[str, Any]) -> None:
+        """Take note of the calls that the client has made itself."""
+        for number, told in said["groups"]:
+            with self._lock:
+                group = self._groups.get(int(number))
+            if group is not None:
+                group.elsewhere.tell(told_heard(told))
 
     def stop_starting(self, said: dict[str, Any]) -> None:
         """End the groups that are being made."""
@@ -330,20 +338,20 @@ class _Lane:
 
     def _look(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
-        group.look(call_heard(said["call"]), said["seq"], said["missing"], said["seconds"], said["left"])
+        group.elsewhere.look(call_heard(said["call"]), said["seq"], said["missing"], said["seconds"], said["left"])
         return Answer.DONE, b"", ()
 
     def _meet(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
         try:
-            group.meet(call_heard(said["call"]), said["seq"], said["fingerprint"], said["seconds"])
+            group.elsewhere.meet(call_heard(said["call"]), said["seq"], said["fingerprint"], said["seconds"])
         except DisagreementError:
             return Answer.PENDING, b"", ()
         return Answer.DONE, b"", ()
 
     def _retell(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
-        told = group.retell(call_heard(said["call"]), said["seq"], said["seconds"], said["said"].encode())
+        told = group.elsewhere.retell(call_heard(said["call"]), said["seq"], said["seconds"], said["said"].encode())
         document = attach_frames.encode_json({"told": [text.decode("utf-8", "replace") for text in told]})
         return Answer.DONE, document, ()
 

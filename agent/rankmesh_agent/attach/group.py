@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankmesh_agent.attach import errors
+from rankmesh_agent.attach import calls, errors
 from rankmesh_agent.attach.backend import AgentBackend
 from rankmesh_agent.attach.calls import GroupTold
 from rankmesh_agent.attach.standing import AttachedCall, AttachedStanding, RemoteRounds
@@ -57,6 +57,7 @@ class AttachedGroup(Calls):
         self._running = AttachedCall(agent, told.id, self._standing, own=told.lent is not None)
         self._rounds = RemoteRounds(agent, self._running, self.rank, self.size)
         backend = AgentBackend(agent, told.id, self.rank, told.medium, self._running, self._standing)
+        self._reported: float | None = None
         self._order = Order(self._standing, self._running, told.name, backend)
         self._segment: Segment | None = None
         if told.lent is not None:
@@ -94,7 +95,19 @@ class AttachedGroup(Calls):
             self._standing.numbers = numbers
 
     def use_engine(self, name: str, engine: Any) -> None:
+        self._running.own = True
+        self._agent.keep_telling()
         self._order.use(CustomBackend(name, engine, self._rounds, self.ranks))
+
+    def report(self) -> list[Any] | None:
+        """Return what the agent is to know of the calls that this process makes itself; None if nothing is new."""
+        if not self._running.own:
+            return None
+        ended, begun = self._standing.recorder.taken(), self._standing.begun
+        if not ended and begun == self._reported:
+            return None
+        self._reported = begun
+        return calls.told(self._order, self._standing, ended)
 
     def abort(self, error: BaseException) -> None:
         self._standing.give_up(error)

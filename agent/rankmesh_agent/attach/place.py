@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import os
+import socket
+
+_BACKLOG = 128
+
 
 def socket_path(directory: str, agent_id: str) -> str:
     """Return the path of the unix socket of an agent.
@@ -11,3 +18,34 @@ def socket_path(directory: str, agent_id: str) -> str:
         agent_id: its id, see AgentBeat.
     """
     return f"{directory}/rankmesh-agent-{agent_id}.sock"
+
+
+def listen(directory: str, agent_id: str) -> socket.socket:
+    """Return a listening socket at an agent's path, for its own user alone; sweep those of agents that were killed.
+
+    Raises:
+        OSError: there can be none.
+    """
+    _sweep(directory)
+    path = socket_path(directory, agent_id)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        # It gets its name when it listens: one at which nobody does is left of a killed agent, and swept.
+        listener.bind(f"{path}.new")
+        os.chmod(f"{path}.new", 0o600)
+        listener.listen(_BACKLOG)
+        os.rename(f"{path}.new", path)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _sweep(directory: str) -> None:
+    for path in glob.glob(socket_path(glob.escape(directory), "*")):
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.setblocking(False)
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)

@@ -10,7 +10,7 @@ from rankmesh_agent.attach import errors
 from rankmesh_agent.attach.calls import call_told
 from rankmesh_agent.collectives.link import Exchange
 from rankmesh_agent.engine.backends.base import Watch
-from rankmesh_agent.engine.records import Entry
+from rankmesh_agent.engine.records import Entry, Recorder
 from rankmesh_agent.engine.rounds import Payload, Rounds, Wait
 from rankmesh_agent.engine.waits import Note
 from rankmesh_agent.transports.segment import DisagreementError
@@ -22,6 +22,9 @@ from rankmesh_agent.wire.ops import Call
 
 if TYPE_CHECKING:
     from rankmesh_agent.attach.agent import AttachedAgent
+
+_KEPT = 200
+"""How many calls that have ended are kept until the agent is told of them: of more, the latest."""
 
 
 class AttachedStanding:
@@ -54,7 +57,7 @@ class AttachedStanding:
         self._agent = agent
         self._group = group
         self.name = name
-        self.recorder = agent.recorder
+        self.recorder = Recorder(_KEPT)
         self._heard: BaseException | None = None
 
     @property
@@ -122,6 +125,7 @@ class AttachedCall(Watch):
         own: whether this process makes the calls itself, over the members' memory.
 
     Attributes:
+        own: the same; set it when that changes.
         deadline: when the call has to be over.
     """
 
@@ -131,13 +135,13 @@ class AttachedCall(Watch):
         self._agent = agent
         self._group = group
         self._standing = standing
-        self._own = own
+        self.own = own
 
     def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Note = None) -> float:
         """See Running."""
         standing, deadline = self._standing, self.deadline
         self.call, self.seq = call, seq
-        if self._own:
+        if self.own:
             standing.call = call
         standing.seq, standing.nbytes = seq, nbytes
         self.options_note = note

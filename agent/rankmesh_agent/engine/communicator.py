@@ -17,6 +17,7 @@ from rankmesh_agent.engine.backends.lent import Lent
 from rankmesh_agent.engine.backends.mesh import MeshBackend
 from rankmesh_agent.engine.backends.sharing import Sharing, share_memory
 from rankmesh_agent.engine.calls import Calls
+from rankmesh_agent.engine.elsewhere import Elsewhere
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.messages import Messages
 from rankmesh_agent.engine.order import Options, Order
@@ -54,6 +55,8 @@ class Communicator(Calls, Port):
 
     Attributes:
         mesh: see above.
+        elsewhere: the calls that another process makes in this rank's place, if one does.
+        lent: the members' memory, if it was lent to such a process; see Sharing.lend.
     """
 
     def __init__(
@@ -70,8 +73,8 @@ class Communicator(Calls, Port):
         self._order = Order(
             self._standing, RunningCall(self._standing), name, MeshBackend(self._link, self.ranks, None)
         )
-        self._lent: Segment | None = None
-        self._elsewhere = RunningCall(self._standing)
+        self.lent: Segment | None = None
+        self.elsewhere = Elsewhere(self._standing, self._link)
         self._closed = False
         mesh.recorder.begin(self)
         mesh.open_port(group, self)
@@ -132,7 +135,7 @@ class Communicator(Calls, Port):
             order.use(HostsBackend(self._link, self.ranks, Hosts(self._link, segment, layout)))
             return
         if segment is not None and sharing.lend:
-            self._lent = segment
+            self.lent = segment
             order.use(Lent())
             return
         order.use(MeshBackend(self._link, self.ranks, segment))
@@ -207,59 +210,6 @@ class Communicator(Calls, Port):
     def _number(self, rank: int) -> int:
         return self._standing.number(rank)
 
-    # For a process that makes this rank's calls itself, over the members' memory, which was lent to it
-
-    @property
-    def lent(self) -> Segment | None:
-        """The members' memory, if it is another process that makes this rank's collectives; see Sharing.lend."""
-        return self._lent
-
-    def look(self, call: Call, seq: int, missing: list[int], seconds: float, left: float) -> None:
-        """See what RunningCall.check does, for a call that is made elsewhere.
-
-        Args:
-            call: what it is.
-            seq: its number.
-            missing: the group ranks it waits for.
-            seconds: how long it may take.
-            left: how much of that is left.
-        """
-        self._elsewhere.begin(call, seq, call.nbytes, seconds)
-        self._elsewhere.deadline.at -= seconds - left
-        self._elsewhere.check(lambda: missing)
-
-    def meet(self, call: Call, seq: int, fingerprint: int, seconds: float) -> None:
-        """Have the members arrive at a call over messages, as Link.enter does, for a call that is made elsewhere.
-
-        Raises:
-            DisagreementError: they did not make the same call.
-        """
-        self._elsewhere.begin(call, seq, call.nbytes, seconds)
-        self._link.begin(seq, fingerprint, self._elsewhere.wait)
-        self._link.enter()
-
-    def retell(self, call: Call, seq: int, seconds: float, said: bytes) -> list[bytes]:
-        """After a disagreement tell everyone ``said``, and return what they tell, for a call that is made elsewhere."""
-        self._elsewhere.begin(call, seq, call.nbytes, seconds)
-        self._link.begin(seq, 0, self._elsewhere.wait)
-        return [bytes(payload) for payload in self._link.retell(said)]
-
-    def abort_elsewhere(self, call: Call | None, seq: int, busy: bool, error: BaseException) -> DistError | None:
-        """End the group at all members because of an error in the process that makes the calls; return the failure.
-
-        Args:
-            call: its latest call, None if that is this object's own.
-            seq: the call's number.
-            busy: whether it is under way.
-            error: what happened.
-        """
-        if call is not None:
-            self._elsewhere.begin(call, seq, call.nbytes, 0.0)
-            if not busy:
-                self._standing.begun = None
-        self._standing.give_up(error)
-        return self._standing.failure
-
     # What others ask
 
     def info(self) -> GroupInfo:
@@ -279,11 +229,18 @@ class Communicator(Calls, Port):
 
     def under_way(self) -> list[Entry]:
         """See records.Recorded."""
-        return self._order.under_way() + self._messages.under_way()
+        return self._order.under_way() + self.elsewhere.under_way() + self._messages.under_way()
 
     def tallies(self) -> Mapping[str, Tally]:
         """See records.Recorded."""
-        return {**self._order.tallies(), **self._messages.tallies()}
+        found = {**self._order.tallies(), **self._messages.tallies()}
+        for op, tally in self.elsewhere.tallies().items():
+            both = Tally()
+            both.add(tally)
+            if op in found:
+                both.add(found[op])
+            found[op] = both
+        return found
 
     def close(self) -> None:
         """End the group at this member: queued calls fail, the worker ends. Does nothing the second time."""

@@ -6,6 +6,7 @@ whose words are made when somebody asks, and three additions.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from bisect import bisect_left
@@ -111,6 +112,14 @@ class Recorder:
         self._lock = threading.Lock()
         self._groups: list[Recorded] = []
         self._ended: dict[str, Tally] = {}
+
+    def taken(self) -> list[Entry]:
+        """Return what is remembered of calls that have ended, and forget it."""
+        found: list[Entry] = []
+        with contextlib.suppress(IndexError):
+            while len(found) < (self._entries.maxlen or 0):
+                found.append(self._entries.popleft())
+        return found
 
     def begin(self, group: Recorded) -> None:
         """Take note of a group."""

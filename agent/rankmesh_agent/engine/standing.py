@@ -58,6 +58,8 @@ class Standing:
         self.nbytes = 0
         self.begun: float | None = None
         self._told = False
+        self._loss: DistError | None = None
+        self._lost = -1
         self.mesh = mesh
         self.lock = mesh.lock
         self.recorder = mesh.recorder
@@ -131,7 +133,18 @@ class Standing:
     def lost(self, rank: int) -> None:
         """Take note that a peer is gone; a member that died ends the group. With the mesh's lock held."""
         if rank in self.ranks and not self.mesh.lost[rank].clean and self.failure is None:
-            self.failure = self._gone(rank, self._now())
+            self.failure = self._loss = self._gone(rank, self._now())
+            self._lost = rank
+
+    def say_loss_anew(self) -> None:
+        """Have the loss of a member, if that is the failure, name the call that is under way now.
+
+        For calls that are made in another process: which one a member was lost in is not known before it asks.
+        """
+        with self.lock:
+            if self._loss is not None and self.failure is self._loss:
+                self.failure = self._gone(self._lost, self._now())
+            self._loss = None
 
     def told(self, payload: bytes) -> None:
         """Take note of the failure another member describes. With the mesh's lock held."""

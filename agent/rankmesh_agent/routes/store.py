@@ -15,7 +15,7 @@ from rankmesh_agent.routes.view import BEARER, TheStore
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.commands import from_base64, to_base64
 from rankmesh_agent.store.condition import Condition, etag
-from rankmesh_agent.store.keys import MAX_KEY_BYTES, check_values
+from rankmesh_agent.store.keys import MAX_KEY_BYTES, MAX_KEYS, check_values
 from rankmesh_agent.wire.errors import KeyNotFoundError
 from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
@@ -52,6 +52,7 @@ Seconds = Annotated[
     float, Query(alias="wait", description="Seconds to wait for the key to be set; 20 at most, ask again for more.")
 ]
 Prefix = Annotated[str, Query(max_length=MAX_KEY_BYTES, description="Only keys that begin with this.")]
+Limit = Annotated[int | None, Query(ge=0, le=MAX_KEYS, description="Only the first so many keys.")]
 Once = Annotated[
     str,
     Header(
@@ -83,9 +84,9 @@ class Octets(Response):
 
 
 @router.get("")
-async def list_keys(store: TheStore, prefix: Prefix = "") -> list[str]:
+async def list_keys(store: TheStore, prefix: Prefix = "", limit: Limit = None) -> list[str]:
     """List the keys, sorted."""
-    return await store.do(commands.Keys(prefix))
+    return (await store.do(commands.Keys(prefix)))[:limit]
 
 
 @router.post("/count")

@@ -62,7 +62,7 @@ class Ask(enum.IntEnum):
     """What a client asks for."""
 
     CLAIM = 1
-    """The agent; over the connection that is the lease, as are the next four."""
+    """The agent; over the connection that is the lease, as are the next five."""
     GOODBYE = 2
     """The end of the lease."""
     ABORT = 3
@@ -71,6 +71,8 @@ class Ask(enum.IntEnum):
     """That a message is waited for no longer."""
     STOP = 5
     """That groups are made no longer which are being made."""
+    REPORT = 6
+    """Nothing; it tells which calls the client has made itself."""
     LANE = 16
     """To use the connection for calls; all that follow are asked over such a connection."""
     CALL = 17

@@ -387,6 +387,8 @@ class RankGroupInfo:
         medium: what carries its collectives.
         seqs: how many operations each member (global rank, as text) has begun, as last reported.
         failure: the first failure a member reported, empty while there is none.
+        operations_rate: operations a second, from the members' last two reports.
+        bytes_rate: bytes a second in the arrays of all members together.
     """
 
     job: str
@@ -397,6 +399,8 @@ class RankGroupInfo:
     medium: str
     seqs: dict[str, int]
     failure: str
+    operations_rate: float = 0.0
+    bytes_rate: float = 0.0
 
 
 @dataclass

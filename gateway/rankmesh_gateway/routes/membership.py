@@ -13,7 +13,6 @@ from rankmesh_agent.wire.schemas import (
     JoinReply,
     JoinRequest,
     Leave,
-    RankGroupInfo,
     RankInfo,
 )
 from rankmesh_gateway import answers
@@ -51,9 +50,3 @@ async def leave(body: Leave, registry: TheRegistry) -> Done:
 async def ranks(registry: TheRegistry, job: JobName = None) -> list[RankInfo]:
     """List the ranks by job, epoch and rank, and how they are."""
     return registry.ranks(job)
-
-
-@router.get("/groups")
-async def groups(registry: TheRegistry, job: JobName = None) -> list[RankGroupInfo]:
-    """List the groups by job, epoch and id, as their members last reported them."""
-    return registry.groups(job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rankmesh._launcher.output import Sink
 from rankmesh._launcher.rank import Rank, Stream
@@ -27,6 +27,7 @@ class Supervisor:
     Attributes:
         first_failure: the rank that failed first, before any signal came from outside.
         signal: the first signal that came from outside.
+        on_ending: is told of each rank whose process has ended.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Supervisor:
     ) -> None:
         self.first_failure: Rank | None = None
         self.signal: signal.Signals | None = None
+        self.on_ending: Callable[[Rank], None] | None = None
         self._ranks = ranks
         self._sinks = tuple(dict.fromkeys(sinks))
         self._messages = sinks[1]
@@ -118,6 +120,8 @@ class Supervisor:
         for rank, ending in sorted(endings, key=lambda item: item[1].signal is None):
             self._selector.unregister(rank.pidfd)
             self._release_at[rank] = ending.at + DRAIN_SECONDS
+            if self.on_ending is not None:
+                self.on_ending(rank)
             if ending.status:
                 rank.send(signal.SIGTERM)  # what it forked may hold its sockets open, and peers would not see it die
                 if self.first_failure is None and self.signal is None:

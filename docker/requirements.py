@@ -1,0 +1,10 @@
+"""Print what pyproject.toml, in this folder, asks for: the dependencies, and those of the extras named as arguments."""
+
+import sys
+import tomllib
+
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)["project"]
+print(*project["dependencies"], sep="\n")
+for extra in sys.argv[1:]:
+    print(*project["optional-dependencies"][extra], sep="\n")

@@ -1,0 +1,115 @@
+"""A rank that is killed, as the gateway shows it: ranks are processes, and nobody waits for anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.processes import Me, Ranks, wait_until
+
+import rankmesh as dist
+
+pytestmark = pytest.mark.processes
+
+SOON = 5.0
+"""Seconds within which it must show, on a busy machine too; by heartbeats it would take 10."""
+
+
+def get(url: str, token: str = "") -> Any:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.load(answer)
+
+
+def events(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All that happened and happens, as server-sent events say it."""
+    with urllib.request.urlopen(f"{url}/v1/events?after=0", timeout=30) as answer:
+        kind = ""
+        for line in answer:
+            field, _, value = line.decode().rstrip("\n").partition(": ")
+            if field == "event":
+                kind = value
+            elif field == "data":
+                yield kind, json.loads(value)
+
+
+def compute_until_told(me: Me) -> None:
+    """Make one call, then none for as long as the test lasts."""
+    me.init(init_method="env://")
+    dist.barrier()
+    me.mark(f"computing-{me.rank}")
+    me.wait_for("seen")
+    os._exit(0)
+
+
+def run_ahead_until_told(me: Me) -> None:
+    """As before, but rank 1 waits in a call that the others do not make."""
+    me.init(init_method="env://")
+    dist.barrier()
+    me.mark(f"computing-{me.rank}")
+    if me.rank == 1:
+        dist.all_reduce(np.ones(1 << 16))
+    me.wait_for("seen")
+    os._exit(0)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("body", [compute_until_told, run_ahead_until_told])
+def test_it_shows_as_failed_and_in_the_events(ranks: Ranks, gateway: str, transport: str, body: Any) -> None:
+    started = ranks.start(body, 3, env={"RANKMESH_GATEWAY": gateway, "RANKMESH_TRANSPORT": transport})
+    ranks.wait_for(*(f"computing-{rank}" for rank in range(3)))
+    happened = events(gateway)
+    before = started[1].kill()
+
+    def failed() -> dict[str, Any] | None:
+        infos = {info["member"]["rank"]: info for info in get(f"{gateway}/v1/ranks")}
+        return infos[1] if infos[1]["state"] == "failed" else None
+
+    info = wait_until(failed, "rank 1 to show as failed", SOON)
+    assert "lost its connection to it" in info["reason"]
+    said = next(said for kind, said in happened if kind == "rank-failed")
+    assert said["ranks"] == [1]
+    assert f"pid {started[1].pid}" in said["detail"]
+    assert time.monotonic() - before < SOON + 2
+    assert [info["state"] for info in get(f"{gateway}/v1/ranks")] == ["alive", "failed", "alive"]
+    ranks.mark("seen")
+    happened.close()  # type: ignore[attr-defined]
+    ranks.wait(started)
+
+
+SCRIPT = """
+import os, pathlib, time
+import rankmesh as dist
+dist.init_process_group()
+dist.barrier()
+pathlib.Path(f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
+while not pathlib.Path("seen").exists():
+    time.sleep(0.05)
+os._exit(0)
+"""
+
+
+def test_the_launcher_knows_how_it_ended(ranks: Ranks) -> None:
+    (ranks.folder / "script.py").write_text(SCRIPT)
+    arguments = ["--nproc-per-node", "2", "--master-port", "0", "--failure-grace", "60", "script.py"]
+    launcher = ranks.command("-m", "rankmesh.run", *arguments, name="launcher", RANKMESH_TOKEN="secret")
+    url = wait_until(lambda: re.search(r"gateway (http://\S+)", launcher.stderr), "the gateway's URL")[1]
+    for rank in range(2):
+        wait_until((ranks.folder / f"pid-{rank}").exists, f"rank {rank}: {launcher!r}")
+    os.kill(int((ranks.folder / "pid-1").read_text()), signal.SIGKILL)
+
+    def reason() -> str:
+        (info,) = (info for info in get(f"{url}/v1/ranks", "secret") if info["member"]["rank"] == 1)
+        return info["reason"] if "signal" in info["reason"] else ""
+
+    assert wait_until(reason, "the launcher's word", SOON).startswith("its process ended with signal SIGKILL (9)")
+    ranks.mark("seen")
+    ranks.wait([launcher])

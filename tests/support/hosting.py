@@ -1,0 +1,109 @@
+"""Standalone agents for tests that run in both hostings.
+
+With ``RANKMESH_TEST_HOSTING=attached`` the ranks of a test attach to standalone agents in place of having their own.
+Agents with the same variables are started once for all tests of the process that runs them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+ATTACHED = os.environ.get("RANKMESH_TEST_HOSTING", "embedded") == "attached"
+"""Whether ranks attach."""
+GATEWAY = "TEST_GATEWAY"
+"""The variable in which ranks find the gateway that has agents."""
+_AGENTS = ("RANKMESH_TOKEN", "RANKMESH_TRANSPORT", "RANKMESH_SLOT_BYTES", "RANKMESH_EAGER_BYTES", "RANKMESH_SHM_DIR")
+"""Variables that are as much the agents' as the ranks'."""
+_START_SECONDS = 60.0
+
+embedded_only: Callable[[str], pytest.MarkDecorator] = lambda reason: pytest.mark.skipif(ATTACHED, reason=reason)  # noqa: E731
+"""Marks a test that makes no sense where ranks attach."""
+
+
+class Cluster:
+    """A gateway and agents.
+
+    Args:
+        variables: of their environments.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="rankmesh-cluster-"))
+        ours = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        self._environment = {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **variables}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.url = self._start("rankmesh_gateway", r"ready at (http://\S+)\n", "--port", "0")
+        self._agents = 0
+
+    def grow(self, size: int) -> None:
+        """Have at least so many agents."""
+        while self._agents < size:
+            name = f"agent-{self._agents}"
+            self._start(
+                "rankmesh_agent", r"ready at (http://\S+),", "--gateway", self.url, "--host", "127.0.0.1", "--port",
+                "0", "--name", name,
+            )  # fmt: skip
+            self._agents += 1
+
+    def _start(self, module: str, ready: str, *arguments: str) -> str:
+        path = self._folder / f"{len(self._processes)}.out"
+        with path.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._processes.append(process)
+        end = time.monotonic() + _START_SECONDS
+        while not (found := re.search(ready, path.read_text())):
+            assert process.poll() is None, f"{module} ended: {path.read_text()}"
+            assert time.monotonic() < end, f"{module} is not ready: {path.read_text()}"
+            time.sleep(0.02)
+        return found[1]
+
+    def told(self) -> str:
+        """What all of them wrote."""
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self._folder.iterdir()))
+
+    def close(self) -> None:
+        """End all of them."""
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in reversed(self._processes):
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+_clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
+
+
+def cluster(variables: Mapping[str, str], size: int) -> Cluster:
+    """Return a gateway with at least ``size`` agents whose environments have what of ``variables`` concerns them."""
+    key = tuple(sorted((name, value) for name, value in variables.items() if name in _AGENTS))
+    if key not in _clusters:
+        _clusters[key] = Cluster(dict(key))
+    found = _clusters[key]
+    found.grow(size)
+    return found
+
+
+@atexit.register
+def _close_all() -> None:
+    for each in _clusters.values():
+        each.close()
