@@ -33,8 +33,8 @@ def npy(array):
 
 
 @pytest.fixture
-def agents(ranks, gateway):
-    """The URLs of two agents that are leased over HTTP, as ranks 2 and 3 of a world of four that is not complete."""
+def free_agents(ranks, gateway):
+    """The URLs of two standalone agents."""
     started = [
         ranks.command(
             *("-m", "rankmesh_agent", "--port", str(free_port()), "--gateway", gateway, "--name", f"a{rank}"),
@@ -48,13 +48,20 @@ def agents(ranks, gateway):
             lambda agent=agent: re.search(r"ready at (http://\S+?)[\s,;]", agent.stdout + "\n"), "an agent to be ready"
         )
         urls[rank] = ready[1]
-        body = {"job": ranks.job, "world_size": SIZE, "rank": rank, "wait": 0}
-        assert httpx.post(f"{urls[rank]}/v1/lease", json=body, timeout=30).status_code == 202
     yield urls
     for agent in started:
         agent.process.terminate()
     for agent in started:
         assert agent.process.wait(20) == 0, agent
+
+
+@pytest.fixture
+def agents(ranks, free_agents):
+    """The same, leased over HTTP as ranks 2 and 3 of a world of four that is not complete."""
+    for rank, url in free_agents.items():
+        body = {"job": ranks.job, "world_size": SIZE, "rank": rank, "wait": 0}
+        assert httpx.post(f"{url}/v1/lease", json=body, timeout=30).status_code == 202
+    return free_agents
 
 
 class Clients:
@@ -319,3 +326,37 @@ def test_a_script_that_ends_is_not_held_up_by_what_its_http_clients_wait_for(ran
     ranks.succeed(started, 45)
     for each in waiting:
         assert each.result(60).status_code in (410, 503)
+
+
+def attached(me, gateway):
+    me.init(init_method=gateway, timeout=60)
+    array = np.ones(3)
+    dist.all_reduce(array)
+    me.mark(f"joined-{me.rank}")
+    if me.rank == 1:
+        dist.recv(array, tag=3)
+        me.say(received=array.tolist())
+    me.wait_for("end")
+    dist.all_reduce(array)
+    dist.destroy_process_group()
+
+
+def test_an_agent_with_an_attached_process_takes_messages_and_groups_of_its_own_over_http(ranks, gateway, free_agents):
+    started = ranks.start(attached, 2, env={"RANKMESH_HOSTING": "attached"}, gateway=gateway)
+    ranks.wait_for("joined-0", "joined-1")
+    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}).json()
+    urls = {each["member"]["rank"]: each["member"]["http"] for each in members}
+    assert set(urls.values()) == set(free_agents.values())
+    http = Clients(urls)
+    refused = http.ask(0, "all_reduce", npy(given(0))).result(90)
+    assert (refused.status_code, refused.json()["code"]) == (409, "rank-elsewhere"), refused.text
+    assert http.ask(0, "send", npy(np.arange(3.0)), dst=1, tag=3).result(90).status_code == 204
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        body = {"ranks": [1, 0], "name": "pair"}
+        made = list(threads.map(lambda rank: httpx.post(f"{urls[rank]}/v1/groups", json=body, timeout=90), (0, 1)))
+    assert [answer.status_code for answer in made] == [201, 201], [answer.text for answer in made]
+    found = http.all_get("all_gather", lambda rank: npy(given(rank)), group="pair")
+    assert found[0] == found[1] == [given(1).tolist(), given(0).tolist()]
+    ranks.mark("end")
+    ranks.succeed(started)
+    assert started[1].said["received"] == [0.0, 1.0, 2.0]

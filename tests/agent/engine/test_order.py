@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from support.processes import wait_until
 
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.engine.backends.base import Backend, Watch
@@ -140,6 +143,20 @@ def test_a_queued_call_that_is_withdrawn_is_not_made(alone: Alone, held: threadi
     assert not second.withdraw(DistBackendError("too late"))
     with pytest.raises(DistBackendError, match="nobody wants it"):
         first.wait()
+
+
+def test_a_queued_call_lets_go_of_its_arrays_when_it_is_over(alone: Alone) -> None:
+    def call() -> None:
+        pass
+
+    work, kept = alone.submit(call, LATER), weakref.ref(call)
+    gc.disable()  # it must not take the collector of cycles
+    try:
+        assert work.wait(SECONDS)
+        del call
+        wait_until(lambda: kept() is None, "the arguments to be let go of", SECONDS)
+    finally:
+        gc.enable()
 
 
 def test_a_queued_call_with_a_deadline_has_what_is_left_of_it_when_its_turn_comes(
