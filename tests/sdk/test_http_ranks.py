@@ -244,7 +244,7 @@ def makes_groups(me, gateway):
 def test_groups_that_are_made_over_http_do_not_get_in_the_way_of_the_sdk_s(ranks, gateway):
     started = ranks.start(makes_groups, 2, env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway)
     ranks.wait_for("first-0", "first-1")
-    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}).json()
+    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
     urls = {each["member"]["rank"]: each["member"]["http"] for each in members}
     http = Clients(urls)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
@@ -266,7 +266,7 @@ def test_groups_that_are_made_over_http_do_not_get_in_the_way_of_the_sdk_s(ranks
         assert make(1, "very", instance="twice").status_code == 409
     found = http.all_get("all_reduce", lambda rank: npy(given(rank)), group="pair")
     assert found[0] == found[1] == (given(0) + given(1)).tolist()
-    assert [httpx.delete(f"{url}/v1/groups/pair").status_code for url in urls.values()] == [204, 204]
+    assert [httpx.delete(f"{url}/v1/groups/pair", timeout=60).status_code for url in urls.values()] == [204, 204]
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         once_more = list(threads.map(make, (0, 1), ("pair", "pair")))
     assert [answer.status_code for answer in once_more] == [201, 201], [answer.text for answer in once_more]
@@ -274,7 +274,7 @@ def test_groups_that_are_made_over_http_do_not_get_in_the_way_of_the_sdk_s(ranks
     ranks.mark("made")
     ranks.wait_for("done-0", "done-1")
     assert [process.said["sum"] for process in started] == [[4.0] * 3] * 2
-    refused = httpx.delete(f"{urls[0]}/v1/groups/world")
+    refused = httpx.delete(f"{urls[0]}/v1/groups/world", timeout=60)
     assert (refused.status_code, refused.json()["code"]) == (409, "group-in-use")
     ranks.mark("end")
     ranks.succeed(started)
@@ -297,7 +297,7 @@ def leaves_with_calls_under_way(me, gateway):
 def test_a_rank_that_leaves_answers_what_its_clients_wait_for(ranks, gateway):
     started = ranks.start(leaves_with_calls_under_way, 2, env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway)
     ranks.wait_for("joined-0", "joined-1")
-    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}).json()
+    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
     http = Clients({0: members[0]["member"]["http"]})
     waiting = [http.ask(0, "all_reduce", npy(given(0))), http.ask(0, "recv", npy(given(0)), src=1)]
     wait_until(lambda: http.under_way(0) == 2, "the calls to be under way")
@@ -318,7 +318,7 @@ def embedded_without_goodbye(me, gateway):
 def test_a_script_that_ends_is_not_held_up_by_what_its_http_clients_wait_for(ranks, gateway):
     started = ranks.start(embedded_without_goodbye, 2, env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway)
     ranks.wait_for("joined-0", "joined-1")
-    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}).json()
+    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
     http = Clients({0: members[0]["member"]["http"]})
     waiting = [http.ask(0, "recv", npy(given(0)), src=1), http.ask(0, "barrier")]
     wait_until(lambda: http.under_way(0) == 2, "the calls to be under way")
@@ -344,7 +344,7 @@ def attached(me, gateway):
 def test_an_agent_with_an_attached_process_takes_messages_and_groups_of_its_own_over_http(ranks, gateway, free_agents):
     started = ranks.start(attached, 2, env={"RANKMESH_HOSTING": "attached"}, gateway=gateway)
     ranks.wait_for("joined-0", "joined-1")
-    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}).json()
+    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
     urls = {each["member"]["rank"]: each["member"]["http"] for each in members}
     assert set(urls.values()) == set(free_agents.values())
     http = Clients(urls)
