@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from rankmesh_agent.engine.work import MessageWork, QueuedWork
@@ -27,6 +28,7 @@ class FakeGroup:
         self.ranks = self.numbers = tuple(told.ranks)
         self.rank = told.ranks.index(1)
         self.size = len(told.ranks)
+        self.mesh = SimpleNamespace(progress=lambda: None)
 
     def info(self) -> GroupInfo:
         return self.told
