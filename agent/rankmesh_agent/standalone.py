@@ -146,20 +146,26 @@ class Standalone:
 
     # Leases
 
-    def take(self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False) -> tuple[Lease, Agent]:
+    def take(
+        self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False, joining: float | None = None
+    ) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.
 
         Args:
             wanted: for what.
             lease_id: random name of the lease; a new one if empty.
             lends: see Agent.
+            joining: seconds the join may take; those of ``wanted`` if left out.
 
         Raises:
             AgentTakenError: somebody else has it.
             LeaseEndedError: it was released meanwhile.
             DistNetworkError: the join failed, as of Agent.
         """
-        return self._join(self._reserve(wanted, lease_id), wanted, lends=lends)
+        tenancy = self._reserve(wanted, lease_id)
+        if joining is not None:
+            tenancy.joining.restart(joining)
+        return self._join(tenancy, wanted, lends=lends)
 
     def _reserve(self, wanted: LeaseWanted, lease_id: str = "") -> _Tenancy:
         tenancy = _Tenancy(wanted, lease_id or secrets.token_hex(16))
@@ -224,12 +230,13 @@ class Standalone:
         threading.Thread(target=join, name="rankmesh-lease", daemon=True).start()
         return future
 
-    def release(self, lease_id: str, reason: str = "") -> bool:
+    def release(self, lease_id: str, reason: str = "", *, failed: bool = False) -> bool:
         """End a lease; a join that is under way ends with it. From any thread.
 
         Args:
             lease_id: which.
             reason: why, for the job's other ranks; empty if its holder was done.
+            failed: whether its holder died: the others are told that the rank did, not that it left.
 
         Returns:
             Whether there was such a lease.
@@ -243,7 +250,7 @@ class Standalone:
             if agent is None:
                 tenancy.joining.restart(0.0)
         if agent is not None:
-            self._end(tenancy, agent, reason)
+            self._end(tenancy, agent, reason, failed=failed)
         else:
             self._stop_joining(tenancy, reason)
         return True
@@ -279,9 +286,9 @@ class Standalone:
             client.leave(Leave(tenancy.lease.job, _ANY_EPOCH, tenancy.lease.rank, tenancy.instance, reason))
         client.close()
 
-    def _end(self, tenancy: _Tenancy, agent: Agent, reason: str) -> None:
+    def _end(self, tenancy: _Tenancy, agent: Agent, reason: str, *, failed: bool = False) -> None:
         try:
-            agent.close(reason)
+            agent.close(reason, failed=failed)
             self._door.run(agent.aclose())
         finally:
             self._free(tenancy)
