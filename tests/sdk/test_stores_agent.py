@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from support import hosting
 
 import rankmesh as dist
 from rankmesh import _world
