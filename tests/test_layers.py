@@ -24,10 +24,12 @@ MAY_IMPORT = {
     "rankmesh_agent.engine": {"engine", "collectives", "store", "transports", "wire"},
     "rankmesh_agent.attach": {"attach", "agent", "engine", "collectives", "store", "transports", "wire"},
     "rankmesh_agent.web": {"wire"},
-    "rankmesh_agent.routes": {"routes", "web", "engine", "collectives", "store", "wire"},
+    "rankmesh_agent.exposition": set(),
+    "rankmesh_agent.stacks": {"wire"},
+    "rankmesh_agent.routes": {"routes", "web", "exposition", "stacks", "engine", "collectives", "store", "wire"},
 }
 """Layers of the agent, from the ground up, and what each may import of the agent."""
-FOR_THE_GATEWAY = ("rankmesh_agent.wire", "rankmesh_agent.web")
+FOR_THE_GATEWAY = ("rankmesh_agent.wire", "rankmesh_agent.web", "rankmesh_agent.exposition")
 """What both services stand on."""
 
 LIBRARIES = {
@@ -36,6 +38,7 @@ LIBRARIES = {
     "starlette": {"rankmesh_agent.web", "rankmesh_agent.routes", "rankmesh_gateway.routes"},
     "uvicorn": {"rankmesh_agent.serving", "rankmesh_agent.quiet_server", "rankmesh_gateway.server"},
     "httpx": {"rankmesh_agent.store.client", "rankmesh_gateway.members"},
+    "prometheus_client": {"rankmesh_agent.exposition", "rankmesh_agent.routes.metrics", "rankmesh_gateway.routes"},
     "typer": {"rankmesh.cli", "rankmesh._cli"},
     "rich": {"rankmesh._cli"},
 }
@@ -108,10 +111,11 @@ def test_only_settings_know_the_names_of_variables() -> None:
 def test_importing_the_sdk_loads_nothing_heavy() -> None:
     code = "import sys, rankmesh; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert not {"fastapi", "uvicorn", "httpx", "torch", "cupy", "typer", "rich", "mpi4py"} & set(loaded.split())
+    heavy = {"fastapi", "uvicorn", "httpx", "torch", "cupy", "typer", "rich", "mpi4py", "prometheus_client"}
+    assert not heavy & set(loaded.split())
 
 
 def test_a_rank_is_made_without_what_only_some_are_asked_for() -> None:
     code = "import sys, rankmesh, rankmesh_agent.agent; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert not {"fastapi", "uvicorn", "httpx", "asyncio"} & set(loaded.split())
+    assert not {"fastapi", "uvicorn", "httpx", "asyncio", "prometheus_client"} & set(loaded.split())

@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.door import Door
@@ -22,6 +23,7 @@ from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.establish import connect_all
 from rankmesh_agent.engine.mesh import Mesh
+from rankmesh_agent.engine.records import Recorder
 from rankmesh_agent.engine.vigil import Vigil
 from rankmesh_agent.gateway import GatewayClient, Heart
 from rankmesh_agent.over_http import OverHttp, kind_of
@@ -39,15 +41,18 @@ from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
+    FlightRecord,
     GroupInfo,
     GroupWanted,
     Heartbeat,
+    InFlight,
     JoinReply,
     Leave,
     Member,
 )
 from rankmesh_agent.wire.settings import Settings
 from rankmesh_agent.wire.version import __version__
+from rankmesh_agent.wire.vitals import Vitals
 
 ESTABLISH_SECONDS = 60.0
 """How long connecting all pairs may take once everyone has joined."""
@@ -144,6 +149,7 @@ class Agent:
                 connections,
                 eager_limit=settings.eager_bytes,
                 crowded=self._crowded(),
+                recorder=Recorder(settings.flight_recorder),
             )
             undo.callback(self.mesh.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
@@ -322,6 +328,29 @@ class Agent:
     def group(self, name: str) -> Communicator | None:
         """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
         return next((group for group in self._known() if name in (group.name, f"{group.id:016x}")), None)
+
+    def in_flight(self, group: str) -> list[InFlight] | None:
+        """Return a group's calls and messages that have begun and not ended; None if there is no such group.
+
+        Args:
+            group: its name or id.
+        """
+        return self.mesh.recorder.in_flight(group)
+
+    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
+        """Return the latest calls and messages: see Recorder.records."""
+        return self.mesh.recorder.records(group, last)
+
+    def vitals(self) -> Vitals:
+        """Return what has been counted."""
+        store, lost = self._store, dict(self.mesh.lost)
+        return Vitals(
+            self.mesh.recorder.operations(),
+            self._client.pulse(),
+            store.table.vitals() if isinstance(store, MemoryStore) else None,
+            dict(Counter(medium for rank, medium in self.mesh.media().items() if rank not in lost)),
+            sum(not how.clean for how in lost.values()),
+        )
 
     def _known(self) -> list[Communicator]:
         with self._lock:

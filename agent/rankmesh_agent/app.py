@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from rankmesh_agent.probing import Prober
-from rankmesh_agent.routes import groups, health, lease, probe, store, store_health, tensors
+from rankmesh_agent.routes import groups, health, lease, metrics, probe, store, store_health, tensors, watching
 from rankmesh_agent.routes.calls import Threads
 from rankmesh_agent.routes.view import AgentView, Landlord
 from rankmesh_agent.store.base import Store
@@ -46,7 +46,7 @@ def create_app(
     app.state.probing = Prober(lambda: agent.info().gateway, lambda: agent.settings, token)
     app.state.threads = Threads()
     app.state.max_tensor = max_tensor
-    modules = (health, groups, tensors, store, probe, *([lease] if landlord is not None else []))
+    modules = [health, metrics, groups, tensors, watching, store, probe, *([lease] if landlord is not None else [])]
     return app.guarded(modules, token, names, max_tensor)
 
 

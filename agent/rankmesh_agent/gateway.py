@@ -40,6 +40,7 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
 )
+from rankmesh_agent.wire.vitals import Pulse
 
 _log = logging.getLogger("rankmesh")
 
@@ -75,6 +76,7 @@ class GatewayClient:
         self._find = find
         self.url = ""
         self._heard = time.monotonic()
+        self._beats = [0, 0]
         self._refused: int | None = None
         self._asker = Asker(token)
 
@@ -168,6 +170,11 @@ class GatewayClient:
         self._refused = refused
         return answer is not None and answer.status == HTTPStatus.OK
 
+    def pulse(self) -> Pulse:
+        """Return how the heartbeats have fared."""
+        unanswered, answered = self._beats
+        return Pulse(answered, unanswered, time.monotonic() - self._heard)
+
     def leave(self, leave: Leave) -> None:
         """Say goodbye; a gateway that is gone already does not matter."""
         with contextlib.suppress(NoAnswerError):
@@ -200,8 +207,10 @@ class GatewayClient:
         answer = None
         with contextlib.suppress(NoAnswerError):
             answer = self._post(self.url, what, sign)
-            if answer.status not in _NOT_NOW:
-                self._heard = time.monotonic()
+        answered = answer is not None and answer.status not in _NOT_NOW
+        self._beats[answered] += 1
+        if answered:
+            self._heard = time.monotonic()
         if time.monotonic() - self._heard > SUSPECT_SECONDS:
             with contextlib.suppress(DistNetworkError):
                 self.url = self._find() or self.url

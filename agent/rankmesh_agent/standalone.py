@@ -35,8 +35,10 @@ from rankmesh_agent.wire.schemas import (
     AgentGoodbye,
     AgentHealth,
     AgentInfo,
+    FlightRecord,
     GroupInfo,
     GroupWanted,
+    InFlight,
     Lease,
     LeaseState,
     LeaseWanted,
@@ -46,6 +48,7 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_agent.wire.settings import Settings
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
+from rankmesh_agent.wire.vitals import Vitals
 
 _log = logging.getLogger("rankmesh")
 
@@ -415,6 +418,21 @@ class Standalone:
             NotLeasedError: the agent is free.
         """
         self.leased().delete_group(group)
+
+    def in_flight(self, group: str) -> list[InFlight] | None:
+        """Return a group's calls and messages that have begun and not ended: see Agent."""
+        agent = self.current
+        return agent.in_flight(group) if agent is not None else None
+
+    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
+        """Return the job's latest calls and messages; none while the agent is free."""
+        agent = self.current
+        return agent.flight_records(group, last) if agent is not None else []
+
+    def vitals(self) -> Vitals:
+        """Return what has been counted since the agent joined its job; nothing while it is free."""
+        agent = self.current
+        return agent.vitals() if agent is not None else Vitals()
 
     async def aclose(self) -> None:
         """Let go of what the HTTP face used: the lease has ended by then, and its agent's with it."""

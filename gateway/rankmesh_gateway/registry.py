@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -75,6 +76,7 @@ class Registry:
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
+        self._counted: Counter[str] = Counter()
         self._closed = False
         self._started = self._looked = clock()
         self.events = EventLog(clock)
@@ -101,6 +103,7 @@ class Registry:
         with self._lock:
             self._refuse_when_closed(request)
             job = self._job(request.job)
+            self._counted["joins"] += 1
             world = job.join(request, self._clock())
             self._jobs[job.name] = job
             world.waits[future] = request.member.instance
@@ -152,6 +155,7 @@ class Registry:
             if self._closed:
                 raise closing()
             now = self._clock()
+            self._counted["heartbeats"] += 1
             job = self._job(beat.job)
             world, lost = job.heartbeat(beat, now)
             self._jobs[job.name] = job
@@ -165,6 +169,7 @@ class Registry:
         Goodbyes of ranks that are not known are ignored: there is nothing to end.
         """
         with self._lock:
+            self._counted["leaves"] += 1
             job = self._jobs.get(goodbye.job)
             if job is None:
                 return
@@ -294,6 +299,11 @@ class Registry:
     def _doubt(self, lost: Iterable[RankRecord], now: float) -> None:
         for record in lost:
             self.agents.doubt(record.member, now)
+
+    def counted(self) -> Counter[str]:
+        """How many ``joins``, ``heartbeats`` and ``leaves`` there have been."""
+        with self._lock:
+            return self._counted.copy()
 
     def _refuse_when_closed(self, request: JoinRequest) -> None:
         """Raise GatewayClosingError for a join that can no longer come to an end here."""

@@ -96,6 +96,7 @@ class TestOpenapi:
             ("/health", "get"),
             ("/livez", "get"),
             ("/readyz", "get"),
+            ("/metrics", "get"),
             ("/v1/join", "post"),
             ("/v1/heartbeat", "post"),
             ("/v1/leave", "post"),

@@ -231,6 +231,10 @@ class Communicator(Calls, Port):
         """See records.Recorded."""
         return self._order.under_way() + self.elsewhere.under_way() + self._messages.under_way()
 
+    def is_called(self, name: str) -> bool:
+        """See records.Recorded."""
+        return self._standing.is_called(name)
+
     def tallies(self) -> Mapping[str, Tally]:
         """See records.Recorded."""
         found = {**self._order.tallies(), **self._messages.tallies()}

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple, Protocol
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.engine.backends.base import Backend, Watch
 from rankmesh_agent.engine.batch import BatchedWork, Recorded
-from rankmesh_agent.engine.records import BOUNDS, Entry, Owner, Recorder, Tally, error_text
+from rankmesh_agent.engine.records import Entry, Owner, Recorder, Tally, error_text
 from rankmesh_agent.engine.waits import After, Note
 from rankmesh_agent.engine.work import QueuedWork, Work
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError
 from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.vitals import BOUNDS
 
 _PLANS = 1024
 _WORKER_SECONDS = 5.0

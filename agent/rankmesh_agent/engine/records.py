@@ -19,12 +19,14 @@ import numpy as np
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
+from rankmesh_agent.wire.vitals import BOUNDS, Operations
 
 KEPT = 1000
 """How many calls and messages the flight recorder keeps unless somebody says otherwise."""
-BOUNDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Upper bounds of the durations' histogram, in seconds; the last bucket is for what takes longer."""
-ENDED_GROUPS = "ended"
+MOST_GROUPS = 100
+"""How many groups are counted each by itself; the others together, under OTHER_GROUPS."""
+OTHER_GROUPS = "(other)"
+ENDED_GROUPS = "(ended)"
 """What the tallies of the groups that are no more go under, together: sums over groups never go down."""
 
 
@@ -54,14 +56,7 @@ end is None while it is under way. A bare tuple, as making one takes a fifth of 
 
 
 class Tally:
-    """The calls of one kind in one group, counted as they end.
-
-    Attributes:
-        nbytes: of all of them together.
-        seconds: what they took together.
-        failures: how many of them failed.
-        buckets: how many took at most as long as each of BOUNDS, but longer than the one before; the last, longer.
-    """
+    """The calls of one kind in one group, counted as they end: see vitals.Operations."""
 
     __slots__ = ("buckets", "failures", "nbytes", "seconds")
 
@@ -84,11 +79,18 @@ class Tally:
         self.failures += other.failures
         self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
 
+    def counted(self, group: str, op: str) -> Operations:
+        """Return what has been counted."""
+        return Operations(group, op, self.nbytes, self.seconds, self.failures, list(self.buckets))
+
 
 class Recorded(Protocol):
     """A group whose calls are recorded."""
 
     name: str
+
+    def is_called(self, name: str) -> bool:
+        """Whether that is its name or id."""
 
     def tallies(self) -> Mapping[str, Tally]:
         """Return its tallies, by kind of call."""
@@ -111,7 +113,7 @@ class Recorder:
         self._since = time.time() - time.monotonic()
         self._lock = threading.Lock()
         self._groups: list[Recorded] = []
-        self._ended: dict[str, Tally] = {}
+        self._ended: dict[str, Operations] = {}
 
     def taken(self) -> list[Entry]:
         """Return what is remembered of calls that have ended, and forget it."""
@@ -131,13 +133,48 @@ class Recorder:
         with self._lock:
             self._groups.remove(group)
             for op, tally in group.tallies().items():
-                self._ended.setdefault(op, Tally()).add(tally)
+                self._ended.setdefault(op, Operations(ENDED_GROUPS, op)).add(tally.counted(ENDED_GROUPS, op))
 
-    def tallies(self) -> list[tuple[str, Mapping[str, Tally]]]:
-        """Return the tallies of all groups by name, in the order they were made, and of ended groups last."""
+    def operations(self) -> list[Operations]:
+        """Return what has been counted and what is in flight, by group in the order they were made, ended ones last.
+
+        There are at most MOST_GROUPS + 2 groups, as metrics want it; groups of one name count as one.
+        """
+        found: dict[tuple[str, str], Operations] = {}
+
+        def at(group: str, op: str) -> Operations:
+            return found.setdefault((group, op), Operations(group, op))
+
         with self._lock:
-            found = [(group.name, group.tallies()) for group in self._groups]
-            return [*found, (ENDED_GROUPS, dict(self._ended))]
+            now = time.monotonic()
+            names: set[str] = set()
+            for group in self._groups:
+                if len(names) < MOST_GROUPS:
+                    names.add(group.name)
+                name = group.name if group.name in names else OTHER_GROUPS
+                for op, tally in sorted(group.tallies().items()):
+                    at(name, op).add(tally.counted(name, op))
+                for entry in group.under_way():
+                    counted = at(name, name_of(entry[1]))
+                    counted.in_flight += 1
+                    counted.oldest = max(counted.oldest, now - entry[3])
+            for op, ended in self._ended.items():
+                at(ENDED_GROUPS, op).add(ended)
+        return list(found.values())
+
+    def in_flight(self, group: str) -> list[InFlight] | None:
+        """Return the calls and messages of a group that have begun and not ended, as GroupInfo lists them, but all.
+
+        Args:
+            group: name or id.
+
+        Returns:
+            None if there is no such group; one that is being made is one already.
+        """
+        now = time.monotonic()
+        with self._lock:
+            groups = [each for each in self._groups if each.is_called(group)]
+            return [in_flight(entry, now) for each in groups for entry in each.under_way()] if groups else None
 
     def records(self, group: str | None = None, last: int | None = None) -> list[FlightRecord]:
         """Return what is remembered: what has ended, in that order, then what is under way.
@@ -149,9 +186,8 @@ class Recorder:
         with self._lock:
             entries = [*self._entries.copy(), *(entry for group in self._groups for entry in group.under_way())]
         wanted = [entry for entry in entries if group is None or entry[0].is_called(group)]
-        return [
-            _record(entry, self._since) for entry in wanted[max(0, len(wanted) - last) if last is not None else 0 :]
-        ]
+        first = 0 if last is None else max(0, len(wanted) - last)
+        return [_record(entry, self._since) for entry in wanted[first:]]
 
 
 def in_flight(entry: Entry, now: float) -> InFlight:

@@ -14,9 +14,11 @@ from rankmesh_agent.store.base import Store
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
+    FlightRecord,
     GroupInfo,
     GroupWanted,
     HostReport,
+    InFlight,
     Lease,
     LeaseState,
     LeaseWanted,
@@ -24,6 +26,7 @@ from rankmesh_agent.wire.schemas import (
     ProbeRequest,
 )
 from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.vitals import Vitals
 
 
 class AgentView(Protocol):
@@ -73,6 +76,15 @@ class AgentView(Protocol):
         Raises:
             GroupInUseError: it was not made over HTTP.
         """
+
+    def in_flight(self, group: str) -> list[InFlight] | None:
+        """Return a group's operations in flight; None if there is no group with this name or id."""
+
+    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
+        """Return what is remembered of the latest operations: of one group or all, so many or all."""
+
+    def vitals(self) -> Vitals:
+        """Return what has been counted."""
 
     async def aclose(self) -> None:
         """Let go of what was used in this event loop, which ends."""

@@ -45,6 +45,7 @@ class BlockingMemory(BlockingStore):
         self.table = table
 
     def do(self, command: Command[T]) -> T:
+        self.table.count_call(command.name)
         found: tuple[T] | None = command.at_once(self.table)
         if found is not None:
             return found[0]

@@ -7,6 +7,7 @@ an endpoint in ``routes/store`` and a method for users.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -44,12 +45,18 @@ class Command(ABC, Generic[T]):
     """One call to a store. T is what it returns.
 
     Attributes:
+        name: the call's name in the API.
         writes: whether it changes something, so that it must not be carried out twice.
         seconds: how long it may wait; 0 for those that never do.
     """
 
+    name: ClassVar[str] = ""
     writes: ClassVar[bool] = False
     seconds: float = 0.0
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     @abstractmethod
     def at_once(self, table: Table) -> tuple[T] | None:

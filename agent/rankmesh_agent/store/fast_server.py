@@ -395,6 +395,7 @@ class FastPath:
                 return
         try:
             command = forms.command_of(opcode, flags, seconds, parts)
+            self._table.count_call(command.name)
             found = command.at_once(self._table)
             if found is None:
                 assert isinstance(command, Waiting)

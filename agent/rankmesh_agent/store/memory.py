@@ -40,6 +40,7 @@ class MemoryStore(Store):
         """Nothing to let go of."""
 
     def _begun(self, command: Command[T]) -> Future[T]:
+        self.table.count_call(command.name)
         if isinstance(command, Waiting):
             return command.begin(self.table)
         assert isinstance(command, Immediate)

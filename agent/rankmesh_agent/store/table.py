@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
+from rankmesh_agent.wire.vitals import StoreVitals
+
 Values = Mapping[str, bytes]
 Changes = Mapping[str, bytes | None]
 """New values by key; None removes the key."""
@@ -29,7 +31,20 @@ class Table:
         self._watches: dict[str, set[_Watch[Any]]] = {}
         self._queues: dict[str, deque[bytes]] = {}
         self._takers: dict[str, deque[Future[bytes]]] = {}
+        self._asked: dict[str, int] = {}
         self._closed = False
+
+    # How it is
+
+    def count_call(self, name: str) -> None:
+        """Take note that a command of that name is carried out."""
+        with self._lock:
+            self._asked[name] = self._asked.get(name, 0) + 1
+
+    def vitals(self) -> StoreVitals:
+        """Return what has been counted."""
+        with self._lock:
+            return StoreVitals(dict(self._asked), len(self._values))
 
     # Values
 

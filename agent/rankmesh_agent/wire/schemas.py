@@ -148,6 +148,35 @@ class FlightRecord:
 
 
 @dataclass
+class StackFrame:
+    """A call in a thread's stack: where it is, and the source line if the file can be read."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+
+@dataclass
+class ThreadStack:
+    """A thread's stack, from the outermost call inwards.
+
+    Attributes:
+        name: the thread's name.
+        ident: Python's number for it.
+        native_id: the system's; 0 if it is not known.
+        daemon: whether the process ends without waiting for it.
+        frames: the calls.
+    """
+
+    name: str
+    ident: int
+    native_id: int
+    daemon: bool
+    frames: list[StackFrame]
+
+
+@dataclass
 class GroupInfo:
     """A group as one of its members reports it.
 

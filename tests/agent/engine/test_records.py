@@ -14,10 +14,11 @@ from support.threads import LATER, NOW, TRANSPORTS, World, world
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.order import Options
-from rankmesh_agent.engine.records import BOUNDS, ENDED_GROUPS, Recorder, Tally
+from rankmesh_agent.engine.records import ENDED_GROUPS, MOST_GROUPS, OTHER_GROUPS, Recorder, Tally
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError, GroupAbortedError
 from rankmesh_agent.wire.ops import ReduceOp
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, FlightRecord, InFlight
+from rankmesh_agent.wire.vitals import BOUNDS
 
 SECONDS = 20.0
 
@@ -268,11 +269,11 @@ def test_tallies_of_ended_groups_are_kept_together() -> None:
         for number in (5, 6):
             members = Communicator(mesh, number, f"group {number}", (0,), {}, SECONDS)
             members.barrier(NOW)
-            assert [name for name, _ in recorder.tallies()] == ["world", f"group {number}", ENDED_GROUPS]
+            assert (recorder.operations()[0].group, recorder.operations()[0].op) == (f"group {number}", "barrier")
             members.close()
             members.close()
-        (_, ended) = recorder.tallies()[-1]
-        assert sum(ended["barrier"].buckets) == 2
+        (ended,) = recorder.operations()
+        assert (ended.group, ended.op, sum(ended.buckets)) == (ENDED_GROUPS, "barrier", 2)
         assert [record.name for record in recorder.records()][-2:] == ["group 5", "group 6"], "they are remembered"
 
 
@@ -301,3 +302,36 @@ def test_calls_of_many_threads_are_all_counted() -> None:
             thread.join()
         assert sum(members.tallies()["barrier"].buckets) == 800
         assert members.in_flight() == []
+
+
+def test_many_groups_are_counted_together() -> None:
+    mesh = Mesh(0, 1, {}, eager_limit=1024)
+    groups = [Communicator(mesh, number, f"group {number}", (0,), {}, SECONDS) for number in range(MOST_GROUPS + 3)]
+    for members in groups:
+        members.barrier(NOW)
+    found = mesh.recorder.operations()
+    assert len(found) == MOST_GROUPS + 1
+    assert (found[-1].group, sum(found[-1].buckets)) == (OTHER_GROUPS, 3)
+    for members in groups:
+        members.close()
+    assert [sum(each.buckets) for each in mesh.recorder.operations()] == [MOST_GROUPS + 3]
+    mesh.close()
+
+
+def test_what_is_in_flight_is_counted_with_the_age_of_the_oldest(pair: World) -> None:
+    first, second = pair.communicators
+    recorder = first.mesh.recorder
+    works = [first.barrier(LATER) for _ in range(3)]
+    eventually(lambda: first.info().seq == 1)
+    (found,) = [each for each in recorder.operations() if each.op == "barrier"]
+    assert (found.group, found.in_flight, sum(found.buckets)) == ("world", 3, 0)
+    assert 0 < found.oldest < SECONDS
+    assert len(recorder.in_flight("world") or ()) == len(recorder.in_flight(f"{first.id:016x}") or ()) == 3
+    assert recorder.in_flight("another") is None
+    for _ in works:
+        second.barrier(NOW)
+    assert works[-1] is not None
+    works[-1].wait()
+    (found,) = [each for each in recorder.operations() if each.op == "barrier"]
+    assert (found.in_flight, found.oldest, sum(found.buckets)) == (0, 0.0, 3)
+    assert found.seconds > 0

@@ -13,8 +13,9 @@ from rankmesh_agent.engine.work import MessageWork, QueuedWork
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.deadline import Deadline
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GroupWanted, Member
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupWanted, InFlight, Member
 from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.vitals import Operations, Pulse, StoreVitals, Vitals
 
 
 class FakeGroup:
@@ -99,6 +100,50 @@ class FakeAgent:
     def delete_group(self, group: Any) -> None:
         if self.error is not None:
             raise self.error
+
+    def in_flight(self, group: str) -> list[InFlight] | None:
+        return {
+            "pair": [],
+            "world": [
+                InFlight("barrier()", 3, 1.5, 0),
+                InFlight("all_reduce(float32[2], SUM)", 4, 0.5, 8),
+                InFlight("recv from any rank (tag 0)", 0, 2.5, 16),
+            ],
+        }.get({"00000000000000aa": "world", "00000000000000bb": "pair"}.get(group, group))
+
+    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
+        self.asked = group, last
+        begin, end = 1.75e9, 1.75e9 + 1
+        sent = FlightRecord(
+            "00000000000000aa",
+            "world",
+            0,
+            "send",
+            "send to rank 3 (tag 7)",
+            "float32",
+            2,
+            8,
+            begin,
+            end,
+            "failed",
+            "Oh",
+        )
+        barrier = FlightRecord(
+            "00000000000000aa", "world", 3, "barrier", "barrier()", "", 0, 0, begin, None, "in-flight", ""
+        )
+        return [sent, barrier]
+
+    def vitals(self) -> Vitals:
+        return Vitals(
+            [
+                Operations("world", "all_reduce", 4096, 1.25, 1, [0, 2, 1] + [0] * 13, 2, 0.5),
+                Operations('odd "name"\\n', "send", 8, 0.5, 0, [0] * 15 + [1]),
+            ],
+            Pulse(7, 1, 0.25),
+            StoreVitals({"get": 5, "set": 2}, 3),
+            {"segment": 2, "tcp": 1},
+            1,
+        )
 
     async def aclose(self) -> None:
         await self.store.close()

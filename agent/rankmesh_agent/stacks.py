@@ -1,0 +1,51 @@
+"""What the threads of this process are doing: their Python stacks."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+
+from rankmesh_agent.wire.schemas import StackFrame, ThreadStack
+
+_MOST_FRAMES = 200
+"""Frames shown of one thread, the innermost ones."""
+
+
+def stacks() -> list[ThreadStack]:
+    """Return the stacks of all threads, the main thread's first, then by name; each from the outermost call inwards."""
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    found = []
+    for ident, innermost in sys._current_frames().items():
+        thread = threads.get(ident)
+        calls = list(traceback.walk_stack(innermost))[:_MOST_FRAMES]
+        frames = [
+            StackFrame(
+                frame.f_code.co_filename,
+                line,
+                frame.f_code.co_qualname,
+                linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip(),
+            )
+            for frame, line in reversed(calls)
+        ]
+        name = thread.name if thread is not None else "(not made by Python)"
+        native = thread.native_id if thread is not None else None
+        found.append(ThreadStack(name, ident, native or 0, thread.daemon if thread is not None else False, frames))
+    main = threading.main_thread().ident
+    return sorted(found, key=lambda each: (each.ident != main, each.name, each.ident))
+
+
+def as_text(found: Sequence[ThreadStack]) -> str:
+    """Return stacks as people read them: as tracebacks are written."""
+    return "\n".join(_thread(each) for each in found)
+
+
+def _thread(stack: ThreadStack) -> str:
+    lines = [f"Thread {stack.name!r} (id {stack.native_id}{', daemon' if stack.daemon else ''}):"]
+    for frame in stack.frames:
+        lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
+        if frame.code:
+            lines.append(f"    {frame.code}")
+    return "\n".join([*lines, ""])
