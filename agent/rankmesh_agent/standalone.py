@@ -7,6 +7,7 @@ agent like any other. When the lease ends it leaves the job and is free for the 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -51,6 +52,9 @@ from rankmesh_agent.wire.version import __version__
 from rankmesh_agent.wire.vitals import Vitals
 
 _log = logging.getLogger("rankmesh")
+
+_LOOKS_FOR_LITTER = 2
+"""Signs of life after a lease at which its memory is given back: at the first, its threads may still end."""
 
 _ANY_EPOCH = 1
 
@@ -106,6 +110,7 @@ class Standalone:
         self._lock = threading.Lock()
         self._tenancy: _Tenancy | None = None
         self._closed = False
+        self._litter = 0
         self._client = GatewayClient(find_gateway, settings.token)
         self._heart = Heart(self._live)
         self._registered: float | None = None
@@ -300,6 +305,7 @@ class Standalone:
         with self._lock:
             if self._tenancy is tenancy:
                 self._tenancy = None
+                self._litter = _LOOKS_FOR_LITTER
         self._heart.wake()
 
     def _live(self) -> None:
@@ -307,6 +313,11 @@ class Standalone:
         if self._client.beat(self._sign_of_life()):
             self._registered = time.monotonic()
         self._end_if_idle()
+        if self._litter:
+            # Groups and their memory go in cycles. A process that then sleeps would keep that memory, scarce in
+            # a container, until it has made enough objects for a collection of its own.
+            self._litter -= 1
+            gc.collect()
 
     def _end_if_idle(self) -> None:
         """End a lease that has not been used for as long as it may be idle."""
