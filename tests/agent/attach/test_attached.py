@@ -264,7 +264,7 @@ class TestLeases:
 
     def test_a_join_that_is_too_late_says_who_is_missing(self, standalones):
         with pytest.raises(JoinTimeoutError) as caught:
-            attach(standalones[0], 0, 2, job=next(_jobs), timeout=0.5)
+            attach(standalones[0], 0, 2, job=next(_jobs), timeout=1.0)
         assert caught.value.ranks == (1,)
 
     def test_a_process_that_goes_while_it_joins_frees_the_agent(self, standalones):
