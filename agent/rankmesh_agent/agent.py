@@ -372,14 +372,14 @@ class Agent:
         for group in self._known():
             group.close()
         self.mesh.close(reason, failed=failed)
+        self._say_goodbye(reason)  # before what may take long: peers have seen the connections end
+        self._client.close()
         if self._store is not None:
             self._store.dismiss()
         if self._own_door is not None:
             self._own_door.close()
         elif self.fast_path is not None:
             self.fast_path.close()
-        self._say_goodbye(reason)
-        self._client.close()
 
     async def aclose(self) -> None:
         """Let go of what the HTTP face used, in the event loop that it used it in."""

@@ -168,9 +168,10 @@ class QueuedWork(Work):
         self._withdrawn = False
 
     def run(self) -> None:
-        """Carry the call out, in the group's worker thread."""
+        """Carry the call out, in the group's worker thread; what it needed, its arrays too, is let go of then."""
+        run, self._run = self._run, _nothing
         try:
-            self._run()
+            run()
         except BaseException as error:
             self._future.set_exception(error)
         else:
@@ -219,6 +220,10 @@ class QueuedWork(Work):
 
     def get_future(self) -> Future:
         return self._future
+
+
+def _nothing() -> None:
+    pass
 
 
 class MessageWork(Work):

@@ -101,7 +101,7 @@ class Tensors:
             InvalidCallError: its elements cannot be communicated.
             MediaTypeError: its form holds no array.
         """
-        body = await self._body()
+        body = await _received(self._request)
         if not body.nbytes and self._described() != 0:
             raise InvalidTensorError(
                 "the request has no body: send an array as a .npy file, or its elements with ?dtype=float32&shape=2,3"
@@ -115,7 +115,7 @@ class Tensors:
             InvalidCallError: it did neither.
             As ``given``.
         """
-        body = await self._body()
+        body = await _received(self._request)
         if body.nbytes:
             return self._read(body)
         if self._dtype is None or self._shape is None:
@@ -123,15 +123,6 @@ class Tensors:
                 "what is to be received is unknown: say ?dtype=float32&shape=2,3, or send an array like it as the body"
             )
         return self.room(self._shape, self._dtype)
-
-    async def nothing(self) -> None:
-        """See to it that the client sent no body.
-
-        Raises:
-            InvalidCallError: it did.
-        """
-        if (await self._body()).nbytes:
-            raise InvalidCallError("this call takes no array: leave the body out")
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return memory for an array.
@@ -154,31 +145,6 @@ class Tensors:
         accepted = self._request.headers.get("accept", "")
         is_npy = self._is_npy if (NPY in accepted) == (RAW in accepted) else NPY in accepted
         return _TensorResponse(array, is_npy, headers or {})
-
-    # The body
-
-    async def _body(self) -> Array:
-        """Return the request's body; it goes to memory once where the client says how long it is."""
-        length = int(self._request.headers.get("content-length", _GUESS))
-        buffer = np.empty(length, np.uint8)
-        filled = 0
-        clock = asyncio.get_running_loop().time
-        try:
-            async with asyncio.timeout(IDLE_SECONDS) as silence:
-                async for chunk in self._request.stream():
-                    silence.reschedule(clock() + IDLE_SECONDS)
-                    end = filled + len(chunk)
-                    if end > buffer.nbytes:
-                        grown = np.empty(max(end, 2 * buffer.nbytes), np.uint8)
-                        grown[:filled] = buffer[:filled]
-                        buffer = grown
-                    buffer[filled:end] = np.frombuffer(chunk, np.uint8)
-                    filled = end
-        except TimeoutError:
-            raise BodyTimeoutError(
-                f"nothing came for {IDLE_SECONDS:g} s in the middle of the body, after {filled} bytes"
-            ) from None
-        return buffer[:filled]
 
     def _read(self, body: Array) -> Array:
         media = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -219,6 +185,40 @@ class Tensors:
     def _described(self) -> int | None:
         """Return how many bytes the elements have that the client described, None if it did not."""
         return None if self._dtype is None or self._shape is None else math.prod(self._shape) * self._dtype.itemsize
+
+
+async def receive_nothing(request: Request) -> None:
+    """See to it that a request has no body.
+
+    Raises:
+        InvalidCallError: it has.
+    """
+    if (await _received(request)).nbytes:
+        raise InvalidCallError("this call takes no array: leave the body out")
+
+
+async def _received(request: Request) -> Array:
+    """Return a request's body; it goes to memory once where the client says how long it is."""
+    length = int(request.headers.get("content-length", _GUESS))
+    buffer = np.empty(length, np.uint8)
+    filled = 0
+    clock = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(IDLE_SECONDS) as silence:
+            async for chunk in request.stream():
+                silence.reschedule(clock() + IDLE_SECONDS)
+                end = filled + len(chunk)
+                if end > buffer.nbytes:
+                    grown = np.empty(max(end, 2 * buffer.nbytes), np.uint8)
+                    grown[:filled] = buffer[:filled]
+                    buffer = grown
+                buffer[filled:end] = np.frombuffer(chunk, np.uint8)
+                filled = end
+    except TimeoutError:
+        raise BodyTimeoutError(
+            f"nothing came for {IDLE_SECONDS:g} s in the middle of the body, after {filled} bytes"
+        ) from None
+    return buffer[:filled]
 
 
 class _TensorResponse(Response):

@@ -146,7 +146,7 @@ class Caller:
         words = f"over HTTP{', ' if note else ''}{note}"
         options = Options(self._timeout, async_op=True, note=lambda: words, deadline=deadline)
         with self._naming(op):
-            work = cast(QueuedWork, await asyncio.to_thread(make, options))
+            work = cast(QueuedWork, await asyncio.to_thread(self._begin, make, options))
             loop = asyncio.get_running_loop()
             over = loop.create_future()
             work.get_future().then(lambda _: _tell(loop, over))
@@ -174,7 +174,7 @@ class Caller:
         options = Options(self._timeout, async_op=True)
 
         def begun() -> tuple[MessageWork, bool]:
-            work = cast(MessageWork, begin(options))
+            work = cast(MessageWork, self._begin(begin, options))
             return work, work.is_completed()
 
         with self._naming(op):
@@ -183,6 +183,11 @@ class Caller:
                 await self._wait_for(work, op)
             work.wait()
             return work
+
+    def _begin(self, make: Callable[[Options], Any], options: Options) -> Any:
+        """Begin a call, once it is known what the other ranks have said until now: that the group has ended, say."""
+        self.group.mesh.progress()
+        return make(options)
 
     async def _wait_for(self, work: MessageWork, op: str) -> None:
         def wait() -> None:

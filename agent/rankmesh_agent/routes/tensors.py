@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from rankmesh_agent.collectives.reduction import premultiplied, refuse
 from rankmesh_agent.engine.p2p import ANY
-from rankmesh_agent.routes.bodies import BODY, Array, InvalidCallError, TheTensors
+from rankmesh_agent.routes.bodies import BODY, Array, InvalidCallError, TheTensors, receive_nothing
 from rankmesh_agent.routes.calls import TheCaller, refuse_unknown
 from rankmesh_agent.routes.problems import documented
 from rankmesh_agent.routes.view import BEARER
@@ -199,9 +199,9 @@ async def all_to_all(caller: TheCaller, tensors: TheTensors) -> Response:
 
 
 @_call("barrier", takes="nothing", gives="nothing")
-async def barrier(caller: TheCaller, tensors: TheTensors) -> Response:
+async def barrier(request: Request, caller: TheCaller) -> Response:
     """Wait until all ranks have come."""
-    await tensors.nothing()
+    await receive_nothing(request)
     await caller.collective("barrier", caller.group.barrier)
     return _nothing()
 

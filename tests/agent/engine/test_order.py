@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from support.processes import wait_until
 
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.engine.backends.base import Backend, Watch
@@ -16,6 +19,7 @@ from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import RunningCall
+from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, Kind
 
@@ -125,6 +129,50 @@ def test_a_synchronous_call_waits_its_turn_behind_the_queued_ones(alone: Alone, 
     alone.submit(lambda: done.append("at once"))
     assert done == ["queued", "at once"]
     assert [seq for seq, _, _ in alone.backend.ran] == [1, 2, 3]
+
+
+def test_a_queued_call_that_is_withdrawn_is_not_made(alone: Alone, held: threading.Event) -> None:
+    done: list[str] = []
+    first = alone.submit(lambda: done.append("first"), LATER)
+    second = alone.submit(lambda: done.append("second"), LATER)
+    assert first.withdraw(DistBackendError("nobody wants it any more"))
+    held.set()
+    assert second.wait(SECONDS)
+    assert done == ["second"]
+    assert [seq for seq, _, _ in alone.backend.ran] == [1, 2]
+    assert not second.withdraw(DistBackendError("too late"))
+    with pytest.raises(DistBackendError, match="nobody wants it"):
+        first.wait()
+
+
+def test_a_queued_call_lets_go_of_its_arrays_when_it_is_over(alone: Alone) -> None:
+    def call() -> None:
+        pass
+
+    work, kept = alone.submit(call, LATER), weakref.ref(call)
+    gc.disable()  # it must not take the collector of cycles
+    try:
+        assert work.wait(SECONDS)
+        del call
+        wait_until(lambda: kept() is None, "the arguments to be let go of", SECONDS)
+    finally:
+        gc.enable()
+
+
+def test_a_queued_call_with_a_deadline_has_what_is_left_of_it_when_its_turn_comes(
+    alone: Alone, held: threading.Event
+) -> None:
+    seconds: list[float] = []
+
+    def look() -> None:
+        seconds.append(alone.order._running.deadline.seconds)
+
+    alone.submit(look, LATER._replace(deadline=Deadline(SECONDS / 2)))
+    passed = alone.submit(look, LATER._replace(deadline=Deadline(0.0)))
+    held.set()
+    assert passed.wait(SECONDS)
+    assert 0 < seconds[0] < SECONDS / 2
+    assert seconds[1] == 0
 
 
 def test_calls_of_two_threads_never_overlap(alone: Alone) -> None:

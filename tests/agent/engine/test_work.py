@@ -98,3 +98,25 @@ def test_a_future_wakes_those_who_wait():
     assert future.wait(10) == 1
     with pytest.raises(TimeoutError):
         Future().wait(0.01)
+
+
+def test_a_call_that_has_not_begun_can_be_withdrawn():
+    work = QueuedWork(lambda: None, [], "all_reduce")
+    told = []
+    work.get_future().then(lambda future: told.append(future.done()))
+    assert work.withdraw(CollectiveTimeoutError("too late"))
+    assert told == [True]
+    assert not work.claim()
+    work.run()  # by the worker, whose queue it is in
+    with pytest.raises(CollectiveTimeoutError, match="too late"):
+        work.wait()
+    assert not work.withdraw(CollectiveTimeoutError("again"))
+
+
+def test_a_call_that_has_begun_cannot_be_withdrawn():
+    work = QueuedWork(lambda: None, ["array"], "all_reduce")
+    assert work.claim()
+    assert not work.withdraw(CollectiveTimeoutError("too late"))
+    work.run()
+    assert work.wait()
+    assert work.result() == ["array"]

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rankmesh_agent.wire.errors import DistStoreError, RankFailedError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistStoreError, RankFailedError
 from rankmesh_agent.wire.guard import MAX_BODY_BYTES, Guard, problem, problem_of
 
 LIMIT = 1000
@@ -89,6 +89,15 @@ def test_every_path_and_method_wants_the_token(app, method, path):
 @pytest.mark.parametrize("path", ["/health", "/livez", "/readyz"])
 def test_health_is_open(app, path):
     assert status(guarded(app, "secret"), path) == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("/", 200), ("/health", 200), ("/page", 401), ("//", 401), ("/v1/info", 401)]
+)
+def test_what_an_application_opens_besides(app, path, expected):
+    guard = Guard(app, "secret", open_paths={"/"})
+    assert status(guard, path) == expected
+    assert status(guard, path, origin="http://evil.example") == 403
 
 
 @pytest.mark.parametrize(
@@ -287,3 +296,40 @@ def test_problem_of_an_error_has_its_data():
         "address": "node2",
     }
     assert problem_of(DistStoreError("no")).body()["code"] == "store-error"
+
+
+def test_problem_of_a_timeout_names_those_who_are_missing():
+    body = problem_of(CollectiveTimeoutError("waited for rank 1", ranks=[1])).body()
+    assert (body["ranks"], body["missing_ranks"]) == ([1], [1])
+    assert not {"first_failure", "retryable"} & body.keys()
+
+
+def test_problem_of_an_error_says_what_came_first_and_what_may_be_repeated():
+    error = RankFailedError("rank 2 died", ranks=[2])
+    error.first_failure, error.retryable = "rank 2 died", True
+    body = problem_of(error).body()
+    assert (body["first_failure"], body["retryable"]) == ("rank 2 died", True)
+    assert "missing_ranks" not in body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "length", "status"),
+    [
+        ("POST", "/large", LIMIT * 2, 200),
+        ("POST", "/large", LIMIT * 2 + 1, 413),
+        ("POST", "/v1/info", LIMIT + 1, 413),
+        ("PUT", "/large", LIMIT + 1, 413),
+    ],
+)
+@pytest.mark.parametrize("said", [True, False])
+def test_some_requests_may_have_larger_bodies(method, path, length, status, said):
+    guard = Guard(
+        Echo(),
+        max_body=LIMIT,
+        large_body=2 * LIMIT,
+        is_large=lambda method, path: (method, path) == ("POST", "/large"),
+    )
+    headers = {"content_length": str(length)} if said else {}
+    found, _, body = ask(guard, path, method, (b"x" * LIMIT, b"x" * (length - LIMIT)), **headers)
+    assert found == status
+    assert status == 413 or body == str(length).encode()

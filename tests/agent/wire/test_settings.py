@@ -42,6 +42,7 @@ VARIABLES = [
     ("RANKMESH_EAGER_BYTES", "0", "eager_bytes", 0),
     ("RANKMESH_EAGER_BYTES", "1048576", "eager_bytes", 1 << 20),
     ("RANKMESH_TIMEOUT", "2.5", "timeout", 2.5),
+    ("RANKMESH_MAX_BODY", "1", "max_body", 1),
     ("RANKMESH_PICKLE", "never", "pickle", "never"),
     ("RANKMESH_PICKLE", "Authenticated", "pickle", "authenticated"),
 ]
@@ -102,6 +103,8 @@ def test_gloos_interface_comes_before_nccls():
         ("RANKMESH_EAGER_BYTES", "-1"),
         ("RANKMESH_EAGER_BYTES", str((1 << 20) + 1)),
         ("RANKMESH_TIMEOUT", "0"),
+        ("RANKMESH_MAX_BODY", "0"),
+        ("RANKMESH_MAX_BODY", "1G"),
         ("RANKMESH_TIMEOUT", "-1"),
         ("RANKMESH_TIMEOUT", "nan"),
         ("RANKMESH_TIMEOUT", "30s"),

@@ -1,0 +1,82 @@
+"""docs/http.md is true: its commands run, on a gateway and two agents, and print what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from support.consoles import fits, run, steps_of
+from support.processes import Ranks, wait_until
+
+PAGE = Path(__file__).parent.parent.parent / "docs/http.md"
+TOKEN = "a secret of the test"
+SECONDS = 300.0
+_OLDEST_CURL = (7, 84)
+"""The first that writes an answer's header where it is asked to."""
+
+
+def curl_version() -> tuple[int, ...]:
+    path = shutil.which("curl")
+    if path is None:
+        return ()
+    told = os.popen("curl --version").read()
+    found = re.match(r"curl (\d+)\.(\d+)", told)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def url_of(process) -> str:
+    """Return where a service says that it is ready."""
+    found = wait_until(lambda: re.search(r"ready at (http://\S+?)[\s,;]", process.stdout + "\n"), f"{process!r}")
+    return found[1]
+
+
+@pytest.fixture
+def cluster(ranks: Ranks):
+    """Addresses of a gateway and two agents, as the page names them."""
+    gateway = ranks.command("-m", "rankmesh_gateway", "--port", "0", name="gateway", RANKMESH_TOKEN=TOKEN)
+    found = {"GATEWAY": url_of(gateway)}
+    agents = [
+        ranks.command(
+            *("-m", "rankmesh_agent", "--port", "0", "--gateway", found["GATEWAY"], "--name", f"agent-{number}"),
+            name=f"agent-{number}",
+            RANKMESH_TOKEN=TOKEN,
+        )
+        for number in range(2)
+    ]
+    for number, agent in enumerate(agents):
+        found[f"A{number}"] = url_of(agent)
+    yield found
+    for process in [*agents, gateway]:
+        process.process.terminate()
+    for process in [*agents, gateway]:
+        assert process.process.wait(20) == 0, process
+
+
+@pytest.mark.skipif(not curl_version(), reason="there is no curl on this machine, and the page's commands are curl's")
+@pytest.mark.skipif(
+    () < curl_version() < _OLDEST_CURL, reason=f"the page's commands are those of a curl from {_OLDEST_CURL} on"
+)
+def test_the_commands_print_what_the_page_says(ranks: Ranks, cluster, tmp_path):
+    folder = tmp_path / "tour"
+    folder.mkdir()
+    steps = steps_of(PAGE.read_text())
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = ranks.environment(RANKMESH_TOKEN=TOKEN, PATH=path, **cluster)
+    wait_until(
+        lambda: os.system(f"curl -sSf {cluster['A0']}/readyz {cluster['A1']}/readyz >/dev/null 2>&1") == 0, "the agents"
+    )
+    printed = run(steps, folder, environment, SECONDS)
+    wrong = [
+        f"line {step.line}: $ {step.command}\nthe page says:\n{step.printed}\nit printed:\n{found}"
+        for step, found in zip(steps, printed, strict=True)
+        if not fits(found, step.printed)
+    ]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_there_are_commands():
+    assert len(steps_of(PAGE.read_text())) > 40

@@ -1,0 +1,362 @@
+"""Ranks of a job that are SDK processes, and ranks that are HTTP clients: the same calls, the same results."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import io
+import re
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+from support.processes import free_port, wait_until
+
+import rankmesh as dist
+
+pytestmark = pytest.mark.processes
+SIZE = 4
+OVER_HTTP = (2, 3)
+SHAPE = (3, 2)
+
+
+def given(rank, shape=SHAPE):
+    """Return what a rank contributes."""
+    return (np.arange(np.prod(shape), dtype=np.float32) + 10 * rank).reshape(shape)
+
+
+def npy(array):
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+@pytest.fixture
+def free_agents(ranks, gateway):
+    """The URLs of two standalone agents."""
+    started = [
+        ranks.command(
+            *("-m", "rankmesh_agent", "--port", str(free_port()), "--gateway", gateway, "--name", f"a{rank}"),
+            name=f"agent-{rank}",
+        )
+        for rank in OVER_HTTP
+    ]
+    urls = {}
+    for rank, agent in zip(OVER_HTTP, started, strict=True):
+        ready = wait_until(
+            lambda agent=agent: re.search(r"ready at (http://\S+?)[\s,;]", agent.stdout + "\n"), "an agent to be ready"
+        )
+        urls[rank] = ready[1]
+    yield urls
+    for agent in started:
+        agent.process.terminate()
+    for agent in started:
+        assert agent.process.wait(20) == 0, agent
+
+
+@pytest.fixture
+def agents(ranks, free_agents):
+    """The same, leased over HTTP as ranks 2 and 3 of a world of four that is not complete."""
+    for rank, url in free_agents.items():
+        body = {"job": ranks.job, "world_size": SIZE, "rank": rank, "wait": 0}
+        assert httpx.post(f"{url}/v1/lease", json=body, timeout=30).status_code == 202
+    return free_agents
+
+
+class Clients:
+    """HTTP clients that take their ranks' parts at the same time."""
+
+    def __init__(self, urls):
+        self.urls = urls
+        self._threads = concurrent.futures.ThreadPoolExecutor(4)
+
+    def joined(self):
+        for url in self.urls.values():
+            wait_until(lambda url=url: httpx.get(f"{url}/v1/lease?wait=5", timeout=30).json()["state"] == "joined", url)
+
+    def ask(self, rank, call, body=b"", group="world", **query):
+        query = {"timeout": 60} | query
+        return self._threads.submit(
+            httpx.post, f"{self.urls[rank]}/v1/groups/{group}/{call}", content=body, params=query, timeout=90
+        )
+
+    def under_way(self, rank):
+        """Return how many calls are under way at a rank."""
+        return len(httpx.get(f"{self.urls[rank]}/v1/groups/world", timeout=60).json()["inflight"])
+
+    def all_ask(self, call, body=lambda rank: b"", **query):
+        """Make a call at all ranks; return the answers by rank."""
+        asked = {rank: self.ask(rank, call, body(rank), **query) for rank in self.urls}
+        return {rank: future.result(90) for rank, future in asked.items()}
+
+    def all_get(self, call, body=lambda rank: b"", **query):
+        """Make a call at all ranks; return the arrays they get, by rank, as lists."""
+        answers = self.all_ask(call, body, **query)
+        assert {answer.status_code for answer in answers.values()} <= {200, 204}, [a.text for a in answers.values()]
+        return {
+            rank: np.load(io.BytesIO(answer.content)).tolist() if answer.status_code == 200 else None
+            for rank, answer in answers.items()
+        }
+
+
+def sdk_part(me, gateway):
+    """Ranks 0 and 1 make every call once, and say what came."""
+
+    def mine(shape=(3, 2)):
+        return (np.arange(np.prod(shape), dtype=np.float32) + 10 * me.rank).reshape(shape)
+
+    me.init(init_method=gateway, timeout=60)
+    said = {}
+    array = mine()
+    dist.all_reduce(array)
+    said["all_reduce"] = array.tolist()
+    array = mine()
+    dist.reduce(array, dst=2, op=dist.ReduceOp.MAX)
+    array = mine()
+    dist.broadcast(array, src=3)
+    said["broadcast"] = array.tolist()
+    stack = np.empty((4, 3, 2), np.float32)
+    dist.all_gather_into_tensor(stack, mine())
+    said["all_gather"] = stack.tolist()
+    dist.gather(mine(), [np.empty((3, 2), np.float32) for _ in range(4)] if me.rank == 0 else None, dst=0)
+    array = np.empty((3, 2), np.float32)
+    dist.scatter(array, src=2)
+    said["scatter"] = array.tolist()
+    array = np.empty((3, 2), np.float32)
+    dist.reduce_scatter_tensor(array, mine((4, 3, 2)))
+    said["reduce_scatter"] = array.tolist()
+    stack = np.empty((4, 3, 2), np.float32)
+    dist.all_to_all_single(stack, mine((4, 3, 2)))
+    said["all_to_all"] = stack.tolist()
+    dist.barrier()
+    if me.rank == 0:
+        dist.send(mine(), dst=2, tag=4)
+        array = np.empty((3, 2), np.float32)
+        said["source"] = dist.recv(array, tag=5)
+        said["recv"] = array.tolist()
+    dist.barrier()
+    me.say(**said)
+    me.mark(f"done-{me.rank}")
+    me.wait_for("end")
+    dist.destroy_process_group()
+
+
+def test_every_call_among_two_sdk_ranks_and_two_http_clients(ranks, gateway, agents):
+    started = ranks.start(sdk_part, SIZE, ranks=(0, 1), env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway)
+    http = Clients(agents)
+    http.joined()
+    everyone = [given(rank) for rank in range(SIZE)]
+    stacks = [given(rank, (SIZE, *SHAPE)) for rank in range(SIZE)]
+    like = {"dtype": "float32", "shape": "3,2"}
+
+    found = {"all_reduce": http.all_get("all_reduce", lambda rank: npy(everyone[rank]))}
+    reduced = http.all_get("reduce", lambda rank: npy(everyone[rank]), dst=2, op="max")
+    assert reduced == {2: np.maximum.reduce(everyone).tolist(), 3: None}
+    found["broadcast"] = http.all_get("broadcast", lambda rank: npy(everyone[3]) if rank == 3 else b"", src=3, **like)
+    found["all_gather"] = http.all_get("all_gather", lambda rank: npy(everyone[rank]))
+    assert http.all_get("gather", lambda rank: npy(everyone[rank]), dst=0) == {2: None, 3: None}
+    found["scatter"] = http.all_get("scatter", lambda rank: npy(stacks[2]) if rank == 2 else b"", src=2, **like)
+    found["reduce_scatter"] = http.all_get("reduce_scatter", lambda rank: npy(stacks[rank]))
+    found["all_to_all"] = http.all_get("all_to_all", lambda rank: npy(stacks[rank]))
+    http.all_get("barrier")
+    received = http.ask(2, "recv", src=0, tag=4, **like).result(90)
+    assert np.load(io.BytesIO(received.content)).tolist() == everyone[0].tolist()
+    assert received.headers["RankMesh-Source"] == "0"
+    assert http.ask(3, "send", npy(everyone[3]), dst=0, tag=5).result(90).status_code == 204
+    http.all_get("barrier")
+
+    ranks.wait_for("done-0", "done-1")
+    for rank, process in enumerate(started):
+        for call, arrays in found.items():
+            arrays[rank] = process.said[call]
+    expected = {
+        "all_reduce": [sum(everyone)] * SIZE,
+        "broadcast": [everyone[3]] * SIZE,
+        "all_gather": [np.stack(everyone)] * SIZE,
+        "scatter": list(stacks[2]),
+        "reduce_scatter": [sum(stack[rank] for stack in stacks) for rank in range(SIZE)],
+        "all_to_all": [np.stack([stack[rank] for stack in stacks]) for rank in range(SIZE)],
+    }
+    del found["broadcast"][3]  # who sends it gets nothing
+    for call, arrays in found.items():
+        for rank, array in arrays.items():
+            assert array == expected[call][rank].tolist(), (call, rank)
+    assert (started[0].said["source"], started[0].said["recv"]) == (3, everyone[3].tolist())
+    ranks.mark("end")
+    ranks.succeed(started)
+
+
+def waits_for_the_others(me, gateway):
+    me.init(init_method=gateway, timeout=60)
+    dist.barrier()
+    me.mark(f"ready-{me.rank}")
+    me.say(**me.attempt(dist.all_reduce, np.ones((3, 2), np.float32)))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["closes", "mismatch"])
+def test_sdk_ranks_are_told_what_went_wrong_over_http(ranks, gateway, agents, how):
+    started = ranks.start(
+        waits_for_the_others, SIZE, ranks=(0, 1), env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway
+    )
+    http = Clients(agents)
+    http.joined()
+    http.all_get("barrier")
+    ranks.wait_for("ready-0", "ready-1")
+    if how == "closes":
+        client = httpx.Client(timeout=httpx.Timeout(60, read=1.0))
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(f"{agents[2]}/v1/groups/world/all_reduce", content=npy(given(2)))
+        client.close()
+        ranks.wait(started)
+        for process in started:
+            assert process.said["error"] == "GroupAbortedError", process
+            assert process.said["ranks"] == [2]
+            assert process.said["text"] == "the HTTP client of rank 2 went away during all_reduce #2"
+        later = http.ask(3, "barrier").result(90)
+        assert later.status_code in (410, 503), later.text
+    else:
+        answers = http.all_ask("all_reduce", lambda rank: npy(given(rank)), op="max")
+        ranks.wait(started)
+        for process in started:
+            assert process.said["error"] == "CollectiveMismatchError", process
+            assert "rank 2: all_reduce(float32[6], MAX) (over HTTP, shape [3, 2])" in process.said["text"]
+        assert {answer.status_code for answer in answers.values()} == {409}
+
+
+def makes_groups(me, gateway):
+    """SDK ranks make groups of theirs before and after one is made over HTTP among the same ranks."""
+    me.init(init_method=gateway, timeout=60)
+    first = dist.new_group([0, 1])
+    me.mark(f"first-{me.rank}")
+    me.wait_for("made")
+    second = dist.new_group([0, 1])
+    array = np.ones(3)
+    dist.all_reduce(array, group=first)
+    dist.all_reduce(array, group=second)
+    me.say(sum=array.tolist())
+    me.mark(f"done-{me.rank}")
+    me.wait_for("end")
+    dist.destroy_process_group()
+
+
+def test_groups_that_are_made_over_http_do_not_get_in_the_way_of_the_sdk_s(ranks, gateway):
+    started = ranks.start(makes_groups, 2, env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway)
+    ranks.wait_for("first-0", "first-1")
+    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
+    urls = {each["member"]["rank"]: each["member"]["http"] for each in members}
+    http = Clients(urls)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+
+        def make(rank, name, **more):
+            body = {"ranks": [0, 1], "name": name, "timeout": 60, **more}
+            return httpx.post(f"{urls[rank]}/v1/groups", json=body, timeout=90)
+
+        made = list(threads.map(make, (0, 1), ("pair", "pair")))
+        assert [answer.status_code for answer in made] == [201, 201], [answer.text for answer in made]
+        assert made[0].json()["id"] == made[1].json()["id"]
+        assert made[0].json()["medium"] == "shm"
+        again = make(0, "pair")
+        assert (again.status_code, again.json()["code"]) == (409, "group-exists")
+        very = list(threads.map(lambda rank: make(rank, "very", instance="once"), (0, 1)))
+        assert [answer.status_code for answer in very] == [201, 201]
+        same = make(1, "very", instance="once")
+        assert (same.status_code, same.json()["id"]) == (200, very[0].json()["id"])
+        assert make(1, "very", instance="twice").status_code == 409
+    found = http.all_get("all_reduce", lambda rank: npy(given(rank)), group="pair")
+    assert found[0] == found[1] == (given(0) + given(1)).tolist()
+    assert [httpx.delete(f"{url}/v1/groups/pair", timeout=60).status_code for url in urls.values()] == [204, 204]
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        once_more = list(threads.map(make, (0, 1), ("pair", "pair")))
+    assert [answer.status_code for answer in once_more] == [201, 201], [answer.text for answer in once_more]
+    assert once_more[0].json()["id"] == once_more[1].json()["id"] != made[0].json()["id"]
+    ranks.mark("made")
+    ranks.wait_for("done-0", "done-1")
+    assert [process.said["sum"] for process in started] == [[4.0] * 3] * 2
+    refused = httpx.delete(f"{urls[0]}/v1/groups/world", timeout=60)
+    assert (refused.status_code, refused.json()["code"]) == (409, "group-in-use")
+    ranks.mark("end")
+    ranks.succeed(started)
+
+
+def leaves_with_calls_under_way(me, gateway):
+    me.init(init_method=gateway, timeout=60)
+    before = me.resources()
+    me.mark(f"joined-{me.rank}")
+    me.wait_for("asked")
+    if me.rank:
+        me.wait_for("left-0")
+    began = time.monotonic()
+    dist.destroy_process_group()
+    me.mark(f"left-{me.rank}")
+    wait_until(lambda: not any("http" in thread.name for thread in threading.enumerate()), "the threads to end", 20)
+    me.say(seconds=time.monotonic() - began, before=before[0], after=me.resources()[0])
+
+
+def test_a_rank_that_leaves_answers_what_its_clients_wait_for(ranks, gateway):
+    started = ranks.start(leaves_with_calls_under_way, 2, env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway)
+    ranks.wait_for("joined-0", "joined-1")
+    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
+    http = Clients({0: members[0]["member"]["http"]})
+    waiting = [http.ask(0, "all_reduce", npy(given(0))), http.ask(0, "recv", npy(given(0)), src=1)]
+    wait_until(lambda: http.under_way(0) == 2, "the calls to be under way")
+    ranks.mark("asked")
+    for each in waiting:
+        answer = each.result(60)
+        assert (answer.status_code, answer.json()["code"]) == (410, "group-aborted"), answer.text
+    ranks.succeed(started)
+    assert started[0].said["seconds"] < 20
+
+
+def embedded_without_goodbye(me, gateway):
+    me.init(init_method=gateway, timeout=60)
+    me.mark(f"joined-{me.rank}")
+    me.wait_for("asked")
+
+
+def test_a_script_that_ends_is_not_held_up_by_what_its_http_clients_wait_for(ranks, gateway):
+    started = ranks.start(embedded_without_goodbye, 2, env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway)
+    ranks.wait_for("joined-0", "joined-1")
+    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
+    http = Clients({0: members[0]["member"]["http"]})
+    waiting = [http.ask(0, "recv", npy(given(0)), src=1), http.ask(0, "barrier")]
+    wait_until(lambda: http.under_way(0) == 2, "the calls to be under way")
+    ranks.mark("asked")
+    ranks.succeed(started, 45)
+    for each in waiting:
+        assert each.result(60).status_code in (410, 503)
+
+
+def attached(me, gateway):
+    me.init(init_method=gateway, timeout=60)
+    array = np.ones(3)
+    dist.all_reduce(array)
+    me.mark(f"joined-{me.rank}")
+    if me.rank == 1:
+        dist.recv(array, tag=3)
+        me.say(received=array.tolist())
+    me.wait_for("end")
+    dist.all_reduce(array)
+    dist.destroy_process_group()
+
+
+def test_an_agent_with_an_attached_process_takes_messages_and_groups_of_its_own_over_http(ranks, gateway, free_agents):
+    started = ranks.start(attached, 2, env={"RANKMESH_HOSTING": "attached"}, gateway=gateway)
+    ranks.wait_for("joined-0", "joined-1")
+    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
+    urls = {each["member"]["rank"]: each["member"]["http"] for each in members}
+    assert set(urls.values()) == set(free_agents.values())
+    http = Clients(urls)
+    refused = http.ask(0, "all_reduce", npy(given(0))).result(90)
+    assert (refused.status_code, refused.json()["code"]) == (409, "rank-elsewhere"), refused.text
+    assert http.ask(0, "send", npy(np.arange(3.0)), dst=1, tag=3).result(90).status_code == 204
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        body = {"ranks": [1, 0], "name": "pair"}
+        made = list(threads.map(lambda rank: httpx.post(f"{urls[rank]}/v1/groups", json=body, timeout=90), (0, 1)))
+    assert [answer.status_code for answer in made] == [201, 201], [answer.text for answer in made]
+    found = http.all_get("all_gather", lambda rank: npy(given(rank)), group="pair")
+    assert found[0] == found[1] == [given(1).tolist(), given(0).tolist()]
+    ranks.mark("end")
+    ranks.succeed(started)
+    assert started[1].said["received"] == [0.0, 1.0, 2.0]
