@@ -82,7 +82,7 @@ class TestProblems:
         check_problem(await client.get("/v1/groups/", headers=TOKEN), 404, "not-found")
 
     async def test_no_such_method(self, client):
-        answer = await client.post("/v1/groups", headers=TOKEN)
+        answer = await client.post("/v1/info", headers=TOKEN)
         check_problem(answer, 405, "method-not-allowed")
         assert answer.headers["allow"] == "GET, HEAD"
 
