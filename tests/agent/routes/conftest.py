@@ -14,6 +14,7 @@ from rankmesh_agent.engine.work import MessageWork, QueuedWork
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.guard import Guard
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupWanted, InFlight, Member
 from rankmesh_agent.wire.settings import Settings
 from rankmesh_agent.wire.vitals import Operations, Pulse, StoreVitals, Vitals
@@ -154,6 +155,23 @@ class FakeAgent:
 @pytest.fixture
 def agent() -> FakeAgent:
     return FakeAgent()
+
+
+class Current:
+    """Stands for the agent of the test under way, so that one application serves them all."""
+
+    def __init__(self) -> None:
+        self.agent: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.agent, name)
+
+
+@pytest.fixture(scope="module")
+def shared_app() -> tuple[Current, Guard]:
+    """An application that wants the token 'secret', and which agent it shows: making one takes a while."""
+    current = Current()
+    return current, create_app(current, token="secret")
 
 
 @pytest.fixture
