@@ -9,7 +9,7 @@ RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together.
 PARALLEL ?= --numprocesses 4 --dist loadfile
 
-.PHONY: demo test test-torch test-hosts check bench docs clean cluster cluster-test cluster-down
+.PHONY: demo test test-torch test-browser test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -19,6 +19,10 @@ test: $(VENV)/.dev  ## Run the tests; needs no torch, MPI or Docker
 
 test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
 	$(BIN)/python -m pytest tests/torch $(PARALLEL) $(ARGS)
+
+# RANKMESH_REQUIRE_BROWSER=1 makes it an error that there is no Chromium; else the tests are skipped and say so.
+test-browser: $(VENV)/.browser  ## Run the dashboard's tests; need Chromium (apt-get install chromium)
+	$(BIN)/python -m pytest tests/dashboard $(PARALLEL) $(ARGS)
 
 test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts-howto.md on two test hosts; needs root and iproute2
 	$(BIN)/python -m pytest tests/hosts $(ARGS)
@@ -39,6 +43,9 @@ endif
 
 docs: $(VENV)/.torch  ## Write docs/api.md, the table of torch.distributed's names
 	$(BIN)/python docs/api.py
+
+dashboard-screenshot: $(VENV)/.browser  ## Write docs/dashboard.png from a job that runs; needs Chromium
+	$(BIN)/python docs/dashboard.py
 
 # AGENTS writes compose.override.yaml, which every "docker compose" in this folder reads from then on.
 cluster:  ## Start a gateway and four agents in containers, AGENTS=6 of them if you like; say how to use them
@@ -71,6 +78,10 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 # torch is pinned: with an open range, pip would take a build with gigabytes of CUDA libraries.
 $(VENV)/.torch: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet torch==2.13.0
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable '.[browser]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.torch

@@ -52,7 +52,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     path = tmp_path_factory.mktemp("alone") / "rendezvous"
     if hosting.ATTACHED:
         job = f"alone-{os.getpid()}"
-        dist.init_process_group(init_method=hosting.cluster({}, 1).url, rank=0, world_size=1, group_name=job)
+        dist.init_process_group(init_method=hosting.cluster({}, 1, "alone").url, rank=0, world_size=1, group_name=job)
     else:
         dist.init_process_group(init_method=f"file://{path}", rank=0, world_size=1)
     yield

@@ -109,13 +109,19 @@ def test_only_settings_know_the_names_of_variables() -> None:
 
 
 def test_importing_the_sdk_loads_nothing_heavy() -> None:
-    code = "import sys, rankmesh; print(*sys.modules)"
+    code = "import sys, rankmesh; rankmesh.all_reduce; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     heavy = {"fastapi", "uvicorn", "httpx", "torch", "cupy", "typer", "rich", "mpi4py", "prometheus_client"}
     assert not heavy & set(loaded.split())
 
 
 def test_a_rank_is_made_without_what_only_some_are_asked_for() -> None:
-    code = "import sys, rankmesh, rankmesh_agent.agent; print(*sys.modules)"
+    code = "import sys, rankmesh, rankmesh_agent.agent; rankmesh.all_reduce; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert not {"fastapi", "uvicorn", "httpx", "asyncio", "prometheus_client"} & set(loaded.split())
+
+
+def test_the_command_begins_without_what_only_some_commands_need() -> None:
+    code = "import sys, rankmesh.cli; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert not {"numpy", "rich", "http.client", "asyncio", "fastapi", "httpx", "rankmesh._face"} & set(loaded.split())

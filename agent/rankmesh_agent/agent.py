@@ -358,11 +358,12 @@ class Agent:
 
     # The end
 
-    def close(self, reason: str = "") -> None:
+    def close(self, reason: str = "", *, failed: bool = False) -> None:
         """Leave the job: groups end, peers and gateway are told, threads stop. Does nothing the second time.
 
         Args:
             reason: why, for the errors of ranks that still wait for this one.
+            failed: whether the process whose rank this is has died: then the others' groups with it end, too.
         """
         if self._leaving:
             return
@@ -370,15 +371,15 @@ class Agent:
         self._heart.stop()
         for group in self._known():
             group.close()
-        self.mesh.close(reason)
+        self.mesh.close(reason, failed=failed)
+        self._say_goodbye(reason)  # before what may take long: peers have seen the connections end
+        self._client.close()
         if self._store is not None:
             self._store.dismiss()
         if self._own_door is not None:
             self._own_door.close()
         elif self.fast_path is not None:
             self.fast_path.close()
-        self._say_goodbye(reason)
-        self._client.close()
 
     async def aclose(self) -> None:
         """Let go of what the HTTP face used, in the event loop that it used it in."""

@@ -7,6 +7,7 @@ agent like any other. When the lease ends it leaves the job and is free for the 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -51,6 +52,9 @@ from rankmesh_agent.wire.version import __version__
 from rankmesh_agent.wire.vitals import Vitals
 
 _log = logging.getLogger("rankmesh")
+
+_LOOKS_FOR_LITTER = 2
+"""Signs of life after a lease at which its memory is given back: at the first, its threads may still end."""
 
 _ANY_EPOCH = 1
 
@@ -106,6 +110,7 @@ class Standalone:
         self._lock = threading.Lock()
         self._tenancy: _Tenancy | None = None
         self._closed = False
+        self._litter = 0
         self._client = GatewayClient(find_gateway, settings.token)
         self._heart = Heart(self._live)
         self._registered: float | None = None
@@ -149,20 +154,26 @@ class Standalone:
 
     # Leases
 
-    def take(self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False) -> tuple[Lease, Agent]:
+    def take(
+        self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False, joining: float | None = None
+    ) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.
 
         Args:
             wanted: for what.
             lease_id: random name of the lease; a new one if empty.
             lends: see Agent.
+            joining: seconds the join may take; those of ``wanted`` if left out.
 
         Raises:
             AgentTakenError: somebody else has it.
             LeaseEndedError: it was released meanwhile.
             DistNetworkError: the join failed, as of Agent.
         """
-        return self._join(self._reserve(wanted, lease_id), wanted, lends=lends)
+        tenancy = self._reserve(wanted, lease_id)
+        if joining is not None:
+            tenancy.joining.restart(joining)
+        return self._join(tenancy, wanted, lends=lends)
 
     def _reserve(self, wanted: LeaseWanted, lease_id: str = "") -> _Tenancy:
         tenancy = _Tenancy(wanted, lease_id or secrets.token_hex(16))
@@ -227,12 +238,13 @@ class Standalone:
         threading.Thread(target=join, name="rankmesh-lease", daemon=True).start()
         return future
 
-    def release(self, lease_id: str, reason: str = "") -> bool:
+    def release(self, lease_id: str, reason: str = "", *, failed: bool = False) -> bool:
         """End a lease; a join that is under way ends with it. From any thread.
 
         Args:
             lease_id: which.
             reason: why, for the job's other ranks; empty if its holder was done.
+            failed: whether its holder died: the others are told that the rank did, not that it left.
 
         Returns:
             Whether there was such a lease.
@@ -246,7 +258,7 @@ class Standalone:
             if agent is None:
                 tenancy.joining.restart(0.0)
         if agent is not None:
-            self._end(tenancy, agent, reason)
+            self._end(tenancy, agent, reason, failed=failed)
         else:
             self._stop_joining(tenancy, reason)
         return True
@@ -282,9 +294,9 @@ class Standalone:
             client.leave(Leave(tenancy.lease.job, _ANY_EPOCH, tenancy.lease.rank, tenancy.instance, reason))
         client.close()
 
-    def _end(self, tenancy: _Tenancy, agent: Agent, reason: str) -> None:
+    def _end(self, tenancy: _Tenancy, agent: Agent, reason: str, *, failed: bool = False) -> None:
         try:
-            agent.close(reason)
+            agent.close(reason, failed=failed)
             self._door.run(agent.aclose())
         finally:
             self._free(tenancy)
@@ -293,6 +305,7 @@ class Standalone:
         with self._lock:
             if self._tenancy is tenancy:
                 self._tenancy = None
+                self._litter = _LOOKS_FOR_LITTER
         self._heart.wake()
 
     def _live(self) -> None:
@@ -300,6 +313,11 @@ class Standalone:
         if self._client.beat(self._sign_of_life()):
             self._registered = time.monotonic()
         self._end_if_idle()
+        if self._litter:
+            # Groups and their memory go in cycles. A process that then sleeps would keep that memory, scarce in
+            # a container, until it has made enough objects for a collection of its own.
+            self._litter -= 1
+            gc.collect()
 
     def _end_if_idle(self) -> None:
         """End a lease that has not been used for as long as it may be idle."""

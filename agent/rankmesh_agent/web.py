@@ -5,6 +5,7 @@ The agent's and the gateway's are made of this. What an error's status means the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +15,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import Message, Receive, Scope, Send
 
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.guard import PROBLEM_TYPE, bug, problem, problem_of
@@ -22,6 +25,8 @@ from rankmesh_agent.wire.version import __version__
 
 Refusal = tuple[Problem, Mapping[str, str]]
 """The problem document that a request is refused with, and the headers that go with it."""
+
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 Responses = dict[int | str, dict[str, Any]]
 """What FastAPI takes as ``responses=``."""
@@ -84,11 +89,48 @@ class WebApplication(FastAPI):
         self.exception_handler(ClientDisconnect)(_hung_up)
         self.exception_handler(Exception)(fail)
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; HEAD as GET, without the body."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            headless = _Headless(receive, send)
+            await super().__call__({**scope, "method": "GET"}, headless.receive, headless.send)
+        else:
+            await super().__call__(scope, receive, send)
+
     def openapi(self) -> dict[str, Any]:
         """Return FastAPI's OpenAPI document, made once, with the problem responses as they are."""
         if self.openapi_schema is None:
             _use_media_type(super().openapi())
         return super().openapi()
+
+
+class _Headless:
+    """The two ends of a request whose answer's body nobody wants."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._streams = asyncio.Event()
+
+    async def receive(self) -> Message:
+        """Return what comes from the client; it has gone as soon as the body turns out to be a stream."""
+        coming = asyncio.ensure_future(self._receive())
+        streaming = asyncio.ensure_future(self._streams.wait())
+        try:
+            await asyncio.wait({coming, streaming}, return_when=asyncio.FIRST_COMPLETED)
+            return {"type": "http.disconnect"} if streaming.done() else coming.result()
+        finally:
+            for task in (coming, streaming):
+                task.cancel()
+
+    async def send(self, message: Message) -> None:
+        """Pass on the head, and that it is all."""
+        if message["type"] != "http.response.body":
+            await self._send(message)
+        elif not self._streams.is_set():
+            if message.get("more_body"):
+                self._streams.set()
+            await self._send({"type": "http.response.body", "body": b""})
 
 
 def _use_media_type(openapi: dict[str, Any]) -> None:
@@ -112,7 +154,20 @@ async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
     detail = f"{request.method} {request.url.path}: {error.detail}; /openapi.json lists what there is"
-    return _answer(problem(error.status_code, code, detail), error.headers)
+    headers = error.headers
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers = {"Allow": ", ".join(sorted(_methods_of(request)))}  # the router tells only those of the first route
+    return _answer(problem(error.status_code, code, detail), headers)
+
+
+def _methods_of(request: Request) -> set[str]:
+    """Return the methods that a path has."""
+    found = {
+        method
+        for method in _METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    }
+    return found | {"HEAD"} if "GET" in found else found
 
 
 async def _hung_up(_: Request, __: ClientDisconnect) -> Response:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rankmesh_agent.wire.guard import Application, Guard
 from rankmesh_agent.wire.making import making
+from rankmesh_gateway import dashboard
 from rankmesh_gateway.front import Front
 from rankmesh_gateway.registry import Registry
 
@@ -18,7 +19,8 @@ def create_app(registry: Registry | None = None, *, token: str = "", names: Iter
 
     Args:
         registry: what it serves; a new one when left out.
-        token: the secret that everything but health asks for; empty for none.
+        token: the secret that everything asks for but health and the dashboard's page, which holds no data; empty for
+            none.
         names: host names besides addresses and localhost under which it may be asked.
     """
     served = Registry() if registry is None else registry
@@ -29,4 +31,4 @@ def create_app(registry: Registry | None = None, *, token: str = "", names: Iter
 
             return create_web(served, token)
 
-    return Guard(Front(served, make_web), token, names, MAX_BODY_BYTES)
+    return Guard(Front(served, make_web), token, names, MAX_BODY_BYTES, open_paths=dashboard.paths())

@@ -32,7 +32,7 @@ class Chronicle:
         record.told = "joining"
         self._log.add(
             "rank-joining",
-            f"{record.member.described()} joins: {len(world.everyone())} of {world.size} are there",
+            f"{record.member.described()} joins: {world.count} of {world.size} are there",
             job=world.job,
             ranks=_ranks(record),
             epoch=world.epoch,

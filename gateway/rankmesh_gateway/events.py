@@ -7,7 +7,7 @@ import itertools
 import json
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -75,6 +75,7 @@ class EventLog:
         self._ids = itertools.count(self._first + 1)
         self._last = self._first
         self._listeners: dict[object, Callable[[], None]] = {}
+        self._counted: Counter[Kind] = Counter()
         self._closed = False
 
     def add(
@@ -105,9 +106,15 @@ class EventLog:
         with self._lock:
             self._last = next(self._ids)
             self._kept.append(Event(self._last, kind, data))
+            self._counted[kind] += 1
             listeners = list(self._listeners.values())
         for wake in listeners:
             wake()
+
+    def counted(self) -> Counter[Kind]:
+        """How many events there have been, by what happened."""
+        with self._lock:
+            return self._counted.copy()
 
     @property
     def last(self) -> int:

@@ -5,6 +5,7 @@ The gateway has no part in groups. It knows who the members are, and says how ma
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,7 +85,7 @@ class Fleet:
             raise GroupNameTakenError(
                 f"job {job!r} has a group {name!r}; give another name, or none for a new one", group=name
             )
-        wanted = name or next_name("group", names)
+        wanted = name or next_name("group-0", names)
         document = {"ranks": list(ranks), "name": wanted, "timeout": timeout, "instance": secrets.token_hex(16)}
         said = await self._members.ask_all(
             "POST",
@@ -190,12 +191,11 @@ class Fleet:
 
 
 def next_name(name: str, taken: set[str]) -> str:
-    """Return the name of a group that takes the place of another: ``pair-2`` after ``pair``."""
-    stem = re.sub(r"[^A-Za-z0-9._-]", "-", re.sub(r"-\d+$", "", name))[:_STEM].lstrip("._-") or "group"
-    number = 2 if stem in taken else 1
-    while (wanted := f"{stem}-{number}") in taken:
-        number += 1
-    return wanted
+    """Return the name of a group that takes the place of another: ``pair-2`` after ``pair``, ``pair-3`` after that."""
+    stem, number = re.fullmatch(r"(.*?)(?:-(\d{1,9}))?", name, re.DOTALL).groups()  # type: ignore[union-attr]
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", stem)[:_STEM].lstrip("._-") or "group"
+    numbers = itertools.count(int(number or 1) + 1)
+    return next(wanted for each in numbers if (wanted := f"{stem}-{each}") not in taken)
 
 
 def _check_ranks(ranks: Sequence[int], there: Mapping[int, RankInfo]) -> None:

@@ -10,7 +10,7 @@ from rankmesh_gateway.fleet import Fleet
 from rankmesh_gateway.members import Members
 from rankmesh_gateway.overview import Overviews
 from rankmesh_gateway.registry import Registry
-from rankmesh_gateway.routes import agents, events, groups, health, membership, metrics
+from rankmesh_gateway.routes import agents, dashboard, events, groups, health, membership, metrics
 from rankmesh_gateway.stores import Stores
 
 
@@ -32,6 +32,6 @@ def create_web(registry: Registry, token: str = "") -> WebApplication:
     app.state.registry = registry
     app.state.overviews = Overviews(registry, Stores(registry, members))
     app.state.fleet = Fleet(registry, members)
-    for module in (health, metrics, membership, agents, groups, events):
+    for module in (health, metrics, membership, agents, groups, events, dashboard):
         app.include_router(module.router)
     return app

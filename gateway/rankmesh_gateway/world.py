@@ -55,9 +55,14 @@ class World:
         return [rank for rank in range(self.size) if rank not in self.records]
 
     @property
+    def count(self) -> int:
+        """How many ranks have come."""
+        return len(self.records) + len(self.unplaced)
+
+    @property
     def complete(self) -> bool:
         """Whether every rank is there."""
-        return len(self.records) + len(self.unplaced) == self.size
+        return self.count == self.size
 
     def everyone(self) -> list[RankRecord]:
         """The records by rank, then those without a rank in the order they came."""

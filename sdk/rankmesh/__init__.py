@@ -3,248 +3,28 @@
 The functions have the names, arguments and meaning of torch.distributed and take NumPy arrays, CPU torch tensors and
 what else exports a buffer or DLPack. A rank that dies or strays is named in the errors of the others. See the README
 for the three ways to use it.
+
+The names are in ``rankmesh._face``, which is loaded when the first of them is used: with NumPy and the engine it takes
+longer than all the rest of the command ``rankmesh``, most of whose work, and a shell's completion, needs none of it.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from rankmesh._backend import (
-    Backend,
-    get_default_backend_for_device,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
-    is_mpi_available,
-    is_nccl_available,
-    is_torchelastic_launched,
-    is_ucc_available,
-    is_xccl_available,
-)
-from rankmesh._batch import Batch, all_gather_coalesced, all_reduce_coalesced, batch
-from rankmesh._batch import _coalescing_manager as _coalescing_manager
-from rankmesh._collectives import all_reduce, barrier, broadcast, monitored_barrier, reduce
-from rankmesh._debug import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
-from rankmesh._gather_scatter import (
-    all_gather,
-    all_gather_into_tensor,
-    all_gather_single,
-    all_gather_v,
-    all_to_all,
-    all_to_all_single,
-    gather,
-    reduce_scatter,
-    reduce_scatter_single,
-    reduce_scatter_tensor,
-    reduce_scatter_v,
-    scatter,
-)
-from rankmesh._groups import (
-    SHRINK_ABORT,
-    SHRINK_DEFAULT,
-    get_backend,
-    get_backend_config,
-    get_global_rank,
-    get_group_rank,
-    get_node_local_rank,
-    get_pg_count,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    shrink_group,
-    split_group,
-)
-from rankmesh._multigpu import (
-    all_gather_multigpu,
-    all_reduce_multigpu,
-    broadcast_multigpu,
-    reduce_multigpu,
-    reduce_scatter_multigpu,
-)
-from rankmesh._objects import (
-    all_gather_object,
-    all_to_all_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
-from rankmesh._p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from rankmesh._reduce_op import _make_nccl_premul_sum as _make_nccl_premul_sum
-from rankmesh._reduce_op import reduce_op, supports_complex
-from rankmesh._registered import empty
-from rankmesh._rendezvous.handlers import register_rendezvous_handler, rendezvous
-from rankmesh._stores import FileStore, HashStore, PrefixStore, Store, TCPStore
-from rankmesh._world import (
-    GroupMember,
-    ProcessGroup,
-    default_pg_timeout,
-    destroy_process_group,
-    get_default_store,
-    group,
-    init_process_group,
-    is_initialized,
-)
-from rankmesh._world import _get_default_store as _get_default_store
-from rankmesh_agent.engine.work import Future, Work
-from rankmesh_agent.wire.errors import (
-    AddressInUseError,
-    AuthenticationError,
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    DistBackendError,
-    DistError,
-    DistNetworkError,
-    DistStoreError,
-    GatewayUnreachableError,
-    GroupAbortedError,
-    IdempotencyKeyReusedError,
-    InvalidKeyError,
-    InvalidValueError,
-    JoinTimeoutError,
-    KeyNotFoundError,
-    NotANumberError,
-    PreconditionFailedError,
-    ProtocolError,
-    QueueEmptyError,
-    RankFailedError,
-    RankTakenError,
-    StoreTimeoutError,
-    UnsupportedStoreError,
-    WorldSizeMismatchError,
-)
-from rankmesh_agent.wire.ops import ReduceOp
-from rankmesh_agent.wire.version import __version__
+if _TYPE_CHECKING:
+    from rankmesh._face import *  # noqa: F403
+    from rankmesh._face import __all__ as __all__
+else:
 
-__all__ = [
-    # Start and end
-    "init_process_group",
-    "destroy_process_group",
-    "is_initialized",
-    "rendezvous",
-    "register_rendezvous_handler",
-    "default_pg_timeout",
-    # Backends
-    "Backend",
-    "get_default_backend_for_device",
-    "is_available",
-    "is_backend_available",
-    "is_gloo_available",
-    "is_mpi_available",
-    "is_nccl_available",
-    "is_torchelastic_launched",
-    "is_ucc_available",
-    "is_xccl_available",
-    # Groups
-    "ProcessGroup",
-    "GroupMember",
-    "group",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "split_group",
-    "shrink_group",
-    "SHRINK_DEFAULT",
-    "SHRINK_ABORT",
-    "get_rank",
-    "get_world_size",
-    "get_backend",
-    "get_backend_config",
-    "get_group_rank",
-    "get_global_rank",
-    "get_process_group_ranks",
-    "get_pg_count",
-    "get_node_local_rank",
-    # Collectives
-    "ReduceOp",
-    "reduce_op",
-    "supports_complex",
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "all_gather_v",
-    "all_gather_single",
-    "all_gather_into_tensor",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_v",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "monitored_barrier",
-    # Arrays in shared memory
-    "empty",
-    # Collectives over lists of arrays, one a device
-    "broadcast_multigpu",
-    "all_reduce_multigpu",
-    "reduce_multigpu",
-    "all_gather_multigpu",
-    "reduce_scatter_multigpu",
-    # Batches of collectives
-    "Batch",
-    "batch",
-    "all_reduce_coalesced",
-    "all_gather_coalesced",
-    # Point-to-point
-    "send",
-    "recv",
-    "isend",
-    "irecv",
-    "P2POp",
-    "batch_isend_irecv",
-    # Objects
-    "broadcast_object_list",
-    "all_gather_object",
-    "gather_object",
-    "scatter_object_list",
-    "all_to_all_object",
-    "send_object_list",
-    "recv_object_list",
-    # Debugging
-    "DebugLevel",
-    "get_debug_level",
-    "set_debug_level",
-    "set_debug_level_from_env",
-    # Asynchronous operations
-    "Work",
-    "Future",
-    # Stores
-    "Store",
-    "TCPStore",
-    "FileStore",
-    "HashStore",
-    "PrefixStore",
-    "get_default_store",
-    # Errors; the tree is in rankmesh_agent.wire.errors
-    "DistError",
-    "DistBackendError",
-    "CollectiveMismatchError",
-    "RankFailedError",
-    "CollectiveTimeoutError",
-    "GroupAbortedError",
-    "DistNetworkError",
-    "AddressInUseError",
-    "AuthenticationError",
-    "ProtocolError",
-    "GatewayUnreachableError",
-    "JoinTimeoutError",
-    "RankTakenError",
-    "WorldSizeMismatchError",
-    "DistStoreError",
-    "InvalidKeyError",
-    "InvalidValueError",
-    "KeyNotFoundError",
-    "NotANumberError",
-    "PreconditionFailedError",
-    "IdempotencyKeyReusedError",
-    "QueueEmptyError",
-    "UnsupportedStoreError",
-    "StoreTimeoutError",
-    "__version__",
-]
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        face = import_module("rankmesh._face")
+        if name not in face.__dict__ or (name.startswith("__") and name not in ("__all__", "__version__")):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        offered = {each: value for each, value in vars(face).items() if not each.startswith("__")}
+        globals().update(offered, __all__=face.__all__, __version__=face.__version__)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        __getattr__("__all__")
+        return sorted(globals())

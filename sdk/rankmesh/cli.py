@@ -84,7 +84,7 @@ def main() -> None:
         SystemExit: with the command's exit code.
     """
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="rankmesh", standalone_mode=False)
     except typer.Abort:
         code = INTERRUPTED
     except Exception as error:  # typer has its own copy of click, whose errors about usage have no public name

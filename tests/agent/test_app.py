@@ -84,7 +84,11 @@ class TestProblems:
     async def test_no_such_method(self, client):
         answer = await client.post("/v1/info", headers=TOKEN)
         check_problem(answer, 405, "method-not-allowed")
-        assert answer.headers["allow"] == "GET"
+        assert answer.headers["allow"] == "GET, HEAD"
+
+    async def test_all_methods_of_a_path_are_told(self, client):
+        answer = await client.patch("/v1/store/key", headers=TOKEN)
+        assert answer.headers["allow"] == "DELETE, GET, HEAD, PUT"
 
     async def test_not_json(self, client):
         headers = TOKEN | {"Content-Type": "application/json"}

@@ -18,7 +18,7 @@ from support.processes import Me, Ranks, wait_until
 
 import rankmesh as dist
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.cluster, pytest.mark.processes]
 
 DIGITS = ROOT / "examples" / "train_digits.py"
 

@@ -93,6 +93,7 @@ class TestOpenapi:
 
     async def test_it_lists_what_is_there(self, document):
         assert {(path, *operations) for path, operations in document["paths"].items()} == {
+            ("/", "get"),
             ("/health", "get"),
             ("/livez", "get"),
             ("/readyz", "get"),
@@ -125,9 +126,9 @@ class TestOpenapi:
             }
         assert "HTTPValidationError" not in document["components"]["schemas"]
 
-    async def test_everything_but_health_wants_the_token(self, document):
+    async def test_everything_but_health_and_the_page_wants_the_token(self, document):
         secured = {path: "security" in next(iter(each.values())) for path, each in document["paths"].items()}
-        assert {path for path, wants in secured.items() if not wants} == {"/health", "/livez", "/readyz"}
+        assert {path for path, wants in secured.items() if not wants} == {"/", "/health", "/livez", "/readyz"}
         assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
 
     @pytest.mark.parametrize("path", ["/docs", "/redoc"])

@@ -126,7 +126,7 @@ async def test_what_is_passed_on_loads_the_web_application_once(pair, request_):
 
 
 async def test_what_is_read_leniently_is_passed_on_with_its_body(pair, ask):
-    lenient = asdict(ask.join(0, 1)) | {"world_size": "1", "unknown": True}
+    lenient = asdict(ask.join(0, 1)) | {"unknown": True}
     assert (await pair.ask("POST", "/v1/join", json=lenient)).json()["complete"]
     assert pair.loaded == 1
 

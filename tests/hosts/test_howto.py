@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from support.processes import wait_until
 
+pytestmark = [pytest.mark.hosts, pytest.mark.processes]
+
 PAGE = Path(__file__).parents[2] / "docs" / "hosts-howto.md"
 SECRET = "the secret that both hosts know"
 TRAIN = """\

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.command import environment, rankmesh
 from typer.testing import CliRunner
 
 from rankmesh import cli, launch
+from rankmesh_agent.wire.version import __version__
 
 
 @pytest.mark.parametrize(
@@ -21,7 +23,7 @@ from rankmesh import cli, launch
         ["-m", "--nnodes=1", "package.module", "--help", "-x", ""],
     ],
 )
-@pytest.mark.parametrize("command", ["run", "gateway"])
+@pytest.mark.parametrize("command", ["run", "gateway", "agent"])
 def test_arguments_are_passed_on_untouched(command: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[list[str]] = []
 
@@ -29,9 +31,10 @@ def test_arguments_are_passed_on_untouched(command: str, arguments: list[str], m
         received.append(argv)
         return 7
 
-    served = ModuleType("rankmesh_gateway.__main__")
-    served.main = main  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "rankmesh_gateway.__main__", served)
+    for package in ("rankmesh_gateway", "rankmesh_agent"):
+        served = ModuleType(f"{package}.__main__")
+        served.main = main  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"{package}.__main__", served)
     monkeypatch.setattr(launch, "main", main)
     result = CliRunner().invoke(cli.app, [command, *arguments])
     assert result.exit_code == 7
@@ -41,8 +44,42 @@ def test_arguments_are_passed_on_untouched(command: str, arguments: list[str], m
 def test_help_names_the_commands() -> None:
     result = CliRunner().invoke(cli.app, ["--help"])
     assert result.exit_code == 0
-    assert "run" in result.stdout
-    assert "gateway" in result.stdout
+    for command in ("run", "gateway", "agent", "status", "groups", "store", "doctor", "bench"):
+        assert command in result.stdout
+
+
+@pytest.mark.processes
+def test_the_version():
+    assert rankmesh("--version") == (0, f"rankmesh {__version__}\n", "")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["statsu"], "rankmesh: No such command 'statsu'"),
+        (["status", "--inteval"], "rankmesh: No such option: --inteval"),
+        (["store", "get"], "rankmesh: Missing argument 'KEY'; 'rankmesh store get --help' says how\n"),
+    ],
+    ids=["command", "option", "argument"],
+)
+def test_what_makes_no_sense_is_told_in_a_line(arguments: list[str], message: str):
+    code, stdout, stderr = rankmesh(*arguments)
+    assert (code, stdout, stderr.count("\n")) == (2, "", 1)
+    assert stderr.startswith(message)
+
+
+@pytest.mark.processes
+def test_completion():
+    script = rankmesh("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert script.code == 0
+    assert "complete " in script.stdout
+    words = {"COMP_WORDS": "rankmesh st", "COMP_CWORD": "1", "_RANKMESH_COMPLETE": "complete_bash"}
+    code = "from rankmesh.cli import app; app(prog_name='rankmesh')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(**words), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["status", "store"]
 
 
 @pytest.mark.processes

@@ -90,15 +90,21 @@ class Cluster:
                 process.wait()
 
 
-_clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
+_clusters: dict[tuple[str, tuple[tuple[str, str], ...]], Cluster] = {}
 
 
-def cluster(variables: Mapping[str, str], size: int) -> Cluster:
-    """Return a gateway with at least ``size`` agents whose environments have what of ``variables`` concerns them."""
+def cluster(variables: Mapping[str, str], size: int, whose: str = "") -> Cluster:
+    """Return a gateway with at least ``size`` agents whose environments have what of ``variables`` concerns them.
+
+    Args:
+        variables: of the ranks' environments.
+        size: how many ranks.
+        whose: of several clusters that are alike.
+    """
     key = tuple(sorted((name, value) for name, value in variables.items() if name in _AGENTS))
-    if key not in _clusters:
-        _clusters[key] = Cluster(dict(key))
-    found = _clusters[key]
+    if (whose, key) not in _clusters:
+        _clusters[whose, key] = Cluster(dict(key))
+    found = _clusters[whose, key]
     found.grow(size)
     return found
 

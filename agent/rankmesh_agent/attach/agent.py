@@ -96,7 +96,8 @@ class AttachedAgent:
             "job": self.settings.job,
             "rank": rank,
             "world_size": world_size,
-            "timeout": min(timeout, max(deadline.remaining(), 0.001)),
+            "timeout": timeout,
+            "joining": deadline.remaining(),
             "holder": f"pid {os.getpid()} on {socket.gethostname()}",
             "shares": self.settings.transport != "tcp" and not shared.unsupported(),
         }

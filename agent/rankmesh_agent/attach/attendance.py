@@ -201,6 +201,7 @@ class _Lease:
                 float(said["timeout"]),
                 str(said["holder"])[:500],
             )
+            joining = float(said["joining"])
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError("an attached process claimed the agent for no job") from error
         except DistError as error:
@@ -208,31 +209,34 @@ class _Lease:
             return
         lends = bool(said.get("shares")) and channel.nearby
         # The join takes as long as it takes; meanwhile, this thread notices if the client goes.
-        joiner = threading.Thread(target=self._join, args=(wanted, lends), name="rankmesh-attached-join", daemon=True)
+        joiner = threading.Thread(
+            target=self._join, args=(wanted, lends, joining), name="rankmesh-attached-join", daemon=True
+        )
         joiner.start()
-        reason = f"its process ({wanted.holder}) ended without a goodbye"
+        reason, failed = f"its process ({wanted.holder}) ended without a goodbye", True
         try:
             while True:
                 frame = channel.receive(None)
                 if frame.header.kind == Ask.GOODBYE:
                     reason = str(attach_frames.decode_json(frame.document).get("reason", ""))[:500]
+                    failed = False
                     break
                 self._do(frame)
         except (Gone, Late):
             pass
         finally:
             self._over = True
-            self._landlord.release(self._id, reason)
+            self._landlord.release(self._id, reason, failed=failed)
             self._attendance._shut(self._id)
             while joiner.is_alive():
                 joiner.join(_AGAIN_SECONDS)
-                self._landlord.release(self._id, reason)  # it may not have begun when it was told to end
+                self._landlord.release(self._id, reason, failed=failed)  # it may not have begun when it was told to end
         with contextlib.suppress(Gone, Late):
             self._send(Answer.DONE)
 
-    def _join(self, wanted: LeaseWanted, lends: bool) -> None:
+    def _join(self, wanted: LeaseWanted, lends: bool, joining: float) -> None:
         try:
-            lease, agent = self._landlord.take(wanted, self._id, lends=lends)
+            lease, agent = self._landlord.take(wanted, self._id, lends=lends, joining=joining)
         except Exception as error:
             with contextlib.suppress(Gone, Late):
                 self._send(Answer.REFUSED, errors.described(error))

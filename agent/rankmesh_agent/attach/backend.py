@@ -109,6 +109,7 @@ class AgentBackend(Backend):
                     dtype,
                     tuple(array.size for array in outputs),
                     tuple(array.size for array in inputs),
+                    call.subject,
                 )
             )
             self._agent.ask(

@@ -255,7 +255,7 @@ class _Lane:
             return Answer.DONE, b"", ()
         op = ReduceOp(call.op) if call.op != attach_frames.NO_OP else ReduceOp.SUM
         if call.what == Kind.ALL_REDUCE:
-            group.all_reduce(inputs[0], op, options)
+            group.all_reduce(inputs[0], op, options, call.subject)
             return Answer.DONE, b"", [octets(inputs[0])]
         if call.what == Kind.REDUCE:
             group.reduce(inputs[0], op, root, options)

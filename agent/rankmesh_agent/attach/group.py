@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rankmesh_agent.engine.backends.custom import CustomBackend
 from rankmesh_agent.engine.backends.mesh import MeshBackend
 from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.order import Options, Order
+from rankmesh_agent.engine.records import in_flight
 from rankmesh_agent.engine.waits import After
 from rankmesh_agent.engine.work import MessageWork, Work
 from rankmesh_agent.transports.segment import Segment
@@ -28,6 +30,7 @@ from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo
 
 if TYPE_CHECKING:
     from rankmesh_agent.attach.agent import AttachedAgent
@@ -53,8 +56,8 @@ class AttachedGroup(Calls):
     def __init__(self, agent: AttachedAgent, told: GroupTold, descriptors: list[int]) -> None:
         super().__init__(told.id, told.name, told.ranks, agent.member.rank, told.timeout)
         self._agent = agent
-        self._standing = AttachedStanding(agent, told.id, told.name, self.ranks)
-        self._running = AttachedCall(agent, told.id, self._standing, own=told.lent is not None)
+        self._standing = AttachedStanding(agent, told.id, told.name, self.ranks, own=told.lent is not None)
+        self._running = AttachedCall(agent, told.id, self._standing)
         self._rounds = RemoteRounds(agent, self._running, self.rank, self.size)
         backend = AgentBackend(agent, told.id, self.rank, told.medium, self._running, self._standing)
         self._reported: float | None = None
@@ -95,13 +98,13 @@ class AttachedGroup(Calls):
             self._standing.numbers = numbers
 
     def use_engine(self, name: str, engine: Any) -> None:
-        self._running.own = True
+        self._standing.own = True
         self._agent.keep_telling()
         self._order.use(CustomBackend(name, engine, self._rounds, self.ranks))
 
     def report(self) -> list[Any] | None:
         """Return what the agent is to know of the calls that this process makes itself; None if nothing is new."""
-        if not self._running.own:
+        if not self._standing.own:
             return None
         ended, begun = self._standing.recorder.taken(), self._standing.begun
         if not ended and begun == self._reported:
@@ -120,6 +123,18 @@ class AttachedGroup(Calls):
             return self._registered(dtype, count, options, settings.shm_dir, settings.job)
         self._order.submit((Kind.EMPTY, dtype, count), (count,), options)
         return np.empty(count, dtype)
+
+    def info(self) -> GroupInfo:
+        """Return the group as this process sees it; the agent's, over HTTP, knows of messages, too."""
+        standing = self._standing
+        call, failure = standing.call, standing.failure
+        nbytes = sum(tally.nbytes for tally in self._order.tallies().values())
+        now = time.monotonic()
+        under_way = [in_flight(entry, now) for entry in self._order.under_way()][:MOST_IN_FLIGHT]
+        last = "" if call is None else call.name
+        why = "" if failure is None else failure.message
+        ranks = list(self.ranks)
+        return GroupInfo(standing.id, self.name, ranks, standing.seq, self.medium, last, why, nbytes, under_way)
 
     def close(self) -> None:
         """End the group at this process: queued calls fail, the worker ends."""
@@ -210,4 +225,5 @@ class _Message:
         """Return what the user waits for."""
         if not options.async_op:
             return None
-        return MessageWork(self.settle, options.user, self._deadline, lambda: self.source if self._down else -1)
+        source = (lambda: self.source) if self._down else None
+        return MessageWork(self.settle, options.user, self._deadline, source)

@@ -11,13 +11,16 @@ from rankmesh_agent.wire.schemas import Lease, LeaseWanted
 class Landlord(Protocol):
     """Gives an agent away, to one at a time."""
 
-    def take(self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False) -> tuple[Lease, Agent]:
+    def take(
+        self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False, joining: float | None = None
+    ) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.
 
         Args:
             wanted: for what.
             lease_id: random name of the lease.
             lends: see Agent.
+            joining: seconds the join may take.
 
         Raises:
             AgentTakenError: somebody else has it.
@@ -25,5 +28,11 @@ class Landlord(Protocol):
             DistError: the join failed.
         """
 
-    def release(self, lease_id: str, reason: str = "") -> bool:
-        """End a lease, also while ``take`` is at it; empty reason: its holder was done. From any thread."""
+    def release(self, lease_id: str, reason: str = "", *, failed: bool = False) -> bool:
+        """End a lease, also while ``take`` is at it. From any thread.
+
+        Args:
+            lease_id: which.
+            reason: why, for the job's other ranks; empty if its holder was done.
+            failed: whether its holder died.
+        """

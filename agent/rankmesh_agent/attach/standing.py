@@ -37,16 +37,18 @@ class AttachedStanding:
         ranks: the members, by group rank.
 
     Attributes:
+        own: whether this process makes the calls itself: over the members' memory, or by an engine from outside.
         failure: the first failure that this process has heard of.
         seq: number of the latest call.
         begun: when it began, by the monotonic clock; None when it has ended.
         nbytes: what its arrays hold.
-        call: the latest call that this process made itself, over the members' memory; None if the agent makes them.
+        call: the latest call, None before the first.
         numbers: see Calls.
         lock: see Footing.
     """
 
-    def __init__(self, agent: AttachedAgent, group: int, name: str, ranks: tuple[int, ...]) -> None:
+    def __init__(self, agent: AttachedAgent, group: int, name: str, ranks: tuple[int, ...], *, own: bool) -> None:
+        self.own = own
         self.failure: DistError | None = None
         self.seq = 0
         self.begun: float | None = None
@@ -94,7 +96,7 @@ class AttachedStanding:
         self.failure = self._agent.failure_of(self._group) if error is self._heard else self._abort(error)
 
     def _abort(self, error: BaseException) -> DistError | None:
-        call = None if self.call is None else call_told(self.call)
+        call = call_told(self.call) if self.own and self.call is not None else None
         said = {
             "group": self._group,
             "call": call,
@@ -122,27 +124,23 @@ class AttachedCall(Watch):
         agent: this process's.
         group: id of the group.
         standing: of the group.
-        own: whether this process makes the calls itself, over the members' memory.
 
     Attributes:
-        own: the same; set it when that changes.
         deadline: when the call has to be over.
     """
 
-    def __init__(self, agent: AttachedAgent, group: int, standing: AttachedStanding, *, own: bool) -> None:
+    def __init__(self, agent: AttachedAgent, group: int, standing: AttachedStanding) -> None:
         self.deadline = Deadline(0)
         self.options_note: Note = None
         self._agent = agent
         self._group = group
         self._standing = standing
-        self.own = own
 
     def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Note = None) -> float:
         """See Running."""
         standing, deadline = self._standing, self.deadline
         self.call, self.seq = call, seq
-        if self.own:
-            standing.call = call
+        standing.call = call
         standing.seq, standing.nbytes = seq, nbytes
         self.options_note = note
         deadline.restart(seconds)

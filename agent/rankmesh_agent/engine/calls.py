@@ -14,6 +14,7 @@ from rankmesh_agent.engine.registered import Outcome
 from rankmesh_agent.engine.work import Work
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.ops import Kind, ReduceOp
+from rankmesh_agent.wire.schemas import GroupInfo
 
 Array = np.ndarray[Any, Any]
 # Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
@@ -92,13 +93,28 @@ class Calls(ABC):
         """End the group at all members because of an error here."""
 
     @abstractmethod
+    def info(self) -> GroupInfo:
+        """Return the group as this rank sees it."""
+
+    @abstractmethod
     def close(self) -> None:
         """End the group at this rank: queued calls fail, the worker ends. Does nothing the second time."""
 
     # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks
 
-    def all_reduce(self, array: Array, op: ReduceOp, options: Options) -> Work | None:
-        """Reduce ``array`` over all members, in place."""
+    def all_reduce(self, array: Array, op: ReduceOp, options: Options, subject: str = "") -> Work | None:
+        """Reduce ``array`` over all members, in place.
+
+        Args:
+            array: see above.
+            op: how.
+            options: how the call is to be made.
+            subject: what else has to be equal at all members: see Call.
+        """
+        if subject:
+            return self._order.submit(
+                (_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options
+            )
         return self._order.submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
 
     def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:

@@ -549,18 +549,19 @@ class Mesh:
 
     # The end
 
-    def close(self, reason: str = "", patience: float = 2.0) -> None:
+    def close(self, reason: str = "", patience: float = 2.0, *, failed: bool = False) -> None:
         """Say goodbye to everyone, send what is queued, and close. Does nothing the second time.
 
         Args:
             reason: why, for the errors of those who still wait for us.
             patience: seconds to wait for peers that do not take what is queued for them.
+            failed: have them hold this rank for failed, not for one that has left.
         """
         with self.lock:
             if self._closed:
                 return
             payload = reason.encode()[: frames.SMALL]
-            header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, length=len(payload))
+            header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=int(failed), length=len(payload))
             for rank in self._peers:
                 self.send(rank, [header, payload])
         deadline = Deadline(patience)
@@ -606,7 +607,7 @@ class Mesh:
 
 
 class _Farewell(Port):
-    """Takes a GOODBYE: the peer is gone, but not failed."""
+    """Takes a GOODBYE: the peer is gone, but not failed unless it says so."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -616,7 +617,7 @@ class _Farewell(Port):
 
     def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         cause = bytes(payload).decode(errors="replace")
-        self._mesh._lose(self._mesh._peers[rank], Lost(cause, clean=True))
+        self._mesh._lose(self._mesh._peers[rank], Lost(cause, clean=not header.part))
 
     def lost(self, rank: int) -> None:
         pass

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
+from pydantic import StringConstraints, WithJsonSchema
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from rankmesh_agent.routes.hang_up import unless_gone
@@ -15,14 +16,16 @@ from rankmesh_agent.routes.view import BEARER, TheStore
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.commands import from_base64, to_base64
 from rankmesh_agent.store.condition import Condition, etag
-from rankmesh_agent.store.keys import MAX_KEY_BYTES, MAX_KEYS, check_values
+from rankmesh_agent.store.keys import MAX_KEYS, check_values
 from rankmesh_agent.wire.errors import KeyNotFoundError
 from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
+    MAX_KEY_BYTES,
     Done,
     StoreAdd,
     StoreCompareSet,
     StoreFound,
+    StoreKey,
     StoreKeys,
     StoreNumber,
     StorePop,
@@ -46,8 +49,8 @@ router = APIRouter(
 )
 
 _A_KEY = f"1 to {MAX_KEY_BYTES} bytes of UTF-8"
-Key = Annotated[str, Path(description=f"{_A_KEY}; may contain slashes.")]
-KeyAsked = Annotated[str, Query(alias="key", description=_A_KEY)]
+Key = Annotated[StoreKey, Path(description=f"{_A_KEY}; may contain slashes.")]
+KeyAsked = Annotated[StoreKey, Query(alias="key", description=_A_KEY)]
 Seconds = Annotated[
     float, Query(alias="wait", description="Seconds to wait for the key to be set; 20 at most, ask again for more.")
 ]
@@ -62,19 +65,32 @@ Once = Annotated[
         "out again but gets the same answer: so it is safe to repeat when the answer was lost.",
     ),
 ]
+_A_TAG = r'(?:W/)?"[!#-~]*"'
+_A_LIST = rf"^(?:|\*|{_A_TAG}(?:[ \t]*,[ \t]*(?:{_A_TAG})?)*)$"
+_AN_EXAMPLE = '"cae66941d9efbd404e4d88758ea67670"'
+_Tags = Annotated[
+    Annotated[str, StringConstraints(pattern=_A_LIST)] | None,
+    WithJsonSchema({"type": "string", "pattern": _A_LIST, "examples": ["*", _AN_EXAMPLE]}),
+]
 IfMatch = Annotated[
-    str | None,
-    Header(alias="If-Match", description="Only if the value has one of these ETags; * is any value's."),
+    _Tags, Header(alias="If-Match", description="Only if the value has one of these ETags; * is any value's.")
 ]
 IfNoneMatch = Annotated[
-    str | None, Header(alias="If-None-Match", pattern=r"^\*$", description="*: only if the key has no value.")
+    _Tags,
+    Header(
+        alias="If-None-Match",
+        description="Only if the value has none of these ETags; *: only if the key has no value.",
+    ),
 ]
 
 _OCTETS: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_OCTETS_IN = {"requestBody": {"required": True, "content": _OCTETS}}
+_OCTETS_IN = {"requestBody": {"description": "The value; none is an empty one.", "content": _OCTETS}}
 _OCTETS_OUT: dict[int | str, dict[str, Any]] = {200: {"content": _OCTETS}}
 _ETAG = {"ETag": {"description": "Equal for equal values.", "schema": {"type": "string"}}}
 _TAGS = re.compile(r'(W/)?("[^"]*"|\*)')
+_NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
+    304: {"headers": _ETAG, "description": "The value has one of the ETags of If-None-Match."}
+}
 
 
 class Octets(Response):
@@ -166,12 +182,24 @@ async def queue_len(body: StoreQueue, store: TheStore) -> StoreNumber:
 @router.get(
     "/{key:any_text}",
     response_class=Octets,
-    responses={200: {"content": _OCTETS, "headers": _ETAG}, **documented(404)},
+    responses={200: {"content": _OCTETS, "headers": _ETAG}, **_NOT_MODIFIED, **documented(404, 412)},
 )
-async def get_value(key: Key, request: Request, store: TheStore, seconds: Seconds = 0.0) -> Octets:
+async def get_value(
+    key: Key,
+    request: Request,
+    store: TheStore,
+    seconds: Seconds = 0.0,
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
     """Return a value, waiting for it if asked to."""
+    condition = _condition(request)
     value = await unless_gone(request, store.do(commands.Get(key, _slice(seconds))))
-    return Octets(value, headers={"ETag": etag(value)})
+    Condition(condition.tags).check(key, value)
+    tag = etag(value)
+    if condition.absent or tag in condition.others:
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": tag})
+    return Octets(value, headers={"ETag": tag})
 
 
 @router.put(
@@ -191,7 +219,7 @@ async def set_value(
 ) -> Response:
     """Store the request's body as the key's value."""
     value = await request.body()
-    await store.do(commands.Set(key, value, _condition(if_match, if_none_match)), once)
+    await store.do(commands.Set(key, value, _condition(request)), once)
     return Response(status_code=HTTPStatus.NO_CONTENT, headers={"ETag": etag(value)})
 
 
@@ -201,16 +229,29 @@ async def set_value(
     response_class=Response,
     responses=documented(404, 412),
 )
-async def delete_value(key: Key, store: TheStore, if_match: IfMatch = None, once: Once = "") -> None:
+async def delete_value(
+    key: Key,
+    request: Request,
+    store: TheStore,
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+    once: Once = "",
+) -> None:
     """Remove a key."""
-    if not await store.do(commands.Delete(key, _condition(if_match, None)), once):
+    if not await store.do(commands.Delete(key, _condition(request)), once):
         raise KeyNotFoundError(f"nobody has set key {key!r}")
 
 
-def _condition(if_match: str | None, if_none_match: str | None) -> Condition:
-    # A weak tag, W/"…", is never that of a value; a header without any tag is a condition that nothing fulfils.
-    tags = None if if_match is None else tuple(tag for weak, tag in _TAGS.findall(if_match) if not weak)
-    return Condition(tags, if_none_match is not None)
+def _condition(request: Request) -> Condition:
+    """Return what the request's headers ask for (RFC 9110, section 13.1); each may come in several lines."""
+    wanted, unwanted = (
+        [tag for line in request.headers.getlist(name) for tag in _TAGS.findall(line)]
+        for name in ("if-match", "if-none-match")
+    )
+    # If-Match compares strongly, and no value's tag is weak, W/"…"; If-None-Match takes weak ones for their values'.
+    tags = tuple(tag for weak, tag in wanted if not weak) if "if-match" in request.headers else None
+    others = tuple(tag for _, tag in unwanted)
+    return Condition(tags, "*" in others, tuple(tag for tag in others if tag != "*"))
 
 
 def _slice(seconds: float) -> float:

@@ -15,15 +15,19 @@ class Condition:
     Attributes:
         tags: If-Match: the ETags of which the value's has to be one; ``*`` is any value's. None for no condition.
         absent: If-None-Match: ``*``, the key must not have a value.
+        others: If-None-Match: the ETags of which the value's must be none.
     """
 
     tags: tuple[str, ...] | None = None
     absent: bool = False
+    others: tuple[str, ...] = ()
 
     def check(self, key: str, value: bytes | None) -> None:
         """Raise PreconditionFailedError unless ``value``, None for none, is as it has to be."""
         if self.absent and value is not None:
             raise PreconditionFailedError(f"key {key!r} has a value already")
+        if self.others and value is not None and etag(value) in self.others:
+            raise PreconditionFailedError(f"key {key!r} has that very value, with ETag {etag(value)}")
         if self.tags is None:
             return
         if value is None:
@@ -34,7 +38,8 @@ class Condition:
     def headers(self) -> dict[str, str]:
         """Return the condition as headers of a request."""
         found = {} if self.tags is None else {"If-Match": ", ".join(self.tags)}
-        return found | {"If-None-Match": "*"} if self.absent else found
+        unwanted = "*" if self.absent else ", ".join(self.others)
+        return found | {"If-None-Match": unwanted} if unwanted else found
 
 
 ALWAYS = Condition()

@@ -20,8 +20,10 @@ from rankmesh_agent.wire.errors import (
 )
 from rankmesh_agent.wire.store_frames import AGAIN, MAX_BYTES, Kind, encode_answer, encode_request
 
-_ABSENT, _MATCH = 0x01, 0x02
-"""Flags of writes with a condition: If-None-Match: *; the parts after the usual ones are those of If-Match."""
+_ABSENT, _MATCH, _OTHERS = 0x01, 0x02, 0x08
+"""Flags of writes with a condition: If-None-Match: *; the parts after the usual ones are the tags of If-Match; those
+that begin with an exclamation mark are the tags of If-None-Match."""
+_OTHER = b"!"
 _JOINED = 0x04
 """Flag of commands with keys: all are in one part, with zero bytes between them, which none has: that is faster."""
 _MOST_AT_ONCE = 1024
@@ -190,9 +192,11 @@ def _amount(part: bytes) -> int:
 
 
 def _condition(flags: int, tags: Parts) -> Condition:
-    if not flags & (_ABSENT | _MATCH):
+    if not flags & (_ABSENT | _MATCH | _OTHERS):
         return ALWAYS
-    return Condition(_texts(tags) if flags & _MATCH else None, bool(flags & _ABSENT))
+    others = [tag[1:] for tag in tags if tag.startswith(_OTHER)] if flags & _OTHERS else []
+    wanted = [tag for tag in tags if not tag.startswith(_OTHER)] if flags & _OTHERS else tags
+    return Condition(_texts(wanted) if flags & _MATCH else None, bool(flags & _ABSENT), _texts(others))
 
 
 def _pairs(parts: Parts) -> tuple[tuple[str, bytes], ...]:
@@ -225,8 +229,9 @@ def _remembered(joined: bytes, seconds: float) -> commands.MultiGet:
 def _under_condition(condition: Condition, *parts: bytes) -> tuple[int, Sequence[bytes]]:
     if condition is ALWAYS:
         return 0, parts
-    flags = condition.absent * _ABSENT | (condition.tags is not None) * _MATCH
-    return flags, [*parts, *(tag.encode() for tag in condition.tags or ())]
+    flags = condition.absent * _ABSENT | (condition.tags is not None) * _MATCH | bool(condition.others) * _OTHERS
+    others = (_OTHER + tag.encode() for tag in condition.others)
+    return flags, [*parts, *(tag.encode() for tag in condition.tags or ()), *others]
 
 
 _FORMS: dict[int, Form] = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from rankmesh_agent.wire.errors import InvalidKeyError, InvalidValueError
+from rankmesh_agent.wire.schemas import MAX_KEY_BYTES
 
-MAX_KEY_BYTES = 1024
-"""Longest key, in UTF-8."""
 MAX_KEYS = 65_536
 """How many keys one call may be about: one a rank of the largest world."""
 MAX_VALUE_BYTES = 64 << 20

@@ -20,8 +20,9 @@ agent answers, perhaps after questions of its own::
             37      1     op       how elements are reduced (wire.ops.ReduceOp), or 255
             38      2     dtype    element type of the arrays (wire.dtypes)
             40      2     outputs  how many arrays are filled
-            42      2     zero
+            42      2     inputs   how many are read
             44      8 x   lengths  elements of each array: of those that are filled, then of those that are read
+                    rest  subject  what else the ranks have to agree on (wire.ops.Call), in UTF-8
 
 All numbers are in network byte order. Both lengths are checked against a limit before anything is allocated.
 
@@ -35,7 +36,6 @@ from __future__ import annotations
 import enum
 import json
 import struct
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rankmesh_agent.wire import store_frames
@@ -45,7 +45,7 @@ from rankmesh_agent.wire.upgrade import Upgrade
 UPGRADE = Upgrade(b"/v1/attach", b"rankmesh-attach/1")
 HEADER = struct.Struct("!BBxxIQ")
 HEADER_BYTES = HEADER.size
-CALL = struct.Struct("!QdqQiBBHHxx")
+CALL = struct.Struct("!QdqQiBBHHH")
 MAX_DOCUMENT = (1 << 20) + store_frames.MAX_BYTES
 """Most bytes of a document: commands to the store are the largest."""
 MAX_PAYLOAD = 1 << 42
@@ -133,6 +133,7 @@ class Call(NamedTuple):
     dtype: int
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
+    subject: str = ""
 
 
 def encode(kind: int, document: bytes = b"", payload: int = 0, flags: int = 0) -> bytes:
@@ -157,8 +158,10 @@ def decode(data: bytes | bytearray) -> Header:
 
 def encode_call(call: Call) -> bytes:
     """Return a call as a document."""
-    *head, outputs, inputs = call
-    return CALL.pack(*head, len(outputs)) + struct.pack(f"!{len(outputs) + len(inputs)}Q", *outputs, *inputs)
+    *head, outputs, inputs, subject = call
+    count = len(outputs) + len(inputs)
+    lengths = struct.pack(f"!{count}Q", *outputs, *inputs)
+    return CALL.pack(*head, len(outputs), len(inputs)) + lengths + subject.encode()
 
 
 def decode_call(document: bytes | bytearray) -> Call:
@@ -168,15 +171,13 @@ def decode_call(document: bytes | bytearray) -> Call:
         ProtocolError: it describes none.
     """
     try:
-        *head, outputs = CALL.unpack_from(document)
-        count = (len(document) - CALL.size) // 8
-        lengths: Sequence[int] = struct.unpack_from(f"!{count}Q", document, CALL.size)
-    except struct.error as error:
+        group, seconds, tag, number, rank, what, op, dtype, outputs, inputs = CALL.unpack_from(document)
+        count = outputs + inputs
+        lengths: tuple[int, ...] = struct.unpack_from(f"!{count}Q", document, CALL.size)
+        subject = bytes(document[CALL.size + 8 * count :]).decode()
+    except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"an attached process described a call of {len(document)} bytes") from error
-    if len(document) != CALL.size + 8 * count or outputs > count:
-        raise ProtocolError(f"an attached process described a call of {len(document)} bytes")
-    group, seconds, tag, number, rank, what, op, dtype = head
-    return Call(group, seconds, tag, number, rank, what, op, dtype, tuple(lengths[:outputs]), tuple(lengths[outputs:]))
+    return Call(group, seconds, tag, number, rank, what, op, dtype, lengths[:outputs], lengths[outputs:], subject)
 
 
 def encode_json(document: Any) -> bytes:

@@ -4,7 +4,8 @@ Three checks, on every method and path:
 
 * *Host* must be an address or a name we are known by, and *Origin*, which browsers send, must be the same place. That
   keeps a web page the user happens to visit from talking to a service on the user's machine (DNS rebinding, CSRF).
-* Everything but health wants ``Authorization: Bearer <token>`` when the job has a token.
+* Everything but health, and what an application opens besides, wants ``Authorization: Bearer <token>`` when the job
+  has a token.
 * A body may not be larger than the limit: counted while it arrives, whatever Content-Length says.
 
 It also holds the one way an error becomes an ``application/problem+json`` body (RFC 9457).
@@ -74,6 +75,7 @@ class Guard:
         max_body: largest request body in bytes.
         large_body: largest one where ``is_large`` says so.
         is_large: says of a request, by its method and path, whether it may have a large body.
+        open_paths: paths besides health that are answered without a token.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Guard:
         max_body: int = MAX_BODY_BYTES,
         large_body: int = 0,
         is_large: Callable[[str, str], bool] = lambda method, path: False,
+        open_paths: Iterable[str] = (),
     ) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode() if token else b""
@@ -91,6 +94,7 @@ class Guard:
         self._max_body = max_body
         self._large_body = large_body
         self._is_large = is_large
+        self._open = OPEN_PATHS.union(open_paths)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Check the request, then pass it on."""
@@ -137,7 +141,7 @@ class Guard:
             f"https://{host.lower()}",
         ):
             return problem(403, "foreign-origin", "requests from another site's pages are refused")
-        if path not in OPEN_PATHS and self._expected:
+        if path not in self._open and self._expected:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
                 return problem(401, "unauthenticated", "send the job's token: Authorization: Bearer $RANKMESH_TOKEN")

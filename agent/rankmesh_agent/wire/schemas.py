@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from rankmesh_agent.wire.fields import Base64, Documented, Number, Whole
 
 HEARTBEAT_SECONDS = 1.0
 """How often an agent reports to the gateway."""
@@ -21,6 +23,10 @@ MAX_PROBE_BYTES = 64 << 20
 """The most bytes that a probe fetches."""
 MAX_PROBE_SECONDS = 20.0
 """The longest that a probe takes."""
+MAX_KEY_BYTES = 1024
+"""The longest key of the store, in UTF-8."""
+StoreKey = Annotated[str, Documented(minLength=1, maxLength=MAX_KEY_BYTES)]
+"""A key of the store; the store checks it itself."""
 UNASSIGNED = -1
 """The rank of a joiner that leaves it to the gateway which one it gets."""
 
@@ -39,11 +45,11 @@ class Member:
         http: base URL of the agent.
     """
 
-    rank: int
+    rank: Whole
     instance: str
     host: str
     host_id: str
-    pid: int
+    pid: Whole
     addresses: list[str]
     http: str
 
@@ -65,9 +71,9 @@ class JoinRequest:
     """
 
     job: str
-    world_size: int
+    world_size: Whole
     member: Member
-    wait: float = LONG_POLL_SECONDS
+    wait: Number = LONG_POLL_SECONDS
 
 
 @dataclass
@@ -88,10 +94,10 @@ class JoinReply:
 
     complete: bool
     job: str
-    epoch: int
-    world_size: int
+    epoch: Whole
+    world_size: Whole
     members: list[Member]
-    missing: list[int]
+    missing: list[Whole]
 
 
 @dataclass
@@ -106,9 +112,9 @@ class InFlight:
     """
 
     op: str
-    seq: int
-    age: float
-    bytes: int
+    seq: Whole
+    age: Number
+    bytes: Whole
 
 
 FlightState = Literal["in-flight", "completed", "failed"]
@@ -135,14 +141,14 @@ class FlightRecord:
 
     group: str
     name: str
-    seq: int
+    seq: Whole
     op: str
     call: str
     dtype: str
-    count: int
-    bytes: int
-    begin: float
-    end: float | None
+    count: Whole
+    bytes: Whole
+    begin: Number
+    end: Number | None
     state: FlightState
     error: str
 
@@ -152,7 +158,7 @@ class StackFrame:
     """A call in a thread's stack: where it is, and the source line if the file can be read."""
 
     file: str
-    line: int
+    line: Whole
     function: str
     code: str
 
@@ -170,8 +176,8 @@ class ThreadStack:
     """
 
     name: str
-    ident: int
-    native_id: int
+    ident: Whole
+    native_id: Whole
     daemon: bool
     frames: list[StackFrame]
 
@@ -195,12 +201,12 @@ class GroupInfo:
 
     id: str
     name: str
-    ranks: list[int]
-    seq: int
+    ranks: list[Whole]
+    seq: Whole
     medium: str
     last: str
     failure: str
-    bytes: int = 0
+    bytes: Whole = 0
     inflight: list[InFlight] = field(default_factory=list)
 
 
@@ -213,7 +219,7 @@ class Lost:
         cause: how: what the connection said, or the launcher.
     """
 
-    rank: int
+    rank: Whole
     cause: str
 
 
@@ -231,8 +237,8 @@ class Heartbeat:
     """
 
     job: str
-    epoch: int
-    world_size: int
+    epoch: Whole
+    world_size: Whole
     member: Member
     groups: list[GroupInfo] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
@@ -252,8 +258,8 @@ class Lease:
 
     id: str
     job: str
-    rank: int
-    world_size: int
+    rank: Whole
+    world_size: Whole
     holder: str
 
 
@@ -279,11 +285,11 @@ class LeaseWanted:
     """
 
     job: str
-    rank: int
-    world_size: int
-    timeout: float
+    rank: Whole
+    world_size: Whole
+    timeout: Number
     holder: str
-    idle: float = 0.0
+    idle: Number = 0.0
 
 
 @dataclass
@@ -304,7 +310,7 @@ class AgentBeat:
     name: str
     host: str
     host_id: str
-    pid: int
+    pid: Whole
     urls: list[str]
     leases: list[Lease] = field(default_factory=list)
 
@@ -324,7 +330,7 @@ class AgentEntry:
     """A standalone agent as the gateway sees it: its last sign of life, its state and the age of that in seconds."""
 
     state: AgentState
-    heartbeat_age: float
+    heartbeat_age: Number
     agent: AgentBeat
 
 
@@ -341,10 +347,10 @@ class LeaseRequest:
     """
 
     job: str
-    rank: int
-    world_size: int
+    rank: Whole
+    world_size: Whole
     host_id: str = ""
-    wait: float = 0.0
+    wait: Number = 0.0
 
 
 @dataclass
@@ -358,7 +364,7 @@ class LeaseOffer:
 class HeartbeatReply:
     """The gateway's answer: the ranks of this job that it holds for failed."""
 
-    failed: list[int]
+    failed: list[Whole]
 
 
 @dataclass
@@ -366,8 +372,8 @@ class Leave:
     """A rank's goodbye; ``reason`` is empty when it is done, and says why when it failed."""
 
     job: str
-    epoch: int
-    rank: int
+    epoch: Whole
+    rank: Whole
     instance: str
     reason: str = ""
 
@@ -396,9 +402,9 @@ class RankInfo:
     """
 
     job: str
-    epoch: int
+    epoch: Whole
     state: RankState
-    heartbeat_age: float
+    heartbeat_age: Number
     reason: str
     member: Member
 
@@ -421,10 +427,10 @@ class RankGroupInfo:
     """
 
     job: str
-    epoch: int
+    epoch: Whole
     id: str
     name: str
-    ranks: list[int]
+    ranks: list[Whole]
     medium: str
     seqs: dict[str, int]
     failure: str
@@ -440,8 +446,8 @@ class GatewayHealth:
     service: Literal["rankmesh-gateway"]
     id: str
     version: str
-    jobs: int
-    ranks: int
+    jobs: Whole
+    ranks: Whole
 
 
 @dataclass
@@ -450,8 +456,8 @@ class AgentHealth:
 
     status: Literal["ok", "failing"]
     service: Literal["rankmesh-agent"]
-    rank: int
-    world_size: int
+    rank: Whole
+    world_size: Whole
     version: str
     reasons: list[str]
 
@@ -472,12 +478,12 @@ class AgentInfo:
     """
 
     job: str
-    epoch: int
-    world_size: int
+    epoch: Whole
+    world_size: Whole
     member: Member
     gateway: str
     transports: dict[str, str]
-    uptime: float
+    uptime: Number
     version: str
 
 
@@ -485,23 +491,23 @@ class AgentInfo:
 class StoreAdd:
     """Add ``amount`` to the whole number stored, as decimal digits, under ``key``; a missing key counts as 0."""
 
-    key: str
-    amount: int = 1
+    key: StoreKey
+    amount: Whole = 1
 
 
 @dataclass
 class StoreNumber:
     """The number after an addition."""
 
-    value: int
+    value: Whole
 
 
 @dataclass
 class StoreWait:
     """Wait until all ``keys`` exist, at most ``timeout`` seconds (cut to LONG_POLL_SECONDS)."""
 
-    keys: list[str]
-    timeout: float = LONG_POLL_SECONDS
+    keys: list[StoreKey]
+    timeout: Number = LONG_POLL_SECONDS
 
 
 @dataclass
@@ -511,14 +517,14 @@ class StoreHealth:
     status: Literal["ok"]
     service: Literal["rankmesh-store"]
     version: str
-    keys: int
+    keys: Whole
 
 
 @dataclass
 class StoreKeys:
     """Some keys of the store."""
 
-    keys: list[str]
+    keys: list[StoreKey]
 
 
 @dataclass
@@ -532,31 +538,31 @@ class StoreFound:
 class StoreCompareSet:
     """Replace the value ``expected`` of ``key`` by ``desired``, both in base64; no value is expected if it is empty."""
 
-    key: str
-    expected: str
-    desired: str
+    key: StoreKey
+    expected: Base64
+    desired: Base64
 
 
 @dataclass
 class StoreValues:
     """Values by key, in base64."""
 
-    values: dict[str, str]
+    values: dict[StoreKey, Base64]
 
 
 @dataclass
 class StoreQueue:
     """One of the store's queues, by its key."""
 
-    key: str
+    key: StoreKey
 
 
 @dataclass
 class StorePop:
     """Take the first value of a queue, waiting at most ``timeout`` seconds for one (cut to LONG_POLL_SECONDS)."""
 
-    key: str
-    timeout: float = 0.0
+    key: StoreKey
+    timeout: Number = 0.0
 
 
 @dataclass
@@ -611,17 +617,17 @@ class HostReport:
 
     host: str
     host_id: str
-    time: float
+    time: Number
     version: str
     python: str
     kernel: str
-    cpus: int
+    cpus: Whole
     transport: str
     shm_dir: str
-    shm_total: int | None
-    shm_free: int | None
+    shm_total: Whole | None
+    shm_free: Whole | None
     shm_trouble: str
-    slot_bytes: int
+    slot_bytes: Whole
     token: bool
 
 
@@ -636,8 +642,8 @@ class ProbeRequest:
     """
 
     url: str
-    bytes: int = 0
-    seconds: float = 5.0
+    bytes: Whole = 0
+    seconds: Number = 5.0
 
 
 ProbeStage = Literal["", "name", "refused", "route", "connect", "answer", "token", "stranger", "transfer"]
@@ -663,10 +669,10 @@ class ProbeReply:
     reached: bool
     stage: ProbeStage = ""
     error: str = ""
-    connect: float | None = None
-    round_trip: float | None = None
-    bytes: int = 0
-    seconds: float | None = None
+    connect: Number | None = None
+    round_trip: Number | None = None
+    bytes: Whole = 0
+    seconds: Number | None = None
 
 
 @dataclass
@@ -691,13 +697,13 @@ class Problem:
 
     type: str
     title: str
-    status: int
+    status: Whole
     detail: str
     code: str
-    ranks: list[int] | None = None
+    ranks: list[Whole] | None = None
     op: str | None = None
     group: str | None = None
-    seq: int | None = None
+    seq: Whole | None = None
     address: str | None = None
     missing_ranks: list[int] | None = None
     first_failure: str | None = None

@@ -26,9 +26,14 @@ router = APIRouter(prefix="/v1", tags=["events"], dependencies=[BEARER], respons
 SLOW_SECONDS = 10.0
 """A listener that takes nothing for this long is sent away."""
 _EVENT_STREAM = "text/event-stream"
+_EVENT = {
+    "description": "Each of the events.",
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
+}
 _TEXT: dict[int | str, dict[str, Any]] = {
     200: {
-        "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
+        "content": {_EVENT_STREAM: {"schema": _EVENT}},
         "description": "Server-sent events, until the client hangs up or the gateway ends.",
     }
 }
@@ -105,6 +110,11 @@ async def events(
     overview: WithOverview = False,
 ) -> EventStream:
     """Send what happens as server-sent events, each with an id, its kind and JSON data.
+
+    The kinds are `rank-joining`, `world-complete`, `rank-suspect`, `rank-alive`, `rank-failed`, `rank-left`,
+    `group-made`, `group-failed`, `group-ended`, `agent-registered`, `agent-leased`, `agent-freed` and `agent-lost`. The
+    data is an object with `time` (seconds since 1970), `job`, `ranks`, `group` (an id), `detail` (a sentence), and
+    `epoch` or `agent` (a name) where there is one.
 
     Without a place to go on from, only what happens from now on. A client that falls so far behind that it would miss
     events, or takes nothing for 10 s, is cut off, and comes again with the id of the last event it saw. A comment is

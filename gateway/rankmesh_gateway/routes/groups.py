@@ -7,9 +7,10 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rankmesh_agent.wire.fields import NUMBER
 from rankmesh_agent.wire.schemas import RankGroupInfo
 from rankmesh_gateway.checks import MAX_NAME, MAX_REASON, MAX_WORLD_SIZE
 from rankmesh_gateway.documents import FanOut, GroupChanged, GroupInFlight, GroupMade, JobInfo
@@ -25,13 +26,12 @@ GroupName = Annotated[
     Path(max_length=MAX_NAME, description="The group's id (16 hexadecimal digits), or its name if no other has it."),
 ]
 
-_Ranks = list[Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE)]]
+_Ranks = list[Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE), NUMBER]]
 _SomeRanks = Annotated[_Ranks, Field(min_length=1, max_length=MAX_WORLD_SIZE)]
-_Seconds = Annotated[float, Field(gt=0, le=3600)]
-_STRICT = ConfigDict(strict=True)
+_Seconds = Annotated[float, Field(gt=0, le=3600), NUMBER]
 
 
-@dataclass(config=_STRICT)
+@dataclass
 class NewGroup:
     """Make a group.
 
@@ -48,14 +48,14 @@ class NewGroup:
     timeout: _Seconds = MAKE_SECONDS
 
 
-@dataclass(config=_STRICT)
+@dataclass
 class Abort:
     """End a group; ``reason`` is why, for its members' errors."""
 
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
 
 
-@dataclass(config=_STRICT)
+@dataclass
 class Shrink:
     """Make a group smaller: ``without`` these members and those that have failed."""
 
@@ -63,7 +63,7 @@ class Shrink:
     timeout: _Seconds = MAKE_SECONDS
 
 
-@dataclass(config=_STRICT)
+@dataclass
 class Grow:
     """Make a group larger, ``with`` these ranks behind its members."""
 

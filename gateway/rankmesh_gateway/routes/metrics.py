@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from rankmesh_agent.wire.schemas import AgentState, RankState
 from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.events import Kind
 from rankmesh_gateway.registry import Registry
 from rankmesh_gateway.routes.dependencies import BEARER, TheRegistry
 from rankmesh_gateway.routes.problems import documented
@@ -76,6 +77,11 @@ def _metrics(registry: Registry) -> Iterator[Metric]:
         agents.add_metric([state], found[state])
     yield agents
 
+    happened = registry.events.counted()
+    events = CounterMetricFamily("rankmesh_gateway_events", "What happened.", labels=["event"])
+    for kind in get_args(Kind):
+        events.add_metric([kind], happened[kind])
+    yield events
     said = registry.counted()
     for what, text in (("joins", "Requests to join."), ("heartbeats", "Signs of life."), ("leaves", "Goodbyes.")):
         yield CounterMetricFamily(f"rankmesh_gateway_{what}", f"{text[:-1]} of ranks that made sense.", said[what])

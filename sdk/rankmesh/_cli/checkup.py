@@ -195,9 +195,7 @@ def patients(service: Service, job: str) -> tuple[list[Patient], dict[str, list[
             leased.update(dict.fromkeys(agent["urls"], agent))
         elif not job:
             found.append(
-                Patient(
-                    f"agent {agent['name']}", "", None, agent["host"], agent["pid"], agent["urls"], each["state"], ""
-                )
+                Patient(_agent(agent["name"]), "", None, agent["host"], agent["pid"], agent["urls"], each["state"], "")
             )
     worlds = []
     for each in ranks:
@@ -206,7 +204,7 @@ def patients(service: Service, job: str) -> tuple[list[Patient], dict[str, list[
         member = each["member"]
         carrier = leased.get(member["http"])
         name = f"rank {member['rank']}" + (f" of {each['job']}" if several else "")
-        name += f" (agent {carrier['name']})" if carrier else ""
+        name += f" ({_agent(carrier['name'])})" if carrier else ""
         urls = list(dict.fromkeys([member["http"], *(carrier["urls"] if carrier else [])]))
         worlds.append(
             Patient(
@@ -214,6 +212,10 @@ def patients(service: Service, job: str) -> tuple[list[Patient], dict[str, list[
             )
         )
     return worlds + found, joining
+
+
+def _agent(name: str) -> str:
+    return name if name.startswith("agent") else f"agent {name}"
 
 
 def examine(found: Sequence[Patient], token: str, patience: float, deadline: Deadline) -> None:

@@ -70,10 +70,12 @@ def complain(message: str) -> None:
 
 
 def write(text: str | bytes) -> None:
-    """Write to standard output at once; end if nobody reads it any more."""
+    """Write all of it to standard output at once; end if nobody reads it any more."""
+    left = memoryview(text.encode(errors="backslashreplace") if isinstance(text, str) else text)
     try:
         sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode(errors="backslashreplace") if isinstance(text, str) else text)
+        while left:  # without a buffer (PYTHONUNBUFFERED) a part may be written
+            left = left[sys.stdout.buffer.write(left) :]
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         _let_go(1)

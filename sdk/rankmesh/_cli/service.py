@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankmesh._cli.leaving import FAILED, NOBODY, REFUSED, CommandError
-from rankmesh_agent.asking import Answer, Asker, NoAnswerError
 
-ANSWER_SECONDS = 10.0
+if TYPE_CHECKING:
+    from rankmesh_agent.asking import Answer
+
+ANSWER_SECONDS = 20.0
 """How long an answer may take: an agent that nobody has asked before has to load its web framework."""
 
 
@@ -23,6 +25,8 @@ class Service:
     """
 
     def __init__(self, what: str, url: str, token: str, patience: float = ANSWER_SECONDS) -> None:
+        from rankmesh_agent.asking import Asker
+
         self.what = what
         self.url = url
         self.token = token
@@ -35,6 +39,8 @@ class Service:
         Raises:
             CommandError: there is none.
         """
+        from rankmesh_agent.asking import NoAnswerError
+
         try:
             return self._asker.ask(method, self.url + path, document, timeout=self._patience)
         except NoAnswerError as error:

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_TRY_SECONDS = 2.0
+_ANSWER_SECONDS = 30.0
+"""A rank that is busy and has to load its web framework first may take that long to answer."""
+
 app = typer.Typer(
     name="store",
     help="Read and write a job's key-value store, through any of its agents. Values are bytes, as they are.",
@@ -73,7 +77,7 @@ class Keys:
         from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, KeyNotFoundError, StoreTimeoutError
 
         try:
-            return self._store.do(command)
+            return self._store.do_within(command, _ANSWER_SECONDS)
         except (KeyNotFoundError, StoreTimeoutError):
             raise
         except DistNetworkError as error:
@@ -132,7 +136,28 @@ def owner(gateway: Service, job: str) -> str:
     ranks = [each for each in running if each["job"] == asked]
     newest = max(each["epoch"] for each in ranks)
     members = sorted((each["member"] for each in ranks if each["epoch"] == newest), key=lambda each: each["rank"])
-    return str(members[0]["http"])  # rank 0 while it is alive; what another is asked, it passes on
+    url = str(members[0]["http"])  # rank 0's while it is alive; what another is asked, it passes on
+    carriers = [each["agent"]["urls"] for each in gateway.get("/v1/agents") if url in each["agent"]["urls"]]
+    return _first_that_answers(list(dict.fromkeys([url, *carriers[0]]))) if carriers else url
+
+
+def _first_that_answers(urls: list[str]) -> str:
+    """Return the first URL of an agent that leads there from here; the first of all if none does.
+
+    A standalone agent may have addresses that only its peers reach, and a port that is published for others.
+    """
+    from rankmesh_agent.asking import Asker, NoAnswerError
+
+    for url in urls if len(urls) > 1 else ():
+        asker = Asker()
+        try:
+            asker.ask("GET", f"{url}/livez", timeout=_TRY_SECONDS)
+        except (NoAnswerError, ValueError):
+            continue
+        finally:
+            asker.close()
+        return url
+    return urls[0]
 
 
 @app.command()

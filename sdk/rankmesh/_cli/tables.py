@@ -74,7 +74,6 @@ def lines(tables: Iterable[Table]) -> str:
 
 def renderable(tables: Iterable[Table]) -> RenderableType:
     """Return tables as rich shows them on a terminal."""
-    from rich.box import SIMPLE
     from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -86,13 +85,14 @@ def renderable(tables: Iterable[Table]) -> RenderableType:
         if not table.rows:
             found.append(Text(f"{table.title}\n{_GAP}{table.empty}\n"))
             continue
-        made = RichTable(title=Text(table.title, "bold"), title_justify="left", box=SIMPLE, pad_edge=False)
+        # No lines: the more fits on a screen, the better a live table is.
+        made = RichTable(title=Text(table.title, "bold"), title_justify="left", box=None, padding=(0, 2, 0, 0))
         made.show_header = any(table.columns)
         for heading in table.columns:
             made.add_column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left")
         for row in table.rows:
             made.add_row(*(Text(plain(cell), _COLOURS.get(cell, "")) for cell in row))
-        found.append(made)
+        found += [made, Text("")]
     return Group(*found)
 
 

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from rankmesh_agent.store.keys import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from rankmesh_agent.store.keys import MAX_VALUE_BYTES
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
+from rankmesh_agent.wire.schemas import MAX_KEY_BYTES
 
 SET, CAME, LEFT = b"=", b"+", b"-"
 """Kinds of records: a key has a new value; the file has one user more; one less."""

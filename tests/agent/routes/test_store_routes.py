@@ -14,6 +14,8 @@ from rankmesh_agent.app import create_app
 from rankmesh_agent.serving import HttpThread, bind, url_of
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
 
+JSON = {"Content-Type": "application/json"}
+
 pytestmark = pytest.mark.anyio
 
 
@@ -96,8 +98,53 @@ class TestConditions:
         answer = await client.put("/v1/store/k", content=b"2", headers={"If-None-Match": "*"})
         check_problem(answer, 412, "precondition-failed")
         assert (await client.get("/v1/store/k")).content == b"1"
-        answer = await client.put("/v1/store/k", content=b"2", headers={"If-None-Match": '"tag"'})
-        check_problem(answer, 422, "invalid-request")
+        tag = (await client.get("/v1/store/k")).headers["etag"]
+        for same in (tag, f"W/{tag}", f'"x", {tag}'):
+            answer = await client.put("/v1/store/k", content=b"2", headers={"If-None-Match": same})
+            check_problem(answer, 412, "precondition-failed")
+            answer = await client.delete("/v1/store/k", headers={"If-None-Match": same})
+            check_problem(answer, 412, "precondition-failed")
+        answer = await client.put("/v1/store/k", content=b"2", headers={"If-None-Match": '"x", W/"y"'})
+        assert answer.status_code == 204
+        assert (await client.get("/v1/store/k")).content == b"2"
+
+    async def test_a_value_that_is_known_is_not_sent_again(self, client):
+        tag = (await client.put("/v1/store/k", content=b"1")).headers["etag"]
+        for known in (tag, f"W/{tag}", f'"x" ,\t{tag}', "*"):
+            answer = await client.get("/v1/store/k", headers={"If-None-Match": known})
+            assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
+            assert "content-type" not in answer.headers
+        assert (await client.get("/v1/store/k", headers={"If-None-Match": '"x"'})).content == b"1"
+        assert (await client.get("/v1/store/none", headers={"If-None-Match": "*"})).status_code == 404
+
+    async def test_a_value_that_has_to_be_a_certain_one(self, client):
+        tag = (await client.put("/v1/store/k", content=b"1")).headers["etag"]
+        assert (await client.get("/v1/store/k", headers={"If-Match": tag})).content == b"1"
+        answer = await client.get("/v1/store/k", headers={"If-Match": f"W/{tag}"})
+        check_problem(answer, 412, "precondition-failed")
+        answer = await client.get("/v1/store/k", headers={"If-Match": '"x"', "If-None-Match": tag})
+        check_problem(answer, 412, "precondition-failed")
+
+    async def test_a_condition_may_come_in_several_lines(self, client):
+        tag = (await client.put("/v1/store/k", content=b"1")).headers["etag"]
+        for lines, status in (((tag, '"x"'), 204), (('"x"', tag), 204), (('"x"', '"y"'), 412)):
+            answer = await client.put("/v1/store/k", content=b"1", headers=[("If-Match", line) for line in lines])
+            assert answer.status_code == status
+
+    @pytest.mark.parametrize("header", ["If-Match", "If-None-Match"])
+    async def test_what_is_no_list_of_tags(self, client, header):
+        for nonsense in ("nonsense", '"open', "* , *", '"a" "b"'):
+            answer = await client.put("/v1/store/k", content=b"1", headers={header: nonsense})
+            check_problem(answer, 422, "invalid-request")
+
+    async def test_head_tells_what_get_would(self, client):
+        tag = (await client.put("/v1/store/k", content=b"four")).headers["etag"]
+        answer = await client.head("/v1/store/k")
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (200, b"", tag)
+        assert (answer.headers["content-length"], answer.headers["content-type"]) == ("4", "application/octet-stream")
+        assert (await client.head("/v1/store/none")).status_code == 404
+        answer = await client.head("/v1/store/add")
+        assert answer.status_code in (404, 405)
 
     async def test_replace_only_what_was_read(self, client):
         put = await client.put("/v1/store/k", content=b"1")
@@ -107,7 +154,7 @@ class TestConditions:
         for headers in ({"If-Match": f'"x", {tag}'}, {"If-Match": "*"}):
             answer = await client.put("/v1/store/k", content=b"2", headers=headers)
             assert answer.status_code == 204
-        for stale in (tag, f"W/{answer.headers['etag']}", 'W/"*", "x"', "nonsense", ""):
+        for stale in (tag, f"W/{answer.headers['etag']}", 'W/"*", "x"', ""):
             answer = await client.put("/v1/store/k", content=b"3", headers={"If-Match": stale})
             check_problem(answer, 412, "precondition-failed")
             check_problem(await client.delete("/v1/store/k", headers={"If-Match": stale}), 412, "precondition-failed")
@@ -216,8 +263,9 @@ class TestWaiting:
 
         monkeypatch.setattr(agent.store, "do", lambda command, once="": do(command))
         await client.get("/v1/store/k", params={"wait": asked})
-        await client.post("/v1/store/wait", json={"keys": ["k"], "timeout": asked})
-        await client.post("/v1/store/queue_pop", json={"key": "k", "timeout": asked})
+        for path, said in (("wait", '"keys": ["k"]'), ("queue_pop", '"key": "k"')):
+            written = {"inf": "Infinity", "nan": "NaN"}.get(asked, asked)
+            await client.post(f"/v1/store/{path}", content=f'{{{said}, "timeout": {written}}}', headers=JSON)
         assert waits == [given, given, given]
 
     async def test_a_wait_that_is_no_number(self, client):

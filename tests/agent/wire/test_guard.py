@@ -92,6 +92,15 @@ def test_health_is_open(app, path):
 
 
 @pytest.mark.parametrize(
+    ("path", "expected"), [("/", 200), ("/health", 200), ("/page", 401), ("//", 401), ("/v1/info", 401)]
+)
+def test_what_an_application_opens_besides(app, path, expected):
+    guard = Guard(app, "secret", open_paths={"/"})
+    assert status(guard, path) == expected
+    assert status(guard, path, origin="http://evil.example") == 403
+
+
+@pytest.mark.parametrize(
     "given", ["", "secret", "Basic secret", "Bearer", "Bearer ", "Bearer secret2", "Bearer secre", "Bearer \xe9"]
 )
 def test_what_is_not_the_token(app, given):

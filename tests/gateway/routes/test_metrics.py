@@ -42,6 +42,8 @@ async def test_it_counts_jobs_ranks_and_what_was_asked(client, registry, ask, ac
     assert found["rankmesh_gateway_groups", "job"] == 0
     assert found["rankmesh_gateway_agents", "free"] == 0
     assert found["rankmesh_gateway_joins_total",] == 3
+    assert found["rankmesh_gateway_events_total", "world-complete"] == 1
+    assert found["rankmesh_gateway_events_total", "rank-failed"] == 0
     assert found["rankmesh_gateway_heartbeats_total",] == 1
     assert found["rankmesh_gateway_leaves_total",] == 0
     assert found["process_resident_memory_bytes",] > 1e6

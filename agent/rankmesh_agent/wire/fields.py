@@ -1,0 +1,53 @@
+"""What the fields of JSON bodies are, beyond their Python types, for the framework that checks and documents them.
+
+Pydantic asks what stands in ``Annotated`` by these methods' names, so the ground floor need not import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+_Schema = dict[str, Any]
+
+
+class _Number:
+    """A number has to be one: not a truth value, nor text that could be read as one."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], _Schema]) -> _Schema:
+        check = {"type": "no-info", "function": _refuse_others}
+        return {"type": "function-before", "function": check, "schema": handler(source)}
+
+
+class Documented:
+    """A field that is checked elsewhere, with an error of its own; this says in the document what holds.
+
+    Args:
+        said: keywords of JSON Schema.
+    """
+
+    def __init__(self, **said: Any) -> None:
+        self._said = said
+
+    def __get_pydantic_json_schema__(self, source: Any, handler: Callable[[Any], _Schema]) -> _Schema:
+        return handler(source) | self._said
+
+
+def _refuse_others(value: object) -> object:
+    if isinstance(value, bool | str):
+        raise ValueError(f"a number is wanted, not {value!r}")
+    return value
+
+
+NUMBER = _Number()
+"""In ``Annotated``, behind the bounds of a number."""
+
+Whole = Annotated[int, NUMBER]
+"""A whole number."""
+Number = Annotated[float, NUMBER]
+"""Any number."""
+Base64 = Annotated[
+    str,
+    Documented(pattern=r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$", contentEncoding="base64"),
+]
+"""Bytes in JSON."""

@@ -1,0 +1,95 @@
+// What has gone wrong lately: shown at the top, and said once to screen readers when it happens.
+
+import { counts } from "./ages.js";
+import { byId, foreign, h, keep, say, show } from "./dom.js";
+import { age, many } from "./format.js";
+import { mark } from "./marks.js";
+
+const LATELY_S = 600;
+const MOST = 8;
+const HELD_UP_S = 10;
+
+let known = null;
+
+/** Shows what is wrong, as it was at `at` (performance.now()); returns how many ranks have failed lately. */
+export function showAttention(overview, at) {
+  const found = [...failedRanks(overview), ...failedAgents(overview), ...failedGroups(overview), ...heldUp(overview)];
+  const items = found.slice(0, MOST).map((each) => ({ ...each, at }));
+  if (found.length > MOST) {
+    items.push({ key: "more", state: "failed", text: `and ${found.length - MOST} more, see below`, at });
+  }
+  show(byId("attention"), items.length > 0);
+  byId("attention").dataset.tone = found.some((each) => each.state === "failed") ? "bad" : "warn";
+  keep(byId("attention-list"), items, (each) => each.key, line);
+  announce(found.filter((each) => each.state === "failed"));
+  return found.filter((each) => each.state === "failed").length;
+}
+
+function failedRanks({ ranks }) {
+  const wrong = ranks.filter(({ state, heartbeat_age: age }) => state === "suspect" || (state === "failed" && age < LATELY_S));
+  wrong.sort((a, b) => b.heartbeat_age - a.heartbeat_age); // the first to fail is often why the others did
+  return wrong.map(({ job, epoch, state, heartbeat_age: silence, reason, member }) => ({
+    key: JSON.stringify(["rank", job, epoch, member.rank, member.instance, state]),
+    state,
+    text: `Rank ${member.rank} of ${job} ${state === "failed" ? "failed" : "is suspect"} (${member.host}, pid ${member.pid})` +
+      `${reason ? `: ${reason}` : ""}`,
+    silence,
+  }));
+}
+
+function failedAgents({ agents }) {
+  const wrong = agents.filter(({ state, heartbeat_age: age }) => state === "suspect" || (state === "failed" && age < LATELY_S));
+  return wrong.map(({ state, heartbeat_age: silence, agent }) => ({
+    key: JSON.stringify(["agent", agent.id, state]),
+    state,
+    text: `Agent ${agent.name} ${state === "failed" ? "failed" : "is suspect"} (${agent.host}, pid ${agent.pid})`,
+    silence,
+  }));
+}
+
+/** Failed groups whose failure is not told by a failed rank already. */
+function failedGroups({ groups, ranks }) {
+  const told = new Set(ranks.filter(({ state }) => state === "failed").map(({ job, epoch }) => JSON.stringify([job, epoch])));
+  const wrong = groups.filter(({ failure, job, epoch }) => failure && !told.has(JSON.stringify([job, epoch])));
+  return wrong.map(({ job, epoch, id, name, failure }) => ({
+    key: JSON.stringify(["group", job, epoch, id]),
+    state: "failed",
+    text: `Group ${name} of ${job} failed: ${failure}`,
+  }));
+}
+
+function heldUp({ inflight }) {
+  const wrong = inflight.filter(({ age, missing }) => age >= HELD_UP_S && missing.length);
+  return wrong.map(({ job, epoch, group, name, op, seq, missing }) => ({
+    key: JSON.stringify(["op", job, epoch, group, seq]),
+    state: "suspect",
+    text: `${op} #${seq} in ${name} of ${job} waits for ${many(missing.length, "rank")}: ${missing.slice(0, 16).join(", ")}`,
+  }));
+}
+
+function line({ state }) {
+  const text = foreign();
+  const silence = h("span", { class: "muted" });
+  function update(each) {
+    say(text, each.text);
+    if (each.silence !== undefined) {
+      counts(silence, each.silence, each.at, (seconds) => ` last heard ${age(seconds)} ago`);
+    }
+  }
+  return [h("li", { "data-state": state }, mark(state), h("span", {}, text, silence)), update];
+}
+
+/** Says what is new; what had failed before this page was opened is on it. */
+function announce(failures) {
+  const fresh = known === null ? [] : failures.filter((each) => !known.has(each.key));
+  known = new Set(failures.map((each) => each.key));
+  if (fresh.length) {
+    const first = fresh.slice(0, 3).map((each) => each.text).join(". ");
+    tell(fresh.length > 3 ? `${first}. And ${fresh.length - 3} more.` : first);
+  }
+}
+
+/** Says something to screen readers. */
+export function tell(text) {
+  say(byId("announcer"), text);
+}

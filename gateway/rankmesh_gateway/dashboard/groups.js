@@ -1,0 +1,82 @@
+// Groups: what carries them, how fast they go, where each member is.
+
+import { byId, foreign, h, keep, say, set, show } from "./dom.js";
+import { bytes, count, many, natural } from "./format.js";
+import { mark } from "./marks.js";
+
+const MOST = 200;
+const COLUMNS = 4;
+
+/** Shows the groups; `stateOf(job, epoch, rank)` tells how a member is. */
+export function showGroups(groups, stateOf) {
+  const sorted = [...groups].sort(inOrder);
+  const rows = sorted.slice(0, MOST).map((group) => ({ ...group, stateOf }));
+  const table = byId("groups");
+  show(table, rows.length > 0);
+  keep(table, rows, (group) => JSON.stringify([group.job, group.epoch, group.id]), body);
+  const more = sorted.length - rows.length;
+  say(byId("groups-note"), more ? `and ${many(more, "group")} more` : rows.length ? "" : "No group yet.");
+}
+
+/** The failed ones first, then by job, its world before the others. */
+function inOrder(a, b) {
+  const failed = (b.failure !== "") - (a.failure !== "");
+  const world = (b.name === "world") - (a.name === "world");
+  return failed || natural(a.job, b.job) || a.epoch - b.epoch || world || natural(a.name, b.name) || natural(a.id, b.id);
+}
+
+function body() {
+  const name = h("bdi", { class: "name" });
+  const where = foreign();
+  const medium = h("td", { class: "wide" });
+  const carried = h("span", { class: "narrow" });
+  const operations = h("td", { class: "number" });
+  const size = h("td", { class: "number" });
+  const failure = h("p", { class: "reason" });
+  const members = h("ul", { class: "members" });
+  const title = h("th", { scope: "row" }, name, " ", h("span", { class: "muted small" }, where, carried));
+  const below = h("td", { colspan: COLUMNS }, failure, members);
+  const element = h("tbody", {}, h("tr", {}, title, medium, operations, size), h("tr", { class: "below" }, below));
+
+  function update(group) {
+    say(name, group.name);
+    say(where, group.epoch > 1 ? `${group.job}, epoch ${group.epoch}` : group.job);
+    say(medium, group.medium);
+    say(carried, `, ${group.medium}`);
+    say(operations, `${count(group.operations_rate)}/s`);
+    say(size, `${bytes(group.bytes_rate)}/s`);
+    say(failure, group.failure ? `failed: ${group.failure}` : "");
+    set(element, "data-state", group.failure ? "failed" : null);
+    members.setAttribute("aria-label", `Members of ${group.name}`);
+    keep(members, membersOf(group), (member) => member.rank, chip);
+  }
+  return [element, update];
+}
+
+function membersOf(group) {
+  const { job, epoch, ranks, seqs } = group;
+  return ranks.map((rank) => ({ rank, seq: seqs[String(rank)], state: group.stateOf(job, epoch, rank) }));
+}
+
+function chip({ rank }) {
+  const number = h("b", {}, String(rank));
+  const seq = h("span");
+  const how = h("span", { class: "unseen" });
+  const element = h("li", {}, h("span", { class: "unseen" }, "rank "), number, seq, how);
+  let shown = null;
+
+  function update(member) {
+    say(seq, member.seq === undefined ? "–" : `#${member.seq}`);
+    const odd = member.state === "alive" || member.state === undefined ? null : member.state;
+    if (odd !== shown) {
+      element.querySelector(".mark")?.remove();
+      if (odd) {
+        element.prepend(mark(odd));
+      }
+      shown = odd;
+    }
+    set(element, "data-state", odd);
+    say(how, odd ? `, ${odd}` : "");
+  }
+  return [element, update];
+}

@@ -1,0 +1,107 @@
+// The ranks on their hosts.
+
+import { counts } from "./ages.js";
+import { byId, foreign, h, keep, say, show } from "./dom.js";
+import { age, many, natural, tally } from "./format.js";
+import { badge, ORDER } from "./marks.js";
+
+const COLUMNS = ["Rank", "State", "Heartbeat", "Process", "Agent"];
+
+/** Shows the ranks, as they were at `at` (performance.now()). */
+export function showRanks(ranks, at) {
+  show(byId("no-ranks"), ranks.length === 0);
+  keep(byId("hosts"), hostsOf(ranks, at), (host) => host.key, hostCard);
+}
+
+/** The hosts by name, each with its jobs and their ranks; of a job that is over, only how many ranks it had here. */
+function hostsOf(ranks, at) {
+  const running = new Set(ranks.filter((rank) => rank.state !== "left").map(world));
+  const hosts = new Map();
+  for (const rank of ranks) {
+    const key = JSON.stringify([rank.member.host, rank.member.host_id]);
+    const host = hosts.get(key) ?? { key, name: rank.member.host, at, states: [], worlds: new Map(), over: 0 };
+    hosts.set(key, host);
+    if (!running.has(world(rank))) {
+      host.over += 1;
+      continue;
+    }
+    host.states.push(rank.state);
+    const there = host.worlds.get(world(rank)) ?? { key: world(rank), job: rank.job, epoch: rank.epoch, at, ranks: [] };
+    there.ranks.push(rank);
+    host.worlds.set(there.key, there);
+  }
+  return [...hosts.values()].sort((a, b) => natural(a.name, b.name) || natural(a.key, b.key));
+}
+
+const world = (rank) => JSON.stringify([rank.job, rank.epoch]);
+
+function hostCard(host) {
+  const tallied = h("span", { class: "muted" });
+  const caption = h("caption", { class: "unseen" }, "Ranks on ", foreign(host.name));
+  const head = h("tr", {}, ...COLUMNS.map((name, i) => h("th", { scope: "col", class: column(i) }, name)));
+  const table = h("table", { class: "ranks" }, caption, h("thead", {}, head));
+  const box = h("div", { class: "scroll tall", role: "region", tabindex: "0" }, table);
+  const note = h("p", { class: "note muted" });
+  const title = h("h3", {}, foreign(host.name));
+  const element = h("article", { class: "card host" }, h("div", { class: "title" }, title, tallied), box, note);
+  box.setAttribute("aria-label", `Ranks on ${host.name}`);
+
+  function update(host) {
+    say(tallied, tally(host.states, ORDER));
+    keep(table, host.worlds.values(), (there) => there.key, worldBody);
+    show(box, host.worlds.size > 0);
+    say(note, host.over ? `${many(host.over, "rank")} of jobs that are over` : "");
+  }
+  return [element, update];
+}
+
+function worldBody({ job, epoch }) {
+  const title = h("th", { scope: "rowgroup", colspan: COLUMNS.length }, foreign(job));
+  if (epoch > 1) {
+    title.append(h("span", { class: "muted" }, ` epoch ${epoch}`));
+  }
+  const element = h("tbody", {}, h("tr", { class: "job" }, title));
+  function update(there) {
+    const rows = there.ranks.flatMap((rank) => {
+      const key = `${rank.member.rank} ${rank.member.instance}`;
+      const row = { ...rank, key, at: there.at, build: rankRow };
+      return rank.reason ? [row, { ...rank, key: `${key} reason`, build: reasonRow }] : [row];
+    });
+    keep(element, rows, (row) => row.key, (row) => row.build());
+  }
+  return [element, update];
+}
+
+function rankRow() {
+  const number = h("th", { scope: "row", class: column(0) });
+  const [state, showState] = badge();
+  const beat = h("td", { class: column(2) });
+  const process = h("td", { class: column(3) });
+  const agent = h("td", { class: column(4) }, foreign());
+  const element = h("tr", {}, number, h("td", {}, state), beat, process, agent);
+
+  function update(rank) {
+    say(number, rank.member.rank < 0 ? "none yet" : String(rank.member.rank));
+    showState(rank.state);
+    element.dataset.state = rank.state;
+    counts(beat, rank.heartbeat_age, rank.at, (seconds) => `${age(seconds)} ago`);
+    say(process, String(rank.member.pid));
+    say(agent.firstChild, rank.member.http.replace(/^https?:\/\//, ""));
+  }
+  return [element, update];
+}
+
+/** Why a rank left or failed, below it. */
+function reasonRow() {
+  const reason = h("td", { class: "reason", colspan: COLUMNS.length - 1 });
+  const element = h("tr", { class: "below" }, h("td"), reason);
+  function update(rank) {
+    say(reason, rank.reason);
+    element.dataset.state = rank.state;
+  }
+  return [element, update];
+}
+
+function column(index) {
+  return ["number", "", "number", "number wide", "wide"][index];
+}

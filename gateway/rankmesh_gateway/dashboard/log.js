@@ -1,0 +1,50 @@
+// The event log, the newest first.
+
+import { byId, foreign, h, say, show } from "./dom.js";
+import { clock, ranks as rankList } from "./format.js";
+import { isFailure, mark, markOf } from "./marks.js";
+
+const MOST = 500;
+
+/** Adds an event, `{time, job, ranks, group, detail}`, to the log. */
+export function addEvent(kind, event) {
+  const moment = new Date(event.time * 1000);
+  const time = h("time", { datetime: Number.isNaN(moment.getTime()) ? null : moment.toISOString() }, clock(event.time));
+  const what = h("p", {}, h("b", {}, kind.replaceAll("-", " ")), " ", foreign(event.detail || words(event)));
+  add(h("li", { "data-failure": isFailure(kind) ? "" : null }, time, markOf(kind), what));
+}
+
+/** Adds a line of our own. */
+export function addNote(text) {
+  add(h("li", {}, h("time", {}, clock(Date.now() / 1000)), mark("left"), h("p", {}, text)));
+}
+
+function add(line) {
+  const list = byId("log");
+  list.prepend(line);
+  while (list.childElementCount > MOST) {
+    list.lastElementChild.remove();
+  }
+  note();
+}
+
+function words({ job, ranks, group }) {
+  return [job, group, ranks?.length ? `ranks ${rankList(ranks)}` : ""].filter(Boolean).join(", ");
+}
+
+function note() {
+  const list = byId("log");
+  const only = byId("log-failures").checked;
+  const shown = only ? list.querySelectorAll("[data-failure]").length : list.childElementCount;
+  show(byId("log-box"), shown > 0);
+  say(byId("log-note"), shown ? "" : only ? "No failures." : "Nothing has happened yet.");
+}
+
+/** Wires the choice of what is shown. */
+export function beginLog() {
+  byId("log-failures").addEventListener("change", (event) => {
+    byId("log").classList.toggle("only-failures", event.target.checked);
+    note();
+  });
+  note();
+}

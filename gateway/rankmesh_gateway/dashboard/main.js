@@ -1,0 +1,209 @@
+// The page: asks for the token where one is wanted, follows the gateway's events and shows what they tell.
+
+import { showAgents } from "./agents.js";
+import { counts, stops } from "./ages.js";
+import { showAttention, tell } from "./attention.js";
+import { chart } from "./chart.js";
+import { byId, say, show } from "./dom.js";
+import { age, bytes, clock, count, many, tally } from "./format.js";
+import { showGroups } from "./groups.js";
+import { showRanks } from "./hosts.js";
+import { showInflight } from "./inflight.js";
+import { addEvent, addNote, beginLog } from "./log.js";
+import { ORDER } from "./marks.js";
+import { showStore } from "./store.js";
+import { ask, Feed } from "./stream.js";
+
+const KEY = "rankmesh-token";
+const REFRESH_MS = 50;
+const CHANGES = /^(world-|rank-|agent-|group-failed)/;
+
+const addOperations = chart(byId("operations-chart"), count, 1000);
+const addBytes = chart(byId("bytes-chart"), bytes, 1024);
+let feed = null;
+let gateway = "";
+let refresh = 0;
+let lost = false;
+
+/** Storage may be forbidden; the token then lives as long as the page. */
+const memory = {
+  token: "",
+  get() {
+    try {
+      return sessionStorage.getItem(KEY) ?? this.token;
+    } catch {
+      return this.token;
+    }
+  },
+  set(token) {
+    this.token = token;
+    try {
+      if (token) {
+        sessionStorage.setItem(KEY, token);
+      } else {
+        sessionStorage.removeItem(KEY);
+      }
+    } catch {
+      // as said above
+    }
+  },
+};
+
+function connect() {
+  feed?.stop();
+  feed = new Feed("v1/events?overview=true", memory.get(), onEvent, onState);
+  feed.run();
+}
+
+function onEvent({ id, event, data }) {
+  let body;
+  try {
+    body = JSON.parse(data);
+  } catch {
+    return;
+  }
+  if (event === "overview") {
+    showOverview(body);
+  } else if (id) {
+    addEvent(event, body);
+    if (CHANGES.test(event) && !refresh) {
+      refresh = setTimeout(look, REFRESH_MS);
+    }
+  }
+}
+
+/** Something has changed: sees at once what, instead of with the next overview. */
+async function look() {
+  refresh = 0;
+  const asked = feed;
+  try {
+    const answer = await ask("v1/overview", asked.token, { signal: asked.cut.signal });
+    const body = await answer.json();
+    if (asked === feed && !asked.stopped) {
+      showOverview(body);
+    }
+  } catch {
+    // the stream tells what is wrong, and brings the next overview
+  }
+}
+
+let shownTime = 0;
+
+function showOverview(body) {
+  const at = performance.now();
+  const overview = { ranks: [], agents: [], groups: [], inflight: [], store: [], rates: {}, gateway: {}, ...body };
+  if (gateway && overview.gateway.id !== gateway) {
+    shownTime = 0;
+    addNote("The gateway was started anew: what it tells from here on is what ranks report to it since.");
+  }
+  if (overview.time < shownTime) {
+    return; // asked for before the one that is shown
+  }
+  shownTime = overview.time;
+  gateway = overview.gateway.id;
+  const states = new Map(overview.ranks.map((each) => [JSON.stringify([each.job, each.epoch, each.member.rank]), each.state]));
+  const failures = showAttention(overview, at);
+  showCounts(overview);
+  addOperations(overview.rates.operations ?? 0, at / 1000);
+  addBytes(overview.rates.bytes ?? 0, at / 1000);
+  showRanks(overview.ranks, at);
+  showInflight(overview.inflight, at);
+  showGroups(overview.groups, (job, epoch, rank) => states.get(JSON.stringify([job, epoch, rank])));
+  showAgents(overview.agents, at);
+  showStore(overview.store);
+  counts(byId("gateway-about"), overview.gateway.uptime ?? 0, at, (seconds) => `version ${overview.gateway.version}, up ${age(seconds)}`);
+  document.title = failures ? `(${failures} failed) RankMesh` : "RankMesh";
+  show(byId("cluster"), true);
+}
+
+function showCounts({ ranks, groups, agents }) {
+  const here = ranks.filter((each) => each.state !== "left");
+  say(byId("count-ranks"), String(here.length));
+  say(byId("count-ranks-note"), tally(here.map((each) => each.state), ORDER));
+  const jobs = new Set(here.map((each) => each.job)).size;
+  say(byId("count-groups"), String(groups.length));
+  say(byId("count-groups-note"), jobs ? `in ${many(jobs, "job")}` : "");
+  say(byId("count-agents"), String(agents.length));
+  say(byId("count-agents-note"), tally(agents.map((each) => each.state), ORDER));
+}
+
+function onState(state) {
+  const pill = byId("connection");
+  show(byId("retry"), state.kind === "lost");
+  show(byId("forget"), memory.get() !== "");
+  document.body.dataset.connection = state.kind;
+  stops(pill);
+  if (state.kind === "live") {
+    pill.dataset.tone = "good";
+    say(pill, "live");
+    show(byId("ask"), false);
+    if (lost) {
+      tell("The connection to the gateway is back.");
+    }
+    lost = false;
+  } else if (state.kind === "lost") {
+    pill.dataset.tone = "bad";
+    const since = clock((Date.now() - (performance.now() - state.since)) / 1000);
+    counts(pill, 0, performance.now(), () => {
+      const left = Math.ceil((state.retryAt - performance.now()) / 1000);
+      const ago = age((performance.now() - state.since) / 1000);
+      return `connection lost since ${since} (${ago}): ${state.reason}; ${left > 0 ? `next try in ${left} s` : "trying"}`;
+    });
+    if (!lost) {
+      tell(`The connection to the gateway is lost: ${state.reason}. What is shown is from ${since}.`);
+    }
+    lost = true;
+  } else if (state.kind === "refused") {
+    pill.dataset.tone = state.error.status === 401 ? "warn" : "bad";
+    say(pill, state.error.status === 401 ? "token wanted" : "refused");
+    refused(state.error);
+  } else {
+    pill.dataset.tone = "quiet";
+    say(pill, "connecting");
+  }
+}
+
+function refused(error) {
+  const had = memory.get() !== "";
+  memory.set("");
+  show(byId("forget"), false);
+  show(byId("cluster"), false);
+  show(byId("ask"), true);
+  const wrong = error.status === 401 ? (had ? "The gateway does not take this token." : "") : error.message;
+  say(byId("token-error"), wrong);
+  byId("token").focus();
+}
+
+byId("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const field = byId("token");
+  const token = field.value.trim();
+  // What a header may hold; a token with anything else could not be the gateway's.
+  if (!/^[\x21-\x7e]+$/.test(token)) {
+    say(byId("token-error"), "A token is made of letters, digits and signs, without spaces.");
+    field.focus();
+    return;
+  }
+  field.value = "";
+  say(byId("token-error"), "");
+  memory.set(token);
+  connect();
+});
+byId("retry").addEventListener("click", () => feed.hurry());
+byId("forget").addEventListener("click", () => {
+  memory.set("");
+  location.reload();
+});
+addEventListener("online", () => feed.hurry());
+addEventListener("pagehide", () => feed.stop());
+addEventListener("pageshow", (event) => {
+  if (event.persisted) {
+    connect();
+  }
+});
+
+say(byId("gateway-address"), location.host);
+const master = `MASTER_ADDR=${location.hostname} MASTER_PORT=${location.port || 80}`;
+say(byId("start-line"), `${master} WORLD_SIZE=2 RANK=0 python train.py\n${master} WORLD_SIZE=2 RANK=1 python train.py`);
+beginLog();
+connect();

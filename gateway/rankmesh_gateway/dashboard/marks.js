@@ -1,0 +1,64 @@
+// States: each has a word, a shape and a tone, so that no one of them has to be told apart by colour alone.
+
+import { h, say, set, svg } from "./dom.js";
+
+const STATES = {
+  alive: ["full", "good"],
+  joining: ["half", "busy"],
+  suspect: ["triangle", "warn"],
+  failed: ["cross", "bad"],
+  left: ["dash", "quiet"],
+  free: ["ring", "good"],
+  leased: ["diamond", "busy"],
+};
+
+const EVENTS = {
+  "rank-joining": "joining",
+  "world-complete": "alive",
+  "rank-suspect": "suspect",
+  "rank-alive": "alive",
+  "rank-failed": "failed",
+  "rank-left": "left",
+  "group-made": "free",
+  "group-failed": "failed",
+  "group-ended": "left",
+  "agent-registered": "free",
+  "agent-leased": "leased",
+  "agent-freed": "free",
+  "agent-lost": "failed",
+};
+
+/** The order in which states are counted up. */
+export const ORDER = ["failed", "suspect", "joining", "alive", "leased", "free", "left"];
+
+/** The states of which people want to hear at once. */
+export const isBad = (state) => state === "failed";
+
+/** An event of a failure. */
+export const isFailure = (event) => EVENTS[event] === "failed";
+
+/** A state's mark, which says nothing to a screen reader. */
+export function mark(state) {
+  const [shape, tone] = STATES[state] ?? ["ring", "quiet"];
+  return svg("svg", { class: "mark", "data-tone": tone, "aria-hidden": "true" }, svg("use", { href: `#mark-${shape}` }));
+}
+
+/** An event's mark. */
+export const markOf = (event) => mark(EVENTS[event] ?? event);
+
+/** A state with its word: the element, and what shows another state in it. */
+export function badge(state = "") {
+  const word = h("span");
+  const element = h("span", { class: "state" }, mark(state), word);
+  let shown = state;
+  function update(next) {
+    say(word, next);
+    set(element, "data-tone", (STATES[next] ?? ["", "quiet"])[1]);
+    if (next !== shown) {
+      element.firstChild.replaceWith(mark(next));
+      shown = next;
+    }
+  }
+  update(state);
+  return [element, update];
+}

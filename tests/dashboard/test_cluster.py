@@ -1,0 +1,174 @@
+"""The page of a gateway with real ranks: what they do shows, and what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from support.processes import DEADLINE, Me, Rank, Ranks, free_port, wait_until
+
+import rankmesh as dist
+
+pytestmark = pytest.mark.processes
+
+TOKEN = "0123456789abcdef"
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def work(me: Me, hold: int | None = None) -> None:
+    """All-reduce until told to stop; the rank ``hold`` stays away from them while told so."""
+    me.init(init_method="env://")
+    pair = dist.new_group([0, 1])
+    array = np.ones(1000, np.float32)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        more = np.array([not (me.folder / "stop").exists()])
+        dist.broadcast(more, 0)
+        if not more[0]:
+            break
+        while me.rank == hold and (me.folder / "hold").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        dist.all_reduce(array, dist.ReduceOp.MAX)
+        if me.rank < 2:
+            dist.all_reduce(array, dist.ReduceOp.MAX, group=pair)
+        time.sleep(0.005)
+    dist.destroy_process_group()
+
+
+def work_or_fail(me: Me) -> None:
+    """The same, for a job of which a rank is killed: the others are told, and go."""
+    with contextlib.suppress(dist.DistBackendError):
+        work(me)
+
+
+def place(url: str) -> Mapping[str, str]:
+    """The variables of ranks that join a gateway."""
+    _, host, port = re.split(r"://|:", url)
+    return {"MASTER_ADDR": host, "MASTER_PORT": port}
+
+
+def start_gateway(ranks: Ranks, port: int) -> tuple[Rank, str]:
+    """Start a gateway at a port; return its process and URL."""
+    process = ranks.command("-m", "rankmesh_gateway", "--port", str(port), name="gateway")
+    wait_until(lambda: "\n" in process.stdout or process.code is not None, "the gateway to start")
+    found = re.search(r"ready at (http://\S+)\n", process.stdout)
+    assert found, process
+    return process, found[1]
+
+
+def launch(ranks: Ranks, body: Any, size: int, **arguments: Any) -> tuple[Rank, str]:
+    """Have ``rankmesh run`` start ranks; return its process, and the URL of its gateway."""
+    script = ranks.script(body, arguments=arguments, uses=())
+    script.write_text(
+        script.read_text().replace("int(sys.argv[1]), int(sys.argv[2])", 'int(os.environ["RANK"]), int(sys.argv[1])')
+    )
+    command = ["-m", "rankmesh.run", "--nproc-per-node", str(size), str(script), str(size)]
+    launcher = ranks.command(*command, name="launcher", RANKMESH_TOKEN=TOKEN)
+    found = wait_until(
+        lambda: re.search(r"gateway (http://[^\s)]+)", launcher.stdout + launcher.stderr), repr(launcher)
+    )
+    return launcher, found[1]
+
+
+@pytest.mark.unreachable
+def test_a_job_of_the_launcher(ranks, visit):
+    launcher, url = launch(ranks, work, 4, hold=3)
+    page = visit(url)
+    page.page.get_by_label("Token", exact=True).fill(TOKEN)
+    page.page.get_by_role("button", name="Connect").click()
+    page.wait_for_text("#count-ranks-note", "4 alive")
+    page.until(lambda: page.page.locator("#groups .members").count() == 2, "both groups")
+    (world, pair) = page.page.locator("#groups .members").all()
+    assert (world.locator("li").count(), pair.locator("li").count()) == (4, 2)
+    page.until(lambda: not page.text("#operations-chart .figure").startswith("0/"), "operations to be counted")
+    page.until(lambda: not page.text("#bytes-chart .figure").startswith("0 B"), "bytes to be counted")
+    page.wait_for_text("#log", "all 4 rank(s) of job 'work-")
+
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    agent = httpx.get(f"{url}/v1/ranks", headers=bearer, timeout=DEADLINE).json()[1]["member"]["http"]
+    assert httpx.put(f"{agent}/v1/store/epoch/1", headers=bearer, content=b"x", timeout=DEADLINE).is_success
+    page.wait_for_text("#store", "epoch/1")
+
+    ranks.mark("hold")
+    page.wait_for_text("#inflight .missing", "missing 3")
+    assert "all_reduce" in page.text("#inflight")
+    assert "arrived 0-2" in page.text("#inflight")
+    (ranks.folder / "hold").unlink()
+    page.page.locator("#inflight").wait_for(state="hidden")
+
+    ranks.mark("stop")
+    ranks.wait([launcher])
+    assert launcher.code == 0, launcher
+    assert "Traceback" not in launcher.stderr, launcher
+    page.wait_for_text("#connection", "connection lost since")
+
+
+def test_a_killed_rank_shows_within_two_seconds(ranks, gateway, visit):
+    """The first of three tries counts in which the machine was not too busy to tell."""
+    page = visit(gateway)
+    page.wait_for_text("#connection", "live")
+    took = []
+    for number in range(3):
+        job = f"{ranks.job}-{number}"
+        started = ranks.start(work_or_fail, 4, env={**place(gateway), "RANKMESH_JOB": job}, uses=(work,))
+        page.until(lambda: page.text("#count-ranks-note").count("4 alive"), "four ranks to be there")
+        page.wait_for_text("#groups", f"world {job}")
+        killed = started[2].kill(signal.SIGKILL)
+        page.wait_for_text("#attention", f"Rank 2 of {job} failed")
+        took.append(time.monotonic() - killed)
+        page.wait_for_text("#hosts .state", "failed")
+        assert f"Rank 2 of {job} failed" in page.page.locator("#announcer").text_content()
+        ranks.wait(started)
+        if took[-1] <= 2.0:
+            break
+    assert min(took) <= 2.0, took
+
+
+@pytest.mark.unreachable
+def test_a_gateway_that_is_started_anew(ranks, visit):
+    port = free_port()
+    first, url = start_gateway(ranks, port)
+    started = ranks.start(work, 3, env=place(url))
+    page = visit(url)
+    page.wait_for_text("#count-ranks-note", "3 alive")
+    page.wait_for_text("#log", "world complete")
+    first.kill()
+    ranks.wait([first])
+    page.wait_for_text("#connection", "connection lost since")
+    second, _ = start_gateway(ranks, port)
+    page.wait_for_text("#connection", "live")
+    page.wait_for_text("#log", "The gateway was started anew")
+    page.until(lambda: page.text("#count-ranks-note") == "3 alive", "the ranks to report to it")
+    ranks.mark("stop")
+    ranks.succeed(started)
+    second.kill(signal.SIGTERM)
+    ranks.wait([second])
+
+
+def test_names_of_any_kind_and_many_ranks(gateway, visit):
+    """Sixty-four made-up ranks of a job whose names are markup, as a gateway tells of them."""
+    for number in range(64):
+        member = {
+            "rank": number, "instance": f"{EVIL}{number}", "host": f"{EVIL} {number // 8}", "host_id": str(number // 8),
+            "pid": 100 + number, "addresses": [], "http": EVIL,
+        }  # fmt: skip
+        group = {
+            "id": "0" * 16, "name": EVIL, "ranks": list(range(64)), "seq": number, "medium": "tcp", "last": EVIL,
+            "failure": EVIL if number == 5 else "", "inflight": [{"op": EVIL, "seq": 1, "age": 60.0, "bytes": 8}],
+        }  # fmt: skip
+        beat = {"job": EVIL, "epoch": 1, "world_size": 64, "member": member, "groups": [group]}
+        httpx.post(f"{gateway}/v1/heartbeat", json=beat, timeout=DEADLINE).raise_for_status()
+    page = visit(gateway, viewport={"width": 320, "height": 640})
+    page.wait_for_text("#count-ranks", "64")
+    assert page.page.locator("#hosts h3").all_inner_texts() == [f"{EVIL} {number}" for number in range(8)]
+    assert page.page.locator(".members li").count() == 64
+    assert page.page.locator("#groups .reason").inner_text() == f"failed: {EVIL}"
+    assert page.page.locator("img").count() == 1, "our own"
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 320

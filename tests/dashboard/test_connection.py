@@ -1,0 +1,126 @@
+"""The page and its gateway: the token, a connection that breaks, a gateway that is another one."""
+
+from __future__ import annotations
+
+import pytest
+from support import overview as made_up
+from support.gateway_double import Double
+
+
+@pytest.mark.unreachable
+def test_the_token_is_asked_for_and_kept_for_the_tab(browser, visit):
+    with Double(token="right") as double:
+        double.overview = {"ranks": [made_up.rank(0)]}
+        page = visit(double.url)
+        field = page.page.get_by_label("Token", exact=True)
+        field.wait_for()
+        assert not page.page.locator("#cluster").is_visible()
+        assert page.text("#token-error") == ""
+        field.fill("wrong")
+        field.press("Enter")
+        page.wait_for_text("#token-error", "The gateway does not take this token")
+        field.fill("naïve ✓")
+        field.press("Enter")
+        page.wait_for_text("#token-error", "letters, digits and signs")
+        field.fill("right")
+        page.page.get_by_role("button", name="Connect").click()
+        page.wait_for_text("#hosts h3", "host-0")
+        assert not page.page.locator("#ask").is_visible()
+        assert "right" not in page.page.url
+        page.page.reload()
+        page.wait_for_text("#hosts h3", "host-0")
+        page.page.get_by_role("button", name="Forget token").click()
+        field.wait_for()
+        assert page.page.evaluate("sessionStorage.length + localStorage.length") == 0
+
+
+@pytest.mark.unreachable
+def test_a_gateway_that_went_and_came_back(double, visit):
+    double.overview = {"ranks": [made_up.rank(0)]}
+    double.log("rank-alive", detail="of the first gateway")
+    page = visit(double.url)
+    page.wait_for_text("#log", "of the first gateway")
+    double.stop()
+    page.wait_for_text("#connection", "connection lost since")
+    page.wait_for_text("#connection", "cannot be reached")
+    assert page.page.locator("#hosts h3").is_visible(), "what was known last stays"
+    page.until(lambda: "lost" in page.page.locator("#announcer").text_content(), "it to be said")
+    double.start()
+    double.log("rank-alive", detail="of the second gateway")
+    page.page.get_by_role("button", name="Try now").click()
+    page.wait_for_text("#connection", "live")
+    page.wait_for_text("#log", "of the second gateway")
+    page.wait_for_text("#log", "The gateway was started anew")
+    assert page.page.locator("#log", has_text="of the first gateway").is_visible()
+    assert page.page.locator("#log li").count() == 3
+
+
+def test_a_stream_that_breaks_is_taken_up_where_it_ended(double, visit):
+    double.log("rank-alive", detail="first")
+    page = visit(double.url)
+    page.wait_for_text("#log", "first")
+    double.drop()
+    page.until(lambda: len(double.asked) == 2, "the page to come back")
+    double.log("rank-alive", detail="second")
+    page.wait_for_text("#log", "second")
+    assert double.asked == ["0", str(double.first + 1)]
+    assert page.page.locator("#log li").count() == 2
+
+
+def test_silence_counts_as_lost(double, visit):
+    page = visit(double.url)
+    page.wait_for_text("#connection", "live")
+    double.silent = True
+    page.wait_for_text("#connection", "nothing came for 6 s")
+    double.silent = False
+    page.wait_for_text("#connection", "live")
+
+
+PAUSES = """async () => {
+    const { Feed } = await import("/dashboard/stream.js");
+    const pauses = [];
+    const feed = new Feed("/nowhere?", "", () => {}, (state) => {
+        if (state.kind === "lost") {
+            pauses.push(state.retryAt - performance.now());
+            setTimeout(() => (pauses.length === 8 ? feed.stop() : feed.hurry()));
+        }
+    });
+    await feed.run();
+    return pauses;
+}"""
+
+
+@pytest.mark.unreachable
+def test_the_pauses_between_attempts_grow(double, visit):
+    page = visit(double.url)
+    page.wait_for_text("#connection", "live")
+    for attempt, pause in enumerate(page.page.evaluate(PAUSES)):
+        longest = min(500 * 2**attempt, 10_000)
+        assert longest * 0.7 <= pause <= longest
+
+
+STREAM = (
+    ": a comment\n\nid: 7\nevent: rank-failed\ndata: {\ndata: }\n\n"
+    "data:no space\r\n\r\nevent: empty\n\nid: 8\r\rid:9\rdata: ü\r\r"
+)
+FOUND = [
+    {"id": "7", "event": "rank-failed", "data": "{\n}"},
+    {"id": "7", "event": "message", "data": "no space"},
+    {"id": "9", "event": "message", "data": "ü"},
+]
+PARSED = """async ([text, size]) => {
+    const { Parser } = await import("/dashboard/stream.js");
+    const found = [];
+    const parser = new Parser((event) => found.push(event));
+    for (let i = 0; i < text.length; i += size) {
+        parser.push(text.slice(i, i + size));
+    }
+    parser.push("\\n");
+    return found;
+}"""
+
+
+def test_the_stream_is_understood_however_it_is_cut(double, visit):
+    page = visit(double.url)
+    for size in range(1, len(STREAM) + 1):
+        assert page.page.evaluate(PARSED, [STREAM, size]) == FOUND

@@ -1,0 +1,217 @@
+"""What the page shows of an overview."""
+
+from __future__ import annotations
+
+import pytest
+from support import overview as made_up
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def test_ranks_on_their_hosts(double, visit):
+    ranks = [made_up.rank(each, host=f"host-{each // 2}") for each in range(4)]
+    ranks[3] |= {"state": "failed", "reason": "ended by SIGKILL", "heartbeat_age": 42.0}
+    double.overview = {"ranks": ranks}
+    page = visit(double.url)
+    page.wait_for_text("#count-ranks", "4")
+    assert page.page.locator("#hosts h3").all_inner_texts() == ["host-0", "host-1"]
+    first, second = page.page.locator("#hosts article").all()
+    assert "2 alive" in first.inner_text()
+    assert "1 failed, 1 alive" in second.inner_text()
+    rows = page.rows("#hosts")
+    assert [row[:2] for row in rows if row[0].isdigit()] == [
+        ["0", "alive"],
+        ["1", "alive"],
+        ["2", "alive"],
+        ["3", "failed"],
+    ]
+    assert ["", "ended by SIGKILL"] in rows
+    assert page.text("#count-ranks-note") == "1 failed, 3 alive"
+    assert page.page.title() == "(1 failed) RankMesh"
+    assert "Rank 3 of job failed (host-1, pid 4003): ended by SIGKILL" in page.text("#attention")
+
+
+def test_hosts_of_one_name_that_share_no_memory_are_two(double, visit):
+    ranks = [made_up.rank(each, host="node") for each in range(2)]
+    ranks[1]["member"]["host_id"] = "another"
+    double.overview = {"ranks": ranks}
+    page = visit(double.url)
+    page.wait_for_text("#count-ranks", "2")
+    assert page.page.locator("#hosts h3").all_inner_texts() == ["node", "node"]
+
+
+def test_a_job_that_is_over_is_a_line(double, visit):
+    over = [made_up.rank(each, "left", job="old") for each in range(4)]
+    double.overview = {"ranks": [*over, made_up.rank(0), made_up.rank(1, "left")]}
+    page = visit(double.url)
+    page.wait_for_text("#hosts", "4 ranks of jobs that are over")
+    assert [row[:2] for row in page.rows("#hosts")] == [["job"], ["0", "alive"], ["1", "left"]]
+    assert page.text("#count-ranks") == "1"
+
+
+def test_groups_and_their_members(double, visit):
+    ranks = [made_up.rank(each) for each in range(4)]
+    ranks[2]["state"] = "suspect"
+    broken = made_up.group("pair", 2, medium="tcp", failure="rank 1 (host-0, pid 4001) failed: connection closed")
+    double.overview = {"ranks": ranks, "groups": [made_up.group(), broken]}
+    page = visit(double.url)
+    page.wait_for_text("#groups", "world")
+    rows = page.rows("#groups")
+    assert rows[0] == ["pair job", "tcp", "12/s", "2.9 MiB/s"], "what has failed comes first"
+    assert "failed: rank 1 (host-0, pid 4001) failed: connection closed" in rows[1][0]
+    assert rows[2] == ["world job", "shm", "12/s", "2.9 MiB/s"]
+    members = page.page.get_by_role("list", name="Members of world").locator("li").all_text_contents()
+    assert members == ["rank 0#100", "rank 1#101", "rank 2#102, suspect", "rank 3#103"]
+
+
+def test_what_is_in_flight(double, visit):
+    brief = made_up.inflight(0.2, arrived=[0], missing=[1, 2, 3], seq=200)
+    double.overview = {
+        "inflight": [brief, made_up.inflight(12.0, arrived=[0, 1], missing=[3], differing={"2": "barrier"})]
+    }
+    page = visit(double.url)
+    page.wait_for_text("#inflight", "all_reduce")
+    (row,) = page.rows("#inflight")
+    assert row[0].splitlines() == ["all_reduce(sum, float32 x 1024)", "#103 in world, job"]
+    assert row[2:] == ["4 KiB", "missing 3\nrank 2 does barrier\narrived 0, 1"]
+    assert page.text("#inflight-note") == "and 1 operation under way for less than 2 s"
+    assert page.text("#count-inflight") == "2"
+    assert "waits for 1 rank: 3" in page.text("#attention")
+
+
+def test_standalone_agents(double, visit):
+    double.overview = {"agents": [made_up.agent("agent-10"), made_up.agent("agent-2", "leased")]}
+    page = visit(double.url)
+    page.wait_for_text("#agents", "agent-2")
+    (leased, free) = page.rows("#agents")
+    assert leased[0].splitlines()[0] == "agent-2"
+    assert leased[1].splitlines() == ["leased", "job, rank 0 of 2", "python train.py (laptop, pid 77)"]
+    assert (free[0].splitlines()[0], free[1]) == ("agent-10", "free")
+    assert page.text("#count-agents-note") == "1 leased, 1 free"
+
+
+def test_the_store(double, visit):
+    double.overview = {"store": [{"job": "a", "keys": 3, "names": ["x", "y"]}, {"job": "b", "keys": 0, "names": []}]}
+    page = visit(double.url)
+    page.wait_for_text("#store", "and 1 more")
+    assert page.page.locator("#store summary").all_inner_texts() == ["a 3 keys", "b 0 keys"]
+    assert page.page.locator("#store li").all_inner_texts() == ["x", "y"]
+
+
+def test_the_event_log(double, visit):
+    double.log("world-complete", detail="all 2 ranks of job are here")
+    page = visit(double.url)
+    page.wait_for_text("#log", "all 2 ranks")
+    double.log("rank-failed", detail="rank 1 failed")
+    page.wait_for_text("#log", "rank 1 failed")
+    lines = page.page.locator("#log li p").all_inner_texts()
+    assert lines == ["rank failed rank 1 failed", "world complete all 2 ranks of job are here"]
+    page.page.get_by_label("failures only").check()
+    assert page.page.locator("#log li:visible p").all_inner_texts() == lines[:1]
+
+
+def test_rates_as_charts_with_words(double, visit):
+    double.overview = {"rates": {"operations": 1234.0, "bytes": 3.0 * 1024**2}}
+    page = visit(double.url)
+    page.wait_for_text("#operations-chart", "1.2 k/s")
+    assert "3 MiB/s" in page.text("#bytes-chart")
+    page.page.get_by_role("img", name="Collectives per second, last").wait_for()
+    double.overview = {"rates": {"operations": 0.0, "bytes": 0.0}}
+    page.page.get_by_role("img", name="now 0, ").wait_for()
+    name = page.page.locator("#operations-chart svg").get_attribute("aria-label")
+    assert name.endswith("least 0, most 1.2 k")
+
+
+def test_without_ranks_it_says_how_to_start_some(double, visit):
+    page = visit(double.url)
+    page.wait_for_text("#no-ranks", "No rank is here yet")
+    port = double.url.rpartition(":")[2]
+    assert f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port} WORLD_SIZE=2 RANK=0" in page.text("#start-line")
+    assert page.text("#no-agents").startswith("None.")
+    double.overview = {"ranks": [made_up.rank(0)]}
+    page.page.locator("#no-ranks").wait_for(state="hidden")
+
+
+def test_text_stays_text(double, visit):
+    evil_rank = made_up.rank(0, "failed", job=EVIL, host=EVIL, reason=EVIL)
+    evil_rank["member"]["http"] = EVIL
+    double.overview = {
+        "ranks": [evil_rank],
+        "groups": [made_up.group(EVIL, 1, job=EVIL, medium=EVIL, failure=EVIL)],
+        "inflight": [made_up.inflight(99.0, arrived=[], missing=[0], op=EVIL, name=EVIL, job=EVIL)],
+        "agents": [made_up.agent(EVIL, "leased")],
+        "store": [{"job": EVIL, "keys": 1, "names": [EVIL]}],
+    }
+    double.log(EVIL, job=EVIL, detail=EVIL)
+    page = visit(double.url)
+    page.wait_for_text("#log", EVIL)
+    for part in (
+        "#attention",
+        "#hosts h3",
+        "#hosts .job",
+        "#hosts .reason",
+        "#groups .name",
+        "#inflight code",
+        "#agents",
+    ):
+        page.wait_for_text(part, EVIL)
+    for part in ("#store summary", "#store li"):
+        page.wait_for_text(part, EVIL)
+    assert page.page.locator("img").count() == 1, "our own"
+    assert page.page.locator("[onerror]").count() == 0
+
+
+def test_nothing_can_become_markup(double, visit):
+    page = visit(double.url)
+    page.wait_for_text("#connection", "live")
+    with pytest.raises(Exception, match="TrustedHTML"):
+        page.page.evaluate("document.body.innerHTML = '<b>markup</b>'")
+    page.complaints.clear()
+
+
+def test_elements_stay_when_their_data_changes(double, visit):
+    """Sixty-four ranks, updated: the same elements with other texts, so nothing flickers or loses focus."""
+    ranks = [made_up.rank(each, host=f"host-{each // 8}") for each in range(64)]
+    double.overview = {"ranks": ranks, "groups": [made_up.group(ranks=64)]}
+    page = visit(double.url)
+    page.wait_for_text("#count-ranks", "64")
+    assert page.page.locator("#hosts h3").count() == 8
+    assert page.page.locator(".members li").count() == 64
+    page.page.evaluate("window.before = [...document.querySelectorAll('#hosts tr, .members li, #hosts article')]")
+    ranks[9] |= {"state": "failed", "reason": "gone"}
+    del ranks[63]
+    page.wait_for_text("#hosts .state", "failed")
+    page.until(lambda: page.text("#count-ranks") == "63", "the one that is gone to go")
+    gone = page.page.evaluate("window.before.filter((each) => !each.isConnected).length")
+    assert gone == 1
+    order = page.page.locator("#hosts tbody tr:not(.job):not(.below) th").all_inner_texts()
+    assert order == [str(each) for each in range(63)]
+
+
+def test_ages_go_on_counting_between_reports(double, visit):
+    double.overview = {"ranks": [made_up.rank(0, heartbeat_age=1.0)]}
+    page = visit(double.url)
+    beat = page.page.locator("#hosts tbody td.number").first
+    beat.wait_for()
+    double.silent = True
+    page.until(lambda: beat.inner_text() >= "3.0 s ago", "the age to grow")
+
+
+def test_a_new_failure_is_said_once(double, visit):
+    ranks = [made_up.rank(0, "failed", reason="long ago"), made_up.rank(1)]
+    double.overview = {"ranks": ranks}
+    page = visit(double.url)
+    page.wait_for_text("#hosts", "long ago")
+    assert page.page.locator("#announcer").text_content() == "", "it is on the page already"
+    ranks[1] |= {"state": "failed", "reason": "ended by SIGKILL"}
+    announcer = page.page.locator("#announcer")
+    page.until(announcer.text_content, "it to be said")
+    assert announcer.text_content() == "Rank 1 of job failed (host-0, pid 4001): ended by SIGKILL"
+    assert page.page.locator("[aria-live]").count() == 1
+
+
+def test_an_event_brings_the_overview_at_once(double, visit):
+    page = visit(double.url)
+    page.wait_for_text("#connection", "live")
+    with page.page.expect_request("**/v1/overview"):
+        double.log("rank-failed", detail="rank 1 failed")

@@ -1,0 +1,133 @@
+"""Every endpoint of every service, as its OpenAPI document lists them: who may ask, and how refusals look."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from support.views import FakeAgent
+
+from rankmesh_agent.app import create_app, create_store_app
+from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.wire.guard import OPEN_PATHS
+from rankmesh_gateway.app import create_app as create_gateway
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = {"Authorization": "Bearer secret"}
+WITHOUT_A_TOKEN = {"/health", "/livez", "/readyz"}
+ENDLESS = {"/v1/events"}
+VERBS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+class Landlord:
+    """Never asked: every request here is refused before."""
+
+
+SERVICES = {
+    "agent": lambda: create_app(FakeAgent(), token="secret", landlord=Landlord()),  # type: ignore[arg-type]
+    "store": lambda: create_store_app(MemoryStore(), token="secret"),
+    "gateway": lambda: create_gateway(token="secret"),
+}
+
+
+@pytest.fixture(params=SERVICES)
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(SERVICES[request.param](), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700") as client:
+        client.headers["X-Service"] = request.param
+        yield client
+
+
+async def document(client: httpx.AsyncClient) -> dict[str, Any]:
+    answer = await client.get("/openapi.json", headers=TOKEN)
+    assert answer.status_code == 200
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def operations(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Return the verb, path as it is written, and a path to ask."""
+    for path, methods in found["paths"].items():
+        for method in methods:
+            yield method.upper(), path, path.replace("{key}", "key").replace("{group_id}", "world")
+
+
+def check(answer: httpx.Response, status: int, code: str) -> None:
+    where = f"{answer.request.method} {answer.request.url}"
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), where
+    body = answer.json()
+    assert (body["status"], body["code"]) == (status, code), where
+    assert body["title"], where
+    assert body["detail"], where
+
+
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "secret", "Basic c2VjcmV0", "Bearer "], ids=str)
+async def test_everything_but_health_wants_the_token(client: httpx.AsyncClient, given: str | None) -> None:
+    for method, path, asked in operations(await document(client)):
+        if path not in WITHOUT_A_TOKEN:
+            answer = await client.request(method, asked, headers={} if given is None else {"Authorization": given})
+            check(answer, 401, "unauthenticated")
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+        else:
+            assert (await client.request(method, asked)).status_code in (200, 503)
+    check(await client.get("/openapi.json"), 401, "unauthenticated")
+
+
+def test_what_is_open_is_what_the_documents_leave_open() -> None:
+    assert OPEN_PATHS >= WITHOUT_A_TOKEN
+
+
+async def test_hosts_and_sites_that_are_not_ours_are_refused_everywhere(client: httpx.AsyncClient) -> None:
+    for method, _, asked in operations(await document(client)):
+        check(await client.request(method, asked, headers={**TOKEN, "Host": "evil.example"}), 421, "unknown-host")
+        for origin in ("http://evil.example", "http://127.0.0.1:1", "null"):
+            answer = await client.request(method, asked, headers={**TOKEN, "Origin": origin})
+            check(answer, 403, "foreign-origin")
+
+
+async def test_bodies_that_are_too_large_are_refused_everywhere(client: httpx.AsyncClient) -> None:
+    for method, _, asked in operations(await document(client)):
+        for length in (str(1 << 40), "9" * 30, "-1", "many"):
+            answer = await client.request(method, asked, headers={**TOKEN, "Content-Length": length})
+            check(answer, 413, "body-too-large")
+
+
+async def test_other_methods_are_refused_with_those_there_are(client: httpx.AsyncClient) -> None:
+    found = await document(client)
+    for path, methods in found["paths"].items():
+        if path.startswith("/v1/store/"):
+            continue  # what is no endpoint there is a key
+        there = {method.upper() for method in methods}
+        asked = path.replace("{group_id}", "world").replace("{group}", "world")
+        for method in set(VERBS) - there:
+            answer = await client.request(method, asked, headers=TOKEN)
+            check(answer, 405, "method-not-allowed")
+            told = set(answer.headers["allow"].split(", "))
+            assert there <= told, path
+            assert not (told - there - {"HEAD"}) or "{" in path or path == "/v1/groups", path
+
+
+async def test_head_is_answered_where_get_is(client: httpx.AsyncClient) -> None:
+    for method, path, asked in operations(await document(client)):
+        if method != "GET" or "{" in path or path in ENDLESS:
+            continue
+        got = await client.get(asked, headers=TOKEN)
+        answer = await client.head(asked, headers=TOKEN)
+        assert (answer.status_code, answer.content) == (got.status_code, b""), path
+        assert answer.headers["content-type"] == got.headers["content-type"], path
+
+
+async def test_head_of_a_stream_ends() -> None:
+    transport = httpx.ASGITransport(SERVICES["gateway"]())
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700", timeout=20) as client:
+        answer = await client.head("/v1/events", headers=TOKEN)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_what_is_not_there_is_a_problem_too(client: httpx.AsyncClient) -> None:
+    check(await client.get("/v1/nothing", headers=TOKEN), 404, "not-found")
+    check(await client.get("/nothing", headers=TOKEN), 404, "not-found")

@@ -1,0 +1,125 @@
+"""``rankmesh doctor`` at real jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.command import Job, rankmesh
+from support.processes import Ranks, wait_until
+
+from benchmarks.hosts import Host, made
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_job_that_is_well(job: Job):
+    done = job("doctor", "--json", "--mib", "1")
+    assert (done.code, done.stderr) == (0, ""), done
+    found = done.document
+    assert found["ok"]
+    assert [each["level"] for each in found["findings"]] == []
+    assert [each["rank"] for each in found["agents"]] == [0, 1, 2]
+    assert len(found["pairs"]) == 6
+    for pair in found["pairs"]:
+        assert pair["reached"]
+        assert pair["bytes"] == 1 << 20
+        assert 0 < pair["connect"] < 60
+        assert 0 < pair["round_trip"] < 60
+        assert pair["seconds"] > 0
+        assert pair["job_uses"] in ("shared memory", "tcp")
+    for agent in found["agents"]:
+        assert abs(agent["clock"]["offset"]) <= agent["clock"]["uncertainty"] + 0.01
+        assert agent["report"]["token"]
+
+
+def test_a_rank_that_is_stopped_is_named(job: Job):
+    rank = job.alive()[1]["member"]
+    os.kill(rank["pid"], signal.SIGSTOP)
+    try:
+        code, stdout, stderr = job("doctor", "--patience", "1")
+    finally:
+        os.kill(rank["pid"], signal.SIGCONT)
+    assert (code, stderr) == (1, "")
+    line = next(line for line in stdout.splitlines() if "problem  rank 1 (" in line)
+    assert f"pid {rank['pid']}) cannot be asked from here, nor does any of 2 others reach it" in line
+    assert "accepts connections, but does not answer" in line
+    wait_until(lambda: len(job.alive()) == 3, "the rank to be alive again")
+
+
+def test_the_wrong_token(job: Job):
+    code, stdout, stderr = job("doctor", RANKMESH_TOKEN="another")
+    assert code == 4
+    assert stderr.count("\n") == 1
+    assert stdout.startswith("Here\n")  # what is known without the gateway
+
+
+def _can_make_hosts() -> bool:
+    if os.geteuid() != 0:
+        return False
+    try:
+        with made(1, None):
+            return True
+    except (OSError, SystemExit):
+        return False
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[Host]]:
+    if not _can_make_hosts():
+        pytest.skip("making test hosts takes root and iproute2")
+    with made(3, None) as found:
+        yield found
+
+
+def test_a_pair_of_hosts_that_is_cut_is_named(hosts: list[Host], ranks: Ranks, tmp_path: Path):
+    """Three ranks on three hosts; packets between the last two go nowhere, without a word."""
+    script = tmp_path / "script.py"
+    script.write_text("import rankmesh as dist, time; dist.init_process_group(); time.sleep(100)")
+    url = f"http://{hosts[0].address}:8700"
+    said = {"RANKMESH_GATEWAY": url, "RANKMESH_TOKEN": "a secret"}
+
+    def start(host: Host, *arguments: str, **variables: str) -> None:
+        inside = ["-c", "import os, sys; os.execvp('ip', ['ip', 'netns', 'exec', *sys.argv[1:]])", host.namespace]
+        import sys
+
+        own = {"RANKMESH_BIND": host.address, "RANKMESH_SHM_DIR": str(host.shm), **said, **variables}
+        ranks.command(*inside, sys.executable, *arguments, name="on-a-host", **own)
+
+    with ExitStack() as stack:
+        stack.callback(lambda: [each.kill() for each in ranks.started] and ranks.wait(ranks.started))
+        start(hosts[0], "-m", "rankmesh_gateway", "--host", hosts[0].address)
+        for rank, host in enumerate(hosts):
+            start(host, str(script), RANK=str(rank), WORLD_SIZE="3")
+
+        def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+            from support.command import COMMAND, environment
+
+            command = ["ip", "netns", "exec", hosts[0].namespace, *COMMAND, "doctor", "--mib", "0", *arguments]
+            return subprocess.run(command, env=environment(**said), capture_output=True, text=True, timeout=90)
+
+        wait_until(lambda: doctor().stdout.count(" ok ") == 6, "three ranks that reach each other")
+        for host, other in ((hosts[1], hosts[2]), (hosts[2], hosts[1])):
+            lost = ["neigh", "replace", other.address, "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
+            subprocess.run(["ip", "-n", host.namespace, *lost], check=True)
+        began = time.monotonic()
+        found = doctor("--patience", "2", "--timeout", "30")
+        assert time.monotonic() - began < 60
+        assert found.returncode == 1, found
+        (line,) = [line for line in found.stdout.splitlines() if line.startswith("  problem  ")]
+        assert "rank 1 (" in line
+        assert "and rank 2 (" in line
+        assert "do not reach each other: no answer to a connection to 10.99.0.12 port" in line
+        assert "packets are dropped on the way" in line
+
+
+def test_no_rank_is_there(gateway: str):
+    code, stdout, _ = rankmesh("doctor", "--gateway", gateway)
+    assert code == 0
+    assert "none; 'rankmesh run' starts ranks" in stdout

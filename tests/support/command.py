@@ -1,0 +1,165 @@
+"""The command ``rankmesh`` as a process, jobs for it to look at, and gateways that say what a test has them say."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support.processes import Ranks, wait_until
+
+COMMAND = [sys.executable, "-c", "from rankmesh.cli import main; main()"]
+SECONDS = 60.0
+OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR")
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import numpy as np
+import rankmesh as dist
+
+dist.init_process_group()
+pair = dist.new_group([0, 2])
+end, over = Path(sys.argv[1]), np.zeros(1)
+while not over[0]:
+    dist.all_reduce(np.ones(1000, np.float32))
+    over[0] = end.exists()
+    dist.broadcast(over, 0)
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+class Done(NamedTuple):
+    """How a command ended, and what it wrote."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> Any:
+        """The JSON document on standard output."""
+        return json.loads(self.stdout)
+
+
+def environment(**variables: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    return {**inherited, **variables}
+
+
+def rankmesh(*arguments: str, stdin: bytes = b"", **variables: str) -> Done:
+    """Run a command to its end."""
+    done = subprocess.run(
+        [*COMMAND, *arguments], input=stdin, env=environment(**variables), capture_output=True, timeout=SECONDS
+    )
+    return Done(done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode())
+
+
+class Job:
+    """A job of three ranks that runs until it is told to end.
+
+    Attributes:
+        url: its gateway's.
+        token: its token.
+    """
+
+    def __init__(self, ranks: Ranks, token: str) -> None:
+        self.token = token
+        script = ranks.folder / "script.py"
+        script.write_text(SCRIPT)
+        self._end = ranks.folder / "end"
+        arguments = ["-m", "rankmesh.run", "--nproc-per-node", "3", str(script), str(self._end)]
+        self._launcher = ranks.command(*arguments, name="launcher", RANKMESH_TOKEN=token)
+        pattern = r"gateway (http://\S+)"
+        self.url: str = wait_until(lambda: re.search(pattern, self._launcher.stderr), f"{self._launcher}")[1]
+        wait_until(lambda: len(self.alive()) == 3, f"three ranks: {self._launcher}")
+
+    def alive(self) -> list[dict[str, Any]]:
+        return [each for each in self.ask("/v1/ranks") if each["state"] == "alive"]
+
+    def ask(self, path: str) -> Any:
+        request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {self.token}"})
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return json.loads(answer.read())
+        except OSError:
+            return []
+
+    def __call__(self, *arguments: str, stdin: bytes = b"", **variables: str) -> Done:
+        """Run a command about this job."""
+        said = {"RANKMESH_GATEWAY": self.url, "RANKMESH_TOKEN": self.token, **variables}
+        return rankmesh(*arguments, stdin=stdin, **said)
+
+    def end(self) -> None:
+        self._end.touch()
+        assert self._launcher.process.wait(SECONDS) == 0, self._launcher
+
+
+Answers = dict[str, Any]
+
+
+class Double:
+    """Something at an address that answers GET with documents by path, else with a problem; not at all once gone."""
+
+    def __init__(self) -> None:
+        self.answers: Answers = {}
+        self.asked: list[str] = []
+        self.gone = False
+        double = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                double.asked.append(self.path)
+                if double.gone:
+                    self.close_connection = True
+                    return
+                found = double.answers.get(self.path)
+                status = 404 if found is None else 200
+                problem = {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "?"}
+                body = json.dumps({**problem, "code": "not-found"} if found is None else found).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def member(rank: int, **changes: Any) -> dict[str, Any]:
+    """A rank's Member as JSON."""
+    return {
+        "rank": rank,
+        "instance": f"i{rank}",
+        "host": f"host{rank}",
+        "host_id": f"h{rank}",
+        "pid": 100 + rank,
+        "addresses": [f"10.0.0.{rank}:9"],
+        "http": f"http://10.0.0.{rank}:80{rank:02}",
+        **changes,
+    }
+
+
+def write_token(path: Path, token: str) -> str:
+    path.write_text(token)
+    return str(path)
