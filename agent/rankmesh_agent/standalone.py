@@ -306,6 +306,7 @@ class Standalone:
             if self._tenancy is tenancy:
                 self._tenancy = None
                 self._litter = _LOOKS_FOR_LITTER
+        self._attendance.end(tenancy.lease.id)
         self._heart.wake()
 
     def _live(self) -> None:

@@ -30,6 +30,8 @@ from rankmesh_agent.wire.settings import Settings
 _TELL_SECONDS = 5.0
 """How long the agent may take to end a group, or a message."""
 _GOODBYE_SECONDS = 10.0
+_LEAST_JOIN_SECONDS = 1.0
+"""How long the join may take however late it is when an agent is found: the others may all be there."""
 _JOIN_GRACE_SECONDS = 75.0
 """How much longer than the join may take its answer may: connecting all pairs comes after it."""
 
@@ -97,7 +99,7 @@ class AttachedAgent:
             "rank": rank,
             "world_size": world_size,
             "timeout": timeout,
-            "joining": deadline.remaining(),
+            "joining": max(deadline.remaining(), _LEAST_JOIN_SECONDS),
             "holder": f"pid {os.getpid()} on {socket.gethostname()}",
             "shares": self.settings.transport != "tcp" and not shared.unsupported(),
         }

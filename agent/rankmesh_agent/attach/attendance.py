@@ -56,6 +56,7 @@ class Attendance:
         self._lock = threading.Lock()
         self._channels: dict[Channel, threading.Thread] = {}
         self._desks: dict[str, Desk] = {}
+        self._leases: dict[str, _Lease] = {}
         self._closed = False
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -101,6 +102,14 @@ class Attendance:
             if thread is not threading.current_thread():
                 thread.join(_STOP_SECONDS)
 
+    def end(self, lease: str) -> None:
+        """End the connections of a lease that has ended: its process learns of it, if it did not end it."""
+        self._shut(lease)
+        with self._lock:
+            held = self._leases.get(lease)
+        if held is not None:
+            held.end()
+
     def forget(self) -> None:
         """In a forked child: let go of the parent's descriptors."""
         self._closed = True
@@ -143,7 +152,7 @@ class Attendance:
             frame = channel.receive(Deadline(CHALLENGE_SECONDS))
             said = attach_frames.decode_json(frame.document)
             if frame.header.kind == Ask.CLAIM:
-                _Lease(self, channel, said).serve()
+                self._hold(_Lease(self, channel, said))
             elif frame.header.kind == Ask.LANE:
                 self._lane(channel, str(said.get("lease", "")))
         except (Gone, Late, DistNetworkError):
@@ -154,6 +163,15 @@ class Attendance:
             channel.close()
             with self._lock:
                 self._channels.pop(channel, None)
+
+    def _hold(self, lease: _Lease) -> None:
+        with self._lock:
+            self._leases[lease.id] = lease
+        try:
+            lease.serve()
+        finally:
+            with self._lock:
+                self._leases.pop(lease.id, None)
 
     def _lane(self, channel: Channel, lease: str) -> None:
         with self._lock:
@@ -183,10 +201,16 @@ class _Lease:
         self._landlord = attendance._landlord
         self._channel = channel
         self._said = said
-        self._id = str(said.get("lease", ""))
+        self.id = str(said.get("lease", ""))
         self._desk: Desk | None = None
         self._sending = threading.Lock()
         self._over = False
+        self._joined = False
+
+    def end(self) -> None:
+        """Take note that the lease has ended."""
+        if self._joined and not self._over:
+            self._channel.hang_up()
 
     def serve(self) -> None:
         """Have the agent join, and keep the lease until the connection ends, or the client says goodbye."""
@@ -226,26 +250,27 @@ class _Lease:
             pass
         finally:
             self._over = True
-            self._landlord.release(self._id, reason, failed=failed)
-            self._attendance._shut(self._id)
+            self._landlord.release(self.id, reason, failed=failed)
+            self._attendance._shut(self.id)
             while joiner.is_alive():
                 joiner.join(_AGAIN_SECONDS)
-                self._landlord.release(self._id, reason, failed=failed)  # it may not have begun when it was told to end
+                self._landlord.release(self.id, reason, failed=failed)  # it may not have begun when it was told to end
         with contextlib.suppress(Gone, Late):
             self._send(Answer.DONE)
 
     def _join(self, wanted: LeaseWanted, lends: bool, joining: float) -> None:
         try:
-            lease, agent = self._landlord.take(wanted, self._id, lends=lends, joining=joining)
+            lease, agent = self._landlord.take(wanted, self.id, lends=lends, joining=joining)
         except Exception as error:
             with contextlib.suppress(Gone, Late):
                 self._send(Answer.REFUSED, errors.described(error))
             self._channel.hang_up()
             return
         self._desk = desk = Desk(agent)
-        self._attendance._open(self._id, desk)
+        self._joined = True
+        self._attendance._open(self.id, desk)
         if self._over:  # released before the desk was there
-            self._attendance._shut(self._id)
+            self._attendance._shut(self.id)
         told, descriptors = group_told(agent.world)
         document = {
             "lease": lease.id,

@@ -1,0 +1,61 @@
+"""Processes that are attached to standalone agents, played by threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from rankmesh_agent.attach.agent import AttachedAgent
+from rankmesh_agent.standalone import Standalone
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.schemas import AgentBeat
+from rankmesh_agent.wire.settings import Settings
+
+TOKEN = "a secret"
+SECONDS = 30.0
+
+
+def offer(agent: Standalone, *, nearby: bool = True) -> AgentBeat:
+    """Return an agent as the gateway would offer it; if not nearby, as one of another host."""
+    host_id = agent.host_id if nearby else "another host"
+    return AgentBeat(agent.id, agent.name, "here", host_id, os.getpid(), list(agent.urls))
+
+
+def in_thread(call: Callable[[], Any]) -> Future[Any]:
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="of the test", daemon=True).start()
+    return future
+
+
+def attach(
+    agent: Standalone,
+    rank: int,
+    size: int,
+    *,
+    job: str = "job",
+    nearby: bool = True,
+    token: str = TOKEN,
+    **options: Any,
+) -> AttachedAgent:
+    settings = Settings(token=token, job=job)
+    timeout = options.pop("timeout", SECONDS)
+    chosen = options.pop("offer", None) or offer(agent, nearby=nearby)
+    return AttachedAgent(
+        settings, chosen, rank=rank, world_size=size, timeout=timeout, deadline=Deadline(options.pop("within", timeout))
+    )
+
+
+def everywhere(call: Callable[[int], Any], size: int) -> list[Any]:
+    """Make a call for each rank at once, in a thread each; return the results."""
+    futures = [in_thread(lambda rank=rank: call(rank)) for rank in range(size)]
+    return [future.result(2 * SECONDS) for future in futures]
