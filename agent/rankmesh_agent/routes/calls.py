@@ -64,8 +64,8 @@ class Threads:
     def __init__(self) -> None:
         self._free: dict[str, threading.BoundedSemaphore] = {}
 
-    async def run(self, kind: str, blocking: Callable[[], Any], gone: asyncio.Future[Any]) -> bool:
-        """Call something that blocks, which sees to its outcome itself; return whether it ended before ``gone`` did.
+    def take(self, kind: str) -> threading.BoundedSemaphore:
+        """Take the place of a thread, to be released or given to ``run``.
 
         Raises:
             TooManyCallsError: too many of the kind are under way.
@@ -73,6 +73,18 @@ class Threads:
         free = self._free.setdefault(kind, threading.BoundedSemaphore(MOST_THREADS))
         if not free.acquire(blocking=False):
             raise TooManyCallsError(f"{MOST_THREADS} {kind}s are waited for at this agent already; ask again later")
+        return free
+
+    async def run(
+        self, free: threading.BoundedSemaphore, blocking: Callable[[], Any], gone: asyncio.Future[Any]
+    ) -> bool:
+        """Call something that blocks, which sees to its outcome itself; return whether it ended before ``gone`` did.
+
+        Args:
+            free: the place that was taken for it; it is released in the end.
+            blocking: what to call.
+            gone: whoever it is for has gone.
+        """
         loop = asyncio.get_running_loop()
         over = loop.create_future()
 
@@ -83,7 +95,7 @@ class Threads:
                 free.release()
                 _tell(loop, over)
 
-        threading.Thread(target=call, name=f"rankmesh-http-{kind}", daemon=True).start()
+        threading.Thread(target=call, name="rankmesh-http-call", daemon=True).start()
         await asyncio.wait({over, gone}, return_when=asyncio.FIRST_COMPLETED)
         return over.done()
 
@@ -169,18 +181,26 @@ class Caller:
 
         Raises:
             DistError: it failed.
+            TooManyCallsError: too many are waited for; it was not begun.
             ClientDisconnect: the client went away; the message is given up.
         """
         options = Options(self._timeout, async_op=True)
+        free = self._threads.take(op)
 
         def begun() -> tuple[MessageWork, bool]:
             work = cast(MessageWork, self._begin(begin, options))
             return work, work.is_completed()
 
         with self._naming(op):
-            work, done = await asyncio.to_thread(begun)
-            if not done:
-                await self._wait_for(work, op)
+            try:
+                work, done = await asyncio.to_thread(begun)
+            except BaseException:
+                free.release()
+                raise
+            if done:
+                free.release()
+            else:
+                await self._wait_for(work, op, free)
             work.wait()
             return work
 
@@ -189,18 +209,13 @@ class Caller:
         self.group.mesh.progress()
         return make(options)
 
-    async def _wait_for(self, work: MessageWork, op: str) -> None:
+    async def _wait_for(self, work: MessageWork, op: str, free: threading.BoundedSemaphore) -> None:
         def wait() -> None:
             with contextlib.suppress(DistError):  # raised once more where it is asked for
                 work.wait()
 
         async with _Leaving(self._request) as gone:
-            try:
-                over = await self._threads.run(op, wait, gone)
-            except TooManyCallsError as error:
-                await asyncio.to_thread(work.abandon, error)
-                raise
-            if not over:
+            if not await self._threads.run(free, wait, gone):
                 await asyncio.to_thread(work.abandon, self._gone(op))
                 raise ClientDisconnect
 

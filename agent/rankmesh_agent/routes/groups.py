@@ -130,7 +130,7 @@ async def _make(wanted: GroupWanted, request: Request, agent: AgentView) -> tupl
 
     threads: Threads = request.app.state.threads
     async with leaving(request) as gone:
-        if await threads.run("group", make, gone):
+        if await threads.run(threads.take("group"), make, gone):
             return outcome.result()
         error = GroupAbortedError(f"the HTTP client that made group {wanted.name!r} went away", group=wanted.name)
         for group in begun:

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
 from support.views import FakeAgent
 
 from rankmesh_agent.app import create_app
+from rankmesh_agent.wire.guard import Guard
 
 
 @pytest.fixture
 def agent() -> FakeAgent:
     return FakeAgent()
+
+
+class Current:
+    """Stands for the agent of the test under way, so that one application serves them all."""
+
+    def __init__(self) -> None:
+        self.agent: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.agent, name)
+
+
+@pytest.fixture(scope="module")
+def shared_app() -> tuple[Current, Guard]:
+    """An application that wants the token 'secret', and which agent it shows: making one takes a while."""
+    current = Current()
+    return current, create_app(current, token="secret")
 
 
 @pytest.fixture

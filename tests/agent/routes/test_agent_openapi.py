@@ -119,6 +119,8 @@ SPECIAL = {
     ("post", "/v1/store/wait", 400): ("/v1/store/wait", {"content": b"\xff", "headers": JSON}),
     ("post", "/v1/store/wait", 408): ("/v1/store/wait", {"json": {"keys": ["none"], "timeout": 0}}),
     ("post", "/v1/store/wait", 422): ("/v1/store/wait", {"json": {"keys": "number"}}),
+    ("get", KEY, 304): ("/v1/store/text", {"headers": {"If-None-Match": "*"}}),
+    ("get", KEY, 412): ("/v1/store/text", {"headers": {"If-Match": '"another"'}}),
     ("get", KEY, 404): ("/v1/store/none", {}),
     ("get", KEY, 422): ("/v1/store/", {}),
     ("put", KEY, 412): ("/v1/store/text", {"headers": {"If-None-Match": "*"}}),

@@ -14,6 +14,7 @@ from support.threads import NOW, World, in_threads, world
 
 from rankmesh_agent.app import create_app
 from rankmesh_agent.routes import bodies, calls
+from rankmesh_agent.wire.guard import Guard
 from rankmesh_agent.wire.ops import ReduceOp
 
 pytestmark = pytest.mark.anyio
@@ -31,10 +32,16 @@ def alone() -> Iterator[World]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def apps_alone(alone: World) -> list[Guard]:
+    """The application of its agent, which takes arrays of a thousand bytes."""
+    return applications(alone, max_tensor=LIMIT)
+
+
 @pytest.fixture
-async def client(alone: World) -> AsyncIterator[httpx.AsyncClient]:
-    """Asks the agent of a world of one rank, which takes arrays of a thousand bytes."""
-    async with clients(applications(alone, max_tensor=LIMIT)) as (made,):
+async def client(apps_alone: list[Guard]) -> AsyncIterator[httpx.AsyncClient]:
+    """Asks it."""
+    async with clients(apps_alone) as (made,):
         yield made
 
 

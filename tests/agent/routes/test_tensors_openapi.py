@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from support.http_ranks import npy
 
-from rankmesh_agent.app import create_app
 from rankmesh_agent.over_http import GroupExistsError
 from rankmesh_agent.routes import bodies
 from rankmesh_agent.wire.errors import (
@@ -69,12 +68,24 @@ OPERATIONS = set(expected())
 CASES = sorted((*operation, status) for operation, statuses in expected().items() for status in statuses)
 
 
+@pytest.fixture
+async def client(agent, shared_app):
+    """Asks the application of this module's tests, and gives the token."""
+    current, app = shared_app
+    current.agent = agent
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    headers = {"Authorization": "Bearer secret"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", headers=headers) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
-def document():
+def document(shared_app):
     async def ask():
-        transport = httpx.ASGITransport(create_app(None))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return (await client.get("/openapi.json")).json()
+        transport = httpx.ASGITransport(shared_app[1])
+        headers = {"Authorization": "Bearer secret"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as made:
+            return (await made.get("/openapi.json")).json()
 
     return asyncio.run(ask())
 
