@@ -20,6 +20,11 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
         signal.signal(number, usual)
 
 
+def pytest_sessionfinish() -> None:
+    """End the standalone agents that tests had started; atexit would not do in a worker, which ends without it."""
+    hosting.close_all()
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     """What asynchronous tests run on."""

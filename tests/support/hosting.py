@@ -6,7 +6,6 @@ Agents with the same variables are started once for all tests of the process tha
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import subprocess
@@ -109,7 +108,7 @@ def cluster(variables: Mapping[str, str], size: int, whose: str = "") -> Cluster
     return found
 
 
-@atexit.register
-def _close_all() -> None:
-    for each in _clusters.values():
-        each.close()
+def close_all() -> None:
+    """End all clusters; to be called when the tests are over."""
+    while _clusters:
+        _clusters.popitem()[1].close()

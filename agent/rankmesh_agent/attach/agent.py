@@ -180,14 +180,24 @@ class AttachedAgent:
 
     def _report(self) -> None:
         while not self._reporting.wait(HEARTBEAT_SECONDS):
-            with contextlib.suppress(DistError):  # whoever calls finds out
+            try:
                 self._report_now()
+            except RankFailedError as error:
+                for group in list(self._groups):
+                    group.fail(error)
+            except DistError:  # whoever calls finds out
+                pass
 
     def _report_now(self) -> None:
         found = [(group.id, group.report()) for group in list(self._groups)]
         news = [(number, told) for number, told in found if told is not None]
-        if news:
-            self.tell(Ask.REPORT, {"groups": news})
+        # A loop over shared memory needs its agents so little that it would not notice what they have.
+        failures = dict(self.tell(Ask.REPORT, {"groups": news}).get("failures", ()))
+        for group in list(self._groups):
+            if group.id in failures:
+                failure = errors.revived(failures[group.id])
+                if isinstance(failure, DistError):
+                    group.fail(failure)
 
     # Asking
 

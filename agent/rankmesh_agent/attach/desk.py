@@ -100,13 +100,16 @@ class Desk:
                 if not said.get("waited"):
                     self._forget(int(number))
 
-    def report(self, said: dict[str, Any]) -> None:
-        """Take note of the calls that the client has made itself."""
+    def report(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Take note of the calls that the client has made itself; return the groups' failures."""
         for number, told in said["groups"]:
             with self._lock:
                 group = self._groups.get(int(number))
             if group is not None:
                 group.elsewhere.tell(told_heard(told))
+        with self._lock:
+            failures = [(group.id, group.failure) for group in self._groups.values()]
+        return {"failures": [(number, errors.described(error)) for number, error in failures if error is not None]}
 
     def stop_starting(self, said: dict[str, Any]) -> None:
         """End the groups that are being made."""

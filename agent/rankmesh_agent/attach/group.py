@@ -112,6 +112,11 @@ class AttachedGroup(Calls):
         self._reported = begun
         return calls.told(self._order, self._standing, ended)
 
+    def fail(self, failure: DistError) -> None:
+        """Take note of a failure that the agent knows of, or that it is gone: the next call raises it."""
+        if self._standing.failure is None:
+            self._standing.failure = failure
+
     def abort(self, error: BaseException) -> None:
         self._standing.give_up(error)
 
