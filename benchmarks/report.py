@@ -94,12 +94,14 @@ def targets(runs: Sequence[Run]) -> str:
 
 
 def outcome(target: Target | Limit, runs: Sequence[Run]) -> str:
-    """Return met or missed: a target is met when it is in every run."""
-    met = [judge(target, run.results).met for run in runs]
-    if None in met:
+    """Return met or missed: a target is met when it is in every run that measured it."""
+    verdicts = [judge(target, run.results).met for run in runs]
+    measured = [run for run, met in zip(runs, verdicts, strict=True) if met is not None]
+    if not measured:
         return "not measured"
+    met = [verdict for verdict in verdicts if verdict is not None]
     comparisons = target.comparisons if isinstance(target, Target) else ()
-    lacking = sum(any(run.results.ratio(*one) is None for run in runs) for one in comparisons)
+    lacking = sum(any(run.results.ratio(*one) is None for run in measured) for one in comparisons)
     unseen = f" ({lacking} of {len(comparisons)} not in all runs)" if lacking else ""
     return f"met{unseen}" if all(met) else f"missed{unseen}"
 
