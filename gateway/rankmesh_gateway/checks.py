@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.fields import MAX_ADDRESSES, MAX_NAME, MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import UNASSIGNED, AgentBeat, Heartbeat, JoinRequest, LeaseRequest, Member
 
-MAX_WORLD_SIZE = 65_536
-"""The largest world a gateway forms."""
 MAX_JOBS = 1024
 """How many jobs a gateway keeps at a time."""
 MAX_AGENTS = 4096
 """How many standalone agents a gateway keeps at a time."""
 MAX_LEASES = 16
 """Leases one standalone agent may report."""
-MAX_NAME = 255
-"""Characters of a job's name, an instance, a host name or an address."""
-MAX_ADDRESSES = 64
-"""Addresses one member may advertise."""
 MAX_GROUPS = 1024
 """Groups one rank may report."""
 MAX_REASON = 4096

@@ -9,7 +9,7 @@ from support.openapi import FEW, HOST, LONG_POLL_SECONDS, TOKEN, put_to_the_test
 
 from rankmesh_gateway.app import create_app
 
-BEYOND = {"/v1/join", "/v1/heartbeat", "/v1/agents", "/v1/leases"}
+BEYOND = {"/v1/join", "/v1/heartbeat", "/v1/agents", "/v1/leases", "/v1/groups"}
 schema = schema_of(create_app(token=TOKEN, names=[HOST]))
 
 

@@ -13,11 +13,11 @@ from pydantic.dataclasses import dataclass
 from rankmesh_agent.routes.problems import documented
 from rankmesh_agent.routes.view import BEARER, TheLandlord
 from rankmesh_agent.wire.errors import LeaseEndedError
+from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, LeaseState, LeaseWanted
 
 router = APIRouter(prefix="/v1", tags=["lease"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
 
-MAX_WORLD_SIZE = 65_536
 _DAY = 86_400.0
 
 
@@ -34,12 +34,12 @@ class LeaseBody:
         wait: seconds the answer may be held back while the job's other ranks are missing.
     """
 
-    world_size: Annotated[int, Field(ge=1, le=MAX_WORLD_SIZE)]
-    rank: Annotated[int, Field(ge=UNASSIGNED, lt=MAX_WORLD_SIZE)] = UNASSIGNED
-    job: Annotated[str, Field(min_length=1, max_length=255, pattern=r"\S")] = "default"
-    timeout: Annotated[float, Field(gt=0, le=_DAY, allow_inf_nan=False)] = 300.0
-    idle: Annotated[float, Field(gt=0, le=_DAY, allow_inf_nan=False)] = 600.0
-    wait: Annotated[float, Field(ge=0, le=LONG_POLL_SECONDS, allow_inf_nan=False)] = LONG_POLL_SECONDS
+    world_size: Annotated[int, Field(ge=1, le=MAX_WORLD_SIZE), NUMBER]
+    rank: Annotated[int, Field(ge=UNASSIGNED, lt=MAX_WORLD_SIZE), NUMBER] = UNASSIGNED
+    job: Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"\S")] = "default"
+    timeout: Annotated[float, Field(gt=0, le=_DAY, allow_inf_nan=False), NUMBER] = 300.0
+    idle: Annotated[float, Field(gt=0, le=_DAY, allow_inf_nan=False), NUMBER] = 600.0
+    wait: Annotated[float, Field(ge=0, le=LONG_POLL_SECONDS, allow_inf_nan=False), NUMBER] = LONG_POLL_SECONDS
 
 
 @router.post(

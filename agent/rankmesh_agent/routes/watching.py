@@ -12,11 +12,11 @@ from rankmesh_agent.routes.calls import GroupNotFoundError
 from rankmesh_agent.routes.problems import documented
 from rankmesh_agent.routes.view import BEARER, TheAgent
 from rankmesh_agent.stacks import as_text, stacks
+from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_agent.wire.schemas import FlightRecord, InFlight, ThreadStack
 
 router = APIRouter(prefix="/v1", tags=["watching"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
 
-MAX_NAME = 255
 Group = Annotated[str, Path(min_length=1, max_length=MAX_NAME, description="The group's id, or its name.")]
 OfGroup = Annotated[
     str | None, Query(alias="group", max_length=MAX_NAME, description="Only this group's: its id, or its name.")

@@ -8,6 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
+MAX_WORLD_SIZE = 65_536
+"""Ranks of the largest world."""
+MAX_NAME = 255
+"""Characters of a job's name, an instance, a host name, an address or a URL."""
+MAX_ADDRESSES = 64
+"""Addresses, or URLs, that one member or agent may advertise."""
+
 _Schema = dict[str, Any]
 
 
@@ -51,3 +58,15 @@ Base64 = Annotated[
     Documented(pattern=r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$", contentEncoding="base64"),
 ]
 """Bytes in JSON."""
+Name = Annotated[str, Documented(minLength=1, maxLength=MAX_NAME, pattern=r"\S")]
+"""A name, which is not blank."""
+Text = Annotated[str, Documented(maxLength=MAX_NAME)]
+"""A host name, an address or a URL."""
+Texts = Annotated[list[Text], Documented(maxItems=MAX_ADDRESSES)]
+"""Addresses or URLs."""
+Rank = Annotated[int, NUMBER, Documented(minimum=-1, maximum=MAX_WORLD_SIZE - 1)]
+"""A rank, or -1 for none yet."""
+WorldSize = Annotated[int, NUMBER, Documented(minimum=1, maximum=MAX_WORLD_SIZE)]
+"""How many ranks a world has."""
+Epoch = Annotated[int, NUMBER, Documented(minimum=1)]
+"""Counts the times a job's world came together."""

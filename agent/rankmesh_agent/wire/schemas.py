@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from rankmesh_agent.wire.fields import Base64, Documented, Number, Whole
+from rankmesh_agent.wire.fields import (
+    MAX_ADDRESSES,
+    Base64,
+    Documented,
+    Epoch,
+    Name,
+    Number,
+    Rank,
+    Text,
+    Texts,
+    Whole,
+    WorldSize,
+)
 
 HEARTBEAT_SECONDS = 1.0
 """How often an agent reports to the gateway."""
@@ -45,13 +57,13 @@ class Member:
         http: base URL of the agent.
     """
 
-    rank: Whole
-    instance: str
-    host: str
-    host_id: str
+    rank: Rank
+    instance: Name
+    host: Text
+    host_id: Text
     pid: Whole
-    addresses: list[str]
-    http: str
+    addresses: Texts
+    http: Text
 
     def described(self) -> str:
         """The member in words, for error messages."""
@@ -70,8 +82,8 @@ class JoinRequest:
         wait: seconds the gateway may hold the answer back while ranks are missing, at most LONG_POLL_SECONDS.
     """
 
-    job: str
-    world_size: Whole
+    job: Name
+    world_size: WorldSize
     member: Member
     wait: Number = LONG_POLL_SECONDS
 
@@ -236,9 +248,9 @@ class Heartbeat:
         lost: the ranks whose connections broke without a goodbye; sent at once when there is a new one.
     """
 
-    job: str
-    epoch: Whole
-    world_size: Whole
+    job: Name
+    epoch: Epoch
+    world_size: WorldSize
     member: Member
     groups: list[GroupInfo] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
@@ -256,10 +268,10 @@ class Lease:
         holder: the process in words, for people.
     """
 
-    id: str
-    job: str
-    rank: Whole
-    world_size: Whole
+    id: Name
+    job: Name
+    rank: Rank
+    world_size: WorldSize
     holder: str
 
 
@@ -306,12 +318,12 @@ class AgentBeat:
         leases: the lease it has given, or none.
     """
 
-    id: str
-    name: str
-    host: str
-    host_id: str
+    id: Name
+    name: Name
+    host: Text
+    host_id: Text
     pid: Whole
-    urls: list[str]
+    urls: Annotated[list[Text], Documented(minItems=1, maxItems=MAX_ADDRESSES)]
     leases: list[Lease] = field(default_factory=list)
 
 
@@ -346,10 +358,10 @@ class LeaseRequest:
         wait: seconds the gateway may hold the answer back while no agent is free, at most LONG_POLL_SECONDS.
     """
 
-    job: str
-    rank: Whole
-    world_size: Whole
-    host_id: str = ""
+    job: Name
+    rank: Rank
+    world_size: WorldSize
+    host_id: Text = ""
     wait: Number = 0.0
 
 

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Path, Query
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rankmesh_agent.wire.fields import NUMBER
+from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import RankGroupInfo
-from rankmesh_gateway.checks import MAX_NAME, MAX_REASON, MAX_WORLD_SIZE
+from rankmesh_gateway.checks import MAX_REASON
 from rankmesh_gateway.documents import FanOut, GroupChanged, GroupInFlight, GroupMade, JobInfo
 from rankmesh_gateway.fleet import MAKE_SECONDS
 from rankmesh_gateway.routes.dependencies import BEARER, TheFleet, TheRegistry

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
+from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_agent.wire.schemas import (
     Done,
     Heartbeat,
@@ -16,7 +17,6 @@ from rankmesh_agent.wire.schemas import (
     RankInfo,
 )
 from rankmesh_gateway import answers
-from rankmesh_gateway.checks import MAX_NAME
 from rankmesh_gateway.routes.dependencies import BEARER, TheRegistry
 from rankmesh_gateway.routes.problems import documented
 
