@@ -9,13 +9,20 @@ RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together.
 PARALLEL ?= --numprocesses 4 --dist loadfile
 
-.PHONY: demo test test-torch test-browser test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
+# The SDK's tests but for those of what comes before a rank is there: init methods, launcher, command line.
+ATTACHED := $(patsubst %,tests/sdk/test_%.py,backend batch call collectives ctrl_c failure gather_scatter groups \
+	groups_shrink multigpu objects p2p reduce_op registered stores_agent work wrong_calls)
+
+.PHONY: demo test test-attached test-torch test-browser test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests; needs no torch, MPI or Docker
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-attached: $(VENV)/.dev  ## Run the SDK's tests with ranks that attach to standalone agents
+	RANKMESH_TEST_HOSTING=attached $(BIN)/python -m pytest $(ATTACHED) $(PARALLEL) $(ARGS)
 
 test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
 	$(BIN)/python -m pytest tests/torch $(PARALLEL) $(ARGS)
