@@ -10,7 +10,7 @@ RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 PARALLEL ?= --numprocesses 4 --dist loadfile
 
 # The SDK's tests but for those of what comes before a rank is there: init methods, launcher, command line.
-ATTACHED := $(patsubst %,tests/sdk/test_%.py,backend batch call collectives ctrl_c failure gather_scatter groups \
+ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,backend batch call collectives ctrl_c failure gather_scatter groups \
 	groups_shrink multigpu objects p2p reduce_op registered stores_agent work wrong_calls)
 
 .PHONY: demo test test-attached test-torch test-browser test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down

@@ -38,6 +38,7 @@ HEADER = """\
 import json, os, signal, socket, sys, threading, time
 import numpy as np
 import rankmesh as dist
+dist.__version__  # it is loaded when the first name is used: now, and not when a test presses Ctrl-C
 from support.processes import Me, wait_until
 import contextlib, urllib.request
 """

@@ -19,14 +19,15 @@ from rankmesh_agent.routes.calls import TheGroup, Threads, leaving
 from rankmesh_agent.routes.problems import documented
 from rankmesh_agent.routes.view import BEARER, AgentView, TheAgent
 from rankmesh_agent.wire.errors import GroupAbortedError
+from rankmesh_agent.wire.fields import MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import AgentInfo, GroupInfo, GroupWanted
 
 router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
 
 _DAY = 86_400.0
-_MAX_RANKS = 65_536
 _MAX_REASON = 500
 _LIKE_AN_ID = re.compile("[0-9a-f]{16}")
+_Ranks = list[Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE), NUMBER]]
 
 
 @dataclass
@@ -41,9 +42,9 @@ class GroupBody:
             failed does not stand in the way of its successor. Left out, the members count the groups they make.
     """
 
-    ranks: Annotated[list[Annotated[int, Field(ge=0, lt=_MAX_RANKS)]], Field(min_length=1, max_length=_MAX_RANKS)]
+    ranks: Annotated[_Ranks, Field(min_length=1, max_length=MAX_WORLD_SIZE)]
     name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
-    timeout: Annotated[float, Field(gt=0, le=_DAY)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=_DAY), NUMBER] | None = None
     instance: Annotated[str, Field(max_length=64)] = ""
 
 

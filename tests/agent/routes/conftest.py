@@ -36,9 +36,11 @@ def shared_app() -> tuple[Current, Guard]:
 
 
 @pytest.fixture
-async def client(agent) -> AsyncIterator[httpx.AsyncClient]:
+async def client(shared_app, agent) -> AsyncIterator[httpx.AsyncClient]:
     """Asks an application that wants the token 'secret', and gives it."""
-    transport = httpx.ASGITransport(create_app(agent, token="secret"), raise_app_exceptions=False)
+    current, app = shared_app
+    current.agent = agent
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     headers = {"Authorization": "Bearer secret"}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", headers=headers) as client:
         yield client
