@@ -67,7 +67,7 @@ def every(size: int) -> int:
 def test_results_are_those_of_numpy(swept: Swept, size: int, transport: str, part: sweep.Part) -> None:
     said = [of_rank[part.__name__] for of_rank in swept(size, transport)]
     assert not [text for found in said for text in found["wrong"]]
-    assert {found["cells"] for found in said} == {len(sweep.cells_of(part, size)[:: every(size, transport)])}
+    assert {found["cells"] for found in said} == {len(sweep.cells_of(part, size)[:: every(size)])}
 
 
 @each_world
