@@ -94,7 +94,9 @@ class Hosts:
         place = self._hosts[host]
         inside = ["unshare", "--uts", "--mount", "sh", "-c", _ENTER, "sh", host, str(place.shm), str(self._names)]
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RANKMESH_", "MASTER_"))}
+        # Without a buffer, the lines of two ranks that share an output come in pieces.
+        foreign = ("RANKMESH_", "MASTER_", "PYTHONUNBUFFERED")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         started = Started(
             f"{len(self._started)}-{host}",
             ["ip", "netns", "exec", place.namespace, *inside, "bash", "-c", command],
