@@ -217,11 +217,11 @@ class Standalone:
         self._heart.wake()
         return tenancy.lease, agent
 
-    def begin(self, wanted: LeaseWanted) -> Future[Lease]:
+    def begin(self, wanted: LeaseWanted) -> tuple[Lease, Future[Lease]]:
         """Take the agent in a thread of its own.
 
         Returns:
-            A future of the lease, done when the job's world is complete or the join has failed.
+            The lease, and a future of it, done when the job's world is complete or the join has failed.
 
         Raises:
             AgentTakenError: somebody else has it.
@@ -236,7 +236,7 @@ class Standalone:
                 future.set_exception(error)
 
         threading.Thread(target=join, name="rankmesh-lease", daemon=True).start()
-        return future
+        return tenancy.lease, future
 
     def release(self, lease_id: str, reason: str = "", *, failed: bool = False) -> bool:
         """End a lease; a join that is under way ends with it. From any thread.

@@ -218,6 +218,16 @@ class TestFace:
         answer = httpx.post(f"{make().urls[0]}/v1/lease", json=wrong, headers=HEADERS)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
 
+    def test_a_join_that_fails_says_why(self, make):
+        wrong = {"world_size": 2, "rank": 5}
+        agent = make()
+        answer = httpx.post(f"{agent.urls[0]}/v1/lease", json=wrong, headers=HEADERS, timeout=30)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+        assert "rank 5 is not in a world of 2" in answer.json()["detail"]
+        late = {"world_size": 2, "rank": 1, "job": "nobody comes", "timeout": 0.3}
+        answer = httpx.post(f"{agent.urls[0]}/v1/lease", json=late, headers=HEADERS, timeout=30)
+        assert (answer.status_code, answer.json()["code"], answer.json()["ranks"]) == (504, "join-timeout", [0])
+
     def test_a_client_that_goes_away_while_it_joins(self, make):
         agent = make()
         with pytest.raises(httpx.ReadTimeout):

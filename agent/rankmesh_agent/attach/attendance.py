@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -125,7 +126,7 @@ class Attendance:
             except OSError:
                 if self._closed:
                     return
-                threading.Event().wait(0.05)  # short of descriptors: it stays in the queue
+                time.sleep(0.05)  # short of descriptors: it stays in the queue
                 continue
             self._admit(sock)
 

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -52,24 +53,26 @@ class LeaseBody:
 )
 async def take(body: LeaseBody, request: Request, response: Response, landlord: TheLandlord) -> LeaseState:
     """Take the agent for a rank of a job, until DELETE or until it is idle for too long."""
+    if body.rank >= body.world_size:
+        wrong = f"rank {body.rank} is not in a world of {body.world_size}: ranks go from 0 to {body.world_size - 1}"
+        raise RequestValidationError([{"loc": ("body", "rank"), "msg": wrong}])
     peer = f" at {request.client.host}" if request.client is not None else ""
     wanted = LeaseWanted(body.job, body.rank, body.world_size, body.timeout, f"an HTTP client{peer}", body.idle)
-    joining = asyncio.wrap_future(landlord.begin(wanted))
-    lease_id = landlord.lease_state().lease.id
+    begun, future = landlord.begin(wanted)
+    joining = asyncio.wrap_future(future)
     joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether or not we wait for it
-    hang_up: asyncio.Future[Any] = asyncio.ensure_future(
-        request.receive()
-    )  # after the body, only the end of the connection can come
+    # After the body, only the end of the connection can come.
+    hang_up: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
     try:
         either: set[asyncio.Future[Any]] = {joining, hang_up}
         await asyncio.wait(either, timeout=body.wait, return_when=asyncio.FIRST_COMPLETED)
         if joining.done():
             return LeaseState(joining.result(), "joined")
         if hang_up.done():
-            await asyncio.to_thread(landlord.release, lease_id, "its HTTP client went away while it joined")
+            await asyncio.to_thread(landlord.release, begun.id, "its HTTP client went away while it joined")
             raise LeaseEndedError("the client went away")
         response.status_code = HTTPStatus.ACCEPTED
-        return LeaseState(landlord.lease_state().lease, "joining")
+        return LeaseState(begun, "joining")
     finally:
         hang_up.cancel()
 

@@ -93,8 +93,8 @@ class AgentView(Protocol):
 class Landlord(Protocol):
     """A standalone agent as its lease's endpoints see it. The methods do not block, but for ``release``."""
 
-    def begin(self, wanted: LeaseWanted) -> Future[Lease]:
-        """Take the agent; return a future that is done when the job's world is complete or the join has failed.
+    def begin(self, wanted: LeaseWanted) -> tuple[Lease, Future[Lease]]:
+        """Take the agent; return the lease, and a future that is done when the world is complete or the join failed.
 
         Raises:
             AgentTakenError: somebody else has it.
