@@ -78,16 +78,61 @@ def _refuse_not_dense(torch: Any, tensor: Any, name: str) -> None:
 
 
 def _shared(torch: Any, tensor: Any, name: str) -> Array:
-    carrier, dtype = _carrier(torch, tensor.dtype)
     try:
-        array: Array = tensor.numpy() if carrier is None else tensor.view(carrier).numpy().view(dtype)
+        if type(tensor) in _plain(torch):
+            if not tensor.data_ptr() and tensor.numel():
+                raise ValueError(f"{name} is a torch tensor whose storage was freed (resized to 0); allocate it first")
+            return _lent(torch, tensor)
+        return _through_numpy(torch, tensor)
     except (RuntimeError, TypeError) as error:
         raise TypeError(
             f"{name} is a {kind_of(tensor)} whose memory cannot be shared ({error}); pass a plain torch.Tensor"
         ) from error
-    if array.size and not tensor.untyped_storage().nbytes():
-        raise ValueError(f"{name} is a torch tensor whose storage was freed (resized to 0); allocate it first")
-    return array
+
+
+@functools.cache
+def _plain(torch: Any) -> frozenset[type[Any]]:
+    """Return the classes of tensors that are memory and nothing else."""
+    return frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+class _Lent:
+    """A tensor's memory, for NumPy. Unlike ``tensor.numpy()`` it does not forbid for good that the storage is resized.
+
+    FSDP resizes the storage of what it gathers.
+    """
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: Any, letters: str, itemsize: int) -> None:
+        self._tensor = tensor  # as long as there is an array, there is its memory
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": None if tensor.is_contiguous() else tuple(step * itemsize for step in tensor.stride()),
+            "typestr": letters,
+        }
+
+
+def _lent(torch: Any, tensor: Any) -> Array:
+    dtype, letters = _carried(torch, tensor.dtype)
+    if not tensor.numel():
+        return np.empty(tuple(tensor.shape), dtype)
+    return np.asarray(_Lent(tensor, letters, dtype.itemsize)).view(dtype)
+
+
+def _through_numpy(torch: Any, tensor: Any) -> Array:
+    carrier, dtype = _carrier(torch, tensor.dtype)
+    found: Array = tensor.numpy() if carrier is None else tensor.view(carrier).numpy().view(dtype)
+    return found
+
+
+@functools.cache
+def _carried(torch: Any, dtype: Any) -> tuple[np.dtype[Any], str]:
+    """Return what a torch dtype is to NumPy, and the letters of a dtype of that size that every NumPy knows."""
+    found = _carrier(torch, dtype)[1]
+    return found, found.str if found.isbuiltin == 1 and found.kind != "V" else f"|V{found.itemsize}"
 
 
 @functools.cache

@@ -235,7 +235,7 @@ def new_subgroups_by_enumeration(
 
     Source: torch.distributed.new_subgroups_by_enumeration
     """
-    split = _checked_split(ranks_per_subgroup_list, "ranks_per_subgroup_list", get_world_size(), "the world's ranks")
+    split = checked_split(ranks_per_subgroup_list, "ranks_per_subgroup_list", get_world_size(), "the world's ranks")
     groups = [new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in split]
     return next((made for made in groups if isinstance(made, ProcessGroup)), None), groups
 
@@ -267,7 +267,7 @@ def split_group(
     Source: torch.distributed.split_group
     """
     parent = get_process_group_ranks(parent_pg)
-    split = _checked_split(split_ranks, "split_ranks", len(parent), "the ranks of parent_pg")
+    split = checked_split(split_ranks, "split_ranks", len(parent), "the ranks of parent_pg")
     me = get_rank(parent_pg)
     mine = next((ranks for ranks in split if me in ranks), None)
     if mine is None:
@@ -362,7 +362,7 @@ def _checked(ranks: Any, name: str, size: int, of: str) -> list[int]:
     return found
 
 
-def _checked_split(split: Any, name: str, size: int, of: str) -> list[list[int]]:
+def checked_split(split: Any, name: str, size: int, of: str) -> list[list[int]]:
     """Return lists of ranks that have none in common; see _checked."""
     if not isinstance(split, list | tuple) or not split:
         raise ValueError(f"{name} must be a list of at least one list of ranks, got {split!r}")

@@ -9,18 +9,16 @@ import numpy as np
 from rankmesh._groups import get_rank, get_world_size
 from rankmesh._world import is_initialized
 
-_SEEDS = 1 << 64
-"""NumPy takes no negative seed, torch does."""
+_SEEDS = 1 << 32
+"""The Mersenne Twister takes so many: torch uses the lower bits of a seed, of a negative one too."""
 
 
 class DistributedSampler:
     """Gives each rank its share of a dataset's indices; all shares are equally long.
 
     The order of an epoch is made alike on all ranks, lengthened by its own beginning (or cut, with ``drop_last``) to a
-    multiple of ``num_replicas``, and dealt out in turn: rank r takes the places r, r + num_replicas, and so on. These
-    are torch's rules, and with ``shuffle=False`` the indices are torch's too. The permutation for ``shuffle=True``
-    comes from NumPy's PCG64, seeded with ``seed + epoch``, so it is another one than torch's; all ranks need the same
-    version of NumPy.
+    multiple of ``num_replicas``, and dealt out in turn: rank r takes the places r, r + num_replicas, and so on. The
+    indices are torch's, the shuffled ones too, up to 2 ** 32 // 20 samples; beyond, torch shuffles in another way.
 
     It is iterable and has a length: use it in a loop, or as the ``sampler`` of a torch DataLoader. Without a
     ``set_epoch`` before each epoch, every epoch has the same order.
@@ -79,9 +77,7 @@ class DistributedSampler:
                 f"the dataset had {self._length} samples when its DistributedSampler was made, and has "
                 f"{len(self.dataset)} now: make a new one, on all ranks"
             )
-        order = np.arange(self._length)
-        if self.shuffle:
-            np.random.Generator(np.random.PCG64((self.seed + self.epoch) % _SEEDS)).shuffle(order)
+        order = _permutation(self._length, self.seed + self.epoch) if self.shuffle else range(self._length)
         dealt = np.resize(order, self.total_size)  # repeats the order from its beginning, or cuts it
         indices: list[int] = dealt[self.rank :: self.num_replicas].tolist()
         return iter(indices)
@@ -96,3 +92,18 @@ class DistributedSampler:
             epoch: number of the epoch, the same on all ranks.
         """
         self.epoch = epoch
+
+
+def _permutation(length: int, seed: int) -> list[int]:
+    """Return the numbers below ``length`` in the order that torch.randperm gives them with this seed.
+
+    From the first place to the last but one, each is swapped with itself or one behind it: the Mersenne Twister's next
+    32 bits, modulo how many those are. RandomState is that generator, and NumPy has promised not to change it.
+    """
+    places = np.arange(max(length - 1, 0))
+    drawn = np.random.RandomState(seed % _SEEDS).randint(1 << 32, size=places.size, dtype=np.uint32)
+    others = places + drawn % (length - places)
+    order = list(range(length))
+    for place, other in enumerate(others.tolist()):
+        order[place], order[other] = order[other], order[place]
+    return order

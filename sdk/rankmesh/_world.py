@@ -91,8 +91,14 @@ class GroupMember(metaclass=_HasWorld):
 Group = ProcessGroup | NonMember | None
 
 
-class _World:
-    """Everything one init_process_group made."""
+class World:
+    """Everything one init_process_group made.
+
+    Attributes:
+        lent: whether it was joined for torch's sake, and is to end with torch's group.
+    """
+
+    lent = False
 
     def __init__(self, agent: Agent | AttachedAgent, rendezvous: Rendezvous, backend: str, pg_options: Any) -> None:
         self.agent = agent
@@ -169,7 +175,9 @@ class _World:
         self.rendezvous.forget()
 
 
-_world: _World | None = None
+_world: World | None = None
+_worlds: list[World] = []
+"""All that this process is in: the default one, and those of other process groups of torch's."""
 _lock = threading.Lock()
 
 
@@ -232,7 +240,6 @@ def init_process_group(
     Source: https://pytorch.org/docs/2.1/distributed.html#initialization
     """
     global _world
-    from rankmesh._hosting import agent_for
     from rankmesh._rendezvous import rendezvous
 
     with _lock:
@@ -244,18 +251,60 @@ def init_process_group(
             settings = replace(settings, job=group_name)
         seconds = seconds_of(timeout, settings.timeout)
         meeting = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
-        try:
-            agent = agent_for(meeting, settings, seconds)
-        except BaseException:
-            meeting.close()
-            raise
-        try:
-            _world = _World(agent, meeting, engine, pg_options)
-        except BaseException as error:
-            agent.close(f"its backend {engine!r} could not be made: {type(error).__name__}: {error}"[:500])
-            meeting.close()
-            raise
-    atexit.register(_leave_at_exit)
+        world = join(meeting, settings, seconds, engine, pg_options)
+        _world = world
+
+
+def join(
+    meeting: Rendezvous, settings: Settings, timeout: float, backend: str = "mesh", pg_options: Any = None
+) -> World:
+    """Join the job; what was hosted for it ends if that fails. The world is left when the process ends.
+
+    Args:
+        meeting: where and as whom to join.
+        settings: what the environment says.
+        timeout: seconds for the join, and the default for calls.
+        backend: what carries out the collectives, from ``resolve``.
+        pg_options: what its creator gets.
+    """
+    from rankmesh._hosting import agent_for
+
+    try:
+        agent = agent_for(meeting, settings, timeout)
+    except BaseException:
+        meeting.close()
+        raise
+    try:
+        world = World(agent, meeting, backend, pg_options)
+    except BaseException as error:
+        agent.close(f"its backend {backend!r} could not be made: {type(error).__name__}: {error}"[:500])
+        meeting.close()
+        raise
+    if not _worlds:
+        atexit.register(_leave_at_exit)
+    _worlds.append(world)
+    return world
+
+
+def adopt(world: World) -> None:
+    """Make a world the default one, unless there is one."""
+    global _world
+    with _lock:
+        _world = _world or world
+
+
+def leave(world: World) -> None:
+    """Leave a job. Does nothing if this process is not in it any more."""
+    global _world
+    with _lock:
+        if world not in _worlds:
+            return
+        if world is _world:
+            _world = None
+        _worlds.remove(world)
+        if not _worlds:
+            atexit.unregister(_leave_at_exit)
+    world.close("")
 
 
 def destroy_process_group(group: Group = None) -> None:
@@ -266,18 +315,19 @@ def destroy_process_group(group: Group = None) -> None:
 
     Source: torch.distributed.destroy_process_group
     """
-    global _world
     if isinstance(group, NonMember):
         return
     world = require_world()
     if group is None or group is world.group:
-        with _lock:
-            _world = None
-        atexit.unregister(_leave_at_exit)
-        world.close("")
+        leave(world)
     else:
         communicator(group)  # says what is wrong with it, if anything
         world.drop_group(group)
+
+
+def current() -> World | None:
+    """Return what init_process_group made, None before."""
+    return _world
 
 
 def is_initialized() -> bool:
@@ -316,7 +366,7 @@ def communicator(group: ProcessGroup | None) -> Calls:
     return group._communicator
 
 
-def require_world() -> _World:
+def require_world() -> World:
     """Return what init_process_group made.
 
     Raises:
@@ -329,20 +379,23 @@ def require_world() -> _World:
 
 def _leave_at_exit() -> None:
     """Say goodbye for a script that ends without destroy_process_group, and tell the others if an error ended it."""
-    global _world
-    world, _world = _world, None
-    if world is not None:
-        error = getattr(sys, "last_value", None)  # Python keeps an uncaught exception there
+    error = getattr(sys, "last_value", None)  # Python keeps an uncaught exception there
+    for world in _gone():
         world.close("" if error is None else f"it ended with {type(error).__name__}: {error}"[:500])
 
 
 def _forget_after_fork() -> None:
     """A forked child is not a rank: it must not answer, or say goodbye, for its parent."""
-    global _world
-    world, _world = _world, None
-    if world is not None:
-        atexit.unregister(_leave_at_exit)
+    atexit.unregister(_leave_at_exit)
+    for world in _gone():
         world.forget()
+
+
+def _gone() -> list[World]:
+    """Be in no world any more; return those this process was in."""
+    global _world, _worlds
+    worlds, _worlds, _world = _worlds, [], None
+    return worlds
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

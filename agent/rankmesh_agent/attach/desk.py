@@ -335,6 +335,10 @@ class _Lane:
         self._desk._group(int(said["group"])).numbers = tuple(int(number) for number in said["numbers"])
         return Answer.DONE, b"", ()
 
+    def _timeout(self, said: dict[str, Any]) -> Reply:
+        self._desk._group(int(said["group"])).set_timeout(float(said["timeout"]))
+        return Answer.DONE, b"", ()
+
     def _failure(self, said: dict[str, Any]) -> Reply:
         failure = self._desk._group(int(said["group"])).failure
         return Answer.DONE, attach_frames.encode_json({} if failure is None else errors.described(failure)), ()
@@ -391,6 +395,7 @@ _OTHERS: dict[int, Callable[[_Lane, dict[str, Any]], tuple[Answer | None, bytes,
     Ask.NEW_GROUP: _Lane._new_group,
     Ask.DROP_GROUP: _Lane._drop_group,
     Ask.NUMBERS: _Lane._numbers,
+    Ask.TIMEOUT: _Lane._timeout,
     Ask.FAILURE: _Lane._failure,
     Ask.LOOK: _Lane._look,
     Ask.MEET: _Lane._meet,

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import struct
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,6 +97,12 @@ class AttachedGroup(Calls):
             said = {"group": self.id, "numbers": list(numbers)}
             self._agent.ask(Ask.NUMBERS, attach_frames.encode_json(said), 0.0)
             self._standing.numbers = numbers
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        super().set_timeout(timeout)
+        # It is the default of calls and groups that somebody asks the agent for over HTTP, too.
+        said = {"group": self.id, "timeout": self.timeout}
+        self._agent.ask(Ask.TIMEOUT, attach_frames.encode_json(said), 0.0)
 
     def use_engine(self, name: str, engine: Any) -> None:
         self._standing.own = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from rankmesh_agent.engine.batch import merged
 from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.registered import Outcome
 from rankmesh_agent.engine.work import Work
+from rankmesh_agent.wire.deadline import seconds_of
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.ops import Kind, ReduceOp
 from rankmesh_agent.wire.schemas import GroupInfo
@@ -34,14 +36,14 @@ class Calls(ABC):
         name: name for people.
         ranks: global ranks of the members, by group rank.
         rank: this one's global rank.
-        timeout: default seconds a call may take.
+        timeout: default seconds a call may take; ``set_timeout`` changes it.
 
     Attributes:
-        id, name, timeout: see above.
+        id, name: see above.
         ranks: see above.
         rank: this one's group rank.
         size: how many members there are.
-        usual: how a synchronous call is to be made that asks for nothing in particular.
+        usual: how a synchronous call is to be made that asks for nothing in particular; has the default timeout.
     """
 
     _order: Order
@@ -52,8 +54,24 @@ class Calls(ABC):
         self.ranks = tuple(ranks)
         self.rank = self.ranks.index(rank)
         self.size = len(self.ranks)
-        self.timeout = timeout
         self.usual = Options(timeout)
+
+    @property
+    def timeout(self) -> float:
+        """Default seconds a call may take."""
+        return self.usual.timeout
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        """Change how long a call may take by default, from the next one on; calls under way or queued keep theirs.
+
+        Args:
+            timeout: as timedelta or seconds.
+
+        Raises:
+            TypeError: it is neither.
+            ValueError: it is negative or NaN.
+        """
+        self.usual = Options(seconds_of(timeout, self.timeout))
 
     @property
     @abstractmethod

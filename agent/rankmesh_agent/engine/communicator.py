@@ -251,6 +251,7 @@ class Communicator(Calls, Port):
         if self._closed:
             return
         self._closed = True
+        self._standing.spread()
         with self.mesh.lock:
             self._standing.destroyed()
             unread = list(self._matching.refusals.values())

@@ -110,7 +110,7 @@ class Footing(Owner, Protocol):
         """Return the latest call if it is under way. For any thread."""
 
     def raise_if_failed(self) -> None:
-        """Raise the first failure, if there was one."""
+        """Raise the first failure, if there was one. Without the lock: the members may have to be told."""
 
     def give_up(self, error: BaseException) -> None:
         """End the group because of an error here, and tell the members unless they know."""
@@ -289,13 +289,16 @@ class Order:
                     self._run(key, arguments, how)
 
         work = QueuedWork(run, options.user, plan.call.name, lambda: self._worker)
-        with self._standing.lock:
-            self._standing.raise_if_failed()  # close() takes the lock, too: nothing is queued behind its end mark
-            self._queued.append(queued)
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name=f"rankmesh-{self._name}", daemon=True)
-                self._worker.start()
-            self._queue.put(work)
+        with self._standing.lock:  # close() takes it, too: nothing is queued behind its end mark
+            going = self._standing.failure is None
+            if going:
+                self._queued.append(queued)
+                if self._worker is None:
+                    self._worker = threading.Thread(target=self._work, name=f"rankmesh-{self._name}", daemon=True)
+                    self._worker.start()
+                self._queue.put(work)
+        if not going:
+            self._standing.raise_if_failed()
         return work
 
     def _work(self) -> None:

@@ -1,7 +1,8 @@
 """Whether a group can go on, and what its members are told when it cannot.
 
 A member that dies, or a call that fails half-way, ends the group: the first failure is kept, every wait and every later
-call raises it, and the other members are told. A member that said goodbye ends only the waits that need it.
+call raises it, and the other members are told, at the latest when the group ends here. A member that said goodbye ends
+only the waits that need it.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ class Standing:
         return self.numbers[self.ranks.index(rank)]
 
     def raise_if_failed(self) -> None:
-        """Raise the first failure, if there was one."""
+        """Raise the first failure, if there was one, of which the members are told. Without the mesh's lock."""
         if self.failure is not None:
+            self.spread()
             raise from_code(self.failure.code, self.failure.message, **self.failure.details())
 
     def raise_if_gone(self, waiting_for: Sequence[int], words: str, *, any_will_do: bool = False) -> None:
@@ -181,6 +183,16 @@ class Standing:
                         self.mesh.send(rank, [header, payload])
             self.mesh.drop_port(self._group)
         self.mesh.flush(_PATIENCE)
+
+    def spread(self) -> None:
+        """Tell the members of a failure, unless they know: this rank may leave because of it, and must not be blamed.
+
+        Each of them may learn of a loss later than this rank does, and of this one's goodbye before. Without the
+        mesh's lock.
+        """
+        failure = self.failure
+        if failure is not None and not self._told:
+            self.give_up(failure)
 
     def _now(self) -> str:
         name = "start-up" if self.call is None else self.call.name

@@ -97,6 +97,8 @@ class Ask(enum.IntEnum):
     """A command to the job's store."""
     NOTE = 29
     """The answer to the agent's question for a note."""
+    TIMEOUT = 30
+    """That calls of a group may take another time by default from now on."""
 
 
 class Answer(enum.IntEnum):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -140,6 +142,23 @@ class TestCollectives:
                 group.all_reduce(np.zeros(1 + rank), ReduceOp.SUM, NOW)
 
         everywhere(run, 3)
+
+    @pytest.mark.parametrize("timeout", [timedelta(seconds=0.3), 0.3], ids=["timedelta", "seconds"])
+    def test_another_timeout(self, world, standalones, timeout):
+        for rank, agent in enumerate(world):
+            group = agent.world
+            assert group.timeout == SECONDS
+            for wrong, error in ((-1, ValueError), (math.nan, ValueError), ("1", TypeError)):
+                with pytest.raises(error, match="timeout must"):
+                    group.set_timeout(wrong)
+            assert group.timeout == SECONDS
+            group.set_timeout(timeout)
+            assert group.timeout == group.usual.timeout == 0.3
+            current = standalones[rank].current
+            if current is not None:  # whoever asks the agent over HTTP finds the same
+                assert current.world.timeout == 0.3
+        with pytest.raises(CollectiveTimeoutError, match=r"waited 0\.3 s"):
+            world[0].world.receive(np.empty(3), 1, 5, world[0].world.usual)
 
     def test_groups(self, world):
         def run(rank: int) -> None:

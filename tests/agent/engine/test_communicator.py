@@ -13,6 +13,7 @@ from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.engine.communicator import Communicator
 from rankmesh_agent.engine.order import Options
+from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -146,6 +147,50 @@ def test_a_connection_that_breaks_is_a_failed_rank(trio: World) -> None:
         with pytest.raises(RankFailedError, match=r"rank 0 .* failed \(connection to .* lost") as gone:
             reduce(members, np.ones(100_000))
         assert gone.value.ranks == (0,)
+
+    trio.run(attempt)
+
+
+def pending(members: Communicator) -> Any:
+    """What waits for a message that was begun before the loss."""
+    work = members.receive(np.zeros(3), 1, 0, LATER)
+    return work.wait  # type: ignore[union-attr]
+
+
+LEARNED = {
+    "a call": lambda members: lambda: reduce(members, np.ones(3)),
+    "a queued call": lambda members: lambda: members.all_reduce(np.ones(3), ReduceOp.SUM, LATER),
+    "a message": lambda members: lambda: members.send(np.ones(3), 2, 0, NOW),
+    "a message under way": pending,
+}
+
+
+@pytest.mark.parametrize("how", [*LEARNED, "the end"])
+def test_who_leaves_because_of_a_loss_says_so_before(trio: World, how: str) -> None:
+    """Rank 2 hears of rank 0's goodbye, and would not hear of rank 1 for a long time, to which it is connected yet."""
+    over = threading.Event()
+
+    def attempt(members: Communicator) -> None:
+        mesh = members.mesh
+        if members.rank == 1:
+            mesh._peers[0].connection.close()
+            assert over.wait(TIMEOUT)
+        elif members.rank == 0:
+            call = LEARNED[how](members) if how in LEARNED else members.close
+            deadline = Deadline(TIMEOUT)
+            while 1 not in mesh.lost and not deadline.passed():
+                mesh.progress()
+            if how in LEARNED:
+                with pytest.raises(RankFailedError, match="rank 1 "):
+                    call()
+            else:
+                call()
+            mesh.close()
+        else:
+            with pytest.raises(RankFailedError, match=r"rank 1 \(here, pid \d+\) failed \(connection to ") as gone:
+                reduce(members, np.ones(3))
+            assert gone.value.ranks == (1,)
+            over.set()
 
     trio.run(attempt)
 

@@ -1,0 +1,35 @@
+"""monitored_barrier for torch groups over the mesh: torch's own function refuses backends other than gloo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankmesh import _collectives
+from rankmesh._call import Timeout
+from rankmesh.torch._errors import as_torchs
+from rankmesh.torch._group import mesh_group
+from rankmesh_agent.wire.errors import DistError
+
+
+def monitored_barrier(group: Any = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
+    """Wait until all ranks of a torch group have come here, and say which did not come in time.
+
+    Args:
+        group: a torch process group of backend ``rankmesh``, the default one if None.
+        timeout: how long to wait, timedelta or seconds; the group's by default.
+        wait_all_ranks: name all ranks that did not come, not only the first.
+
+    Raises:
+        CollectiveTimeoutError: ranks did not come; every rank that came names them.
+        TypeError: the group has another backend.
+        As rankmesh.monitored_barrier.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.monitored_barrier
+    """
+    mesh = mesh_group(group)
+    if mesh is None:
+        return
+    try:
+        _collectives.monitored_barrier(mesh, timeout, wait_all_ranks)
+    except DistError as error:
+        raise as_torchs(error) from error.__cause__

@@ -1,0 +1,55 @@
+"""torch's ``env://`` under ``rankmesh run``: MASTER_PORT is a gateway's there, and torch's store is the mesh's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import torch.distributed as c10d
+
+from rankmesh import _world
+from rankmesh.torch._errors import as_torchs
+from rankmesh.torch._store import Store
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.settings import Settings
+
+_rounds = itertools.count()
+_NAMES = ("rank", "world_size")
+
+
+def launched() -> bool:
+    """Whether ``rankmesh run``, or whoever else says where a gateway is, started this process: RANKMESH_GATEWAY."""
+    settings = Settings.from_env(os.environ)
+    return settings.gateway is not None and settings.hosting != "attached"
+
+
+def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """Join the job, and yield the mesh's store, this process's rank and the world size, as torch's handlers do.
+
+    The world that is joined becomes that of torch's default group, if this one's backend is the mesh; else it is left
+    when the process ends.
+
+    Args:
+        url: ``env://``, with ``rank`` and ``world_size`` if the user passed them.
+        timeout: how long the join may take.
+
+    Raises:
+        As rankmesh.init_process_group.
+    """
+    said = {name: int(values[-1]) for name, values in parse_qs(urlsplit(url).query).items() if name in _NAMES}
+    rank, world_size = (said.get(name, -1) for name in _NAMES)
+    world = _world.current()
+    if world is None:
+        try:
+            _world.init_process_group("mesh", timeout=timeout, rank=rank, world_size=world_size)
+        except DistError as error:
+            raise as_torchs(error) from error.__cause__
+        world = _world.require_world()
+        world.lent = True
+    # Every process makes as many groups as the others: keys of an earlier one are not found again.
+    yield c10d.PrefixStore(f"torch/{next(_rounds)}", Store(world.store)), world.group.rank(), world.group.size()
+    raise RuntimeError("env:// cannot be met at a second time")

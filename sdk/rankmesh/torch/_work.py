@@ -1,0 +1,175 @@
+"""What the group's calls return to torch: Works, whose futures are torch's."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+
+from rankmesh.torch._errors import as_torchs
+from rankmesh.torch._threads import soon
+from rankmesh_agent.engine import work as engine
+from rankmesh_agent.wire.errors import DistError
+
+
+class Done(c10d.Work):
+    """A call that was carried out before it returned.
+
+    Args:
+        tensors: the user's tensors that it filled, or worked on.
+    """
+
+    def __init__(self, tensors: list[Any]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def is_completed(self) -> bool:
+        """Whether the call has ended."""
+        return True
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return True
+
+    def exception(self) -> BaseException | None:
+        """Return its error, if it failed."""
+        return None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # torch's default, never changed
+        """Wait for its end; 0 means as long as it may take."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for its end: there is no stream of a device to wait for instead."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """See synchronize."""
+        self.wait()
+
+    def result(self) -> list[Any]:
+        """Return the tensors."""
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Return the group rank that a receive got its message from.
+
+        Raises:
+            RuntimeError: this is not a receive.
+        """
+        raise RuntimeError("source_rank() is only known for a receive")
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def get_future(self) -> torch.futures.Future[list[Any]]:
+        """Return a future whose value is the tensors."""
+        future: torch.futures.Future[list[Any]] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class Pending(Done):
+    """A call that goes on after it has returned.
+
+    Args:
+        tensors: see Done.
+        works: what the engine has to end for it.
+    """
+
+    def __init__(self, tensors: list[Any], works: Sequence[engine.Work]) -> None:
+        super().__init__(tensors)
+        self._works = works
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future[list[Any]] | None = None
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        found = next((error for work in self._works if (error := work.exception()) is not None), None)
+        return as_torchs(found) if isinstance(found, DistError) else found
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        limit = timeout if timeout > timedelta(0) else None
+        try:
+            for work in self._works:
+                work.wait(limit)
+        except DistError as error:
+            raise as_torchs(error) from error.__cause__
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[Any]]:
+        """Return a future whose value is the tensors, completed without anybody waiting.
+
+        To torch's C++, which DDP waits in, only a callback that raises is an error: so the future is that of a callback
+        that looks how the call has ended.
+        """
+        with self._lock:
+            if self._future is None:
+                ended: torch.futures.Future[None] = torch.futures.Future()
+                self._future = ended.then(lambda _: self.result())
+                _when_all_done(self._works, lambda: ended.set_result(None))
+            return self._future
+
+
+class Message(Pending):
+    """A point-to-point message under way.
+
+    Args:
+        tensors: see Done.
+        work: what the engine has to end for it.
+        numbers: the numbers the engine knows the members by, by group rank.
+    """
+
+    def __init__(self, tensors: list[Any], work: engine.Work, numbers: Sequence[int]) -> None:
+        super().__init__(tensors, [work])
+        self._numbers = numbers
+
+    def source_rank(self) -> int:
+        try:
+            return self._numbers.index(self._works[0].source_rank())
+        except DistError as error:
+            raise as_torchs(error) from error.__cause__
+
+    def get_future(self) -> torch.futures.Future[list[Any]]:
+        with self._lock:
+            if self._future is None:
+                ended: torch.futures.Future[None] = torch.futures.Future()
+                self._future = ended.then(lambda _: self.result())
+                soon(lambda: _settle(self._works[0], ended))  # a message has no thread of its own
+            return self._future
+
+
+def _settle(work: engine.Work, ended: torch.futures.Future[None]) -> None:
+    with contextlib.suppress(DistError):  # the callback of the future finds it
+        work.wait()
+    ended.set_result(None)
+
+
+def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> None:
+    """Call ``then`` once, in a thread that holds nothing up, when all works have ended."""
+    left = len(works)
+    lock = threading.Lock()
+
+    def one(_: engine.Future) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            soon(then)
+
+    if not works:
+        then()
+    for work in works:
+        work.get_future().then(one)
