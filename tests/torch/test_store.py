@@ -22,7 +22,8 @@ from torch._C._distributed_c10d import _StoreCollectives
 from torch.distributed.elastic.utils import store as elastic
 
 import rankmesh as ours
-from rankmesh.torch._store import Store, _kept
+from rankmesh.torch import Store
+from rankmesh.torch._store import _kept
 
 SHORT = timedelta(seconds=0.05)
 LONG = timedelta(seconds=30)
@@ -311,7 +312,7 @@ class TestThreads:
         assert not theirs.is_initialized()
 
 
-def train(me: Me) -> None:
+def train(me: Me, port: int) -> None:
     """Meet in several kinds of store, each given inline and kept by nobody; use groups, and train in one."""
     import gc
 
@@ -319,13 +320,9 @@ def train(me: Me) -> None:
     import torch.distributed as c10d
 
     import rankmesh as mesh
-    from rankmesh.torch._store import Store
+    from rankmesh.torch import Store
 
     me.init()
-    tcp = mesh.TCPStore("127.0.0.1", 0, is_master=True) if me.rank == 0 else None
-    if tcp is not None:
-        mesh.get_default_store().set("port", str(tcp.port))
-    port = int(mesh.get_default_store().get("port"))
     stores = {
         "job": lambda: Store(),
         "file": lambda: Store(mesh.FileStore(f"{me.folder}/store", me.size)),
@@ -343,7 +340,6 @@ def train(me: Me) -> None:
         c10d.monitored_barrier()
         me.say(**{name: found.item()})
         if name == "job":
-            torch.manual_seed(me.rank)
             model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1), process_group=pair)
             model(torch.full((1, 2), me.rank + 1.0)).sum().backward()
             me.say(gradient=model.module.weight.grad.tolist())
@@ -353,6 +349,7 @@ def train(me: Me) -> None:
 
 @pytest.mark.processes
 def test_gloo_meets_in_each_kind(ranks: Ranks) -> None:
-    said = [rank.said for rank in ranks.run(train, 2)]
+    master = ours.TCPStore("127.0.0.1", 0, is_master=True)
+    said = [rank.said for rank in ranks.run(train, 2, port=master.port)]
     sums = dict.fromkeys(("job", "file", "tcp", "torch's prefix"), 6.0)
     assert said == [{**sums, "gradient": [[1.5, 1.5]]}] * 2
