@@ -154,7 +154,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     """What came of the cells of a process that is in no job."""
     ranks = Ranks(tmp_path_factory.mktemp("apart"))
     try:
-        yield run_cells(ranks, STARTS, 1, joined=False)
+        yield run_cells(ranks, STARTS, 1, "both-apart")
     finally:
         ranks.end()
 
