@@ -437,7 +437,7 @@ def wait_in_vain_for_an_engine(me: Me) -> None:
     me.init()
     said = me.attempt(dist.new_group, backend="pigeon", timeout=2)
     assert said["error"] == ("OSError" if me.rank == 1 else "StoreTimeoutError"), said
-    assert said["seconds"] < 10, said
+    assert said["seconds"] < 30, said
     dist.barrier()
     assert dist.get_pg_count() == 1
     dist.destroy_process_group()
