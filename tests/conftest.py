@@ -60,7 +60,7 @@ def gateway(ranks: Ranks) -> Iterator[str]:
     found = wait_until(lambda: re.search(ready, process.stdout), f"the gateway to be ready: {process!r}")
     yield found[1]
     process.process.terminate()
-    assert process.process.wait(10) == 0, process
+    assert process.process.wait(60) == 0, process
 
 
 @pytest.fixture(scope="module")

@@ -305,7 +305,7 @@ def use_store_engine(me: Me) -> None:
 
     dist.Backend.register_backend("plain", StoreEngine)
     dist.Backend.register_backend("extended", create, extended_api=True)
-    me.init(backend="cpu:plain,cuda:nccl", timeout=20)
+    me.init(backend="cpu:plain,cuda:nccl", timeout=60)
     rank, engine = me.rank, StoreEngine.made[0]
     assert (engine.rank, engine.size, engine.timeout.total_seconds()) == (rank, 3, 20)
     assert dist.get_backend() == "plain"
@@ -398,7 +398,7 @@ def fail_to_create(me: Me, world: bool) -> None:
 
     dist.Backend.register_backend("pigeon", create)
     before = me.resources() if world else None
-    make = (lambda: me.init(backend="pigeon", timeout=20)) if world else (lambda: dist.new_group(backend="pigeon"))
+    make = (lambda: me.init(backend="pigeon", timeout=60)) if world else (lambda: dist.new_group(backend="pigeon"))
     if not world:
         me.init()
         dist.barrier()
