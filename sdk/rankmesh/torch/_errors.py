@@ -30,8 +30,7 @@ def as_torchs(error: DistError) -> DistError:
     both: type[DistError] = _both(type(error))  # type: ignore[arg-type]  # a class is hashable
     if both is type(error):
         return error
-    made = both.__new__(both, *error.args)
-    made.args = error.args
+    made = both(error.message)
     vars(made).update(vars(error))
     made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
     return made.with_traceback(error.__traceback__)

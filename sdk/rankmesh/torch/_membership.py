@@ -7,7 +7,6 @@ import os
 import secrets
 import time
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as c10d
@@ -22,8 +21,8 @@ from rankmesh_agent.wire.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.errors import DistError, JoinTimeoutError
 from rankmesh_agent.wire.settings import Settings
 
-_SLICE = timedelta(milliseconds=200)
-"""How long torch's store is waited for at a time, so that deadlines and Ctrl-C get through."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
+"""Seconds between two looks into torch's store."""
 
 
 def create(options: Any, backend_options: Any) -> ProcessGroup:
@@ -85,7 +84,7 @@ def _part(world: _world.World, ranks: Any, options: Any, seconds: float) -> Proc
 
 def _joined(options: Any, seconds: float) -> _world.World:
     """Join a job whose ranks meet at torch's store."""
-    rank, size, store = options.group_rank, options.group_size, options.store
+    rank, size = options.group_rank, options.group_size
     deadline = Deadline(seconds)
     settings = Settings.from_env(os.environ)
     if settings.hosting == "attached":
@@ -96,6 +95,8 @@ def _joined(options: Any, seconds: float) -> _world.World:
             )
         meeting = rendezvous(settings.gateway, rank, size, settings, timeout=seconds)
         return _world.join(meeting, settings, seconds)
+    # All make as many groups of one name: what an earlier one left in the store is not found again.
+    store = c10d.PrefixStore(f"rankmesh/{options.store.add(f'rankmesh/{rank}', 1)}", options.store)
     settings = _agreed(settings, store, rank, size, deadline)
     meeting = rendezvous(None, rank, size, settings, store=store, timeout=deadline.remaining())
     return _world.join(meeting, settings, deadline.remaining())
@@ -110,34 +111,32 @@ def _agreed(settings: Settings, store: Any, rank: int, size: int, deadline: Dead
     """
     if settings.bind is not None or settings.interface is not None:
         return settings
-    store.set(f"rankmesh/host/{rank}", shared.host_id(settings.shm_dir))
+    store.set(f"host/{rank}", shared.host_id(settings.shm_dir))
     if rank == 0:
-        keys = [f"rankmesh/host/{each}" for each in range(size)]
+        keys = [f"host/{each}" for each in range(size)]
         _await(store, keys, deadline)
         alone = len({store.get(key) for key in keys}) == 1
         token = settings.token or ("" if alone else secrets.token_hex(32))
-        store.set("rankmesh/agreed", json.dumps({"alone": alone, "token": token if token != settings.token else ""}))
-    _await(store, ["rankmesh/agreed"], deadline)
-    agreed = json.loads(store.get("rankmesh/agreed"))
+        store.set("agreed", json.dumps({"alone": alone, "token": token if token != settings.token else ""}))
+    _await(store, ["agreed"], deadline)
+    agreed = json.loads(store.get("agreed"))
     return replace(settings, bind=LOOPBACK if agreed["alone"] else None, token=settings.token or agreed["token"])
 
 
 def _await(store: Any, keys: list[str], deadline: Deadline) -> None:
     """Wait for keys of torch's store.
 
+    It is asked again and again: in a store's own wait neither Ctrl-C nor this deadline would get through.
+
     Raises:
         JoinTimeoutError: they do not come; names the ranks whose they are.
     """
-    while True:
-        began = time.monotonic()
-        try:
-            store.wait(keys, _SLICE)
-            return
-        except RuntimeError:
-            if time.monotonic() - began < _SLICE.total_seconds() / 2:
-                raise  # each kind of store has its own error when the time is over; this is another one
+    pause = _SHORTEST_PAUSE
+    while not store.check(keys):
         if deadline.passed():
             missing = [number for number, key in enumerate(keys) if not store.check([key])]
             raise JoinTimeoutError(
                 f"ranks {missing} did not come to torch's store within {deadline.seconds:.1f} s", ranks=missing
             )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)

@@ -1,0 +1,142 @@
+"""What torch's users see when a rank of a group over the mesh dies or stays away: ranks are processes."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from support.processes import Me, Ranks
+
+pytestmark = pytest.mark.processes
+
+CALLS = ("backward", "wait", "future", "chain", "message", "call")
+
+
+def joined(me: Me, **options: Any) -> Any:
+    """Make torch's default group over the mesh; return torch.distributed."""
+    import torch.distributed as c10d
+
+    c10d.init_process_group(
+        "rankmesh", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size, **options
+    )
+    return c10d
+
+
+def wait_in_all_ways(me: Me) -> None:
+    """All but rank 1 wait for it: in a Work, a future, what follows one, a message, a call, and in backward()."""
+    import torch
+
+    c10d = joined(me)
+    groups = [c10d.new_group() for _ in range(5)]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), process_group=groups[0])
+    loss = model(torch.ones(2, 4)).sum()
+    c10d.barrier()
+    me.mark(f"there-{me.rank}")
+    if me.rank == 1:
+        me.wait_for("never")
+    tensors = torch.ones(4, 3)
+    work = c10d.all_reduce(tensors[0], group=groups[1], async_op=True)
+    future = c10d.all_reduce(tensors[1], group=groups[2], async_op=True).get_future()
+    chain = c10d.all_reduce(tensors[2], group=groups[3], async_op=True).get_future().then(lambda done: done.value())
+    message = c10d.irecv(tensors[3], src=1, group=groups[4])
+    me.mark(f"waiting-{me.rank}")
+    found = {
+        "backward": me.attempt(loss.backward),
+        "wait": me.attempt(work.wait),
+        "future": me.attempt(future.wait),
+        "chain": me.attempt(chain.wait),
+        "message": me.attempt(message.wait),
+        "call": me.attempt(c10d.all_reduce, torch.ones(3)),
+    }
+    me.say(**found, failed=[work.is_completed(), work.is_success(), type(work.exception()).__name__])
+    c10d.destroy_process_group()
+
+
+def test_a_killed_rank_is_named_wherever_the_others_wait(ranks: Ranks) -> None:
+    started = ranks.start(wait_in_all_ways, 3, uses=[joined])
+    ranks.wait_for("there-1", "waiting-0", "waiting-2")
+    started[1].kill()
+    ranks.wait(started)
+    assert started[1].code == -signal.SIGKILL
+    for rank in (started[0], started[2]):
+        assert rank.code == 0, ranks.told()
+        for call in CALLS:
+            said = rank.said[call]
+            assert "rank 1" in said["text"], (call, said)
+            assert "RuntimeError" in said["is"], (call, said)
+        for call in ("wait", "message", "call"):
+            assert rank.said[call]["error"] == "RankFailedError", ranks.told()
+            assert rank.said[call]["ranks"] == [1]
+            assert rank.said[call]["is"].count("DistBackendError") == 2  # RankMesh's and torch's
+        for call in ("backward", "future", "chain"):  # torch's C++ passes on what the error says
+            assert "RankFailedError" in rank.said[call]["text"] or rank.said[call]["error"] == "RankFailedError"
+        assert rank.said["failed"] == [True, False, "RankFailedError"]
+
+
+def lose_patience(me: Me) -> None:
+    """Rank 1 makes none of the calls that the others wait for."""
+    from datetime import timedelta
+
+    import torch
+
+    import rankmesh.torch as mesh
+
+    c10d = joined(me)
+    ones = torch.ones(2)
+    groups = [c10d.new_group(timeout=timedelta(seconds=1)) for _ in range(4)]
+    groups[2].set_timeout(timedelta(seconds=0.5))
+    monitored = c10d.new_group()
+    if me.rank != 1:
+        work = c10d.all_reduce(ones, group=groups[1], async_op=True)
+        me.say(
+            call=me.attempt(c10d.all_reduce, torch.ones(2), group=groups[0]),
+            wait=me.attempt(work.wait),
+            changed=me.attempt(c10d.broadcast, torch.ones(2), 0, group=groups[2]),
+            monitored=me.attempt(mesh.monitored_barrier, monitored, timeout=timedelta(seconds=1)),
+            method=me.attempt(groups[3].monitored_barrier, timedelta(seconds=1), True),
+        )
+    me.meet("given up")
+    c10d.destroy_process_group()
+
+
+def test_a_rank_that_stays_away_is_named(ranks: Ranks) -> None:
+    started = ranks.run(lose_patience, 3, uses=[joined])
+    for rank in (started[0], started[2]):
+        for call in ("call", "wait", "changed", "monitored", "method"):
+            said = rank.said[call]
+            assert said["error"] in ("CollectiveTimeoutError", "GroupAbortedError"), (call, said)
+            assert said["ranks"] == [1], (call, said)
+            assert said["is"].count("DistBackendError") == 2
+
+
+def abort_and_leave(me: Me) -> None:
+    """A group is given up by one member; another by all, while a call is under way."""
+    import threading
+
+    import torch
+
+    c10d = joined(me)
+    group, other = c10d.new_group(), c10d.new_group()
+    waiting = c10d.all_reduce(torch.ones(1), group=other, async_op=True) if me.rank == 0 else None
+    c10d.barrier()
+    if me.rank == 1:
+        group.abort()
+    me.say(aborted=me.attempt(c10d.all_reduce, torch.ones(1), group=group))
+    c10d.barrier()  # the default group goes on
+    if waiting is not None:
+        c10d.destroy_process_group(other)
+        me.say(left=me.attempt(waiting.wait))
+    me.meet("left")
+    c10d.destroy_process_group()
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("rankmesh")]
+    me.say(threads=[name for name in names if not name.startswith("rankmesh-callback")])
+
+
+def test_a_group_can_be_aborted_and_left(ranks: Ranks) -> None:
+    started = ranks.run(abort_and_leave, 2, uses=[joined])
+    for rank in started:
+        assert rank.said["aborted"]["error"] == "GroupAbortedError", ranks.told()
+        assert "abort()" in rank.said["aborted"]["text"]
+        assert rank.said["threads"] == []
+    assert "DistBackendError" in started[0].said["left"]["is"]
