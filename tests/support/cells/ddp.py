@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817  # everybody's name for it
 
 from support.sides import Cells
@@ -230,6 +229,8 @@ def in_a_group(dist: Any, rank: int, size: int) -> Any:
 
 @cell(sizes=SIZES, optimizer=["SGD", "Adam"])
 def zero_redundancy(dist: Any, rank: int, size: int, optimizer: str) -> Any:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # here: it compiles much when it is imported
+
     model = DDP(network())
     chosen = ZeroRedundancyOptimizer(model.parameters(), getattr(torch.optim, optimizer), lr=0.05)
     told = train(model, rank, chosen)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -54,6 +56,17 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> list
 def parts(model: nn.Module) -> list[Any]:
     """Return what a rank holds of each parameter, and the whole of it."""
     return [(parameter.to_local().detach(), parameter.full_tensor().detach()) for parameter in model.parameters()]
+
+
+@contextlib.contextmanager
+def common_folder(dist: Any, rank: int) -> Iterator[str]:
+    """A folder for all ranks, for a while."""
+    folder = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(folder)
+    yield folder[0]
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder[0])
 
 
 FSDP: dict[str, dict[str, Any]] = {
@@ -177,28 +190,27 @@ def compiled(dist: Any, rank: int, size: int) -> Any:
 
 @cell(sizes=SIZES, way=["save", "async_save"])
 def checkpoints(dist: Any, rank: int, size: int, way: str) -> Any:
-    folder = [tempfile.mkdtemp() if rank == 0 else ""]
-    dist.broadcast_object_list(folder)
+    with common_folder(dist, rank) as folder:
+        return checkpointed(folder, rank, size, way)
+
+
+def checkpointed(folder: str, rank: int, size: int, way: str) -> Any:
     model = sharded(size)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     steps(model, optimizer, rank)
     names = ("model", "optimizer")
     kept = dict(zip(names, get_state_dict(model, optimizer), strict=True))
-    saving = getattr(checkpoint, way)(kept, checkpoint_id=folder[0])
+    saving = getattr(checkpoint, way)(kept, checkpoint_id=folder)
     if way == "async_save":
         saving.result(timeout=60)
     wanted = parts(model)
     model = sharded(size)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
     state = dict(zip(names, get_state_dict(model, optimizer), strict=True))
-    checkpoint.load(state, checkpoint_id=folder[0])
+    checkpoint.load(state, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     found = parts(model)
-    losses = steps(model, optimizer, rank)
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(folder[0])
-    return wanted, found, losses, parts(model)
+    return wanted, found, steps(model, optimizer, rank), parts(model)
 
 
 @cell(sizes=SIZES)
