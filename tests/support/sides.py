@@ -3,8 +3,8 @@
 A *cell* is a function ``cell(dist, rank, size, ...)``, written once against the torch API, which returns plain data and
 tensors. A process a rank runs every cell of some modules with each library as ``dist`` and writes down what came: the
 value, or the exception. ``python -m support.sides RANK SIZE FOLDER KIND MODULE...`` is such a process; KINDS has the
-kinds. gloo and rankmesh are compared in one process, which is in a job of each; torch.distributed has one default group
-a process, so with the other backend it is run in processes of their own.
+kinds. gloo and rankmesh are compared in one process, which is in a job of each. torch.distributed has one default group
+a process: where the mesh is its backend, that is in processes of their own.
 """
 
 from __future__ import annotations
@@ -49,26 +49,25 @@ class Over:
         torch.distributed.init_process_group("rankmesh" if backend == "gloo" else backend, *arguments, **options)
 
 
-class Kind(NamedTuple):
-    """A kind of process.
-
-    Attributes:
-        sides: what it runs the cells with, by name.
-        joined: whether it is in a job of each.
-    """
-
-    sides: Mapping[str, Any]
-    joined: bool
+BOTH: Mapping[str, Any] = {"gloo": torch.distributed, "rankmesh": rankmesh}
+OVER: Mapping[str, Any] = {"over": Over()}
 
 
-_BOTH: Mapping[str, Any] = {"gloo": torch.distributed, "rankmesh": rankmesh}
-_OVER: Mapping[str, Any] = {"over": Over()}
-KINDS = {
-    "both": Kind(_BOTH, True),
-    "both-apart": Kind(_BOTH, False),
-    "over": Kind(_OVER, True),
-    "over-apart": Kind(_OVER, False),
+def join(sides: Mapping[str, Any], rank: int, size: int, folder: Path) -> Mapping[str, Any]:
+    """Make this process a rank of a job of each side's."""
+    for name, dist in sides.items():
+        method = f"file://{folder}/{name}"
+        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size, timeout=TIMEOUT)
+    return sides
+
+
+KINDS: dict[str, Callable[[int, int, Path], Mapping[str, Any]]] = {
+    "both": lambda *where: join(BOTH, *where),
+    "both-apart": lambda *where: BOTH,
+    "over": lambda *where: join(OVER, *where),
+    "over-apart": lambda *where: OVER,
 }
+"""The kinds of processes: functions of rank, world size and folder that return what stands for ``dist``, by side."""
 
 
 class Cell(NamedTuple):
@@ -135,20 +134,6 @@ class Cells:
     def of(self, size: int) -> dict[str, Cell]:
         """Return the cells that make sense in a world of this size."""
         return {name: cell for name, cell in self.found.items() if size in cell.sizes}
-
-
-def join(sides: Mapping[str, Any], rank: int, size: int, folder: Path) -> None:
-    """Make this process a rank of a job of each side's."""
-    for name, dist in sides.items():
-        method = f"file://{folder}/{name}"
-        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size, timeout=TIMEOUT)
-
-
-def leave(sides: Mapping[str, Any]) -> None:
-    """End all jobs at this rank."""
-    for dist in sides.values():
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def outcome(call: Callable[..., Any], *arguments: Any) -> Outcome:
@@ -268,23 +253,26 @@ def cells_of(modules: Sequence[str], size: int) -> dict[str, Cell]:
     }
 
 
-def main(rank: int, size: int, folder: Path, kind: Kind, modules: Sequence[str]) -> None:
+def main(rank: int, size: int, folder: Path, kind: str, modules: Sequence[str]) -> None:
     """Be a rank: run all cells on each side and write down what came."""
     torch.set_num_threads(1)
-    if kind.joined:
-        join(kind.sides, rank, size, folder)
+    sides = KINDS[kind](rank, size, folder)
+    joined = torch.distributed.is_initialized()
+    if joined:
         between = torch.distributed.new_group(backend="gloo", timeout=2 * TIMEOUT)
     outcomes: dict[str, dict[str, Outcome]] = {}
     for name, cell in cells_of(modules, size).items():
         outcomes[name] = {}
-        for side, dist in kind.sides.items():
+        for side, dist in sides.items():
             outcomes[name][side] = outcome(cell, dist, rank, size)
-            if kind.joined:
+            if joined:
                 torch.distributed.barrier(between)  # so that no receive from any rank gets a later cell's message
-    if kind.joined:
-        leave(kind.sides)
+    if joined:
+        torch.distributed.destroy_process_group()
+    if rankmesh.is_initialized():
+        rankmesh.destroy_process_group()
     (folder / f"outcomes-{rank}").write_text(json.dumps(outcomes))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), KINDS[sys.argv[4]], sys.argv[5:])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5:])

@@ -1,4 +1,4 @@
-"""The worlds in which gloo and rankmesh are compared, made once for results and errors."""
+"""The worlds in which gloo and rankmesh are compared, made once for all files."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ _OPS = {
     for op in ReduceOp
     if op is not ReduceOp.PREMUL_SUM and hasattr(c10d.ReduceOp.RedOpType, op.name)
 }
-_UNSET = timedelta(0)
-"""torch's options have a negative timeout where nobody said one."""
+_UNSET = timedelta(milliseconds=-1)
+"""The timeout in torch's options where nobody said one."""
 _profiling = torch.autograd._profiler_enabled
 
 
@@ -162,7 +162,7 @@ class Collectives:
         root = 0 if opts is None else opts.rootRank
         outs = list(outputs[0]) if outputs else None
         done = _gather_scatter.gather(inputs[0], outs, None, self.mesh, is_async, root, timeout=timeout)
-        return _work(outs or inputs, done)
+        return _work(outs or [], done)
 
     @_call("scatter")
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
@@ -291,8 +291,8 @@ def _listed(tensors: Any) -> list[Any]:
     return list(tensors) if isinstance(tensors, list | tuple) else [tensors]
 
 
-def _said(timeout: Any) -> timedelta | None:
-    return timeout if isinstance(timeout, timedelta) and timeout > _UNSET else None
+def _said(timeout: timedelta | None) -> timedelta | None:
+    return None if timeout == _UNSET else timeout
 
 
 def _how(opts: Any) -> tuple[timedelta | None, bool]:
