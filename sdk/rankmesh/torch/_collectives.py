@@ -16,13 +16,14 @@ import torch
 import torch.distributed as c10d
 
 from rankmesh import _batch, _collectives, _gather_scatter, _p2p
+from rankmesh._call import Timeout
 from rankmesh._world import ProcessGroup as MeshGroup
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._work import Done, Message, Pending
 from rankmesh_agent.engine.order import Options
 from rankmesh_agent.engine.work import Work
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -223,9 +224,15 @@ class Collectives:
         return _work([], _collectives.barrier(self.mesh, is_async, timeout=timeout))
 
     @_call("monitored_barrier")
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have come, and say which did not; see rankmesh.torch.monitored_barrier."""
-        _collectives.monitored_barrier(self.mesh, _said(timeout), wait_all_ranks)
+        try:
+            _collectives.monitored_barrier(self.mesh, timeout, wait_all_ranks)
+        except CollectiveTimeoutError as error:
+            late = f"Rank{'s' if len(error.ranks) > 1 else ''} {', '.join(map(str, error.ranks))}"
+            # in gloo's words, which people search their logs for
+            words = f"Rank {self.mesh.rank()} timed out in monitoredBarrier. {late} failed to pass monitoredBarrier"
+            raise CollectiveTimeoutError(f"{words}: {error.message}", **error.details()) from error.__cause__
 
     # Names of torch before 2.13
 
