@@ -306,6 +306,7 @@ class Order:
             work.run()
             with self._standing.lock:
                 self._queued.popleft()
+            del work  # what it has of the user's goes now, not when the next one comes
 
     def _run(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> None:
         # In turn: what an earlier call changed (registered arrays, another backend) holds for this one at every rank.

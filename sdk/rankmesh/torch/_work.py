@@ -124,7 +124,7 @@ class Pending(Done):
                 if self.is_completed():
                     ended.set_result(None)
                 else:
-                    self._end_later(ended)
+                    _when_all_done(self._works, lambda: ended.set_result(None))
             return self._future
 
     def _outcome(self) -> list[Any]:
@@ -133,9 +133,6 @@ class Pending(Done):
         if error is not None:
             raise error
         return self._tensors
-
-    def _end_later(self, ended: torch.futures.Future[None]) -> None:
-        _when_all_done(self._works, lambda: ended.set_result(None))
 
 
 class Message(Pending):
@@ -157,21 +154,13 @@ class Message(Pending):
         except DistError as error:
             raise as_torchs(error) from error.__cause__
 
-    def _end_later(self, ended: torch.futures.Future[None]) -> None:
-        soon(lambda: self._settle(ended))  # nothing but who waits for it moves a message
-
-    def _settle(self, ended: torch.futures.Future[None]) -> None:
-        with contextlib.suppress(DistError):  # the callback of the future finds it
-            self._works[0].wait()
-        ended.set_result(None)
-
 
 def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> None:
     """Call ``then`` once, in a thread that holds nothing up, when all works have ended."""
     left = len(works)
     lock = threading.Lock()
 
-    def one(_: engine.Future) -> None:
+    def one() -> None:
         nonlocal left
         with lock:
             left -= 1
@@ -180,4 +169,18 @@ def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> No
             soon(then)
 
     for work in works:
-        work.get_future().then(one)
+        _when_done(work, one)
+
+
+def _when_done(work: engine.Work, then: Callable[[], None]) -> None:
+    """Call ``then``, in whichever thread, when a work has ended."""
+    if isinstance(work, engine.MessageWork):
+        soon(lambda: _settle(work, then))  # nothing but who waits for it moves a message
+    else:
+        work.get_future().then(lambda _: then())
+
+
+def _settle(work: engine.Work, then: Callable[[], None]) -> None:
+    with contextlib.suppress(DistError):  # whoever asks the work finds it
+        work.wait()
+    then()
