@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankmesh import _collectives
 from rankmesh._call import Timeout
+from rankmesh.torch import _monitored
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._group import mesh_group
 from rankmesh_agent.wire.errors import DistError
@@ -30,6 +30,6 @@ def monitored_barrier(group: Any = None, timeout: Timeout = None, wait_all_ranks
     if mesh is None:
         return
     try:
-        _collectives.monitored_barrier(mesh, timeout, wait_all_ranks)
+        _monitored.monitored_barrier(mesh, timeout, wait_all_ranks)
     except DistError as error:
         raise as_torchs(error) from error.__cause__

@@ -17,6 +17,7 @@ import torch.distributed as c10d
 
 from rankmesh import _batch, _collectives, _gather_scatter, _p2p
 from rankmesh._world import ProcessGroup as MeshGroup
+from rankmesh.torch import _monitored
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._work import Done, Message, Pending
@@ -225,7 +226,8 @@ class Collectives:
     @_call("monitored_barrier")
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have come, and say which did not; see rankmesh.torch.monitored_barrier."""
-        _collectives.monitored_barrier(self.mesh, _said(timeout), wait_all_ranks)
+        said = None if timeout is None or timeout < _UNSET else timeout  # here 0 is no time at all
+        _monitored.monitored_barrier(self.mesh, said, wait_all_ranks)
 
     # Names of torch before 2.13
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as c10d
 
 from rankmesh_agent.wire.errors import (
+    CollectiveTimeoutError,
     DistBackendError,
     DistError,
     DistNetworkError,
@@ -25,12 +26,17 @@ _COUNTERPARTS: tuple[tuple[type[DistError], str], ...] = (
 """Ours, the most special first, and the name of torch's."""
 
 
+_TIMED_OUT = "; the timeout is over"
+"""Added to what did not end in time: scripts, and torch's own tests, tell by " timeout " or gloo's "Timed out"."""
+
+
 def as_torchs(error: DistError) -> DistError:
     """Return an error that is also an instance of torch's class for its kind, with what it carries."""
     both: type[DistError] = _both(type(error))  # type: ignore[arg-type]  # a class is hashable
     if both is type(error):
         return error
-    made = both(error.message)
+    timed_out = isinstance(error, CollectiveTimeoutError) and not error.message.endswith(_TIMED_OUT)
+    made = both(error.message + _TIMED_OUT if timed_out else error.message)
     vars(made).update(vars(error))
     made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
     return made.with_traceback(error.__traceback__)
