@@ -8,6 +8,8 @@ RUNS   ?= 1
 RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together.
 PARALLEL ?= --numprocesses 4 --dist loadfile
+# Where the environment forbids it (a container's often does), each process that a test starts compiles everything anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Not those of what comes before a rank is there (init methods, launcher, command line), nor of calls that are refused
 # before anything is sent.

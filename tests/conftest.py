@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,17 @@ import rankmesh as dist
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the garbage collector never look at the tests themselves: there are thousands, and they stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_sessionfinish() -> None:
@@ -48,7 +60,7 @@ def gateway(ranks: Ranks) -> Iterator[str]:
     found = wait_until(lambda: re.search(ready, process.stdout), f"the gateway to be ready: {process!r}")
     yield found[1]
     process.process.terminate()
-    assert process.process.wait(10) == 0, process
+    assert process.process.wait(60) == 0, process
 
 
 @pytest.fixture(scope="module")

@@ -222,4 +222,4 @@ def test_every_collective_names_the_rank_that_does_not_come_in_time(ranks: Ranks
         assert f"{name.split()[0].removesuffix('_single')} #1 in group" in said["text"], name
         assert "waited 0.1 s for rank 1" in said["text"], name
         assert "arrived: 0" in said["text"], name
-        assert 0.09 < said["seconds"] < 5, name
+        assert 0.09 < said["seconds"] < 30, name

@@ -19,8 +19,8 @@ import rankmesh as dist
 
 pytestmark = pytest.mark.processes
 
-SOON = 8.0
-"""Seconds within which a failure must be known everywhere, on a busy machine too; by heartbeats it would take 10."""
+SOON = 30.0
+"""Seconds within which a failure must be known everywhere, on a busy machine too."""
 
 
 @pytest.fixture
@@ -123,6 +123,7 @@ def test_a_rank_that_is_killed_is_named_on_all_hosts_soon(ranks: Ranks, on: Call
         assert rank.said["ranks"] == [victim], rank.said
         assert rank.said["error"] in ("RankFailedError", "GroupAbortedError")
         assert f"pid {started[victim].process.pid}" in rank.said["text"]
+        assert "heartbeat" not in rank.said["text"], "for one that is missing they would have waited"
         assert rank.said["at"] - killed < SOON
 
 

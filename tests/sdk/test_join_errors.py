@@ -17,6 +17,9 @@ import rankmesh as dist
 
 pytestmark = pytest.mark.processes
 
+SOON = 30.0
+"""Seconds within which an error must come, on a busy machine too; a join that is refused might have taken 60."""
+
 
 def joined(gateway: str, rank: int) -> bool:
     """Whether a gateway knows a rank."""
@@ -45,7 +48,7 @@ def fail_then_work(me: Me, failing: dict, working: dict, together: bool = False)
 
 def work(me: Me, options: dict) -> None:
     """Join properly, compute something, leave."""
-    dist.init_process_group(**options, timeout=20)
+    dist.init_process_group(**options, timeout=60)
     value = np.array([1.0])
     dist.all_reduce(value)
     assert value == dist.get_world_size()
@@ -75,7 +78,7 @@ def test_a_join_that_times_out_names_the_missing_ranks(ranks: Ranks, scheme: str
         assert said["ranks"] == [1, 3]
         assert "1, 3" in said["text"]
         assert all(f"pid {each.pid}" in said["text"] for each in started), "who did join is named, too"
-        assert 3.9 < said["seconds"] < 10, said
+        assert 3.9 < said["seconds"] < SOON, said
 
 
 def none_of_three(me: Me, method: str) -> None:
@@ -98,7 +101,7 @@ def one_too_many(me: Me, method: str) -> None:
     """Two processes without ranks run; the third is refused, and they go on."""
     if me.rank == 2:
         me.wait_for("up-0", "up-1")
-        me.say(**me.attempt(dist.init_process_group, init_method=method, world_size=2, timeout=20))
+        me.say(**me.attempt(dist.init_process_group, init_method=method, world_size=2, timeout=60))
         me.mark("refused")
         return
     dist.init_process_group(init_method=method, world_size=2)
@@ -113,7 +116,7 @@ def test_one_process_more_than_there_are_ranks(ranks: Ranks) -> None:
     said = started[2].said
     assert said["error"] == "RankTakenError"
     assert f"none left for process {started[2].pid}" in said["text"]
-    assert said["seconds"] < 10
+    assert said["seconds"] < SOON
 
 
 def alone_for_a_while(me: Me, gateway: str) -> None:
@@ -143,7 +146,7 @@ def test_nobody_at_the_gateways_address(ranks: Ranks) -> None:
     assert "TimeoutError" in said["is"]
     assert str(nowhere) in said["address"]
     assert f"127.0.0.1:{nowhere}" in said["text"]
-    assert said["seconds"] < 10
+    assert said["seconds"] < SOON
 
 
 def test_nobody_else_at_the_file(ranks: Ranks) -> None:
@@ -152,7 +155,7 @@ def test_nobody_else_at_the_file(ranks: Ranks) -> None:
     (rank,) = ranks.run(fail_then_work, 1, uses=[work], failing=failing, working=working)
     assert rank.said["error"] == "JoinTimeoutError"
     assert rank.said["ranks"] == [0]
-    assert rank.said["seconds"] < 10
+    assert rank.said["seconds"] < SOON
     assert not (ranks.folder / "meet").exists()
 
 
@@ -164,7 +167,7 @@ def test_nobody_hosts_in_the_multicast_group(ranks: Ranks) -> None:
     (rank,) = ranks.run(fail_then_work, 1, env=env, uses=[work], failing=failing, working=working)
     assert rank.said["error"] == "GatewayUnreachableError"
     assert "rank 0" in rank.said["text"]
-    assert rank.said["seconds"] < 10
+    assert rank.said["seconds"] < SOON
 
 
 # Ranks that do not agree
@@ -176,7 +179,7 @@ def the_same_rank_twice(me: Me, gateway: str) -> None:
     if me.rank == 2:
         until_joined(gateway, 1)
         until_joined(gateway, 0)
-        fail_then_work(me, {**options, "rank": 1, "timeout": 20}, {**options, "rank": 2})
+        fail_then_work(me, {**options, "rank": 1, "timeout": 60}, {**options, "rank": 2})
     else:
         work(me, {**options, "rank": me.rank})
 
@@ -187,13 +190,13 @@ def test_the_same_rank_twice(ranks: Ranks, gateway: str) -> None:
     assert said["error"] == "RankTakenError"
     assert said["ranks"] == [1]
     assert f"pid {started[1].pid}" in said["text"], "the holder is named"
-    assert said["seconds"] < 10
+    assert said["seconds"] < SOON
 
 
 def late_twin(me: Me, gateway: str) -> None:
     if me.rank == 2:
         me.wait_for("up")
-        me.say(**me.attempt(dist.init_process_group, init_method=gateway, rank=1, world_size=2, timeout=20))
+        me.say(**me.attempt(dist.init_process_group, init_method=gateway, rank=1, world_size=2, timeout=60))
         me.mark("refused")
         return
     dist.init_process_group(init_method=gateway, rank=me.rank, world_size=2)
@@ -219,7 +222,7 @@ def other_world_size(me: Me, method: str) -> None:
         work(me, {**options, "world_size": 2})
     else:
         until_joined(method.replace("tcp", "http"), 0)
-        fail_then_work(me, {**options, "world_size": 3, "timeout": 20}, {**options, "world_size": 2})
+        fail_then_work(me, {**options, "world_size": 3, "timeout": 60}, {**options, "world_size": 2})
 
 
 def test_different_world_sizes(ranks: Ranks) -> None:
@@ -229,7 +232,7 @@ def test_different_world_sizes(ranks: Ranks) -> None:
     assert "3" in said["text"]
     assert f"pid {started[0].pid}" in said["text"]
     assert "WORLD_SIZE" in said["text"]
-    assert said["seconds"] < 10
+    assert said["seconds"] < SOON
 
 
 def other_token(me: Me, method: str) -> None:
@@ -241,7 +244,7 @@ def other_token(me: Me, method: str) -> None:
     me.wait_for("up")
     os.environ["RANKMESH_TOKEN"] = "wrong"
     before = me.resources()
-    me.say(**me.attempt(dist.init_process_group, **options, timeout=20))
+    me.say(**me.attempt(dist.init_process_group, **options, timeout=60))
     assert me.resources() == before
     os.environ["RANKMESH_TOKEN"] = "right"
     work(me, options)
@@ -253,7 +256,7 @@ def test_the_wrong_token(ranks: Ranks) -> None:
     said = started[1].said
     assert said["error"] == "AuthenticationError"
     assert "RANKMESH_TOKEN" in said["text"]
-    assert said["seconds"] < 10
+    assert said["seconds"] < SOON
 
 
 # Somebody else at the address
@@ -261,7 +264,7 @@ def test_the_wrong_token(ranks: Ranks) -> None:
 
 def port_taken(me: Me, port: int, free: int) -> None:
     options = {"rank": 0, "world_size": 1}
-    failing = {**options, "init_method": f"tcp://127.0.0.1:{port}", "timeout": 20}
+    failing = {**options, "init_method": f"tcp://127.0.0.1:{port}", "timeout": 60}
     fail_then_work(me, failing, {**options, "init_method": f"tcp://127.0.0.1:{free}"})
 
 
@@ -273,7 +276,7 @@ def test_rank_0_finds_its_port_taken_and_says_by_whom(ranks: Ranks) -> None:
     assert said["error"] == "AddressInUseError"
     assert said["address"] == f"127.0.0.1:{port}"
     assert f"pid {os.getpid()}" in said["text"]
-    assert said["seconds"] < 10
+    assert said["seconds"] < SOON
 
 
 def test_rank_0_finds_a_web_server_at_its_port(ranks: Ranks) -> None:
@@ -295,7 +298,7 @@ def test_another_rank_finds_a_web_server_at_the_gateways_address(ranks: Ranks) -
     assert "DistNetworkError" in said["is"]
     assert "not a RankMesh gateway" in said["text"]
     assert f"127.0.0.1:{port}" in said["text"]
-    assert said["seconds"] < 10
+    assert said["seconds"] < SOON
 
 
 def test_another_rank_finds_a_listener_that_says_nothing(ranks: Ranks) -> None:
@@ -305,7 +308,7 @@ def test_another_rank_finds_a_listener_that_says_nothing(ranks: Ranks) -> None:
     said = rank.said
     assert said["error"] == "GatewayUnreachableError"
     assert f"127.0.0.1:{port}" in said["text"]
-    assert said["seconds"] < 10, "the timeout given was 2 s"
+    assert said["seconds"] < SOON, "the timeout given was 2 s"
 
 
 # What has to be said first

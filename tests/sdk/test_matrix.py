@@ -34,7 +34,7 @@ each_part = pytest.mark.parametrize("part", sweep.PARTS, ids=lambda part: part._
 def whole_matrix(me: Me, every: int) -> None:
     from support.matrix import sweep
 
-    me.init(timeout=30)
+    me.init(timeout=60)
     for part in sweep.PARTS:
         sweep.sweep(me, part, every=every)
     downwards = list(range(me.size))[::-1]

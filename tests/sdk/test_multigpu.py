@@ -18,7 +18,7 @@ def all_lists(me: Me) -> None:
     from support.matrix import sweep
     from support.matrix.lists import lists
 
-    me.init(timeout=20)
+    me.init(timeout=60)
     sweep.sweep(me, lists)
     dist.destroy_process_group()
 

@@ -21,7 +21,7 @@ Printed = Callable[[int], Said]
 def all_examples(me: Me) -> None:
     from support.reference import EXAMPLES, shown
 
-    me.init(timeout=20)
+    me.init(timeout=60)
     for name, example in EXAMPLES.items():
         if len(example.shows) == me.size:
             me.say(**{name: list(map(shown, example.run(me.rank, me.size)))})

@@ -86,7 +86,7 @@ def raises_timeout(call: Callable[[], object], *named: str) -> None:
     began = time.monotonic()
     with pytest.raises(dist.StoreTimeoutError, match=r"waited 0\.05 s") as caught:
         call()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert isinstance(caught.value, dist.DistStoreError)
     assert isinstance(caught.value, TimeoutError)
     assert all(name in str(caught.value) for name in named)

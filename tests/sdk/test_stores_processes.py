@@ -20,7 +20,7 @@ def open_store(me, kind, port=0):
         return dist.PrefixStore("p", open_store(me, kind.removeprefix("prefix/"), port))
     if kind == "file":
         return dist.FileStore(f"{me.folder}/store", me.size)
-    return dist.TCPStore("127.0.0.1", port, me.size, me.rank == 0, timedelta(seconds=30))
+    return dist.TCPStore("127.0.0.1", port, me.size, me.rank == 0, timedelta(seconds=60))
 
 
 def share(me, kind, port):
@@ -106,7 +106,7 @@ def interrupted(me, kind, call):
 def test_ctrl_c_ends_a_wait(ranks, kind, call):
     (rank,) = ranks.run(interrupted, 1, kind=kind, call=call)
     assert rank.said["attempt"]["error"] == "KeyboardInterrupt"
-    assert rank.said["attempt"]["at"] - rank.said["interrupted_at"] < 10
+    assert rank.said["attempt"]["at"] - rank.said["interrupted_at"] < 30
 
 
 def at_start(me, port, role):
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_wait_for_the_others(ranks, role):
     port = free_port()
     (rank,) = ranks.run(at_start, 1, port=port, role=role)
     assert rank.said["attempt"]["error"] == "KeyboardInterrupt"
-    assert rank.said["attempt"]["at"] - rank.said["interrupted_at"] < 10
+    assert rank.said["attempt"]["at"] - rank.said["interrupted_at"] < 30
     with socket.create_server(("127.0.0.1", port)):
         pass
 
@@ -142,7 +142,7 @@ def test_who_waits_for_a_master_that_is_killed_learns_it(ranks):
     ranks.succeed([client])
     assert client.said["attempt"]["error"] == "DistNetworkError"
     assert f"127.0.0.1:{port}" in client.said["attempt"]["text"]
-    assert client.said["attempt"]["at"] - killed < 10
+    assert client.said["attempt"]["at"] - killed < 30
 
 
 def killed_writers(me):
@@ -186,7 +186,7 @@ def meets(me, kind, port):
 
     store = open_store(me, kind, port)
     for turn in range(2):  # the second time, the store still has what was written the first time
-        dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.size, timeout=timedelta(seconds=30))
+        dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.size, timeout=timedelta(seconds=60))
         array = np.full(3, me.rank + 1.0 + turn)
         dist.all_reduce(array)
         me.say(**{f"sum-{turn}": array.tolist()})

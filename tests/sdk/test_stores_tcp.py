@@ -282,7 +282,7 @@ class TestTheMasterGoes:
         for call in (lambda: client.set("k", "v"), lambda: client.check(["k"]), client.num_keys):
             with pytest.raises(dist.DistNetworkError, match="cannot be reached"):
                 call()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
 
     def test_who_waits_in_its_process_learns_it(self, made, in_thread):
         master = made(is_master=True)

@@ -23,7 +23,7 @@ each_transport = pytest.mark.parametrize("transport", ["shm", "tcp"])
 def all_of_them(me: Me) -> None:
     from support.wrong import try_all
 
-    me.init(timeout=30)
+    me.init(timeout=60)
     try_all(me)
     dist.destroy_process_group()
 
@@ -45,7 +45,7 @@ def test_a_wrong_call_raises_before_anything_is_sent(tried: Tried, transport: st
     for attempt in (attempt for of_rank in said for attempt in of_rank[name]):
         assert attempt["error"] == WRONG[name].error.__name__, attempt["text"]
         assert re.search(WRONG[name].says, attempt["text"])
-        assert attempt["seconds"] < 5
+        assert attempt["seconds"] < 30
         assert attempt["unchanged"]
         assert attempt["usable"]
 
@@ -65,7 +65,7 @@ def test_a_mismatch_raises_on_every_rank(tried: Tried, transport: str, name: str
 def outsider(me: Me) -> None:
     import warnings
 
-    me.init(timeout=20)
+    me.init(timeout=60)
     group = dist.new_group([0, 2])
     ones = np.ones(3)
     if me.rank == 1:
@@ -109,7 +109,7 @@ def test_who_is_not_a_member_is_told(ranks: Ranks) -> None:
 
 
 def unfitting_messages(me: Me) -> None:
-    me.init(timeout=20)
+    me.init(timeout=60)
     mine = np.full(50_000, me.rank + 1, np.float32)
     others = {"size": np.full(50_001, 7, np.float32), "dtype": np.full(50_000, 7, np.int32)}
     for what, other in others.items():
@@ -134,7 +134,7 @@ def test_a_message_that_does_not_fit_is_refused_at_both_ends(ranks: Ranks, trans
 
 
 def half_wrong_messages(me: Me) -> None:
-    me.init(timeout=20)
+    me.init(timeout=60)
     other = 1 - me.rank
     first, second, got = np.array([1]), np.array([2]), np.array([0])
     frozen = np.zeros(1)

@@ -11,6 +11,9 @@ from typing import Any
 from rankmesh_agent.wire.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 
+_GRACE_SECONDS = 1.0
+"""How much later than at its deadline a message ends, at most: the thread that finds that has to have its turn."""
+
 
 class Future:
     """The result of a Work, after torch.futures.Future.
@@ -276,7 +279,9 @@ class MessageWork(Work):
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         own = self._deadline if timeout is None else Deadline(seconds_of(timeout, 0.0))
         if not self._complete:
-            if not self._settling.acquire(False) and not self._settling.acquire(timeout=own.remaining()):
+            # Where another thread settles it, that one's error, at the operation's deadline, says who is missing.
+            grace = _GRACE_SECONDS if timeout is None else 0.0
+            if not self._settling.acquire(False) and not self._settling.acquire(timeout=own.remaining() + grace):
                 raise CollectiveTimeoutError(
                     f"the message did not end within {own.seconds:.3g} s of waiting; another thread still waits for it"
                 )

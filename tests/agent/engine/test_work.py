@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 
 import pytest
 
+from rankmesh_agent.engine import work as work_module
 from rankmesh_agent.engine.work import Future, MessageWork, QueuedWork
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
@@ -160,3 +162,26 @@ def test_one_of_the_threads_that_wait_for_a_message_settles_it(error):
     assert ended == [error] * 3
     assert work.is_completed()
     assert work.exception() is error
+
+
+def test_all_threads_that_wait_for_a_message_are_told_why_it_did_not_come_in_time(monkeypatch):
+    """Also those that do not find out themselves, and whose own clock says before that it is too late."""
+    monkeypatch.setattr(work_module, "_GRACE_SECONDS", 20.0)
+    told = []
+
+    def settle(deadline):
+        time.sleep(deadline.remaining() + 0.1)
+        raise CollectiveTimeoutError("rank 1 is missing", ranks=[1])
+
+    def wait():
+        with pytest.raises(CollectiveTimeoutError) as late:
+            work.wait()
+        told.append(late.value.ranks)
+
+    work = MessageWork(settle, [], Deadline(0.3))
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert told == [(1,)] * 3

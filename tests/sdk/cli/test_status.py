@@ -164,7 +164,7 @@ def on_a_terminal(
                 then()
                 command.send_signal(signal.SIGINT)
         try:
-            return command.wait(10), seen
+            return command.wait(60), seen
         except subprocess.TimeoutExpired:
             command.kill()
             raise

@@ -289,7 +289,7 @@ def test_who_waited_too_short_waits_again(ranks: Ranks) -> None:
     started = ranks.run(wait_too_short, 2)
     said = started[0].said
     assert said["wait"]["error"] == "CollectiveTimeoutError"
-    assert 0.1 <= said["wait"]["seconds"] < 5
+    assert 0.1 <= said["wait"]["seconds"] < 30
     assert said["again"]["error"] == "RuntimeError", "the step is not over"
     for rank in started:
         assert rank.said["grads"] == [[1.5] * 4] * 2
