@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -40,6 +39,8 @@ class Net(nn.Sequential):
 
 def load() -> tuple[TensorDataset, TensorDataset]:
     """Return scikit-learn's handwritten digits, always split the same way into training and test set."""
+    from sklearn.datasets import load_digits  # here: who only starts ranks need not wait for it
+
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SEED))
     pixels = (torch.from_numpy(images)[order] / 16).float().reshape(-1, 1, 8, 8)

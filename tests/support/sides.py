@@ -1,31 +1,73 @@
-"""The same code on torch.distributed with gloo and on rankmesh, in ranks that are in a job of each.
+"""The same code on torch.distributed with gloo, on rankmesh, and on torch.distributed with the backend ``rankmesh``.
 
 A *cell* is a function ``cell(dist, rank, size, ...)``, written once against the torch API, which returns plain data and
 tensors. A process a rank runs every cell of some modules with each library as ``dist`` and writes down what came: the
-value, or the exception. ``python -m support.sides RANK SIZE FOLDER joined|apart MODULE...`` is such a process.
+value, or the exception. ``python -m support.sides RANK SIZE FOLDER KIND MODULE...`` is such a process; KINDS has the
+kinds. gloo and rankmesh are compared in one process, which is in a job of each. torch.distributed has one default group
+a process: where the mesh is its backend, that is in processes of their own.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import itertools
 import json
+import secrets
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 import torch.distributed
 
 import rankmesh
-from support.processes import Ranks
+import rankmesh.torch
+from support.processes import Ranks, wait_until
 
-SIDES = {"gloo": torch.distributed, "rankmesh": rankmesh}
 TIMEOUT = timedelta(seconds=30)
+
+
+class Over:
+    """torch.distributed with the mesh as its backend, wherever a cell says gloo.
+
+    Two things differ from torch's module: ``monitored_barrier``, which torch refuses to all backends but gloo, is that
+    of ``rankmesh.torch``, and who asks ``dist is torch.distributed`` to know whether this is gloo gets a no.
+    """
+
+    __name__ = "rankmesh.torch"
+    monitored_barrier = staticmethod(rankmesh.torch.monitored_barrier)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.distributed, name)
+
+    def init_process_group(self, backend: Any = None, *arguments: Any, **options: Any) -> None:
+        torch.distributed.init_process_group("rankmesh" if backend == "gloo" else backend, *arguments, **options)
+
+
+BOTH: Mapping[str, Any] = {"gloo": torch.distributed, "rankmesh": rankmesh}
+OVER: Mapping[str, Any] = {"over": Over()}
+
+
+def join(sides: Mapping[str, Any], rank: int, size: int, folder: Path) -> Mapping[str, Any]:
+    """Make this process a rank of a job of each side's."""
+    for name, dist in sides.items():
+        method = f"file://{folder}/{name}"
+        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size, timeout=TIMEOUT)
+    return sides
+
+
+KINDS: dict[str, Callable[[int, int, Path], Mapping[str, Any]]] = {
+    "both": lambda *where: join(BOTH, *where),
+    "both-apart": lambda *where: BOTH,
+    "over": lambda *where: join(OVER, *where),
+    "over-apart": lambda *where: OVER,
+}
+"""The kinds of processes: functions of rank, world size and folder that return what stands for ``dist``, by side."""
 
 
 class Cell(NamedTuple):
@@ -94,22 +136,6 @@ class Cells:
         return {name: cell for name, cell in self.found.items() if size in cell.sizes}
 
 
-def join(rank: int, size: int, folder: Path) -> None:
-    """Make this process a rank of a job of gloo's, and of one of rankmesh's."""
-    store = torch.distributed.FileStore(str(folder / "gloo"), size)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    rankmesh.init_process_group(
-        "gloo", init_method=f"file://{folder}/rankmesh", rank=rank, world_size=size, timeout=TIMEOUT
-    )
-
-
-def leave() -> None:
-    """End both jobs at this rank."""
-    for dist in SIDES.values():
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
 def outcome(call: Callable[..., Any], *arguments: Any) -> Outcome:
     """Call something and return what came of it."""
     began = time.monotonic()
@@ -136,22 +162,26 @@ def plain(value: Any) -> Any:
     return value
 
 
-def run_cells(ranks: Ranks, modules: Sequence[str], size: int, *, joined: bool = True) -> Told:
+def run_cells(ranks: Ranks, modules: Sequence[str], size: int, kind: str) -> Told:
     """Run the cells of some modules in ``size`` processes.
 
     Args:
         ranks: starts them.
         modules: their names; the cells of each are ``module.cell``.
         size: world size.
-        joined: whether the processes are in a job of each library's.
+        kind: of which of KINDS the processes are.
     """
-    arguments = [str(size), str(ranks.folder), "joined" if joined else "apart", *modules]
+    arguments = [str(size), str(ranks.folder), kind, *modules]
     started = [ranks.command("-m", "support.sides", str(rank), *arguments, name=f"rank-{rank}") for rank in range(size)]
     ranks.wait(started, seconds=120.0)
     for rank in started:
         ours = [line for line in rank.stderr.splitlines() if ".cpp:" not in line]  # the rest is torch's own log
         assert (rank.code, ours) == (0, []), ranks.told()
-    by_rank = [json.loads((ranks.folder / f"outcomes-{rank}").read_text()) for rank in range(size)]
+    return _read(ranks.folder, size)
+
+
+def _read(folder: Path, size: int) -> Told:
+    by_rank = [json.loads((folder / f"outcomes-{rank}").read_text()) for rank in range(size)]
     return {
         name: [{side: Outcome(*told) for side, told in rank[name].items()} for rank in by_rank] for name in by_rank[0]
     }
@@ -167,26 +197,51 @@ class _Failed(Told):
 class Worlds:
     """What came of the cells in worlds of several sizes; each is made when it is first asked for.
 
+    Test workers that share the folder share the worlds: the first that asks makes one, the others wait for it.
+
     Args:
         folder: where the processes work.
         modules: whose cells.
+        kind: see run_cells.
     """
 
-    def __init__(self, folder: Path, modules: Sequence[str]) -> None:
+    def __init__(self, folder: Path, modules: Sequence[str], kind: str) -> None:
         self._folder = folder
         self._modules = modules
+        self._kind = kind
         self._told: dict[int, Told] = {}
 
     def __getitem__(self, size: int) -> Told:
         if size not in self._told:
             self._told[size] = _Failed()  # unless it works out
-            ranks = Ranks(self._folder / str(size))
-            ranks.folder.mkdir()
-            try:
-                self._told[size] = run_cells(ranks, self._modules, size)
-            finally:
-                ranks.end()
+            folder = self._folder / f"{self._kind}-{size}"
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "lock").open("w") as lock:
+                wait_until(lambda: _locked(lock), f"the worker that makes {folder}", seconds=180.0)
+                self._told[size] = self._made(folder, size)
         return self._told[size]
+
+    def _made(self, folder: Path, size: int) -> Told:
+        made = folder / "made"
+        if made.exists():
+            return _read(made, size)
+        ranks = Ranks(folder / secrets.token_hex(4))
+        ranks.folder.mkdir()
+        try:
+            told = run_cells(ranks, self._modules, size, self._kind)
+        finally:
+            ranks.end()
+        ranks.folder.rename(made)
+        return told
+
+
+def _locked(file: IO[str]) -> bool:
+    """Lock a file for this process, until it is closed, unless somebody else has it locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def cells_of(modules: Sequence[str], size: int) -> dict[str, Cell]:
@@ -198,23 +253,26 @@ def cells_of(modules: Sequence[str], size: int) -> dict[str, Cell]:
     }
 
 
-def main(rank: int, size: int, folder: Path, joined: bool, modules: Sequence[str]) -> None:
-    """Be a rank: run all cells on both sides and write down what came."""
+def main(rank: int, size: int, folder: Path, kind: str, modules: Sequence[str]) -> None:
+    """Be a rank: run all cells on each side and write down what came."""
     torch.set_num_threads(1)
+    sides = KINDS[kind](rank, size, folder)
+    joined = torch.distributed.is_initialized()
     if joined:
-        join(rank, size, folder)
-        between = torch.distributed.new_group(timeout=2 * TIMEOUT)
+        between = torch.distributed.new_group(backend="gloo", timeout=2 * TIMEOUT)
     outcomes: dict[str, dict[str, Outcome]] = {}
     for name, cell in cells_of(modules, size).items():
         outcomes[name] = {}
-        for side, dist in SIDES.items():
+        for side, dist in sides.items():
             outcomes[name][side] = outcome(cell, dist, rank, size)
             if joined:
                 torch.distributed.barrier(between)  # so that no receive from any rank gets a later cell's message
     if joined:
-        leave()
+        torch.distributed.destroy_process_group()
+    if rankmesh.is_initialized():
+        rankmesh.destroy_process_group()
     (folder / f"outcomes-{rank}").write_text(json.dumps(outcomes))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4] == "joined", sys.argv[5:])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5:])

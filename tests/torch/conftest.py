@@ -1,6 +1,8 @@
-"""The worlds in which gloo and rankmesh are compared, made once for results and errors."""
+"""The worlds in which gloo and rankmesh are compared, made once for all files."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 from support.cells import MISTAKES, RESULTS
@@ -9,4 +11,7 @@ from support.sides import Worlds
 
 @pytest.fixture(scope="session")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Worlds:
-    return Worlds(tmp_path_factory.mktemp("worlds"), [*RESULTS, *MISTAKES])
+    folder = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        folder = folder.parent  # that of the run, which the workers share
+    return Worlds(folder / "worlds", [*RESULTS, *MISTAKES], "both")

@@ -144,8 +144,8 @@ def compare(by_rank: list[dict[str, Outcome]], row: Row | None) -> None:
             assert row.rankmesh is None or any(re.fullmatch(row.rankmesh, name) for name in ours.error or []), told
 
 
-IN_A_WORLD = [(name, size) for size in (2, 3) for name in cells_of(MISTAKES, size) if ".without_gloo" not in name]
-WITHOUT_GLOO = [name for name in cells_of(MISTAKES, 2) if ".without_gloo" in name]
+IN_A_WORLD = [(name, size) for size in (2, 3) for name in cells_of(MISTAKES, size) if ".without_" not in name]
+UNCHECKED = [name for name in cells_of(MISTAKES, 2) if ".without_" in name]
 APART = list(cells_of(STARTS, 1))
 
 
@@ -154,7 +154,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     """What came of the cells of a process that is in no job."""
     ranks = Ranks(tmp_path_factory.mktemp("apart"))
     try:
-        yield run_cells(ranks, STARTS, 1, joined=False)
+        yield run_cells(ranks, STARTS, 1, "both-apart")
     finally:
         ranks.end()
 
@@ -172,8 +172,8 @@ def test_in_no_world(apart: Told, name: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", WITHOUT_GLOO)
-def test_what_gloo_does_not_check_is_refused(worlds: Worlds, name: str) -> None:
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_what_gloo_or_torch_does_not_check_is_refused(worlds: Worlds, name: str) -> None:
     mistaken, other = (told["rankmesh"] for told in worlds[2][name])
     assert kind(mistaken) in ("TypeError", "ValueError"), mistaken
     assert mistaken.seconds < PATIENCE

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch.distributed
+from support.processes import Me, Ranks
 from torch import nn
 
+import rankmesh as dist
 from rankmesh.nn.parallel import DistributedDataParallel
 
 
@@ -20,7 +22,8 @@ def gloo(tmp_path: Path) -> Iterator[None]:
 
 
 def test_without_a_process_group_it_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"there is none: call torch\.distributed\.init_process_group"):
+    says = r'there is none: call torch\.distributed\.init_process_group\("rankmesh"\) or rankmesh\.init_process_group'
+    with pytest.raises(ValueError, match=says):
         DistributedDataParallel(nn.Linear(2, 1))
 
 
@@ -30,10 +33,49 @@ def test_another_backend_is_refused() -> None:
         DistributedDataParallel(nn.Linear(2, 1))
 
 
-@pytest.mark.usefixtures("gloo")
-def test_over_the_mesh_it_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "get_backend", lambda group=None: "rankmesh")
-    model = DistributedDataParallel(nn.Linear(2, 1), bucket_cap_mb=1)
-    assert type(model) is nn.parallel.DistributedDataParallel
-    model(torch.ones(4, 2)).sum().backward()
-    assert model.module.weight.grad.tolist() == [[4.0, 4.0]]
+def train(me: Me) -> None:
+    import torch
+    from torch import nn
+
+    from rankmesh.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+
+    def step(process_group: object = None) -> list[float]:
+        torch.manual_seed(me.rank)  # the ranks begin with rank 0's parameters
+        model = DistributedDataParallel(nn.Linear(2, 1), process_group=process_group)
+        assert type(model) is nn.parallel.DistributedDataParallel
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        model(torch.full((1, 2), me.rank + 1.0)).sum().backward()
+        optimizer.step()
+        return model.module.weight.tolist()[0]
+
+    me.init()
+    me.say(alone=step())
+    group = torch.distributed.group.WORLD
+    assert group.world.group is dist.GroupMember.WORLD, "torch's group is over rankmesh's world"
+    me.say(again=step(), same=torch.distributed.group.WORLD is group)
+    part = dist.new_group([0, 2])
+    me.say(part=me.attempt(step, part)["text"] if me.rank == 1 else step(part))
+    torch.distributed.destroy_process_group()
+    me.say(torch_anew=step(), rankmesh_is_left=dist.is_initialized())
+    dist.destroy_process_group()
+    me.say(without=me.attempt(step)["error"])
+    me.init(init_method=f"file://{me.folder}/another")
+    me.say(anew=step())
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_over_rankmeshs_world_it_is_torchs_own(ranks: Ranks) -> None:
+    for number, rank in enumerate(ranks.run(train, 3)):
+        said = rank.said
+        mean = [-2.0, -2.0]
+        assert said["alone"] == said["again"] == said["torch_anew"] == said["anew"] == mean
+        assert said["part"] == ("this process is not a member of the group" if number == 1 else mean)
+        assert said["same"]
+        assert said["rankmesh_is_left"]
+        assert said["without"] == "ValueError"

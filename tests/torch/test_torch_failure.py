@@ -78,8 +78,9 @@ def lose_patience(me: Me) -> None:
     """Rank 1 makes none of the calls that the others wait for."""
     from datetime import timedelta
 
-    import rankmesh.torch as mesh
     import torch
+
+    import rankmesh.torch as mesh
 
     c10d = joined(me)
     ones = torch.ones(2)

@@ -11,6 +11,9 @@ from typing import Any
 from rankmesh_agent.wire.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 
+_GRACE_SECONDS = 1.0
+"""How much later than at its deadline a message ends, at most: the thread that finds that has to have its turn."""
+
 
 class Future:
     """The result of a Work, after torch.futures.Future.
@@ -227,7 +230,7 @@ def _nothing() -> None:
 
 
 class MessageWork(Work):
-    """A point-to-point message under way.
+    """A point-to-point message under way. Several threads may wait for it: one settles it, the others wait for that.
 
     Args:
         settle: waits for the message until a deadline and raises its error; with None it does not wait, and tells
@@ -251,6 +254,7 @@ class MessageWork(Work):
         self._deadline = deadline
         self._source = source
         self._abandon = abandon
+        self._settling = threading.Lock()
         self._complete = False
         self._error: BaseException | None = None
 
@@ -259,11 +263,13 @@ class MessageWork(Work):
         self._abandon(error)
 
     def is_completed(self) -> bool:
-        if not self._complete:
+        if not self._complete and self._settling.acquire(False):
             try:
-                self._complete = self._settle(None)
+                self._complete = self._complete or self._settle(None)
             except DistError as error:
-                self._complete, self._error = True, error
+                self._error, self._complete = error, True
+            finally:
+                self._settling.release()
         return self._complete
 
     def exception(self) -> BaseException | None:
@@ -273,12 +279,20 @@ class MessageWork(Work):
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         own = self._deadline if timeout is None else Deadline(seconds_of(timeout, 0.0))
         if not self._complete:
+            # Where another thread settles it, that one's error, at the operation's deadline, says who is missing.
+            grace = _GRACE_SECONDS if timeout is None else 0.0
+            if not self._settling.acquire(False) and not self._settling.acquire(timeout=own.remaining() + grace):
+                raise CollectiveTimeoutError(
+                    f"the message did not end within {own.seconds:.3g} s of waiting; another thread still waits for it"
+                )
             try:
-                self._complete = self._settle(own)
+                self._complete = self._complete or self._settle(own)
             except DistError as error:
                 if timeout is None or not isinstance(error, CollectiveTimeoutError):
-                    self._complete, self._error = True, error
+                    self._error, self._complete = error, True
                 raise
+            finally:
+                self._settling.release()
         if self._error is not None:
             raise self._error
         return True

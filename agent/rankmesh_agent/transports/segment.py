@@ -40,8 +40,12 @@ _SUSPECT_SECONDS = 2.0
 _LEAST_LANE = 64
 NOTES = 4
 """Words of a rank's note for each rank."""
-_SPINS = 1000
 _YIELDS = 20
+"""How often a rank that shares its core looks before it sleeps, each time after the others had their turn."""
+_ROUNDS, _LOOKS = 64, 16
+"""How often where the core is its own, and how often of these before it offers the core: what else runs on the host,
+threads of the ranks' own among it, may keep the one that is waited for from its core. More seldom is no better there,
+and every time would cost a system call as long as the wait."""
 _fence = threading.Lock()
 SLICE_SECONDS = 0.05
 """How long a sleep lasts at most: between two of them Ctrl-C, aborts, dead peers and the deadline are noticed."""
@@ -195,9 +199,11 @@ class Segment:
                 if words[line] >= steps:
                     return
         else:
-            for _ in range(_SPINS):
-                if words[line] >= steps:
-                    return
+            for _ in range(_ROUNDS):
+                for _ in range(_LOOKS):
+                    if words[line] >= steps:
+                        return
+                os.sched_yield()
         address = self._addresses[other]
         while True:
             words[line + _ASLEEP] = 1

@@ -17,11 +17,13 @@ class DistributedDataParallel:
     Args:
         module: the ``torch.nn.Module`` to train.
         arguments, options: as torch's DistributedDataParallel takes them.
-        process_group: the torch process group, made with torch's backend ``"rankmesh"``; torch's default group if None.
+        process_group: the torch process group, made with torch's backend ``"rankmesh"``, or a group of rankmesh's; if
+            None, torch's default group. If torch has none, it is made of rankmesh's world.
 
     Raises:
         ImportError: torch is not installed.
-        ValueError: the process group is not there, or is of another backend, which the mesh does not carry.
+        ValueError: there is no process group, or this process is not in it, or it is of another backend, which the mesh
+            does not carry.
 
     Source: https://pytorch.org/docs/2.1/generated/torch.nn.parallel.DistributedDataParallel.html
     """
@@ -34,11 +36,16 @@ class DistributedDataParallel:
                 "DistributedDataParallel is torch's, and torch is not installed: pip install 'rankmesh[torch]', or use "
                 "rankmesh.nn.GradientBucketer with NumPy arrays"
             ) from error
+        over_world = import_module("rankmesh.torch._over_world")
+        if process_group is None:
+            over_world.ensure_default_group()
+        else:
+            process_group = over_world.torchs_group(process_group)
         backend = torchs.get_backend(process_group) if torchs.is_initialized() else None
         if backend != "rankmesh":
             found = "there is none" if backend is None else f"this one has the backend {backend!r}"
             raise ValueError(
                 f"DistributedDataParallel needs a torch process group over the mesh, and {found}: call "
-                'torch.distributed.init_process_group("rankmesh") first'
+                'torch.distributed.init_process_group("rankmesh") or rankmesh.init_process_group() first'
             )
         return parallel.DistributedDataParallel(module, *arguments, process_group=process_group, **options)

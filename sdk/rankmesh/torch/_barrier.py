@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankmesh import _collectives
 from rankmesh._call import Timeout
-from rankmesh.torch._errors import as_torchs
-from rankmesh.torch._group import mesh_group
-from rankmesh_agent.wire.errors import DistError
+from rankmesh.torch._group import over_mesh
 
 
 def monitored_barrier(group: Any = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
@@ -26,10 +23,6 @@ def monitored_barrier(group: Any = None, timeout: Timeout = None, wait_all_ranks
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.monitored_barrier
     """
-    mesh = mesh_group(group)
-    if mesh is None:
-        return
-    try:
-        _collectives.monitored_barrier(mesh, timeout, wait_all_ranks)
-    except DistError as error:
-        raise as_torchs(error) from error.__cause__
+    found = over_mesh(group)
+    if found is not None:
+        found.monitored_barrier(timeout, wait_all_ranks)

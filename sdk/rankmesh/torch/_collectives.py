@@ -16,13 +16,14 @@ import torch
 import torch.distributed as c10d
 
 from rankmesh import _batch, _collectives, _gather_scatter, _p2p
+from rankmesh._call import Timeout
 from rankmesh._world import ProcessGroup as MeshGroup
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._work import Done, Message, Pending
 from rankmesh_agent.engine.order import Options
 from rankmesh_agent.engine.work import Work
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -31,8 +32,8 @@ _OPS = {
     for op in ReduceOp
     if op is not ReduceOp.PREMUL_SUM and hasattr(c10d.ReduceOp.RedOpType, op.name)
 }
-_UNSET = timedelta(0)
-"""torch's options have a negative timeout where nobody said one."""
+_UNSET = timedelta(milliseconds=-1)
+"""The timeout in torch's options where nobody said one."""
 _profiling = torch.autograd._profiler_enabled
 
 
@@ -161,7 +162,7 @@ class Collectives:
         root = 0 if opts is None else opts.rootRank
         outs = list(outputs[0]) if outputs else None
         done = _gather_scatter.gather(inputs[0], outs, None, self.mesh, is_async, root, timeout=timeout)
-        return _work(outs or inputs, done)
+        return _work(outs or [], done)
 
     @_call("scatter")
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
@@ -223,9 +224,15 @@ class Collectives:
         return _work([], _collectives.barrier(self.mesh, is_async, timeout=timeout))
 
     @_call("monitored_barrier")
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have come, and say which did not; see rankmesh.torch.monitored_barrier."""
-        _collectives.monitored_barrier(self.mesh, _said(timeout), wait_all_ranks)
+        try:
+            _collectives.monitored_barrier(self.mesh, timeout, wait_all_ranks)
+        except CollectiveTimeoutError as error:
+            late = f"Rank{'s' if len(error.ranks) > 1 else ''} {', '.join(map(str, error.ranks))}"
+            # in gloo's words, which people search their logs for
+            words = f"Rank {self.mesh.rank()} timed out in monitoredBarrier. {late} failed to pass monitoredBarrier"
+            raise CollectiveTimeoutError(f"{words}: {error.message}", **error.details()) from error.__cause__
 
     # Names of torch before 2.13
 
@@ -284,8 +291,8 @@ def _listed(tensors: Any) -> list[Any]:
     return list(tensors) if isinstance(tensors, list | tuple) else [tensors]
 
 
-def _said(timeout: Any) -> timedelta | None:
-    return timeout if isinstance(timeout, timedelta) and timeout > _UNSET else None
+def _said(timeout: timedelta | None) -> timedelta | None:
+    return None if timeout == _UNSET else timeout
 
 
 def _how(opts: Any) -> tuple[timedelta | None, bool]:

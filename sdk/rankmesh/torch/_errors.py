@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as c10d
 
 from rankmesh_agent.wire.errors import (
+    CollectiveTimeoutError,
     DistBackendError,
     DistError,
     DistNetworkError,
@@ -30,7 +31,8 @@ def as_torchs(error: DistError) -> DistError:
     both: type[DistError] = _both(type(error))  # type: ignore[arg-type]  # a class is hashable
     if both is type(error):
         return error
-    made = both(error.message)
+    late = isinstance(error, CollectiveTimeoutError)
+    made = both(f"{error.message}; the timeout is over" if late else error.message)  # what people search for
     vars(made).update(vars(error))
     made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
     return made.with_traceback(error.__traceback__)
@@ -54,5 +56,8 @@ def _both(ours: type[DistError]) -> type[DistError]:
 
 def _reduced(error: DistError) -> tuple[Any, ...]:
     """Pickle what is ours: a class that is made here has no name to be found by."""
-    ours = type(error).__bases__[0]
-    return as_torchs, (ours(error.message, **error.details()),)
+    return _again, (type(error).__bases__[0], error.message, error.details())
+
+
+def _again(ours: type[DistError], message: str, details: dict[str, Any]) -> DistError:
+    return _both(ours)(message, **details)  # type: ignore[arg-type]

@@ -162,8 +162,8 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         self.barrier().wait()
 
 
-def mesh_group(group: Any) -> MeshGroup | None:
-    """Return the SDK's group behind a torch group, the default one if None; None at ranks that are not members.
+def over_mesh(group: Any) -> ProcessGroup | None:
+    """Return a torch group as one of the mesh, the default one if None; None at ranks that are not members.
 
     Raises:
         TypeError: the group has another backend.
@@ -173,4 +173,4 @@ def mesh_group(group: Any) -> MeshGroup | None:
     found = c10d.distributed_c10d._get_default_group() if group is None else group
     if not isinstance(found, ProcessGroup):
         raise TypeError(f"group must be a torch process group of backend 'rankmesh', got one of {found.name()!r}")
-    return found.mesh
+    return found

@@ -16,6 +16,7 @@ from rankmesh._rendezvous import rendezvous
 from rankmesh._rendezvous.meeting import LOOPBACK
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._group import ProcessGroup
+from rankmesh.torch._reducer import keep_works
 from rankmesh_agent.transports import shared
 from rankmesh_agent.wire.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.errors import DistError, JoinTimeoutError
@@ -41,6 +42,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     """
     if backend_options is not None:
         raise ValueError(f"backend 'rankmesh' takes no pg_options, got {backend_options!r}")
+    keep_works()
     try:
         return _made(options, list(options.global_ranks_in_group), seconds_of(options.timeout, 0.0))
     except DistError as error:

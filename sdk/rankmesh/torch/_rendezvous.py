@@ -51,5 +51,5 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
         world = _world.require_world()
         world.lent = True
     # Every process makes as many groups as the others: keys of an earlier one are not found again.
-    yield c10d.PrefixStore(f"torch/{next(_rounds)}", Store(world.store)), world.group.rank(), world.group.size()
+    yield c10d.PrefixStore(f"torch/{next(_rounds)}", Store(world.store.clone())), world.group.rank(), world.group.size()
     raise RuntimeError("env:// cannot be met at a second time")

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as c10d
 
 from rankmesh._groups import checked_split
-from rankmesh.torch._group import mesh_group
+from rankmesh.torch._group import over_mesh
 
 
 def split_group(
@@ -36,12 +36,12 @@ def split_group(
 
     Source: torch.distributed.split_group
     """
-    mesh = mesh_group(parent_pg)
-    if mesh is None:
+    group = over_mesh(parent_pg)
+    if group is None:
         raise ValueError("this process is not a member of the group")
     parent = c10d.get_process_group_ranks(parent_pg)
     split = checked_split(split_ranks, "split_ranks", len(parent), "the ranks of parent_pg")
-    mine = next((ranks for ranks in split if mesh.rank() in ranks), None)
+    mine = next((ranks for ranks in split if group.rank() in ranks), None)
     if mine is None:
         return None
     return c10d.new_group(

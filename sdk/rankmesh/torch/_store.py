@@ -51,7 +51,7 @@ class Store(torch.distributed.Store):
     def __init__(self, store: MeshStore | None = None) -> None:
         super().__init__()
         if store is None:
-            store = get_default_store().clone()
+            store = _do(get_default_store().clone)
         elif not isinstance(store, MeshStore):
             hint = "; torch takes its own as they are" if isinstance(store, torch.distributed.Store) else ""
             raise TypeError(f"store must be one of rankmesh's stores, got {type(store).__qualname__}{hint}")
@@ -138,7 +138,7 @@ class Store(torch.distributed.Store):
         """Return the mesh's store with the timeout of today: torch keeps it in C++, and does not say when it is set."""
         limit = _limit(self.timeout)
         if self._mesh.timeout != limit:
-            self._mesh.set_timeout(limit)
+            _do(self._mesh.set_timeout, limit)
         return self._mesh
 
     def __reduce__(self) -> NoReturn:

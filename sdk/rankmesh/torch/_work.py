@@ -106,6 +106,9 @@ class Pending(Done):
                 work.wait(limit)
         except DistError as error:
             raise as_torchs(error) from error.__cause__
+        future = self._future
+        if future is not None and not future.done():
+            future.wait()  # torch's C++ takes the value of a future whose Work it has waited for
         return True
 
     def get_future(self) -> torch.futures.Future[list[Any]]:
@@ -117,9 +120,22 @@ class Pending(Done):
         with self._lock:
             if self._future is None:
                 ended: torch.futures.Future[None] = torch.futures.Future()
-                self._future = ended.then(lambda _: self.result())
-                _when_all_done(self._works, lambda: ended.set_result(None))
+                self._future = ended.then(lambda _: self._outcome())
+                if self.is_completed():
+                    ended.set_result(None)
+                else:
+                    self._end_later(ended)
             return self._future
+
+    def _outcome(self) -> list[Any]:
+        """Return the tensors of a call that has ended, or raise its error."""
+        error = self.exception()
+        if error is not None:
+            raise error
+        return self._tensors
+
+    def _end_later(self, ended: torch.futures.Future[None]) -> None:
+        _when_all_done(self._works, lambda: ended.set_result(None))
 
 
 class Message(Pending):
@@ -141,19 +157,13 @@ class Message(Pending):
         except DistError as error:
             raise as_torchs(error) from error.__cause__
 
-    def get_future(self) -> torch.futures.Future[list[Any]]:
-        with self._lock:
-            if self._future is None:
-                ended: torch.futures.Future[None] = torch.futures.Future()
-                self._future = ended.then(lambda _: self.result())
-                soon(lambda: _settle(self._works[0], ended))  # a message has no thread of its own
-            return self._future
+    def _end_later(self, ended: torch.futures.Future[None]) -> None:
+        soon(lambda: self._settle(ended))  # nothing but who waits for it moves a message
 
-
-def _settle(work: engine.Work, ended: torch.futures.Future[None]) -> None:
-    with contextlib.suppress(DistError):  # the callback of the future finds it
-        work.wait()
-    ended.set_result(None)
+    def _settle(self, ended: torch.futures.Future[None]) -> None:
+        with contextlib.suppress(DistError):  # the callback of the future finds it
+            self._works[0].wait()
+        ended.set_result(None)
 
 
 def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> None:
@@ -169,7 +179,5 @@ def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> No
         if last:
             soon(then)
 
-    if not works:
-        then()
     for work in works:
         work.get_future().then(one)

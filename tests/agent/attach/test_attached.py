@@ -40,13 +40,16 @@ _jobs = (f"attached-{os.getpid()}-{number}" for number in itertools.count())
 
 @pytest.fixture(params=["lent", "unix", "tcp", "mixed"])
 def world(request, standalones, monkeypatch, gateway_url) -> Iterator[list[Any]]:
-    """Three ranks: attached over shared memory, over a unix socket or TCP alone; or one of each and an embedded one."""
+    """Three ranks: attached over shared memory, over a unix socket or TCP alone; or one of each and an embedded one.
+
+    Or, where a test asks for it, three embedded ones.
+    """
     job = next(_jobs)
     if request.param == "unix":
         monkeypatch.setattr("rankmesh_agent.attach.agent.shared.unsupported", lambda: "as if it were")
 
     def join(rank: int) -> Any:
-        if request.param == "mixed" and rank == 2:
+        if request.param == "embedded" or (request.param == "mixed" and rank == 2):
             settings = Settings(token=TOKEN, job=job)
             return Agent(settings, lambda: gateway_url, rank=rank, world_size=3, host="127.0.0.1", timeout=SECONDS)
         nearby = request.param != "tcp" and not (request.param == "mixed" and rank == 1)
@@ -201,6 +204,90 @@ class TestMessages:
             world[0].world.receive(np.empty(3), 1, 5, Options(0.3))
         assert time.monotonic() - began < SECONDS / 2
         everywhere(lambda rank: world[rank].world.barrier(NOW), 3)
+
+
+@pytest.mark.parametrize("world", ["embedded", "lent", "unix", "tcp"], indirect=True)
+class TestThreads:
+    """Each waits for what is its own, whatever the other threads of the process wait for in the same group."""
+
+    @pytest.mark.parametrize("first", [1, 2])
+    @pytest.mark.parametrize("how", ["recv", "irecv"])
+    def test_messages_of_two_ranks(self, world, how, first):
+        group, second = world[0].world, 3 - first
+
+        def receive(source: int) -> int:
+            array = np.zeros(1000)
+            if how == "recv":
+                return group.receive(array, source, 0, NOW)
+            works[source].wait()
+            return works[source].source_rank()
+
+        works = {}
+        if how == "irecv":
+            works = {source: group.receive(np.zeros(1000), source, 0, LATER) for source in (1, 2)}
+        waiting = {source: in_thread(lambda source=source: receive(source)) for source in (1, 2)}
+        for source in (first, second):
+            world[source].world.send(np.ones(1000), 0, 0, NOW)
+            assert waiting[source].result(SECONDS) == source
+
+    def test_a_message_and_a_collective(self, world):
+        group, array = world[0].world, np.zeros(3)
+        receiving = in_thread(lambda: group.receive(array, 1, 0, NOW))
+        everywhere(lambda rank: world[rank].world.barrier(NOW), 3)
+        assert not receiving.done()
+        waiting = in_thread(lambda: group.barrier(NOW))
+        world[1].world.send(np.ones(3), 0, 0, NOW)
+        assert receiving.result(SECONDS) == 1
+        assert array.all()
+        assert not waiting.done()
+        everywhere(lambda rank: world[rank + 1].world.barrier(NOW), 2)
+        waiting.result(SECONDS)
+
+    def test_two_collectives(self, world):
+        works = [world[0].world.all_reduce(np.ones(3), ReduceOp.SUM, LATER) for _ in range(2)]
+        waiting = [in_thread(work.wait) for work in works]
+        for future in waiting:
+            everywhere(lambda rank: world[rank + 1].world.all_reduce(np.ones(3), ReduceOp.SUM, NOW), 2)
+            assert future.result(SECONDS)
+
+    def test_one_message_that_several_wait_for(self, world):
+        received, staged, done = np.zeros(3), np.zeros(3), []
+
+        def after() -> None:
+            received[:] = staged
+            done.append(None)
+
+        work = world[0].world.receive(staged, 1, 0, LATER._replace(after=after))
+
+        def wait() -> bool:
+            work.wait()
+            return bool(received.all())
+
+        waiting = [in_thread(wait) for _ in range(4)]
+        assert not work.is_completed()
+        world[1].world.send(np.ones(3), 0, 0, NOW)
+        assert all(future.result(SECONDS) for future in waiting)
+        assert work.is_completed()
+        assert len(done) == 1
+
+    def test_a_callback_that_waits(self, world):
+        """For an earlier call, for a message, and for a call of another group."""
+        others = everywhere(lambda rank: world[rank].new_group([0, 1, 2], SECONDS), 3)
+
+        def run(rank: int) -> None:
+            group = world[rank].world
+            earlier = group.all_reduce(np.ones(3), ReduceOp.SUM, LATER)
+            message = group.receive(np.zeros(3), (rank + 1) % 3, 0, LATER)
+
+            def wait(_: object) -> bool:
+                other = others[rank].all_reduce(np.ones(3), ReduceOp.SUM, LATER)
+                return earlier.wait() and message.wait() and other.wait()
+
+            waiting = group.all_reduce(np.ones(3), ReduceOp.SUM, LATER).get_future().then(wait)
+            group.send(np.ones(3), (rank - 1) % 3, 0, NOW)
+            assert waiting.wait(SECONDS)
+
+        everywhere(run, 3)
 
 
 class TestErrors:

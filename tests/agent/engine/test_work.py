@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 
 import pytest
 
-from rankmesh_agent.engine.work import Future, QueuedWork
-from rankmesh_agent.wire.errors import CollectiveTimeoutError
+from rankmesh_agent.engine import work as work_module
+from rankmesh_agent.engine.work import Future, MessageWork, QueuedWork
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
 
 
 def test_a_work_that_is_carried_out():
@@ -120,3 +123,65 @@ def test_a_call_that_has_begun_cannot_be_withdrawn():
     work.run()
     assert work.wait()
     assert work.result() == ["array"]
+
+
+@pytest.mark.parametrize("error", [None, DistBackendError("rank 1 is gone", ranks=[1])], ids=["done", "failed"])
+def test_one_of_the_threads_that_wait_for_a_message_settles_it(error):
+    """What follows once the data is there is done once, and before any of them goes on."""
+    begun, go, settled, ended = threading.Event(), threading.Event(), [], []
+
+    def settle(deadline):
+        settled.append(deadline)
+        begun.set()
+        assert go.wait(20)
+        if error is not None:
+            raise error
+        return True
+
+    def wait():
+        try:
+            work.wait()
+        except DistBackendError as raised:
+            ended.append(raised)
+        else:
+            ended.append(None)
+
+    work = MessageWork(settle, [], Deadline(20))
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(20)
+    assert not work.is_completed()
+    with pytest.raises(CollectiveTimeoutError, match=r"did not end within 0\.01 s of waiting; another thread"):
+        work.wait(0.01)
+    assert not ended
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert len(settled) == 1
+    assert ended == [error] * 3
+    assert work.is_completed()
+    assert work.exception() is error
+
+
+def test_all_threads_that_wait_for_a_message_are_told_why_it_did_not_come_in_time(monkeypatch):
+    """Also those that do not find out themselves, and whose own clock says before that it is too late."""
+    monkeypatch.setattr(work_module, "_GRACE_SECONDS", 20.0)
+    told = []
+
+    def settle(deadline):
+        time.sleep(deadline.remaining() + 0.1)
+        raise CollectiveTimeoutError("rank 1 is missing", ranks=[1])
+
+    def wait():
+        with pytest.raises(CollectiveTimeoutError) as late:
+            work.wait()
+        told.append(late.value.ranks)
+
+    work = MessageWork(settle, [], Deadline(0.3))
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert told == [(1,)] * 3

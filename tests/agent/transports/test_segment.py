@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from support.threads import in_threads
 
+from rankmesh_agent.transports import segment as segment_module
 from rankmesh_agent.transports.segment import NOTES, DisagreementError, Segment
 from rankmesh_agent.transports.shared import Mapping
 
@@ -67,6 +69,17 @@ def test_everyone_reads_what_everyone_wrote(segments, size):
                     assert (slot == other * 1_000_000 + seq * 1000 + part).all()
 
     in_threads(size, take_part)
+
+
+def test_who_waits_gives_way_before_it_sleeps(segments, monkeypatch):
+    """The other one gets on only when it does, as on a core that they share."""
+    one, other = segments(2)
+    for each in (one, other):
+        each.begin(1, 7, give_up())
+    monkeypatch.setattr(os, "sched_yield", other.step)
+    monkeypatch.setattr(segment_module, "sleep", lambda *arguments: pytest.fail("it fell asleep"))
+    one.step()
+    assert not one.missing()
 
 
 def test_everyone_reads_the_notes_of_the_turn_beside_its_slots(segments):

@@ -1,0 +1,89 @@
+"""The same code over torch.distributed's backends gloo and rankmesh, one after the other in the same processes.
+
+``python -m support.backends RANK SIZES FOLDER MODULE...`` is such a process: for each of the worlds' sizes and each
+backend it joins a world, unless it is for fewer ranks, runs the cells of the modules there (see support.sides), and
+writes down what came: values with their tensors, or the exception.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from support.processes import Ranks
+from support.sides import Cell, cells_of
+
+BACKENDS = ("gloo", "rankmesh")
+TIMEOUT = timedelta(seconds=30)
+SECONDS = 180.0
+
+Told = dict[str, list[Any]]
+"""By cell and then by rank: what it returned, or the exception as ``{"error": class, "text": what it says}``."""
+
+
+def run_cells(ranks: Ranks, modules: Sequence[str], sizes: Sequence[int]) -> dict[tuple[int, str], Told]:
+    """Run the cells of some modules in as many processes as the largest world has; return what came, by world.
+
+    Args:
+        ranks: starts them.
+        modules: whose cells.
+        sizes: of the worlds.
+    """
+    arguments = ["-m", "support.backends"]
+    words = [",".join(map(str, sizes)), str(ranks.folder), *modules]
+    started = [ranks.command(*arguments, str(rank), *words, name=f"rank-{rank}") for rank in range(max(sizes))]
+    ranks.wait(started, seconds=SECONDS)
+    for rank in started:
+        complaints = [word for word in ("Traceback", "Exception", "[rankmesh]") if word in rank.stderr]
+        assert (rank.code, complaints) == (0, []), ranks.told()  # torch's own log and warnings are there, too
+    return {(size, backend): _told(ranks.folder, backend, size) for size in sizes for backend in BACKENDS}
+
+
+def _told(folder: Path, backend: str, size: int) -> Told:
+    by_rank = [torch.load(_path(folder, backend, size, rank)) for rank in range(size)]
+    return {name: [rank.get(name) for rank in by_rank] for name in by_rank[0]}
+
+
+def _path(folder: Path, backend: str, size: int, rank: int) -> Path:
+    return folder / f"{backend}-{size}-{rank}.pt"
+
+
+def world(backend: str, rank: int, size: int, folder: Path, cells: dict[str, Cell]) -> None:
+    """Be a rank of a world of one backend: run the cells, up to the first that fails here, and write down what came."""
+    store = dist.FileStore(str(folder / f"{backend}-{size}"), size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    assert dist.get_backend() == backend
+    told: dict[str, Any] = {}
+    for name, cell in cells.items():
+        try:
+            told[name] = cell(dist, rank, size)
+        except Exception as error:
+            told[name] = {"error": type(error).__name__, "text": str(error)}
+            break  # the ranks are not together any more
+        finally:
+            torch.save(told, _path(folder, backend, size, rank))
+    dist.destroy_process_group()
+
+
+def main(rank: int, sizes: Sequence[int], folder: Path, modules: Sequence[str]) -> None:
+    """Be a rank of all the worlds that have it."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # torch's, of what is still a prototype there
+    for size in sizes:
+        for backend in BACKENDS:
+            if rank < size:
+                world(backend, rank, size, folder, cells_of(modules, size))
+    sys.stderr.flush()
+    os._exit(0)  # gloo's threads, if torch keeps a group of it to the end, may abort a process that ends as usual
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), [int(size) for size in sys.argv[2].split(",")], Path(sys.argv[3]), sys.argv[4:])

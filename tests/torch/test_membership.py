@@ -1,0 +1,189 @@
+"""How torch's groups come to the mesh and leave it: init methods, stores, launchers, hostings. Ranks are processes."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import hosting
+from support.processes import Me, Ranks, free_port
+
+pytestmark = pytest.mark.processes
+
+
+def summed(c10d: Any, group: Any = None) -> float:
+    """Return the sum over all ranks of their ranks plus one."""
+    import torch
+
+    tensor = torch.full((3,), c10d.get_rank() + 1.0)
+    c10d.all_reduce(tensor, group=group)
+    return float(tensor[0])
+
+
+def come_in_all_ways(me: Me, port: int) -> None:
+    """Make the default group in each way that torch has, twice with a store that was used before."""
+    import datetime
+
+    import torch.distributed as c10d
+
+    import rankmesh
+
+    at = {"rank": me.rank, "world_size": me.size, "timeout": datetime.timedelta(seconds=60)}
+    os.environ |= {"RANK": str(me.rank), "WORLD_SIZE": str(me.size), "MASTER_ADDR": "127.0.0.1"}
+    os.environ["MASTER_PORT"] = str(port)
+    kept = c10d.TCPStore("127.0.0.1", port + 1, me.size, me.rank == 0)
+    ways = {
+        "env": {},
+        "file": {"init_method": f"file://{me.folder}/file", **at},
+        "tcp": {"init_method": f"tcp://127.0.0.1:{port + 2}", **at},
+        "store": {"store": kept, **at},
+        "store again": {"store": kept, **at},
+        "file store": {"store": c10d.FileStore(f"{me.folder}/store", me.size), **at},
+    }
+    sums, after = {}, []
+    for name, way in ways.items():
+        c10d.init_process_group("rankmesh", **way)
+        assert c10d.group.WORLD.gateway.startswith("http://127.0.0.1:")
+        assert rankmesh.get_rank() == me.rank  # the SDK is in the same world
+        sums[name] = summed(c10d)
+        c10d.destroy_process_group()
+        assert not rankmesh.is_initialized()
+        after.append(me.resources())
+    sockets = [sum(count for kind, count in each.items() if "socket" in kind) for _, each in after]
+    me.say(sums=sums, threads=[threads for threads, _ in after], sockets=sockets)
+
+
+def test_every_init_method_of_torchs(ranks: Ranks) -> None:
+    ports = free_port()
+    for rank in ranks.run(come_in_all_ways, 2, uses=[summed], port=ports):
+        assert set(rank.said["sums"].values()) == {3.0}
+        names = [[name for name in threads if name.startswith("rankmesh")] for threads in rank.said["threads"]]
+        assert not any(names), names
+        sockets = rank.said["sockets"]
+        assert max(sockets[3:]) <= sockets[3], sockets  # those of torch's stores, no more with every round
+
+
+def go_together_with_others(me: Me) -> None:
+    """Groups of the mesh beside groups of gloo, and torch's beside the SDK's."""
+    import torch.distributed as c10d
+
+    import rankmesh
+
+    at = {"rank": me.rank, "world_size": me.size}
+    c10d.init_process_group("gloo", init_method=f"file://{me.folder}/gloo", **at)
+    odd = c10d.new_group([0, 2], backend="rankmesh")
+    whole = c10d.new_group(backend="rankmesh")
+    part = None if me.rank == 1 else summed(c10d, odd)
+    me.say(gloo=[summed(c10d), summed(c10d, whole), part], sdk_free=not rankmesh.is_initialized())
+    c10d.destroy_process_group()
+
+    c10d.init_process_group("rankmesh", init_method=f"file://{me.folder}/mesh", **at)
+    gloos = c10d.new_group([0, 2], backend="gloo")
+    ours = c10d.new_group([2, 0])
+    me.say(mesh=[summed(c10d)] + ([] if me.rank == 1 else [summed(c10d, gloos), summed(c10d, ours)]))
+    c10d.destroy_process_group()
+
+    rankmesh.init_process_group(init_method=f"file://{me.folder}/sdk", **at)
+    wrong = me.attempt(c10d.init_process_group, "rankmesh", store=c10d.HashStore(), rank=0, world_size=1)
+    c10d.init_process_group("rankmesh", init_method=f"file://{me.folder}/torch", **at)
+    me.say(beside=summed(c10d), wrong=wrong["error"])
+    c10d.destroy_process_group()
+    array = np.ones(1)
+    rankmesh.all_reduce(array)  # the SDK's own world goes on
+    me.say(still=array[0])
+    rankmesh.destroy_process_group()
+
+
+def test_groups_beside_gloo_and_beside_the_sdk(ranks: Ranks) -> None:
+    for number, rank in enumerate(ranks.run(go_together_with_others, 3, uses=[summed])):
+        assert rank.said["gloo"] == [6.0, 6.0, None if number == 1 else 4.0]
+        assert rank.said["sdk_free"]
+        assert rank.said["mesh"] == [6.0] + ([] if number == 1 else [4.0, 4.0])
+        assert (rank.said["beside"], rank.said["still"], rank.said["wrong"]) == (6.0, 3.0, "ValueError")
+
+
+def attach(me: Me, gateway: str) -> None:
+    import torch
+    import torch.distributed as c10d
+
+    os.environ |= {"RANKMESH_HOSTING": "attached", "RANKMESH_GATEWAY": gateway}
+    at = {"init_method": f"file://{me.folder}/store", "rank": me.rank, "world_size": me.size}
+    c10d.init_process_group("rankmesh", **at)
+    group = c10d.new_group([0, 1])
+    works = [c10d.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    values = [float(work.get_future().wait()[0][0]) for work in works]
+    me.say(sums=[summed(c10d), summed(c10d, group), *values], gateway=c10d.group.WORLD.gateway)
+    c10d.destroy_process_group()
+
+
+def test_ranks_attach_to_standalone_agents(ranks: Ranks) -> None:
+    url = hosting.cluster({}, 2, "torch").url
+    for rank in ranks.run(attach, 2, uses=[summed], gateway=url):
+        assert rank.said == {"sums": [3.0, 3.0, 2.0, 2.0, 2.0], "gateway": url}
+
+
+def make_mistakes(me: Me) -> None:
+    import datetime
+
+    import torch.distributed as c10d
+
+    soon = datetime.timedelta(seconds=1)
+    store = c10d.HashStore()
+    alone = {"store": store, "rank": 0, "world_size": 1}
+    me.say(
+        missing=me.attempt(c10d.init_process_group, "rankmesh", store=store, rank=0, world_size=2, timeout=soon),
+        options=me.attempt(c10d.init_process_group, "rankmesh", pg_options=object(), **alone),
+    )
+    os.environ["RANKMESH_HOSTING"] = "attached"
+    me.say(attached=me.attempt(c10d.init_process_group, "rankmesh", **alone))
+    os.environ["RANKMESH_HOSTING"] = "embedded"
+    c10d.init_process_group("rankmesh", **alone)
+    c10d.barrier()
+    me.say(threads=me.resources()[0])
+    # ends without destroy_process_group
+
+
+def test_mistakes_are_named(ranks: Ranks) -> None:
+    (rank,) = ranks.start(make_mistakes, 1)
+    ranks.wait([rank])
+    assert rank.code == 0, rank
+    missing = rank.said["missing"]
+    assert (missing["error"], missing["ranks"]) == ("JoinTimeoutError", [1])
+    assert missing["is"].count("DistNetworkError") == 2
+    assert "pg_options" in rank.said["options"]["text"]
+    assert "RANKMESH_GATEWAY" in rank.said["attached"]["text"]
+
+
+SCRIPT = """\
+import torch, torch.distributed as c10d
+for backend in ("rankmesh", "gloo", "rankmesh"):
+    c10d.init_process_group(backend)
+    ones = torch.ones(2)
+    c10d.all_reduce(ones)
+    print(backend, c10d.get_rank(), c10d.get_world_size(), ones.tolist(), flush=True)
+    c10d.destroy_process_group()
+"""
+
+
+def test_env_under_rankmesh_run_is_the_meshs_store(ranks: Ranks, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)  # imports torch alone: the entry point has to be there
+    job = ranks.command("-m", "rankmesh.run", "--nproc-per-node", "2", str(script), name="run")
+    ranks.wait([job])
+    assert job.code == 0, job
+    lines = sorted(re.sub(r"^\[rank \d\] ", "", line) for line in job.stdout.splitlines())
+    expected = [f"{name} {rank} 2 [2.0, 2.0]" for name in ("gloo", "rankmesh", "rankmesh") for rank in (0, 1)]
+    assert lines == sorted(expected), job
+
+
+def test_importing_torch_loads_next_to_nothing_of_ours(ranks: Ranks) -> None:
+    code = "import torch, sys; print(*sorted(name for name in sys.modules if name.startswith('rankmesh')))"
+    rank = ranks.command("-c", f"{code}; print(torch.distributed.Backend('RankMesh'))", name="import")
+    ranks.succeed([rank])
+    assert rank.stdout.splitlines() == ["rankmesh rankmesh.torch", "rankmesh"]

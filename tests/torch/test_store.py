@@ -1,0 +1,355 @@
+"""The mesh's stores inside torch: the calls that C++ makes, their errors and timeouts, and groups that meet in them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import pickle
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as theirs
+from support.processes import Me, Ranks
+from support.store_calls import CALLS, outcome
+from torch._C._distributed_c10d import _StoreCollectives
+from torch.distributed.elastic.utils import store as elastic
+
+import rankmesh as ours
+from rankmesh.torch import Store
+from rankmesh.torch._store import _kept
+
+SHORT = timedelta(seconds=0.05)
+LONG = timedelta(seconds=30)
+DEADLINE = 30.0
+KINDS = ("hash", "tcp", "file", "prefix/prefix/hash", "torch/prefix/hash", "torch/torch/file")
+
+_number = itertools.count()
+
+
+def mesh(kind: str, folder: Path) -> ours.Store:
+    match kind.split("/", 1):
+        case ["prefix", inner]:
+            return ours.PrefixStore("p", mesh(inner, folder))
+        case ["tcp"]:
+            return ours.TCPStore("127.0.0.1", 0, is_master=True)
+        case ["file"]:
+            return ours.FileStore(f"{folder}/{next(_number)}")
+    return ours.HashStore()
+
+
+def opened(kind: str, folder: Path) -> Any:
+    """Return a store of the mesh as torch's, within ours or torch's prefixes; nobody else keeps what is inside."""
+    match kind.split("/", 1):
+        case ["torch", inner]:
+            return theirs.PrefixStore("t", opened(inner, folder))
+    return Store(mesh(kind, folder))
+
+
+@pytest.fixture(autouse=True)
+def closing() -> Iterator[None]:
+    """Close the stores that a test has made, which would be kept otherwise."""
+    before = set(_kept)
+    yield
+    for store in set(_kept) - before:
+        store.close()
+
+
+STORE = {"DistStoreError"}
+NOT_A_NUMBER = {"DistStoreError", "ValueError"}
+UNSUPPORTED = {"DistStoreError", "NotImplementedError"}
+NOT_FORWARDED = {"NotImplementedError"}
+
+DIFFERENCES: list[tuple[str, str, Any, str]] = [
+    # kind, call, what ours does, why
+    ("", "set under an empty key", STORE, "a key is part of a URL"),
+    ("prefix", "set under an empty key", b"v", "behind a prefix it is not empty"),
+    ("torch", "set under an empty key", b"v", "behind a prefix it is not empty"),
+    ("", "add to text", NOT_A_NUMBER, "a ValueError in torch, that and a store's error here"),
+    ("", "add to digits and text", NOT_A_NUMBER, "torch takes the digits and drops the rest"),
+    ("", "add more than 64 bits", NOT_A_NUMBER, "the key is named"),
+    ("torch", "add more than 64 bits", {"TypeError"}, "torch's prefix refuses it"),
+    ("", "add over the end", NOT_A_NUMBER, "torch goes on at the other end"),
+    ("", "multi_set more values than keys", {"ValueError"}, "torch drops what is too much"),
+    ("file", "delete_key", UNSUPPORTED, "the file is only appended to"),
+    ("file", "num_keys", (1, None, 1, 3), "the file's users are counted in it"),
+    ("file", "has_extended_api", False, "as torch's FileStore"),
+    *(
+        (kind, call, refused, "no queues in a file, and torch's prefix does not ask for what C++ does not")
+        for kind, refused in (("file", UNSUPPORTED), ("torch", NOT_FORWARDED))
+        for call in ("queue", "a queue and a value", "pop what is not there", "wait to pop what is not there")
+    ),
+    ("torch", "list_keys", NOT_FORWARDED, "torch's prefix does not ask for them"),
+]
+"""Where the outcome is not that of torch's HashStore; of several rows, the last whose kind is in the name counts."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_same_call(tmp_path: Path, call: str) -> None:
+    torchs = outcome(CALLS[call], theirs.HashStore(), theirs, SHORT)
+    for kind in KINDS:
+        rows = [row for row in DIFFERENCES if row[0] in kind and row[1] == call]
+        expected, why = rows[-1][2:] if rows else (torchs, "as torch's")
+        assert outcome(CALLS[call], opened(kind, tmp_path), theirs, SHORT) == expected, f"{kind}: {why}"
+
+
+def test_each_difference_is_one_of_some_call() -> None:
+    assert {row[1] for row in DIFFERENCES} <= CALLS.keys()
+
+
+@pytest.mark.parametrize("method", [name for name in dir(theirs.Store) if not name.startswith("_")])
+def test_every_method_of_torchs_goes_to_the_mesh(method: str) -> None:
+    in_cpp = {"timeout", "set_timeout", "barrier"}  # the last consists of the others
+    assert method in vars(Store) or method in in_cpp
+
+
+def test_it_is_one_of_torchs() -> None:
+    inner = ours.HashStore()
+    store = Store(inner)
+    assert isinstance(store, theirs.Store)
+    assert theirs.PrefixStore("p", store).underlying_store is store
+    store.set("k", "v")
+    assert inner.get("k") == b"v"
+    assert repr(store) == "rankmesh.torch.Store(HashStore())"
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("text", "got str"), (theirs.HashStore(), "got HashStore; torch takes its own as they are")],
+)
+def test_what_is_no_store_of_the_mesh(what: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=f"store must be one of rankmesh's stores, {message}"):
+        Store(what)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_it_is_not_pickled(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"cannot pickle rankmesh\.torch\.Store"):
+        copied(Store(ours.HashStore()))
+
+
+class TestTheJobs:
+    """Without a store, it is the job's."""
+
+    def test_there_is_no_job(self):
+        with pytest.raises(ValueError, match="init_process_group"):
+            Store()
+
+    @pytest.fixture
+    def job(self) -> Iterator[ours.Store]:
+        """Its one rank meets itself in a store of this kind."""
+        ours.init_process_group(store=Store(ours.HashStore()), rank=0, world_size=1)
+        yield ours.get_default_store()
+        ours.destroy_process_group()
+
+    def test_the_keys_are_the_jobs_and_the_timeout_is_its_own(self, job):
+        store, before = Store(), job.timeout
+        theirs.PrefixStore("p", store).set("k", "v")
+        assert job.get("p/k") == b"v"
+        store.set_timeout(SHORT)
+        with pytest.raises(theirs.DistStoreError, match="nobody has set key 'missing'"):
+            store.get("missing")
+        assert job.timeout == before != SHORT
+
+
+class TestErrors:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("wait", [True, False])
+    def test_a_timeout_is_torchs_and_the_meshs(self, tmp_path, kind, wait):
+        store = opened(kind, tmp_path)
+        store.set_timeout(SHORT)
+        with pytest.raises(theirs.DistStoreError, match=r"waited 0\.05 s, .*missing") as caught:
+            store.wait(["missing"]) if wait else store.get("missing")
+        assert isinstance(caught.value, ours.StoreTimeoutError)
+        assert isinstance(caught.value, TimeoutError)
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (type(again), str(again)) == (type(caught.value), str(caught.value))
+
+    def test_an_empty_queue(self):
+        with pytest.raises(theirs.QueueEmptyError, match="queue 'q' is empty") as caught:
+            Store(ours.HashStore()).queue_pop("q", block=False)
+        assert isinstance(caught.value, ours.QueueEmptyError)
+
+    @pytest.mark.parametrize("through", ["", "torch"])
+    def test_the_master_goes(self, through):
+        master = ours.TCPStore("127.0.0.1", 0, is_master=True)
+        store = Store(ours.TCPStore("127.0.0.1", master.port))
+        seen = theirs.PrefixStore("p", store) if through else store
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(seen.wait, ["k"], LONG)
+            master.close()
+            with pytest.raises(theirs.DistNetworkError) as caught:
+                waiting.result(DEADLINE)
+        assert isinstance(caught.value, ours.DistNetworkError)
+
+    def test_torchs_own_pass_through(self):
+        store = Store(ours.PrefixStore("p", theirs.HashStore()))
+        store.set_timeout(SHORT)
+        with pytest.raises(theirs.DistStoreError) as caught:
+            theirs.PrefixStore("t", store).get("missing")
+        assert type(caught.value) is theirs.DistStoreError
+
+
+class TestTimeout:
+    def test_it_is_at_first_that_of_the_meshs_store(self):
+        inner = ours.HashStore()
+        inner.set_timeout(7)
+        assert Store(inner).timeout == timedelta(seconds=7)
+
+    def test_what_torch_sets_in_cpp_counts(self):
+        inner = ours.HashStore()
+        store = Store(inner)
+        theirs.PrefixStore("p", store).set_timeout(SHORT)
+        assert store.timeout == SHORT
+        with pytest.raises(theirs.DistStoreError, match=r"waited 0\.05 s"):
+            store.get("missing")
+        assert inner.timeout == SHORT
+
+    @pytest.mark.parametrize("call", ["wait", "get", "multi_get", "queue_pop"])
+    def test_none_at_all_is_no_end(self, call):
+        """timedelta(0), as in torch."""
+        inner = ours.HashStore()
+        store = Store(inner)
+        store.set_timeout(timedelta(0))
+        calls = {
+            "wait": lambda: store.wait(["k"], timedelta(0)),
+            "get": lambda: store.get("k"),
+            "multi_get": lambda: store.multi_get(["k"]),
+            "queue_pop": lambda: store.queue_pop("k"),
+        }
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(calls[call])
+            time.sleep(0.05)
+            inner.set("k", "v")
+            inner.queue_push("k", "v")
+            waiting.result(DEADLINE)
+
+    def test_one_that_is_over_is_over_at_once(self):
+        """As with torch's HashStore."""
+        store = Store(ours.HashStore())
+        with pytest.raises(theirs.DistStoreError, match="waited 0 s"):
+            theirs.PrefixStore("p", store).wait(["missing"], timedelta(seconds=-1))
+        store.set_timeout(timedelta(seconds=-1))
+        with pytest.raises(theirs.DistStoreError, match="waited 0 s"):
+            store.get("missing")
+
+
+class TestLife:
+    """torch keeps the half that is in C++."""
+
+    def test_it_lives_until_it_is_closed(self):
+        inner = ours.HashStore()
+        gone = weakref.ref(inner)
+        prefixed = theirs.PrefixStore("p", Store(inner))
+        del inner
+        gc.collect()
+        prefixed.set("k", "v")
+        clone = prefixed.clone()
+        gc.collect()
+        assert clone.get("k") == b"v"
+        prefixed.underlying_store.close()
+        clone.underlying_store.close()
+        gc.collect()
+        assert gone() is None
+
+    def test_closing_lets_go_of_what_nobody_else_has(self, tmp_path):
+        path = tmp_path / "store"
+        store, kept = Store(ours.FileStore(str(path), 1)), ours.HashStore()
+        another = Store(kept)
+        store.close()
+        store.close()
+        assert not path.exists()
+        with pytest.raises(theirs.DistStoreError, match=r"rankmesh\.torch\.Store\(FileStore\(.* is closed"):
+            theirs.PrefixStore("p", store).set("k", "v")
+        another.close()
+        kept.set("k", "v")
+
+
+class TestThreads:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_several_use_it(self, tmp_path, kind):
+        store = opened(kind, tmp_path)
+
+        def use(number: int) -> bytes:
+            for _ in range(20):
+                store.add("n", 1)
+            store.set(f"k{number}", str(number))
+            return store.get(f"k{(number + 1) % 4}")  # waits, and others go on
+
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(use, range(4), timeout=DEADLINE)) == [b"1", b"2", b"3", b"0"]
+        assert store.add("n", 0) == 80
+
+    def test_torchs_collectives_over_stores(self):
+        """In C++, and those of elastic in Python."""
+        inner = ours.HashStore()
+
+        def rank(number: int) -> Any:
+            store = Store(inner)
+            collectives = _StoreCollectives(theirs.PrefixStore("c", store), number, 3)
+            gathered = collectives.all_gather("gather", str(number), LONG)
+            collectives.barrier("barrier", LONG, True)
+            total = collectives.all_sum("sum", number, LONG)
+            elastic.barrier(store, 3, "elastic", DEADLINE)
+            return gathered, total, elastic.synchronize(store, b"%d" % number, number, 3, "all", DEADLINE)
+
+        everyone = [b"0", b"1", b"2"]
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(rank, range(3), timeout=DEADLINE)) == [(everyone, 3, everyone)] * 3
+
+    def test_a_peer_does_not_come(self):
+        """The error of gloo's start names the key that is missing, rank 1's."""
+        with pytest.raises(theirs.DistStoreError, match=r"waited 0\.1 s, .*/0/1'"):
+            theirs.init_process_group(
+                "gloo", store=Store(ours.HashStore()), rank=0, world_size=2, timeout=timedelta(seconds=0.1)
+            )
+        assert not theirs.is_initialized()
+
+
+def train(me: Me, port: int) -> None:
+    """Meet in several kinds of store, each given inline and kept by nobody; use groups, and train in one."""
+    import gc
+
+    import torch
+    import torch.distributed as c10d
+
+    import rankmesh as mesh
+    from rankmesh.torch import Store
+
+    me.init()
+    stores = {
+        "job": lambda: Store(),
+        "file": lambda: Store(mesh.FileStore(f"{me.folder}/store", me.size)),
+        "tcp": lambda: Store(mesh.PrefixStore("a", mesh.PrefixStore("b", mesh.TCPStore("127.0.0.1", port)))),
+        "torch's prefix": lambda: c10d.PrefixStore("c", Store()),
+    }
+    for name, make in stores.items():
+        c10d.init_process_group("gloo", store=make(), rank=me.rank, world_size=me.size)
+        gc.collect()
+        found = torch.tensor([me.rank + 1.0])
+        c10d.all_reduce(found)
+        pair = c10d.new_group([0, 1])
+        c10d.all_reduce(found, group=pair)
+        c10d.barrier()
+        c10d.monitored_barrier()
+        me.say(**{name: found.item()})
+        if name == "job":
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1), process_group=pair)
+            model(torch.full((1, 2), me.rank + 1.0)).sum().backward()
+            me.say(gradient=model.module.weight.grad.tolist())
+        c10d.destroy_process_group()
+    mesh.barrier()
+
+
+@pytest.mark.processes
+def test_gloo_meets_in_each_kind(ranks: Ranks) -> None:
+    master = ours.TCPStore("127.0.0.1", 0, is_master=True)
+    said = [rank.said for rank in ranks.run(train, 2, port=master.port)]
+    sums = dict.fromkeys(("job", "file", "tcp", "torch's prefix"), 6.0)
+    assert said == [{**sums, "gradient": [[1.5, 1.5]]}] * 2
