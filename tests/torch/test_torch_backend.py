@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Iterator
 
 import pytest
 from support.cells import MISTAKES, RESULTS, STARTS
@@ -48,7 +47,7 @@ def over(tmp_path_factory: pytest.TempPathFactory) -> Worlds:
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Told]]:
+def apart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     """What came of the cells of a process that is in no job, on all sides."""
     told: dict[str, Told] = {}
     for each in ("both-apart", "over-apart"):
@@ -57,7 +56,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Told]]
             told[each] = run_cells(ranks, STARTS, 1, each)
         finally:
             ranks.end()
-    yield told
+    return told
 
 
 @pytest.mark.processes
