@@ -229,9 +229,12 @@ class Collectives:
         try:
             _collectives.monitored_barrier(self.mesh, timeout, wait_all_ranks)
         except CollectiveTimeoutError as error:
-            late = f"Rank{'s' if len(error.ranks) > 1 else ''} {', '.join(map(str, error.ranks))}"
             # in gloo's words, which people search their logs for
-            words = f"Rank {self.mesh.rank()} timed out in monitoredBarrier. {late} failed to pass monitoredBarrier"
+            late = f"Rank{'s' if len(error.ranks) > 1 else ''} {', '.join(map(str, error.ranks))}"
+            here = "timed out in monitoredBarrier"
+            if self.mesh.rank() != 0:
+                here = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+            words = f"Rank {self.mesh.rank()} {here}. {late} failed to pass monitoredBarrier"
             raise CollectiveTimeoutError(f"{words}: {error.message}", **error.details()) from error.__cause__
 
     # Names of torch before 2.13
