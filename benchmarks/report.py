@@ -332,8 +332,8 @@ _DDP = (
     "communication is what a step takes longer, torch's copies between gradients and buckets included. Its all_reduce "
     "is of the same buckets, begun together and waited for, and nothing else. Overlap: of the time that buckets are on "
     "their way, the share that is over when the last gradient is there (a single bucket has none). Ratios are gloo's "
-    "time to RankMesh's. Before each turn the gradients are compared with the mean of all ranks'. With as many ranks as "
-    "cores, or more, communication takes its processor time from the other ranks' steps."
+    "time to RankMesh's. Before each turn the gradients are compared with the mean of all ranks'. With as many ranks "
+    "as cores, or more, communication takes its processor time from the other ranks' steps."
 )
 _STORES = (
     "Microseconds a call through `dist.TCPStore` and torch's `TCPStore` (libuv), server and clients being processes on "
