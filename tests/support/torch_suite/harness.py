@@ -63,9 +63,6 @@ def load(plan: Plan) -> type[unittest.TestCase]:
     os.environ |= {"BACKEND": plan.like, "WORLD_SIZE": str(plan.size), "INIT_METHOD": "file:///replaced"}
     os.environ["PYTORCH_PRINT_REPRO_ON_FAILURE"] = "0"
 
-    if plan.backend == "rankmesh":
-        for name in OF_A_RANK:
-            importlib.import_module(name)
     if plan.gpus_in_host_memory:
         host_memory.prepare()
 
@@ -77,14 +74,16 @@ def load(plan: Plan) -> type[unittest.TestCase]:
     gloos = dist.monitored_barrier
 
     def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        if dist.get_backend(group) == dist.Backend.GLOO:
-            return gloos(group, timeout, wait_all_ranks)
-        from rankmesh import torch as mesh
+        over_mesh = isinstance(dist.group.WORLD if group is None else group, rankmesh.torch.ProcessGroup)
+        return (rankmesh.torch.monitored_barrier if over_mesh else gloos)(group, timeout, wait_all_ranks)
 
-        return mesh.monitored_barrier(group, timeout, wait_all_ranks)
+    if plan.backend == "rankmesh":
+        import rankmesh.torch
 
+        for name in OF_A_RANK:
+            importlib.import_module(name)
+        dist.monitored_barrier = monitored_barrier
     theirs.BACKEND = plan.backend
-    dist.monitored_barrier = monitored_barrier
     common_distributed.get_timeout = lambda _: plan.deadline
 
     class Suite(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):  # type: ignore[misc]
