@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks import page
+from benchmarks import ddp, page
 from benchmarks.compact import compact
 from benchmarks.operations import OPERATIONS
 from benchmarks.options import names_of, number, numbers, progress
@@ -17,8 +17,8 @@ from benchmarks.session import Session
 from benchmarks.team import PeerFailedError
 
 EXAMPLE = "for a part: python -m benchmarks --only all_reduce --ranks 2 --sizes 4,65536 --peers rankmesh-shm,gloo"
-STORES, JOIN = "stores", "join"
-STORE_ROUNDS, JOIN_ROUNDS = 7, 3
+STORES, JOIN, DDP = "stores", "join", "ddp"
+STORE_ROUNDS, JOIN_ROUNDS, DDP_ROUNDS = 7, 3, 5
 OF_A_PART = {"ranks": RANKS, "sizes": SIZES, "peers": tuple(PEERS), "rounds": 7, "budget": 10.0, "seconds": 0.03}
 """Options that choose within a part, and what they are when they are not given."""
 
@@ -27,7 +27,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure as the command line (None: this process's) says and return the exit code."""
     options = parse(arguments)
     whole = options.only is None
-    session = Session(full(), full_effort, STORE_ROUNDS, JOIN_ROUNDS) if whole else part(options)
+    session = (
+        Session(full(), full_effort, STORE_ROUNDS, JOIN_ROUNDS, dict.fromkeys(ddp.RANKS, DDP_ROUNDS))
+        if whole
+        else part(options)
+    )
     try:
         run = session.measure([PEERS[name] for name in options.peers], progress)
     except PeerFailedError as error:
@@ -53,6 +57,7 @@ def part(options: argparse.Namespace) -> Session:
         lambda case: effort,
         store_rounds=options.rounds if STORES in options.only else 0,
         join_rounds=options.rounds if JOIN in options.only else 0,
+        ddp_rounds={ranks: options.rounds for ranks in options.ranks if ranks in ddp.RANKS and DDP in options.only},
     )
 
 
@@ -64,7 +69,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog=EXAMPLE,
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing there, and no page")
-    known = [*OPERATIONS, STORES, JOIN]
+    known = [*OPERATIONS, STORES, DDP, JOIN]
     choice = parser.add_argument_group("a part of it")
     choice.add_argument("--only", type=names_of(known), metavar="PART,...", help=", ".join(known))
     choice.add_argument("--ranks", type=numbers, metavar="NUMBER,...")

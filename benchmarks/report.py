@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from benchmarks import ddp
 from benchmarks.charts import bus_bandwidth
 from benchmarks.operations import IN_FLIGHT, OPERATIONS
 from benchmarks.peers import PEERS
@@ -52,6 +53,7 @@ def page(runs: Sequence[Run], charts: Iterable[tuple[str, str]]) -> str:
         *(f"### {title(name)}\n\n{found}" for name in LATENCIES if (found := latencies(runs, name))),
         section("Bus bandwidth, GB/s", _BANDWIDTH, bandwidths(results)),
         section("Overlap", _OVERLAP, overlaps(results)),
+        section("Training with DistributedDataParallel", _DDP, training(runs)),
         section("Stores", _STORES, stores(runs)),
         section("Join", _JOIN, joins(runs)),
         section("An idle rank", _IDLE, idle(runs)),
@@ -156,6 +158,36 @@ def overlaps(results: Results) -> str:
 
 def _hidden(one: float, other: float, both: float) -> str:
     return f"{100 * max(0.0, min(1.0, (one + other - both) / min(one, other))):.0f} %"
+
+
+def training(runs: Sequence[Run]) -> str:
+    """Return the table of training steps; empty when they were not measured."""
+    results = latest(runs)
+    rows = []
+    for model, words in ddp.MODELS.items():
+        for ranks in ddp.RANKS:
+            cells = {
+                peer.name: {part: Cell(ddp.case(model, part, ranks), peer.name) for part in ddp.PARTS}
+                for peer in ddp.PEERS
+            }
+            for peer in ddp.PEERS:
+                ours, theirs = cells[ddp.OURS], cells[peer.name]
+                if theirs["step"] not in results.turns:
+                    continue
+                times = [milliseconds(results, theirs[part]) for part in ddp.PARTS if part != "overlap_percent"]
+                overlap = f"{results.summary(theirs['overlap_percent']).median:.0f} %"
+                compared = ("step", "communication") if peer.name != ddp.OURS else ()
+                ratios = [ratios_of(runs, theirs[part], ours[part]) for part in compared] or ["", ""]
+                rows.append([words, str(ranks), peer.short, *times, overlap, *ratios])
+    headings = ["", "ranks", "over", "step, ms", "alone", "communication", "its all_reduce", "overlap"]
+    headings += ["gloo / RankMesh: step", "communication"]
+    return table(headings, rows, texts=1) if rows else ""
+
+
+def milliseconds(results: Results, cell: Cell) -> str:
+    """Return a cell's median in milliseconds, with its spread."""
+    summary = results.summary(cell)
+    return f"{summary.median / 1e3:.1f} {spread(summary)}"
 
 
 def stores(runs: Sequence[Run]) -> str:
@@ -291,6 +323,17 @@ _OVERLAP = (
     "NumPy or a sleep of 20 ms (as when a GPU or a disk works), and of the one begun, the other done, then waited for. "
     "Hidden is how much of the shorter of two was saved by doing them together. With a core for each rank there is no "
     "core free for an all_reduce while the rank computes. Figures are of the last run."
+)
+_DDP = (
+    "Milliseconds of a step (forward, backward with all gradients averaged, SGD) of torch's DistributedDataParallel "
+    "over torch's backends `rankmesh` and `gloo`, each rank with one thread and its own samples: an MLP (784, 2048, "
+    "2048, 2048, 10; 32 samples a rank), the same with gradients that lie in DDP's buckets (gradient_as_bucket_view), "
+    "and the network of PyTorch's tutorial (28 by 28 pixels; 64 samples). Alone is the same step under `no_sync()`; "
+    "communication is what a step takes longer, torch's copies between gradients and buckets included. Its all_reduce "
+    "is of the same buckets, begun together and waited for, and nothing else. Overlap: of the time that buckets are on "
+    "their way, the share that is over when the last gradient is there (a single bucket has none). Ratios are gloo's "
+    "time to RankMesh's. Before each turn the gradients are compared with the mean of all ranks'. With as many ranks "
+    "as cores, or more, communication takes its processor time from the other ranks' steps."
 )
 _STORES = (
     "Microseconds a call through `dist.TCPStore` and torch's `TCPStore` (libuv), server and clients being processes on "

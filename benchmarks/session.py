@@ -1,13 +1,13 @@
-"""A whole run: operations, stores, joins and what idle ranks cost, one after the other."""
+"""A whole run: operations, stores, training steps, joins and what idle ranks cost, one after the other."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from benchmarks import footprint, join, stores
+from benchmarks import ddp, footprint, join, stores
 from benchmarks.machine import Bystanders, describe
 from benchmarks.peers import Peer, available
 from benchmarks.plan import Case, Cell, Effort
@@ -29,12 +29,14 @@ class Session:
         effort: for each case.
         store_rounds: turns of each store; 0: leave stores out.
         join_rounds: how often worlds are started; 0: leave joins and idle ranks out.
+        ddp_rounds: turns of each backend of training steps, by the number of ranks.
     """
 
     cases: Sequence[Case]
     effort: Callable[[Case], Effort]
     store_rounds: int = 0
     join_rounds: int = 0
+    ddp_rounds: Mapping[int, int] = field(default_factory=dict)
 
     def measure(self, peers: Sequence[Peer], say: Say) -> Run:
         """Measure all of it.
@@ -47,7 +49,8 @@ class Session:
         results = Results()
         here, left_out = available(peers)
         here_stores, no_stores = available(stores.PEERS if self.store_rounds else ())
-        left_out += no_stores
+        here_ddp, no_ddp = available(ddp.PEERS if self.ddp_rounds else ())
+        left_out += [*no_stores, *no_ddp]
         for line in left_out:
             say(line)
         if self.cases and not here:
@@ -56,6 +59,8 @@ class Session:
             run(here, self.cases, self.effort, results, say)
         if here_stores:
             stores.measure(here_stores, self.store_rounds, results, say)
+        if here_ddp:
+            ddp.measure(here_ddp, self.ddp_rounds, results, say)
         if self.join_rounds:
             _joins(self.join_rounds, results, say)
         others = f"{bystanders.cores():.2f} cores, on average, while this was measured"

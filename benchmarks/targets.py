@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from benchmarks import ddp
 from benchmarks.plan import COLLECTIVES, HALVES, KIB, MIB, SIZES, Case, Cell, cases
 from benchmarks.results import Results
 from benchmarks.tables import ratio
@@ -100,6 +101,12 @@ def _store(row: str, theirs: str, ours: str, least: float) -> Target:
     return Target(row, f"torch's {theirs.removeprefix('store_')}", wanted, least, [comparison])
 
 
+def _ddp(row: str, part: str, least: float) -> Target:
+    chosen = [ddp.case(model, part, ranks) for model in ddp.MODELS for ranks in ddp.RANKS]
+    wanted = f"≥ {least:g}x" if least > 1 else "never slower"
+    return Target(row, "gloo", wanted, least, [Comparison(Cell(c, ddp.GLOO), Cell(c, ddp.OURS)) for c in chosen])
+
+
 _SMALL_2 = "shared memory, 2 ranks, all_reduce to 4 KiB"
 _MIDDLE_2 = "shared memory, 2 ranks, all_reduce 64 KiB, 1 MiB"
 _LARGE_2 = "shared memory, 2 ranks, all_reduce 16, 64 MiB"
@@ -140,6 +147,8 @@ TARGETS = (
         0.6,
         [Comparison(Cell(c, SHM), Cell(c, ATTACHED)) for c in _all_reduce((2,), 64 * MIB, 64 * MIB)],
     ),
+    _ddp("DDP, 2 and 4 ranks: a step", "step", 1),
+    _ddp("DDP, 2 and 4 ranks: the communication part of a step", "communication", 3),
     _store("store: get", "store_get", "store_get", 1),
     _store("store: add", "store_add", "store_add", 1),
     _store("store: acknowledged set", "store_add", "store_set", 1),

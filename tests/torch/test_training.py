@@ -1,7 +1,7 @@
 """Training with what torch has for it gives the same over the mesh as over gloo, in the same processes.
 
-The programs are cells: ddp.py, sharding.py and examples.py in tests/support/cells. The sum of two numbers is the same in
-any order, so two ranks come to the same bits; with three there are several orders.
+The programs are cells: ddp.py, sharding.py and examples.py in tests/support/cells. The sum of two numbers is the
+same in any order, so two ranks come to the same bits; with three there are several orders.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from rankmesh._call import Timeout
 from rankmesh._world import ProcessGroup as MeshGroup
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._sparse import all_reduce_sparse
+from rankmesh.torch._untraced import untraced
 from rankmesh.torch._work import Done, Message, Pending
 from rankmesh_agent.engine.order import Options
 from rankmesh_agent.engine.work import Work
@@ -73,6 +74,7 @@ def _call(name: str) -> Callable[[Method], Method]:
         takes = method.__code__.co_varnames[1 : method.__code__.co_argcount]
         count = len(takes) if takes[-1:] == ("opts",) else 0
 
+        @untraced
         @functools.wraps(method)
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
             device = _device_of(arguments)
@@ -269,10 +271,13 @@ class Collectives:
         try:
             _collectives.monitored_barrier(self.mesh, timeout, wait_all_ranks)
         except CollectiveTimeoutError as error:
-            late = f"Rank{'s' if len(error.ranks) > 1 else ''} {', '.join(map(str, error.ranks))}"
             # in gloo's words, which people search their logs for
-            words = f"Rank {self.mesh.rank()} timed out in monitoredBarrier. {late} failed to pass monitoredBarrier"
-            raise CollectiveTimeoutError(f"{words}: {error.message}", **error.details()) from error.__cause__
+            late = f"Rank{'s' if len(error.ranks) > 1 else ''} {', '.join(map(str, error.ranks))}"
+            rank = self.mesh.rank()
+            here = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+            words = f"Rank {rank} {'timed out in monitoredBarrier' if rank == 0 else here}"
+            words = f"{words}. {late} failed to pass monitoredBarrier: {error.message}"
+            raise CollectiveTimeoutError(words, **error.details()) from error.__cause__
 
     # Names of torch before 2.13
 

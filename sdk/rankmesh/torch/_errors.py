@@ -32,9 +32,7 @@ def as_torchs(error: DistError) -> DistError:
     if both is type(error):
         return error
     late = isinstance(error, CollectiveTimeoutError)
-    made = both(
-        f"{error.message}; the timeout is over" if late else error.message
-    )  # a word that torch's users look for
+    made = both(f"{error.message}; the timeout is over" if late else error.message)  # what people search for
     vars(made).update(vars(error))
     made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
     return made.with_traceback(error.__traceback__)

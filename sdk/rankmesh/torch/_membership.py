@@ -101,7 +101,9 @@ def _joined(options: Any, seconds: float) -> _world.World:
     store = c10d.PrefixStore(f"rankmesh/{options.store.add(f'rankmesh/{rank}', 1)}", options.store)
     settings = _agreed(settings, store, rank, size, deadline)
     meeting = rendezvous(None, rank, size, settings, store=store, timeout=deadline.remaining())
-    return _world.join(meeting, settings, deadline.remaining())
+    world = _world.join(meeting, settings, deadline.remaining())
+    world.group._communicator.set_timeout(seconds)  # for calls all of it, not what joining has left
+    return world
 
 
 def _agreed(settings: Settings, store: Any, rank: int, size: int, deadline: Deadline) -> Settings:

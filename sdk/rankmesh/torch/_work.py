@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -160,27 +161,22 @@ def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> No
     left = len(works)
     lock = threading.Lock()
 
-    def one() -> None:
+    def one(is_free: Callable[[], bool]) -> None:
         nonlocal left
         with lock:
             left -= 1
             last = left == 0
         if last:
-            soon(then)
+            then() if is_free() else soon(then)
 
     for work in works:
-        _when_done(work, one)
+        if isinstance(work, engine.MessageWork):
+            soon(functools.partial(_settle, work, one))  # nothing but who waits for it moves a message
+        else:
+            work.get_future().then(lambda future: one(future.release))
 
 
-def _when_done(work: engine.Work, then: Callable[[], None]) -> None:
-    """Call ``then``, in whichever thread, when a work has ended."""
-    if isinstance(work, engine.MessageWork):
-        soon(lambda: _settle(work, then))  # nothing but who waits for it moves a message
-    else:
-        work.get_future().then(lambda _: then())
-
-
-def _settle(work: engine.Work, then: Callable[[], None]) -> None:
+def _settle(work: engine.Work, ended: Callable[[Callable[[], bool]], None]) -> None:
     with contextlib.suppress(DistError):  # whoever asks the work finds it
         work.wait()
-    then()
+    ended(lambda: True)
