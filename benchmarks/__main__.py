@@ -18,7 +18,7 @@ from benchmarks.team import PeerFailedError
 
 EXAMPLE = "for a part: python -m benchmarks --only all_reduce --ranks 2 --sizes 4,65536 --peers rankmesh-shm,gloo"
 STORES, JOIN, DDP = "stores", "join", "ddp"
-STORE_ROUNDS, JOIN_ROUNDS, DDP_ROUNDS = 7, 3, 7
+STORE_ROUNDS, JOIN_ROUNDS, DDP_ROUNDS = 7, 3, 5
 OF_A_PART = {"ranks": RANKS, "sizes": SIZES, "peers": tuple(PEERS), "rounds": 7, "budget": 10.0, "seconds": 0.03}
 """Options that choose within a part, and what they are when they are not given."""
 

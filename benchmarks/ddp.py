@@ -12,14 +12,18 @@ from benchmarks.results import Results
 from benchmarks.run import Say, in_turn
 from benchmarks.team import Team
 
-MODELS = {"mlp": "MLP, 10 M parameters", "net": "the tutorial's Net, 22 k"}
+MODELS = {
+    "mlp": "MLP, 10 M parameters",
+    "mlp_in_buckets": "the same, gradients in the buckets",
+    "net": "the tutorial's Net, 22 k",
+}
 """What is trained, by the names that benchmarks.ddp_rank has for them."""
-STEPS = {"mlp": 1, "net": 5}
+STEPS = {"mlp": 1, "mlp_in_buckets": 1, "net": 5}
 """Of how many steps a timing is."""
 REPETITIONS = 6
 RANKS = (2, 4)
 OURS, GLOO = "rankmesh-ddp", "gloo-ddp"
-PARTS = ("step", "alone", "communication", "all_reduce", "overlap")
+PARTS = ("step", "alone", "communication", "all_reduce", "overlap_percent")
 
 # torchrun looks after its ranks ten times a second, which would disturb the others' turns.
 _LAUNCHER = (*TORCHRUN, "--monitor-interval=5")

@@ -9,6 +9,7 @@ import copy
 import signal
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,12 @@ def net() -> nn.Module:
     return nn.Sequential(first, second, last, nn.LogSoftmax(dim=1))
 
 
-MODELS = {"mlp": (mlp, 32), "net": (net, 64)}
-"""How each is made, and how many samples a rank has in a step."""
+MODELS: dict[str, tuple[Callable[[], nn.Module], int, dict[str, Any]]] = {
+    "mlp": (mlp, 32, {}),
+    "mlp_in_buckets": (mlp, 32, {"gradient_as_bucket_view": True}),
+    "net": (net, 64, {}),
+}
+"""How each is made, how many samples a rank has in a step, and options of DDP."""
 
 
 class Trainer:
@@ -49,16 +54,17 @@ class Trainer:
     Args:
         model: what to train.
         samples: of a step.
+        options: of DistributedDataParallel.
     """
 
-    def __init__(self, model: nn.Module, samples: int) -> None:
+    def __init__(self, model: nn.Module, samples: int, **options: Any) -> None:
         random = torch.Generator().manual_seed(dist.get_rank())  # each rank has images of its own
         self._images = torch.randn(samples, 1, 28, 28, generator=random)
         self._labels = torch.randint(10, (samples,), generator=random)
         self._flights = Flights()
-        watched = DistributedDataParallel(copy.deepcopy(model))
+        watched = DistributedDataParallel(copy.deepcopy(model), **options)
         watched.register_comm_hook(self._flights, Flights.hook)
-        self._watched, self._model = watched, DistributedDataParallel(model)
+        self._watched, self._model = watched, DistributedDataParallel(model, **options)
         self._optimizers = {each: torch.optim.SGD(each.parameters(), lr=0.0) for each in (self._model, watched)}
         for _ in range(WARM_UP):
             self.step()
@@ -169,9 +175,9 @@ def main(backend: str, path: str) -> None:
     channel = Channel.connect(Path(path))
     dist.init_process_group(backend)
     trainers = {}
-    for name, (make, samples) in MODELS.items():
+    for name, (make, samples, options) in MODELS.items():
         torch.manual_seed(0)
-        trainers[name] = Trainer(make(), samples)
+        trainers[name] = Trainer(make(), samples, **options)
     channel.send({"rank": dist.get_rank(), "size": dist.get_world_size(), "version": f"torch {torch.__version__}"})
     while (order := channel.receive()) is not None:
         trainer = trainers[order["operation"]]

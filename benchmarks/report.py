@@ -174,8 +174,8 @@ def training(runs: Sequence[Run]) -> str:
                 ours, theirs = cells[ddp.OURS], cells[peer.name]
                 if theirs["step"] not in results.turns:
                     continue
-                times = [milliseconds(results, theirs[part]) for part in ddp.PARTS if part != "overlap"]
-                overlap = f"{results.summary(theirs['overlap']).median:.0f} %"
+                times = [milliseconds(results, theirs[part]) for part in ddp.PARTS if part != "overlap_percent"]
+                overlap = f"{results.summary(theirs['overlap_percent']).median:.0f} %"
                 compared = ("step", "communication") if peer.name != ddp.OURS else ()
                 ratios = [ratios_of(runs, theirs[part], ours[part]) for part in compared] or ["", ""]
                 rows.append([words, str(ranks), peer.short, *times, overlap, *ratios])
@@ -327,12 +327,13 @@ _OVERLAP = (
 _DDP = (
     "Milliseconds of a step (forward, backward with all gradients averaged, SGD) of torch's DistributedDataParallel "
     "over torch's backends `rankmesh` and `gloo`, each rank with one thread and its own samples: an MLP (784, 2048, "
-    "2048, 2048, 10; 32 samples a rank), and the network of PyTorch's tutorial (28 by 28 pixels; 64 samples). Alone is "
-    "the same step under `no_sync()`; communication is what a step takes longer. Its all_reduce is of the same "
-    "buckets, begun together and waited for, and nothing else. Overlap: of the time that buckets are on their way, the "
-    "share that is over when the last gradient is there (a single bucket has none). Ratios are gloo's time to "
-    "RankMesh's. Before each turn the gradients are compared with the mean of all ranks'. With as many ranks as cores, "
-    "or more, communication takes its processor time from the other ranks' steps."
+    "2048, 2048, 10; 32 samples a rank), the same with gradients that lie in DDP's buckets (gradient_as_bucket_view), "
+    "and the network of PyTorch's tutorial (28 by 28 pixels; 64 samples). Alone is the same step under `no_sync()`; "
+    "communication is what a step takes longer, torch's copies between gradients and buckets included. Its all_reduce "
+    "is of the same buckets, begun together and waited for, and nothing else. Overlap: of the time that buckets are on "
+    "their way, the share that is over when the last gradient is there (a single bucket has none). Ratios are gloo's "
+    "time to RankMesh's. Before each turn the gradients are compared with the mean of all ranks'. With as many ranks "
+    "as cores, or more, communication takes its processor time from the other ranks' steps."
 )
 _STORES = (
     "Microseconds a call through `dist.TCPStore` and torch's `TCPStore` (libuv), server and clients being processes on "

@@ -32,13 +32,10 @@ Store.set Store.set_timeout Store.wait TCPStore Work.get_future Work.is_complete
 
 BESIDE = {
     "torch.multiprocessing.spawn": ("multiprocessing.spawn", ""),
-    "torch.utils.data.distributed.DistributedSampler": (
-        "utils.data.distributed.DistributedSampler",
-        "shuffles with NumPy's generator: the same rules, another permutation",
-    ),
+    "torch.utils.data.distributed.DistributedSampler": ("utils.data.distributed.DistributedSampler", ""),
     "torch.nn.parallel.DistributedDataParallel": (
         "nn.parallel.DistributedDataParallel",
-        "torch's own, over the mesh: it needs torch's backend, which is not there yet, and says so",
+        "torch's own; without a process group of torch's, it makes one of rankmesh's world",
     ),
 }
 """Names of the reference pages outside torch.distributed, where they are here, and what they do differently."""

@@ -67,8 +67,8 @@ def make(gateway_url) -> Iterator[Made]:
     yield make
     for agent in made:
         agent.close()
-    names = [thread.name for thread in threading.enumerate()]
-    assert not any(name.startswith("rankmesh") for name in names), names
+    ours = lambda: [thread.name for thread in threading.enumerate() if thread.name.startswith("rankmesh")]  # noqa: E731
+    wait_until(lambda: not ours(), "the threads to end")
 
 
 def in_thread(call: Callable[..., object], *arguments: object) -> Future[object]:
@@ -185,7 +185,7 @@ class TestFace:
         assert agent.urls[-1] == "http://elsewhere.example:8701"
         with pytest.raises(NotLeasedError, match="'agent-0' is in no job yet"):
             agent.lease_state()
-        with httpx.Client(base_url=agent.urls[0], headers=HEADERS) as client:
+        with httpx.Client(base_url=agent.urls[0], headers=HEADERS, timeout=30) as client:
             assert client.get("/health").json()["status"] == "ok"
             assert client.get("/health", headers={"Host": "elsewhere.example:8701"}).status_code == 200
             assert client.get("/health", headers={"Host": "agent-0"}).status_code == 200
@@ -216,7 +216,7 @@ class TestFace:
 
     @pytest.mark.parametrize("wrong", [{}, {"world_size": 0}, {"world_size": 1, "rank": -2}, {"world_size": "x"}])
     def test_a_wrong_request(self, make, wrong):
-        answer = httpx.post(f"{make().urls[0]}/v1/lease", json=wrong, headers=HEADERS)
+        answer = httpx.post(f"{make().urls[0]}/v1/lease", json=wrong, headers=HEADERS, timeout=30)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
 
     def test_a_join_that_fails_says_why(self, make):

@@ -30,7 +30,7 @@ def results() -> Results:
 
 def test_the_slowest_rank_counts(results: Results) -> None:
     medians = {part: results.summary(Cell(ddp.case("mlp", part, 2), ddp.OURS)).median for part in ddp.PARTS}
-    wanted = {"step": 120_000, "alone": 100_000, "communication": 20_000, "all_reduce": 20_000, "overlap": 60}
+    wanted = {"step": 120_000, "alone": 100_000, "communication": 20_000, "all_reduce": 20_000, "overlap_percent": 60}
     assert medians == pytest.approx(wanted)
 
 

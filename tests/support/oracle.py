@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -52,7 +53,7 @@ def ops_of(dtype: np.dtype[Any]) -> set[ReduceOp]:
 
 def values(rank: int, count: int, dtype: np.dtype[Any]) -> Array:
     """Return what a rank contributes: numbers small enough that a product of nine of them is exact in most dtypes."""
-    drawn = np.random.default_rng([rank, count]).integers(0, 3, count)
+    drawn = _drawn(rank, count)
     if dtype == COMPLEX32:
         return (drawn + 1j * drawn[::-1]).astype(np.complex64).view(np.float32).astype(np.float16).view(dtype)
     if dtype.kind == "c":
@@ -64,6 +65,14 @@ def values(rank: int, count: int, dtype: np.dtype[Any]) -> Array:
     if dtype.kind == "V":
         return np.resize(drawn.astype(np.uint8), count * dtype.itemsize).view(dtype)
     return drawn.astype(dtype)
+
+
+@functools.cache
+def _drawn(rank: int, count: int) -> Array:
+    """Return numbers from 0 to 2; drawing them takes longer than what most tests do with them."""
+    drawn = np.random.default_rng([rank, count]).integers(0, 3, count).astype(np.int8)
+    drawn.flags.writeable = False
+    return drawn
 
 
 def expected(op: ReduceOp, parts: list[Array]) -> Array:
@@ -85,7 +94,7 @@ def average(parts: list[Array]) -> Array:
     """Return the mean: of integers exactly, rounded towards zero; of others the sum divided."""
     dtype = parts[0].dtype
     if dtype.kind in "iu":
-        sums = [sum(int(part[index]) for part in parts) for index in range(parts[0].size)]
+        sums = map(sum, zip(*(part.tolist() for part in parts), strict=True))
         return np.array([abs(total) // len(parts) * (1 if total >= 0 else -1) for total in sums], dtype)
     wide_dtype = np.dtype(np.float32) if dtype in NARROW else dtype
     total = parts[0].astype(wide_dtype)

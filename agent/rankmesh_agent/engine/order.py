@@ -144,7 +144,8 @@ class Order:
         self._turn = threading.Lock()
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._queued: deque[_Queued] = deque()
-        self._worker: threading.Thread | None = None
+        self._worker: threading.Thread | None = None  # carries out what is queued
+        self._latest: threading.Thread | None = None  # the one that did so last; may be let go of, for its callbacks
         self._batch: list[Recorded] | None = None
         self._batcher: threading.Thread | None = None
 
@@ -164,15 +165,16 @@ class Order:
         if self._batch is not None and self.batching:
             self._batch.append(Recorded(key, arguments, options.user, options.after, options.note))
             return BatchedWork() if options.async_op else None
-        if not options.async_op and not self._queued and self._turn.acquire(False):
-            try:
-                self._run(key, arguments, options)
-            finally:
-                self._turn.release()
-            return None
-        if not options.async_op and threading.current_thread() is self._worker:
-            name = self._plan(key).call.name
-            raise RuntimeError(f"a synchronous {name} in a callback would wait for itself: use async_op=True there")
+        if not options.async_op:
+            if self._worker is not None and threading.current_thread() is self._worker:
+                name = self._plan(key).call.name
+                raise RuntimeError(f"a synchronous {name} in a callback would wait for itself: use async_op=True there")
+            if not self._queued and self._turn.acquire(False):
+                try:
+                    self._run(key, arguments, options)
+                finally:
+                    self._turn.release()
+                return None
         work = self._enqueue(key, arguments, options)
         if options.async_op:
             return work
@@ -260,10 +262,10 @@ class Order:
 
     def close(self) -> None:
         """End the worker; the group has failed by now, so what is queued fails."""
-        if self._worker is not None:
+        if self._latest is not None:
             self._queue.put(None)
-            if self._worker is not threading.current_thread():
-                self._worker.join(_WORKER_SECONDS)
+            if self._latest is not threading.current_thread():
+                self._latest.join(_WORKER_SECONDS)
         self.backend.close()
 
     def _plan(self, key: tuple[Any, ...]) -> Plan:
@@ -288,13 +290,14 @@ class Order:
                     how = options if until is None else options._replace(timeout=until.remaining())
                     self._run(key, arguments, how)
 
-        work = QueuedWork(run, options.user, plan.call.name, lambda: self._worker)
+        work = QueuedWork(run, options.user, plan.call.name, lambda: self._worker, self._release)
         with self._standing.lock:  # close() takes it, too: nothing is queued behind its end mark
             going = self._standing.failure is None
             if going:
                 self._queued.append(queued)
                 if self._worker is None:
-                    self._worker = threading.Thread(target=self._work, name=f"rankmesh-{self._name}", daemon=True)
+                    name = f"rankmesh-{self._name}"
+                    self._worker = self._latest = threading.Thread(target=self._work, name=name, daemon=True)
                     self._worker.start()
                 self._queue.put(work)
         if not going:
@@ -302,10 +305,21 @@ class Order:
         return work
 
     def _work(self) -> None:
+        me = threading.current_thread()
         while (work := self._queue.get()) is not None:
-            work.run()
-            with self._standing.lock:
-                self._queued.popleft()
+            work.run(self._queued.popleft)
+            if self._worker is not me:
+                with self._standing.lock:
+                    self._worker = self._worker or me
+                if self._worker is not me:
+                    return  # another one was made while this one was let go of
+
+    def _release(self) -> bool:
+        """Let the worker go, which is this thread, if nothing is queued; say whether it holds nothing up."""
+        with self._standing.lock:
+            if threading.current_thread() is self._worker and not self._queued:
+                self._worker = None
+            return threading.current_thread() is not self._worker
 
     def _run(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> None:
         # In turn: what an earlier call changed (registered arrays, another backend) holds for this one at every rank.

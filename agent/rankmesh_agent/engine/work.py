@@ -22,10 +22,14 @@ class Future:
 
     Args:
         worker: returns the thread that will complete it, None if it is not known.
+        release: see ``release``.
     """
 
-    def __init__(self, worker: Callable[[], threading.Thread | None] = lambda: None) -> None:
+    def __init__(
+        self, worker: Callable[[], threading.Thread | None] = lambda: None, release: Callable[[], bool] = lambda: True
+    ) -> None:
         self._worker = worker
+        self._release = release
         self._lock = threading.Lock()
         self._complete = threading.Event()
         self._value: Any = None
@@ -61,9 +65,17 @@ class Future:
             raise self._error
         return self._value
 
+    def release(self) -> bool:
+        """Say whether this thread, which runs a callback, holds no call up, and see to it if that is possible.
+
+        A callback that is about to do what takes long, or waits for later calls, asks that first. The thread that
+        completes calls is let go of that, unless there is one to complete already: then the answer is no.
+        """
+        return self._release()
+
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """Return a future of what ``callback(self)`` will return."""
-        following = Future(self._worker)
+        following = Future(self._worker, self._release)
 
         def run() -> None:
             try:
@@ -154,6 +166,7 @@ class QueuedWork(Work):
         arrays: the user's arrays that it fills.
         described: the call in words.
         worker: returns the thread that will carry it out.
+        release: lets that thread go; see Future.
     """
 
     def __init__(
@@ -162,22 +175,29 @@ class QueuedWork(Work):
         arrays: list[Any],
         described: str,
         worker: Callable[[], threading.Thread | None] = lambda: None,
+        release: Callable[[], bool] = lambda: True,
     ) -> None:
         self._run = run
         self._arrays = arrays
         self._described = described
-        self._future = Future(worker)
+        self._future = Future(worker, release)
         self._claimed = threading.Lock()
         self._withdrawn = False
 
-    def run(self) -> None:
-        """Carry the call out, in the group's worker thread; what it needed, its arrays too, is let go of then."""
+    def run(self, ended: Callable[[], object] = lambda: None) -> None:
+        """Carry the call out, in the group's worker thread; what it needed, its arrays too, is let go of then.
+
+        Args:
+            ended: called between its end and the callbacks.
+        """
         run, self._run = self._run, _nothing
         try:
             run()
         except BaseException as error:
+            ended()
             self._future.set_exception(error)
         else:
+            ended()
             if not self._withdrawn:
                 self._future.set_result(self._arrays)
 

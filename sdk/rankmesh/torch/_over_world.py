@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch.distributed as c10d
 from rankmesh import _world
 from rankmesh._groups import get_process_group_ranks
 from rankmesh.torch._group import ProcessGroup
-from rankmesh.torch._store import Store
+from rankmesh.torch._store import fresh_job_store
 
-_rounds = itertools.count()
 _made: ProcessGroup | None = None
 """The default group that was last made here."""
 
@@ -33,8 +31,7 @@ def ensure_default_group() -> None:
     members = world.group._communicator
     c10d.init_process_group(
         "rankmesh",
-        # Every rank makes as many groups as the others: keys of an earlier one are not found again.
-        store=c10d.PrefixStore(f"torch/over-world/{next(_rounds)}", Store(world.store)),
+        store=fresh_job_store(),
         rank=members.rank,
         world_size=members.size,
         timeout=timedelta(seconds=members.timeout),

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import torch.distributed as c10d
-
 from rankmesh import _world
 from rankmesh.torch._errors import as_torchs
-from rankmesh.torch._store import Store
+from rankmesh.torch._store import fresh_job_store
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.settings import Settings
 
-_rounds = itertools.count()
 _NAMES = ("rank", "world_size")
 
 
@@ -50,6 +46,5 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
             raise as_torchs(error) from error.__cause__
         world = _world.require_world()
         world.lent = True
-    # Every process makes as many groups as the others: keys of an earlier one are not found again.
-    yield c10d.PrefixStore(f"torch/{next(_rounds)}", Store(world.store.clone())), world.group.rank(), world.group.size()
+    yield fresh_job_store(), world.group.rank(), world.group.size()
     raise RuntimeError("env:// cannot be met at a second time")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NoReturn, ParamSpec, TypeVar
@@ -148,6 +149,14 @@ class Store(torch.distributed.Store):
         return f"rankmesh.torch.Store({self._mesh!r})"
 
 
+def fresh_job_store() -> torch.distributed.PrefixStore:
+    """Return the job's own store for another default group of torch's: keys of an earlier one are not found there.
+
+    All ranks ask for it equally often.
+    """
+    return torch.distributed.PrefixStore(f"torch/{next(_rounds)}", Store())
+
+
 def _do(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     try:
         return call(*arguments, **options)
@@ -161,4 +170,5 @@ def _limit(timeout: timedelta | float) -> timedelta:
     return max(given, _AT_ONCE) if given else _ENDLESS
 
 
+_rounds = itertools.count()
 _kept: set[Store] = set()

@@ -172,13 +172,13 @@ def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> No
     left = len(works)
     lock = threading.Lock()
 
-    def one(_: engine.Future) -> None:
+    def one(future: engine.Future) -> None:
         nonlocal left
         with lock:
             left -= 1
             last = left == 0
         if last:
-            soon(then)
+            then() if future.release() else soon(then)
 
     for work in works:
         work.get_future().then(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -97,6 +98,12 @@ def order_of(way: str, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Fold:
     return ORDERS[way][0] if partial_dtype(op, dtype, size) == dtype else in_rank_order
 
 
+@functools.cache
+def drawn(rank: int, count: int) -> Array:
+    """Return numbers whose sum depends on the order in which they are added."""
+    return np.random.default_rng([rank, count]).normal(size=count)
+
+
 def test_of_every_length_in_its_order(ranks: World, way: str) -> None:
     cells = [
         (count, dtype, op)
@@ -105,13 +112,10 @@ def test_of_every_length_in_its_order(ranks: World, way: str) -> None:
         if count * np.dtype(dtype).itemsize <= ORDERS[way][1]
     ]
 
-    def drawn(rank: int, count: int, dtype: str) -> Array:
-        return np.random.default_rng([rank, count]).normal(size=count).astype(dtype)
-
     def call(members: Communicator) -> list[Array]:
         results = []
         for number, (count, dtype, op) in enumerate(cells):
-            array = drawn(members.rank, count, dtype)
+            array = drawn(members.rank, count).astype(dtype)
             work = members.all_reduce(array, op, LATER if number % 2 else NOW)
             if work is not None:
                 work.wait()
@@ -123,7 +127,7 @@ def test_of_every_length_in_its_order(ranks: World, way: str) -> None:
         got = [results[number] for results in everyone]
         assert len({array.tobytes() for array in got}) == 1, (count, dtype, op)
         fold = order_of(way, op, np.dtype(dtype), ranks.size)
-        want = fold(op, [drawn(rank, count, dtype) for rank in range(ranks.size)])
+        want = fold(op, [drawn(rank, count).astype(dtype) for rank in range(ranks.size)])
         np.testing.assert_array_equal(got[0], want, err_msg=f"{count} {dtype} {op}")
 
 

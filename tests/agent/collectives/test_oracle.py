@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,7 +49,15 @@ def same(got: np.ndarray[Any, Any], want: np.ndarray[Any, Any], what: str = "") 
 
 def everyone(ranks: World, count: int, dtype: np.dtype[Any], op: ReduceOp = ReduceOp.SUM) -> np.ndarray[Any, Any]:
     """Return what a reduction of all ranks' values must be."""
-    return expected(op, [values(rank, count, dtype) for rank in range(ranks.size)])
+    return _everyone(ranks.size, count, dtype, op)
+
+
+@functools.cache
+def _everyone(size: int, count: int, dtype: np.dtype[Any], op: ReduceOp) -> np.ndarray[Any, Any]:
+    """Work it out once for all transports."""
+    reduced = expected(op, [values(rank, count, dtype) for rank in range(size)])
+    reduced.flags.writeable = False
+    return reduced
 
 
 def modes(number: int) -> Any:

@@ -232,19 +232,21 @@ def test_who_calls_again_is_known_by_the_latest_call() -> None:
     """A client that gave up, and of which the listener does not know that it has."""
     with listening(3, TcpTransport("secret")) as ranks:
         first: list[Connection] = []
+        called = threading.Event()
 
         def connect(rank: int) -> dict[int, Connection]:
             if rank == 2:
                 identity = establish._IDENTITY.pack(2, EPOCH, *(ranks.members[at].instance.encode() for at in (2, 0)))
                 (connection,), _ = meet([ranks.transport.dial(ranks.listeners[0].address, identity)])
                 first.append(connection)
-            if rank == 1:
-                time.sleep(0.5)  # until then rank 0 is not done
+                called.set()
+            if rank == 1:  # until it comes, rank 0 is not done
+                assert called.wait(20)
+                with pytest.raises(DistNetworkError, match="lost"):
+                    recv_exactly(first[0], 1, Deadline(20))
             return ranks.connect(rank)
 
         check_each_reaches_each(in_threads(3, connect))
-        with pytest.raises(DistNetworkError, match="lost"):
-            recv_exactly(first[0], 1, Deadline(10))
         first[0].close()
 
 

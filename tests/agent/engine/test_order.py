@@ -258,6 +258,49 @@ def test_a_callback_may_wait_for_what_is_complete(alone: Alone, held: threading.
     assert following.wait(SECONDS) is True
 
 
+def test_a_callback_that_is_released_may_do_all_that(alone: Alone, held: threading.Event) -> None:
+    work = alone.submit(None, LATER)
+    done: list[str] = []
+
+    def callback(future: Any) -> bool:
+        free = future.release()
+        alone.submit(lambda: done.append("now"))
+        alone.submit(lambda: done.append("later"), LATER).wait(SECONDS)  # by another thread
+        return bool(free)
+
+    following = work.get_future().then(callback)
+    held.set()
+    assert following.wait(SECONDS)
+    assert done == ["now", "later"]
+    callbacks, others = alone.backend.ran[-2][2], alone.backend.ran[-1][2]
+    assert others is not callbacks
+    wait_until(lambda: not callbacks.is_alive(), "the thread that was let go of to end: there is another one")
+    alone.submit(None, LATER).wait(SECONDS)
+    assert alone.backend.ran[-1][2] is others
+
+
+def test_a_callback_with_calls_queued_behind_it_is_not_released(alone: Alone, held: threading.Event) -> None:
+    work = alone.submit(None, LATER)
+    following = work.get_future().then(lambda future: future.release())
+    behind = alone.submit(None, LATER)
+    held.set()
+    assert following.wait(SECONDS) is False
+    behind.wait(SECONDS)
+
+
+def test_a_thread_that_was_released_goes_on_if_there_is_no_other(alone: Alone, held: threading.Event) -> None:
+    work = alone.submit(None, LATER)
+    released = work.get_future().then(lambda future: (future.release(), threading.current_thread()))
+    held.set()
+    free, worker = released.wait(SECONDS)
+    assert free
+    for _ in range(3):
+        alone.submit(None, LATER).wait(SECONDS)
+    alone.order.close()
+    wait_until(lambda: not worker.is_alive(), "the thread to end, whether another one took its place or not")
+    assert work.get_future().release()  # any other thread holds nothing up
+
+
 # Errors
 
 

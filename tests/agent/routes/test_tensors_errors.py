@@ -386,12 +386,18 @@ class TestTurns:
 
 
 async def test_many_receives_hold_up_neither_health_nor_collectives(pair, monkeypatch):
+    def counted(threads, kind):
+        taken.append(kind)
+        return take(threads, kind)
+
+    taken, take = [], calls.Threads.take
+    monkeypatch.setattr(calls.Threads, "take", counted)
     monkeypatch.setattr(calls, "MOST_THREADS", 5)
     async with clients(applications(pair)) as (first, second):
         receives = [
             asyncio.ensure_future(first.post(f"{GROUP}/recv?tag={tag}", content=npy(np.zeros(3)))) for tag in range(5)
         ]
-        await asyncio.sleep(0.3)
+        await until(lambda: len(taken) == 5)
         status, code, document = await problem(first.post(f"{GROUP}/recv?tag=9", content=npy(np.zeros(3))))
         assert (status, code, document["retryable"]) == (503, "too-many-calls", True)
         assert (await first.get("/health")).status_code == 200
