@@ -16,12 +16,14 @@ import json
 import secrets
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed
 
@@ -61,13 +63,23 @@ def join(sides: Mapping[str, Any], rank: int, size: int, folder: Path) -> Mappin
     return sides
 
 
+def join_groups(rank: int, size: int, folder: Path) -> Mapping[str, Any]:
+    """Make this process a rank of a job over the mesh, in which gloo has a group of all ranks."""
+    join(OVER, rank, size, folder)
+    return {"over": torch.distributed.group.WORLD, "gloo": torch.distributed.new_group(backend="gloo", timeout=TIMEOUT)}
+
+
 KINDS: dict[str, Callable[[int, int, Path], Mapping[str, Any]]] = {
     "both": lambda *where: join(BOTH, *where),
     "both-apart": lambda *where: BOTH,
     "over": lambda *where: join(OVER, *where),
     "over-apart": lambda *where: OVER,
+    "groups": join_groups,
 }
-"""The kinds of processes: functions of rank, world size and folder that return what stands for ``dist``, by side."""
+"""The kinds of processes: functions of rank, world size and folder that return what a cell gets first, by side.
+
+That is a library, but where the sides are two groups of torch.distributed.
+"""
 
 
 class Cell(NamedTuple):
@@ -78,12 +90,14 @@ class Cell(NamedTuple):
         function: the code.
         arguments: what it gets besides the library, the rank and the world's size.
         sizes: world sizes in which it makes sense.
+        sides: those on which it does; None for all.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
     sizes: tuple[int, ...]
+    sides: tuple[str, ...] | None
 
     def __call__(self, dist: Any, rank: int, size: int) -> Any:
         return self.function(dist, rank, size, **self.arguments)
@@ -118,7 +132,9 @@ class Cells:
     def __init__(self) -> None:
         self.found: dict[str, Cell] = {}
 
-    def __call__(self, *, sizes: tuple[int, ...] = (1, 2, 3), **arguments: Any) -> Callable[..., Any]:
+    def __call__(
+        self, *, sizes: tuple[int, ...] = (1, 2, 3), sides: tuple[str, ...] | None = None, **arguments: Any
+    ) -> Callable[..., Any]:
         """Make a cell of a function, or one for each combination of the lists that ``arguments`` are."""
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,7 +142,7 @@ class Cells:
                 words = "-".join(map(str, values))
                 name = f"{function.__name__}[{words}]" if words else function.__name__
                 assert name not in self.found, f"there are two cells {name}"
-                self.found[name] = Cell(name, function, dict(zip(arguments, values, strict=True)), sizes)
+                self.found[name] = Cell(name, function, dict(zip(arguments, values, strict=True)), sizes, sides)
             return function
 
         return add
@@ -144,8 +160,10 @@ def outcome(call: Callable[..., Any], *arguments: Any) -> Outcome:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # each library warns in its own words
             value = repr(plain(call(*arguments)))
-    except Exception as caught:
+    except (Exception, pytest.fail.Exception) as caught:
         error, text = [kind.__name__ for kind in type(caught).__mro__], str(caught)
+        if isinstance(caught, AssertionError):
+            text = f"{traceback.extract_tb(caught.__traceback__)[-1].line} {text}"
     return Outcome(value, error, text, time.monotonic() - began)
 
 
@@ -256,6 +274,9 @@ def cells_of(modules: Sequence[str], size: int) -> dict[str, Cell]:
 def main(rank: int, size: int, folder: Path, kind: str, modules: Sequence[str]) -> None:
     """Be a rank: run all cells on each side and write down what came."""
     torch.set_num_threads(1)
+    import faulthandler
+
+    faulthandler.dump_traceback_later(45, exit=True)
     sides = KINDS[kind](rank, size, folder)
     joined = torch.distributed.is_initialized()
     if joined:
@@ -264,6 +285,8 @@ def main(rank: int, size: int, folder: Path, kind: str, modules: Sequence[str]) 
     for name, cell in cells_of(modules, size).items():
         outcomes[name] = {}
         for side, dist in sides.items():
+            if cell.sides is not None and side not in cell.sides:
+                continue
             outcomes[name][side] = outcome(cell, dist, rank, size)
             if joined:
                 torch.distributed.barrier(between)  # so that no receive from any rank gets a later cell's message

@@ -7,8 +7,10 @@ torch, and parts of newer, call the old names, which are here, too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -28,6 +30,9 @@ from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+# Arguments and options
+
 _OPS = {
     getattr(c10d.ReduceOp.RedOpType, op.name): op
     for op in ReduceOp
@@ -38,25 +43,50 @@ _UNSET = timedelta(milliseconds=-1)
 _profiling = torch.autograd._profiler_enabled
 
 
+@dataclass
+class _Said:
+    """What torch's options would say, of a call in the short form: ``broadcast(tensor, root)`` say."""
+
+    rootRank: int = 0  # noqa: N815  # torch's names
+    reduceOp: Any = c10d.ReduceOp.SUM  # noqa: N815
+    timeout: timedelta | None = None
+    asyncOp: bool = True  # noqa: N815
+
+    def hear(self, argument: Any) -> None:
+        """Take an argument for what it is, by its type: torch's methods differ in their order."""
+        if isinstance(argument, c10d.ReduceOp | c10d.ReduceOp.RedOpType):
+            self.reduceOp = argument
+        elif isinstance(argument, timedelta):
+            self.timeout = argument
+        elif argument is not None:
+            self.rootRank = argument
+
+
 def _call(name: str) -> Callable[[Method], Method]:
     """Return what makes a method a call of the group.
 
     Tensors of another device go to the backend that the user named for it; errors are torch's as well as ours; a
-    profiler sees the call under the name ``rankmesh:…``, as it sees ``gloo:…``.
+    profiler sees the call under the name ``rankmesh:…``, as it sees ``gloo:…``. A method whose last argument is
+    ``opts``, torch's options, can be called with root, operation and timeout instead.
     """
 
     def made(method: Method) -> Method:
+        takes = method.__code__.co_varnames[1 : method.__code__.co_argcount]
+        count = len(takes) if takes[-1:] == ("opts",) else 0
+
         @untraced
         @functools.wraps(method)
-        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        def call(self: Any, *arguments: Any, **named: Any) -> Any:
             device = _device_of(arguments)
             if device is not None:
-                return getattr(self._beside(device), method.__name__)(*arguments, **options)
+                return getattr(self._beside(device), method.__name__)(*arguments, **named)
+            if count and (len(arguments) != count or not hasattr(arguments[-1], "asyncOp")):
+                arguments, named = _in_full(arguments, named, count), {}
             try:
                 if not _profiling():
-                    return method(self, *arguments, **options)
+                    return method(self, *arguments, **named)
                 with torch.profiler.record_function(f"rankmesh:{name}") as span:
-                    work = method(self, *arguments, **options)
+                    work = method(self, *arguments, **named)
                     if type(work) is Pending:  # the span ends when the call does; a message may never
                         ended: torch.futures.Future[None] = torch.futures.Future()
                         span._call_end_callbacks_on_future(ended)
@@ -68,6 +98,16 @@ def _call(name: str) -> Callable[[Method], Method]:
         return call  # type: ignore[return-value]
 
     return made
+
+
+def _in_full(arguments: tuple[Any, ...], named: dict[str, Any], count: int) -> tuple[Any, ...]:
+    """Return a call's arguments with torch's options, or what says the same, as the last of ``count``."""
+    if hasattr(named.get("opts"), "asyncOp"):
+        return *arguments, named["opts"]
+    said = _Said()
+    for argument in (*arguments[count - 1 :], *named.values()):
+        said.hear(argument)
+    return *arguments[: count - 1], said
 
 
 def _device_of(arguments: Any) -> Any:
@@ -108,7 +148,9 @@ class Collectives:
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Done:
         """Reduce several tensors over all ranks, together."""
         op, timeout, is_async = _reducing(opts)
-        made = _batch.all_reduce_coalesced(tensors, op, self.mesh, is_async, timeout=timeout)
+        with self._together(is_async, timeout) as made:
+            for tensor in tensors:
+                _collectives.all_reduce(tensor, op, self.mesh)
         return _works(tensors, made)
 
     @_call("reduce")
@@ -116,8 +158,7 @@ class Collectives:
         """Reduce a tensor over all ranks into the root's."""
         tensors = _listed(tensors)
         op, timeout, is_async = _reducing(opts)
-        root = 0 if opts is None else opts.rootRank
-        done = _collectives.reduce(tensors[0], None, op, self.mesh, is_async, root, timeout=timeout)
+        done = _collectives.reduce(tensors[0], None, op, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(tensors, done)
 
     @_call("broadcast")
@@ -125,18 +166,17 @@ class Collectives:
         """Copy the root's tensor to all ranks."""
         tensors = _listed(tensors)
         timeout, is_async = _how(opts)
-        root = 0 if opts is None else opts.rootRank
-        done = _collectives.broadcast(tensors[0], None, self.mesh, is_async, root, timeout=timeout)
+        done = _collectives.broadcast(tensors[0], None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(tensors, done)
 
     @_call("all_gather")
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """Copy every rank's tensor into a list on all ranks."""
         inputs = _listed(inputs)
-        outs = outputs[0] if isinstance(outputs[0], list | tuple) else outputs
+        outs = _one(outputs)
         timeout, is_async = _how(opts)
         done = _gather_scatter.all_gather(outs, inputs[0], self.mesh, is_async, timeout=timeout)
-        return _work(list(outs), done)
+        return _work(outs, done)
 
     @_call("all_gather_into_tensor")
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Done:
@@ -149,14 +189,16 @@ class Collectives:
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """Gather several tensors: ``outputs`` has for each rank a list of that rank's."""
         timeout, is_async = _how(opts)
-        made = _batch.all_gather_coalesced(outputs, inputs, self.mesh, is_async, timeout=timeout)
+        with self._together(is_async, timeout) as made:
+            for input, outs in zip(inputs, zip(*outputs, strict=True), strict=True):
+                _gather_scatter.all_gather(outs, input, self.mesh)
         return _works([out for outs in outputs for out in outs], made)
 
     @_call("all_gather_into_tensor_coalesced")
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """Gather several tensors, each into one."""
         timeout, is_async = _how(opts)
-        with _batch.batch(self.mesh, is_async, timeout=timeout) as made:
+        with self._together(is_async, timeout) as made:
             for output, input in zip(outputs, inputs, strict=True):
                 _gather_scatter.all_gather_single(output, input, self.mesh)
         return _works(outputs, made)
@@ -166,9 +208,8 @@ class Collectives:
         """Copy every rank's tensor into a list on the root."""
         inputs = _listed(inputs)
         timeout, is_async = _how(opts)
-        root = 0 if opts is None else opts.rootRank
-        outs = list(outputs[0]) if outputs else None
-        done = _gather_scatter.gather(inputs[0], outs, None, self.mesh, is_async, root, timeout=timeout)
+        outs = _one(outputs) or None
+        done = _gather_scatter.gather(inputs[0], outs, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(outs or [], done)
 
     @_call("scatter")
@@ -176,16 +217,15 @@ class Collectives:
         """Give every rank its tensor of the root's list."""
         outputs = _listed(outputs)
         timeout, is_async = _how(opts)
-        root = 0 if opts is None else opts.rootRank
-        ins = list(inputs[0]) if inputs else None
-        done = _gather_scatter.scatter(outputs[0], ins, None, self.mesh, is_async, root, timeout=timeout)
+        ins = _one(inputs) or None
+        done = _gather_scatter.scatter(outputs[0], ins, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(outputs, done)
 
     @_call("reduce_scatter")
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """Reduce the tensors that all ranks have for each rank into that rank's."""
         outputs = _listed(outputs)
-        ins = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
+        ins = _one(inputs)
         op, timeout, is_async = _reducing(opts)
         done = _gather_scatter.reduce_scatter(outputs[0], ins, op, self.mesh, is_async, timeout=timeout)
         return _work(outputs, done)
@@ -201,7 +241,7 @@ class Collectives:
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """Reduce several tensors; each rank gets its share of each."""
         op, timeout, is_async = _reducing(opts)
-        with _batch.batch(self.mesh, is_async, timeout=timeout) as made:
+        with self._together(is_async, timeout) as made:
             for output, input in zip(outputs, inputs, strict=True):
                 _gather_scatter.reduce_scatter_single(output, input, op, self.mesh)
         return _works(outputs, made)
@@ -274,17 +314,30 @@ class Collectives:
 
     def _message(self, tensors: list[Any], work: Work | None) -> Done:
         assert work is not None  # only members have the group
+        if self.mesh._communicator.batching:
+            self._begun.append(work)
         return Message(tensors, work, self.mesh._communicator.numbers)
 
     # Batches, by torch's coalescing manager
 
+    @contextlib.contextmanager
+    def _together(self, is_async: bool, timeout: timedelta | None) -> Iterator[_batch.Batch]:
+        """Make the calls of the block together when it ends, or those of the batch that is open when that ends."""
+        if self.mesh._communicator.batching:
+            yield _batch.Batch()
+        else:
+            with _batch.batch(self.mesh, is_async, timeout=timeout) as made:
+                yield made
+
     def _start_coalescing(self, device: Any = None) -> None:
         self.mesh._communicator.open_batch()
+        self._begun: list[Work] = []
+        """Messages begun in the batch, which are made at once."""
 
     def _end_coalescing(self, device: Any = None) -> Done:
         members = self.mesh._communicator
         try:
-            return Pending([], members.close_batch(Options(members.timeout, True)))
+            return Pending([], [*members.close_batch(Options(members.timeout, True)), *self._begun])
         except DistError as error:
             raise as_torchs(error) from error.__cause__
 
@@ -301,23 +354,20 @@ def _listed(tensors: Any) -> list[Any]:
     return list(tensors) if isinstance(tensors, list | tuple) else [tensors]
 
 
-def _said(timeout: timedelta | None) -> timedelta | None:
-    return None if timeout == _UNSET else timeout
+def _one(lists: Any) -> list[Any]:
+    """Return the list of tensors of a call that may have it in a list of such, one a device."""
+    return list(lists[0] if lists and isinstance(lists[0], list | tuple) else lists)
 
 
 def _how(opts: Any) -> tuple[timedelta | None, bool]:
     """Return what torch's options say: how long it may take, and whether the call returns at once."""
-    return (None, True) if opts is None else (_said(opts.timeout), opts.asyncOp)
+    timeout = opts.timeout
+    return None if timeout == _UNSET else timeout, opts.asyncOp
 
 
 def _reducing(opts: Any) -> tuple[ReduceOp | PremulSum, timedelta | None, bool]:
     """Return the same of a reduction's options, and the reduction."""
-    if opts is None:
-        return ReduceOp.SUM, None, True
-    if not hasattr(opts, "reduceOp"):  # the form without options: allreduce(tensor, op)
-        return _op(opts), None, True
-    timeout, is_async = _how(opts)
-    return _op(opts.reduceOp), timeout, is_async
+    return _op(opts.reduceOp), *_how(opts)
 
 
 def _op(op: Any) -> ReduceOp | PremulSum:
@@ -334,5 +384,5 @@ def _work(tensors: list[Any], work: Work | None) -> Done:
     return Done(tensors) if work is None else Pending(tensors, [work])
 
 
-def _works(tensors: Sequence[Any], made: _batch.Batch | None) -> Done:
-    return Pending(list(tensors), made.works) if made is not None and made.works else Done(list(tensors))
+def _works(tensors: Sequence[Any], made: _batch.Batch) -> Done:
+    return Pending(list(tensors), made.works) if made.works else Done(list(tensors))

@@ -158,27 +158,33 @@ class Message(Pending):
         except DistError as error:
             raise as_torchs(error) from error.__cause__
 
-    def end_later(self, ended: torch.futures.Future[None]) -> None:
-        soon(lambda: self._settle(ended))  # nothing but who waits for it moves a message
-
-    def _settle(self, ended: torch.futures.Future[None]) -> None:
-        with contextlib.suppress(DistError):  # the callback of the future finds it
-            self._works[0].wait()
-        ended.set_result(None)
-
 
 def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> None:
     """Call ``then`` once, in a thread that holds nothing up, when all works have ended."""
     left = len(works)
     lock = threading.Lock()
 
-    def one(future: engine.Future) -> None:
+    def one(release: Callable[[], bool]) -> None:
         nonlocal left
         with lock:
             left -= 1
             last = left == 0
         if last:
-            then() if future.release() else soon(then)
+            then() if release() else soon(then)
 
     for work in works:
-        work.get_future().then(one)
+        _when_done(work, one)
+
+
+def _when_done(work: engine.Work, then: Callable[[Callable[[], bool]], None]) -> None:
+    """Call ``then``, in whichever thread, when a work has ended; with what says whether that holds nothing up."""
+    if isinstance(work, engine.MessageWork):
+        soon(lambda: _settle(work, lambda: then(lambda: True)))  # nothing but who waits for it moves a message
+    else:
+        work.get_future().then(lambda future: then(future.release))
+
+
+def _settle(work: engine.Work, then: Callable[[], None]) -> None:
+    with contextlib.suppress(DistError):  # whoever asks the work finds it
+        work.wait()
+    then()

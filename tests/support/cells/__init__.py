@@ -11,3 +11,6 @@ MISTAKES = ["support.cells.absences", "support.cells.mistakes"]
 
 STARTS = ["support.cells.starts"]
 """Those of calls of a process that is in no job."""
+
+IN_TORCH = [f"support.cells.in_torch.{subject}" for subject in ("calls", "functional", "groups", "sparse", "works")]
+"""Those of calls that only torch.distributed has, in two groups of one job: over the mesh, and gloo's."""

@@ -1,0 +1,204 @@
+"""Groups of torch.distributed over the mesh: how they are made, mixed with gloo's, and what they say of themselves."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as c10d
+
+import rankmesh.torch
+from support.sides import Cells
+
+cell = Cells()
+
+OVER = ("over",)
+SEVERAL = (2, 3)
+
+
+def total(group: Any, rank: int) -> float:
+    c10d.all_reduce(tensor := torch.tensor([10.0**rank]), group=group)
+    return tensor.item()
+
+
+@cell(backend=["rankmesh", "gloo"], local=[False, True], sides=OVER)
+def groups_beside(group: Any, rank: int, size: int, backend: str, local: bool) -> Any:
+    """Of the default group's backend, or of another one; made by all ranks, or by the members.
+
+    torch gives a group that is made by its members a name with the number of groups that each is in: before, all are in
+    as many. Over the mesh groups do not need the name.
+    """
+    members = list(range(size - 1, size)) if size < 3 else [0, 2]
+    if local and rank not in members:
+        return
+    made = c10d.new_group(members, backend=backend, use_local_synchronization=local, group_desc="beside")
+    if rank not in members:
+        assert made is c10d.GroupMember.NON_GROUP_MEMBER
+        return
+    assert c10d.get_backend(made) == backend
+    assert c10d.get_process_group_ranks(made) == members
+    assert made.group_desc == "beside"
+    assert total(made, rank) == sum(10.0**each for each in members)
+    c10d.destroy_process_group(made)
+
+
+@cell(sides=OVER)
+def groups_of_groups(group: Any, rank: int, size: int) -> Any:
+    """Many, each of which goes on while others end."""
+    groups = [c10d.new_group() for _ in range(4)]
+    everybody = sum(10.0**each for each in range(size))
+    assert [total(each, rank) for each in groups] == [everybody] * 4
+    c10d.destroy_process_group(groups[1])
+    assert [total(each, rank) for each in (groups[0], groups[2], groups[3])] == [everybody] * 3
+    alone = c10d.new_group([rank], use_local_synchronization=True)
+    assert total(alone, rank) == 10.0**rank
+    assert total(group, rank) == everybody
+
+
+@cell(sides=OVER, sizes=(3,))
+def a_group_split(group: Any, rank: int, size: int) -> Any:
+    """rankmesh.torch.split_group: ranks are those of the parent, which here has others than the world."""
+    pair = c10d.new_group([1, 2])
+    halves = rankmesh.torch.split_group(split_ranks=[[0, 2], [1]], group_desc="half")
+    assert c10d.get_process_group_ranks(halves) == ([1] if rank == 1 else [0, 2])
+    assert total(halves, rank) == (10 if rank == 1 else 101)
+    assert halves.group_desc == "half"
+    if rank:
+        alone = rankmesh.torch.split_group(pair, [[0], [1]])
+        assert c10d.get_process_group_ranks(alone) == [rank]
+        only = rankmesh.torch.split_group(pair, [[1]])
+        assert (only is None) == (rank == 1)
+        for made in (alone, pair) if only is None else (alone, only, pair):
+            c10d.destroy_process_group(made)
+    for wrong in (None, [], [[]], [[0], [0]], [[3]]):
+        with pytest.raises(ValueError, match=r"split_ranks"):
+            rankmesh.torch.split_group(split_ranks=wrong)
+
+
+@cell(sides=OVER)
+def what_rankmesh_torch_needs(group: Any, rank: int, size: int) -> Any:
+    """Its functions take groups over the mesh, and say so of others."""
+    gloo = c10d.new_group(backend="gloo")
+    with pytest.raises(TypeError, match="gloo"):
+        rankmesh.torch.monitored_barrier(gloo)
+    with pytest.raises(TypeError, match="gloo"):
+        rankmesh.torch.split_group(gloo, [[0]])
+    assert rankmesh.torch.monitored_barrier() is None
+    assert rankmesh.torch.monitored_barrier(c10d.GroupMember.NON_GROUP_MEMBER) is None
+    assert rankmesh.torch.monitored_barrier(group, timedelta(seconds=20), wait_all_ranks=True) is None
+    assert group.monitored_barrier() is None
+
+
+@cell()
+def its_names(group: Any, rank: int, size: int) -> Any:
+    """What is the same as gloo's is told, what is the mesh's own is looked at."""
+    name = "rankmesh" if isinstance(group, rankmesh.torch.ProcessGroup) else "gloo"
+    assert c10d.get_backend(group) == group.name() == name
+    other = c10d.new_group(backend=name, group_desc="for a test")
+    assert c10d.distributed_c10d._resolve_process_group(other.group_name) is other
+    device = torch.device("cpu")
+    return (
+        (group.rank(), group.size(), other.rank(), other.size()),
+        (other.group_desc, bool(other.group_name), other.group_name != group.group_name),
+        device in other._device_types,
+        c10d.distributed_c10d._get_pg_default_device(group),
+    )
+
+
+@cell(sides=OVER)
+def its_own_backend(group: Any, rank: int, size: int) -> Any:
+    backend = group._get_backend(torch.device("cpu"))
+    assert backend is group
+    assert not backend.supports_splitting
+    assert not backend.supports_coalescing
+    assert not backend.supports_tensor_alloc(torch.device("cpu"))
+    assert c10d.Backend.RANKMESH == "rankmesh"
+    assert c10d.is_backend_available("rankmesh")
+    assert f"rank {rank} of {size}" in repr(group)
+    assert group.gateway is None or group.gateway.startswith("http://")
+    with pytest.raises(ValueError, match="no backend for tensors on 'meta'"):
+        c10d.all_reduce(torch.ones(2, device="meta"), group=group)
+    with pytest.raises(ValueError, match="pg_options"):
+        c10d.new_group([rank], pg_options=object(), use_local_synchronization=True)
+
+
+@cell(sides=OVER)
+def sequence_numbers(group: Any, rank: int, size: int) -> Any:
+    own = c10d.new_group()
+    first = own._get_sequence_number_for_group()
+    for number in range(3):
+        c10d.all_reduce(torch.ones(1), group=own)
+        assert own._get_sequence_number_for_group() == first + number + 1
+    own._set_sequence_number_for_group()
+    gathered: list[Any] = [None] * size
+    c10d.all_gather_object(gathered, own._get_sequence_number_for_group())
+    assert gathered == [first + 3] * size
+
+
+@cell(sides=OVER, sizes=SEVERAL)
+def a_timeout_set_later(group: Any, rank: int, size: int) -> Any:
+    own = c10d.new_group(timeout=timedelta(hours=1))
+    own.set_timeout(timedelta(milliseconds=200))
+    if rank == 0:
+        with pytest.raises(TimeoutError, match="rank 1"):
+            c10d.all_reduce(torch.ones(1), group=own)
+        with pytest.raises(c10d.DistBackendError):  # it is over, at all ranks
+            c10d.all_reduce(torch.ones(1), group=own)
+
+
+@cell(sides=OVER)
+def an_aborted_group(group: Any, rank: int, size: int) -> Any:
+    own = c10d.new_group()
+    c10d.barrier(own)
+    work = c10d.all_reduce(torch.ones(1), group=own, async_op=True) if rank == 0 and size > 1 else None
+    if rank == size - 1:
+        own.abort()
+    if work is not None:
+        with pytest.raises(c10d.DistBackendError, match="abort"):
+            work.wait()
+    with pytest.raises(c10d.DistBackendError, match="abort"):
+        c10d.all_reduce(torch.ones(1), group=own)
+    own.shutdown()
+    own.shutdown()
+
+
+@cell(sizes=(2,), call=["all_reduce", "broadcast", "barrier", "all_gather", "all_to_all", "send"])
+def what_a_profiler_sees(group: Any, rank: int, size: int, call: str) -> Any:
+    """The same calls under the same names, but for the backend's."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        if call == "send":
+            transfer = c10d.send if rank == 0 else c10d.recv
+            transfer(torch.ones(2), 1 - rank, group)
+        else:
+            arguments = {
+                "all_reduce": (torch.ones(2),),
+                "broadcast": (torch.ones(2), 0),
+                "barrier": (),
+                "all_gather": ([torch.ones(2)] * size, torch.ones(2)),
+                "all_to_all": ([torch.ones(1)] * size, [torch.ones(1)] * size),
+            }[call]
+            getattr(c10d, call)(*arguments, group=group)
+    seen = {event.key for event in profile.key_averages()}
+    return sorted(name.partition(":")[2] for name in seen if name.startswith(f"{group.name()}:"))
+
+
+@cell(sides=OVER)
+def objects_of_any_kind(group: Any, rank: int, size: int) -> Any:
+    """Those that only pickle knows go through torch's own functions, in a group and in the world."""
+    thing = {"rank": rank, "range": range(rank), "type": timedelta, "tensor": torch.ones(2)}
+    everyone: list[Any] = [None] * size
+    c10d.all_gather_object(everyone, thing, group=group)
+    assert [each["rank"] for each in everyone] == list(range(size))
+    assert everyone[-1]["range"] == range(size - 1)
+    mine: list[Any] = [None]
+    c10d.scatter_object_list(mine, [{each} for each in range(size)] if rank == 0 else None, 0, group)
+    assert mine == [{rank}]
+    if size > 1 and rank == 0:
+        c10d.send_object_list([thing, 3], 1, group)
+    if rank == 1:
+        got: list[Any] = [None, None]
+        assert c10d.recv_object_list(got, 0, group) == 0
+        assert got[0]["type"] is timedelta
+        assert got[1] == 3

@@ -1,0 +1,105 @@
+"""Beginnings of torch.distributed jobs with the mesh, one after the other in the same two processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.processes import Me, Ranks
+
+pytestmark = pytest.mark.processes
+
+
+def total(c10d: Any, group: Any = None) -> float:
+    """Sum the ranks' numbers, 1 and 10."""
+    import torch
+
+    tensor = torch.tensor([10.0 ** c10d.get_rank()])
+    c10d.all_reduce(tensor, group=group)
+    return tensor.item()
+
+
+def begin_again(me: Me) -> None:
+    """Every round has a store of its own, but for the last two, which share one."""
+    import torch
+    import torch.distributed as c10d
+
+    def init(backend: str | None, round: str, **options: Any) -> None:
+        method = f"file://{me.folder}/{round}"
+        c10d.init_process_group(backend, init_method=method, rank=me.rank, world_size=me.size, **options)
+
+    rounds = {}
+    caught = me.attempt(init, "rankmesh", "options", pg_options=object())
+    rounds["options"] = [caught["error"], "pg_options" in caught["text"], c10d.is_initialized()]
+
+    init("rankmesh", "first")
+    rounds["first"] = [total(c10d), c10d.get_backend()]
+    c10d.destroy_process_group()
+
+    init("RankMesh", "second")
+    pair = c10d.new_group([0, 1])
+    rounds["second"] = [total(c10d), total(c10d, pair), c10d.get_backend()]
+    c10d.destroy_process_group()
+
+    init("gloo", "gloo")
+    over = [c10d.new_group(backend="rankmesh") for _ in range(2)]
+    alone = c10d.new_group([1], backend="rankmesh")
+    if me.rank == 1:
+        tensor = torch.tensor([3.0])
+        c10d.all_reduce(tensor, group=alone)
+        assert tensor.item() == 3.0
+    got = torch.zeros(1)
+    if me.rank == 0:
+        c10d.send(torch.ones(1), 1, over[1])
+    else:
+        assert c10d.recv(got, group=over[1]) == 0
+    c10d.destroy_process_group(over[0])
+    rounds["gloo"] = [total(c10d), total(c10d, over[1]), c10d.get_backend(over[1]), c10d.get_backend()]
+    c10d.destroy_process_group()
+
+    init("cpu:rankmesh,cuda:nccl", "devices")
+    rounds["devices"] = [total(c10d), [str(device) for device in c10d.group.WORLD._device_types]]
+    c10d.destroy_process_group()
+
+    # gloo stands for a backend of another device: it takes the CPU's tensors, too, and says that it has none for others
+    init("cpu:rankmesh,meta:gloo", "beside")
+    world = c10d.group.WORLD
+    beside = world._get_backend(torch.device("meta"))
+    tensor = torch.tensor([me.rank + 1.0])
+    beside.allreduce([tensor]).wait()
+    refused = me.attempt(c10d.all_reduce, torch.ones(2, device="meta"))
+    rounds["beside"] = [
+        total(c10d),
+        tensor.item(),
+        world._get_backend(torch.device("meta")) is beside,
+        [str(device) for device in world._device_types],
+        refused["error"],
+        me.attempt(c10d.all_reduce, torch.ones(2, device="meta"))["text"] == refused["text"],
+        "gloo" in refused["text"].lower() or "unsupported device" in refused["text"].lower(),
+    ]
+    c10d.destroy_process_group()
+
+    store = c10d.FileStore(f"{me.folder}/shared", me.size)
+    for round in ("shared", "shared again"):
+        c10d.init_process_group("rankmesh", store=store, rank=me.rank, world_size=me.size)
+        rounds[round] = [total(c10d)]
+        c10d.destroy_process_group()
+    me.say(rounds=rounds, left=[name for name in me.resources()[0] if name != "MainThread"])
+
+
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+def test_jobs_one_after_the_other(ranks: Ranks, debug: str) -> None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL has torch wrap the groups of its own backends to check calls; not the mesh's."""
+    env = {"TORCH_DISTRIBUTED_DEBUG": debug, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    for rank in ranks.run(begin_again, 2, uses=[total], env=env):
+        assert rank.said["rounds"] == {
+            "options": ["ValueError", True, False],
+            "first": [11, "rankmesh"],
+            "second": [11, 11, "rankmesh"],
+            "gloo": [11, 11, "rankmesh", "gloo"],
+            "devices": [11, ["cpu"]],
+            "beside": [11, 3, True, ["cpu", "meta"], "RuntimeError", True, True],
+            "shared": [11],
+            "shared again": [11],
+        }, rank
+        assert rank.said["left"] == [], rank
