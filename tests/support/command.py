@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from support.processes import Ranks, wait_until
 
 COMMAND = [sys.executable, "-c", "from rankmesh.cli import main; main()"]
-SECONDS = 60.0
+SECONDS = 120.0
 OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR")
 SCRIPT = """
 import sys, time
@@ -31,7 +31,7 @@ while not over[0]:
     dist.all_reduce(np.ones(1000, np.float32))
     over[0] = end.exists()
     dist.broadcast(over, 0)
-    time.sleep(0.02)
+    time.sleep(0.1)
 dist.destroy_process_group()
 """
 

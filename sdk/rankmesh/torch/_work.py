@@ -124,7 +124,7 @@ class Pending(Done):
                 if self.is_completed():
                     ended.set_result(None)
                 else:
-                    self._end_later(ended)
+                    self.end_later(ended)
             return self._future
 
     def _outcome(self) -> list[Any]:
@@ -134,7 +134,8 @@ class Pending(Done):
             raise error
         return self._tensors
 
-    def _end_later(self, ended: torch.futures.Future[None]) -> None:
+    def end_later(self, ended: torch.futures.Future[None]) -> None:
+        """Complete a future, in another thread, once the call has ended, well or not."""
         _when_all_done(self._works, lambda: ended.set_result(None))
 
 
@@ -157,7 +158,7 @@ class Message(Pending):
         except DistError as error:
             raise as_torchs(error) from error.__cause__
 
-    def _end_later(self, ended: torch.futures.Future[None]) -> None:
+    def end_later(self, ended: torch.futures.Future[None]) -> None:
         soon(lambda: self._settle(ended))  # nothing but who waits for it moves a message
 
     def _settle(self, ended: torch.futures.Future[None]) -> None:

@@ -263,17 +263,19 @@ def test_a_sender_that_leaves_while_it_is_read_fails_the_receive(pair: World, re
 def test_a_receive_given_up_while_it_reads_ends_the_group(pair: World, reading: Any) -> None:
     def slowly(read: Read, *arguments: Any) -> None:
         read(*arguments)
-        time.sleep(0.3)
+        time.sleep(1.0)
 
     reading(slowly)
     count = 10_000_000
 
     def call(members: Communicator) -> None:
+        array = np.ones(count)
+        members.barrier(NOW)  # making it may take longer than the receive waits
         if members.rank == 0:
             with pytest.raises(DistBackendError, match=r"rank 1 .*gave up: recv"):
-                send(members, np.ones(count))
+                send(members, array)
         else:
             with pytest.raises(CollectiveTimeoutError):
-                members.receive(np.zeros(count), 0, 0, Options(1.0))
+                members.receive(array, 0, 0, Options(3.0))
 
     pair.run(call)

@@ -202,6 +202,11 @@ def buffers(dist: Any, rank: int, size: int, broadcast: bool) -> Any:
     return train(DDP(model, broadcast_buffers=broadcast), rank)
 
 
+@cell(sizes=(2,))
+def compiled(dist: Any, rank: int, size: int) -> Any:
+    return train(torch.compile(DDP(nn.Sequential(network(), nn.BatchNorm1d(4))), backend="eager"), rank)
+
+
 @cell(sizes=SIZES)
 def sparse_gradients(dist: Any, rank: int, size: int) -> Any:
     torch.manual_seed(1)

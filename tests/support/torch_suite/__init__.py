@@ -37,6 +37,9 @@ class Plan(NamedTuple):
     deadline: float = 90.0
     gpus_in_host_memory: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.size}-ranks-as-for-{self.like}{'-with-gpus' if self.gpus_in_host_memory else ''}"
+
 
 class Outcome(NamedTuple):
     """What became of a test.
