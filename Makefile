@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,batch collectives ctrl_c failure gather_scatter groups groups_shrink objects \
 	p2p registered stores_agent work)
 
-.PHONY: demo test test-attached test-torch test-browser test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
+.PHONY: demo test test-attached test-torch test-torch-suite test-browser test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -29,6 +29,10 @@ test-attached: $(VENV)/.dev  ## Run the SDK's tests with ranks that attach to st
 
 test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the same calls on gloo
 	$(BIN)/python -m pytest tests/torch $(PARALLEL) $(ARGS)
+
+# ARGS=3-ranks-as-for-gloo runs a part, and takes the rest of the page from earlier runs.
+test-torch-suite: $(VENV)/.torch  ## Run all of torch's own distributed tests, over gloo too; writes docs/torch-suite.md
+	PYTHONPATH=tests $(BIN)/python -m support.torch_suite $(ARGS)
 
 # RANKMESH_REQUIRE_BROWSER=1 makes it an error that there is no Chromium; else the tests are skipped and say so.
 test-browser: $(VENV)/.browser  ## Run the dashboard's tests; need Chromium (apt-get install chromium)
@@ -85,9 +89,10 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-# torch is pinned: with an open range, pip would take a build with gigabytes of CUDA libraries.
+# torch is pinned: with an open range, pip would take a build with gigabytes of CUDA libraries. Its own tests, of which
+# tests/torch/test_suite.py runs some, import expecttest.
 $(VENV)/.torch: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet torch==2.13.0 expecttest
 	touch $@
 
 $(VENV)/.browser: $(VENV)/.dev

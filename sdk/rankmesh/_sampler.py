@@ -18,7 +18,7 @@ class DistributedSampler:
 
     The order of an epoch is made alike on all ranks, lengthened by its own beginning (or cut, with ``drop_last``) to a
     multiple of ``num_replicas``, and dealt out in turn: rank r takes the places r, r + num_replicas, and so on. The
-    indices are torch's, the shuffled ones too, up to 2 ** 32 // 20 samples; beyond, torch shuffles in another way.
+    indices are torch's, the shuffled ones too, below 2 ** 32 // 20 samples; for more, torch shuffles in another way.
 
     It is iterable and has a length: use it in a loop, or as the ``sampler`` of a torch DataLoader. Without a
     ``set_epoch`` before each epoch, every epoch has the same order.

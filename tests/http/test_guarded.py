@@ -123,7 +123,7 @@ async def test_head_is_answered_where_get_is(client: httpx.AsyncClient) -> None:
 
 async def test_head_of_a_stream_ends() -> None:
     transport = httpx.ASGITransport(SERVICES["gateway"]())
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700", timeout=20) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700", timeout=60) as client:
         answer = await client.head("/v1/events", headers=TOKEN)
     assert (answer.status_code, answer.content) == (200, b"")
     assert answer.headers["content-type"].startswith("text/event-stream")

@@ -307,7 +307,7 @@ def use_store_engine(me: Me) -> None:
     dist.Backend.register_backend("extended", create, extended_api=True)
     me.init(backend="cpu:plain,cuda:nccl", timeout=60)
     rank, engine = me.rank, StoreEngine.made[0]
-    assert (engine.rank, engine.size, engine.timeout.total_seconds()) == (rank, 3, 20)
+    assert (engine.rank, engine.size, engine.timeout.total_seconds()) == (rank, 3, 60)
     assert dist.get_backend() == "plain"
     array = np.full((3, 2), rank + 1.0).T
     dist.all_reduce(array)

@@ -22,8 +22,8 @@ from support.processes import Ranks
 from support.sides import Cell, cells_of
 
 BACKENDS = ("gloo", "rankmesh")
-TIMEOUT = timedelta(seconds=30)
-SECONDS = 180.0
+TIMEOUT = timedelta(seconds=60)
+SECONDS = 240.0
 
 Told = dict[str, list[Any]]
 """By cell and then by rank: what it returned, or the exception as ``{"error": class, "text": what it says}``."""
@@ -77,7 +77,7 @@ def main(rank: int, sizes: Sequence[int], folder: Path, modules: Sequence[str]) 
     """Be a rank of all the worlds that have it."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # torch's, of what is still a prototype there
-    for size in sizes:
+    for size in sorted(sizes, reverse=True):  # nobody waits for those who are in a smaller world
         for backend in BACKENDS:
             if rank < size:
                 world(backend, rank, size, folder, cells_of(modules, size))

@@ -308,6 +308,7 @@ class Order:
         me = threading.current_thread()
         while (work := self._queue.get()) is not None:
             work.run(self._queued.popleft)
+            del work  # what it has of the user's goes now, not when the next one comes
             if self._worker is not me:
                 with self._standing.lock:
                     self._worker = self._worker or me

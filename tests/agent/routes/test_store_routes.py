@@ -286,7 +286,7 @@ class TestClientsThatGo:
     @pytest.fixture
     def connect(self, url):
         target = urlsplit(url)
-        return lambda: socket.create_connection((target.hostname, target.port), timeout=10.0)
+        return lambda: socket.create_connection((target.hostname, target.port), timeout=60.0)
 
     @pytest.mark.parametrize("asked", ["GET /v1/store/k?wait=20", "POST /v1/store/wait"])
     async def test_their_waits_end(self, agent, connect, asked, caplog):

@@ -72,7 +72,7 @@ class Raw:
 
     def __init__(self, url: str, token: str | None = "secret") -> None:
         split = urlsplit(url)
-        self.sock = socket.create_connection((split.hostname, split.port), 10.0)
+        self.sock = socket.create_connection((split.hostname, split.port), 60.0)
         self.name = b""
         try:
             self.sock.sendall(UPGRADE.request(split.netloc))
@@ -212,7 +212,7 @@ def way_if_any(server) -> None:
 
 def _answers(url: str) -> bool:
     split = urlsplit(url)
-    with contextlib.closing(socket.create_connection((split.hostname, split.port), 10.0)) as sock:
+    with contextlib.closing(socket.create_connection((split.hostname, split.port), 60.0)) as sock:
         sock.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return bool(sock.recv(1))
 
@@ -808,7 +808,7 @@ class TestTheServer:
             b"GET /v1/store-fast-path HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
             b"Connection: close\r\n\r\n"
         )
-        with socket.create_connection((split.hostname, split.port), 10.0) as sock:
+        with socket.create_connection((split.hostname, split.port), 60.0) as sock:
             for byte in asked:  # in as many pieces as can be
                 sock.sendall(bytes([byte]))
             answers = b""

@@ -1,6 +1,6 @@
 """Run torch's own distributed tests over gloo and over the mesh and write ``docs/torch-suite.md``.
 
-``python -m support.torch_suite`` runs all, half an hour; with names of plans, those, and takes the others' results from
+``make test-torch-suite`` runs all, half an hour; with names of plans, those, and takes the others' results from
 earlier runs. It exits with 1 if a test passes over gloo and does not over the mesh.
 """
 
