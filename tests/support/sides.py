@@ -274,9 +274,6 @@ def cells_of(modules: Sequence[str], size: int) -> dict[str, Cell]:
 def main(rank: int, size: int, folder: Path, kind: str, modules: Sequence[str]) -> None:
     """Be a rank: run all cells on each side and write down what came."""
     torch.set_num_threads(1)
-    import faulthandler
-
-    faulthandler.dump_traceback_later(45, exit=True)
     sides = KINDS[kind](rank, size, folder)
     joined = torch.distributed.is_initialized()
     if joined:

@@ -184,6 +184,18 @@ def what_a_profiler_sees(group: Any, rank: int, size: int, call: str) -> Any:
     return sorted(name.partition(":")[2] for name in seen if name.startswith(f"{group.name()}:"))
 
 
+@cell(sizes=(2,))
+def calls_that_go_on_in_a_profile(group: Any, rank: int, size: int) -> Any:
+    """Their spans end with them, in other threads; which are there when the profile ends is luck."""
+    tensors = [torch.tensor([rank + 1.0]) for _ in range(3)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        works = [c10d.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+        waited = works[0].get_future().wait()
+        for work in works:
+            work.wait()
+    return waited, tensors
+
+
 @cell(sides=OVER)
 def objects_of_any_kind(group: Any, rank: int, size: int) -> Any:
     """Those that only pickle knows go through torch's own functions, in a group and in the world."""
