@@ -314,7 +314,6 @@ class Order:
                     self._worker = self._worker or me
                 if self._worker is not me:
                     return  # another one was made while this one was let go of
-            del work  # what it has of the user's goes now, not when the next one comes
 
     def _release(self) -> bool:
         """Let the worker go, which is this thread, if nothing is queued; say whether it holds nothing up."""
