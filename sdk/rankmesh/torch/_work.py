@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -164,27 +165,22 @@ def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> No
     left = len(works)
     lock = threading.Lock()
 
-    def one(release: Callable[[], bool]) -> None:
+    def one(is_free: Callable[[], bool]) -> None:
         nonlocal left
         with lock:
             left -= 1
             last = left == 0
         if last:
-            then() if release() else soon(then)
+            then() if is_free() else soon(then)
 
     for work in works:
-        _when_done(work, one)
+        if isinstance(work, engine.MessageWork):
+            soon(functools.partial(_settle, work, one))  # nothing but who waits for it moves a message
+        else:
+            work.get_future().then(lambda future: one(future.release))
 
 
-def _when_done(work: engine.Work, then: Callable[[Callable[[], bool]], None]) -> None:
-    """Call ``then``, in whichever thread, when a work has ended; with what says whether that holds nothing up."""
-    if isinstance(work, engine.MessageWork):
-        soon(lambda: _settle(work, lambda: then(lambda: True)))  # nothing but who waits for it moves a message
-    else:
-        work.get_future().then(lambda future: then(future.release))
-
-
-def _settle(work: engine.Work, then: Callable[[], None]) -> None:
+def _settle(work: engine.Work, ended: Callable[[Callable[[], bool]], None]) -> None:
     with contextlib.suppress(DistError):  # whoever asks the work finds it
         work.wait()
-    then()
+    ended(lambda: True)
