@@ -83,7 +83,9 @@ class HttpThread:
             taker.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
-        self._listener.close()
+        # Where it still loads what it serves with, it closes the listener itself: without one it would fail to start.
+        if not self._thread.is_alive():
+            self._listener.close()
 
     def run(self, work: Coroutine[Any, Any, None]) -> bool:
         """Have the event loop do something, and wait for that; return whether it was asked. For other threads."""
