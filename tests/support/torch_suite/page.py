@@ -10,8 +10,8 @@ from importlib.metadata import version
 from support.torch_suite import FAILED, PASSED, SKIPPED, Outcome, Plan
 
 KNOWN = {
-    "test_ddp_profiling_torch_profiler": "it wants an event that ends in another thread than it began in, as gloo's do; "
-    "the mesh's `rankmesh:all_reduce` is the call that starts the operation",
+    "test_ddp_profiling_torch_profiler": "it wants an event that ends in another thread than it began in, as gloo's "
+    "do; the mesh's `rankmesh:all_reduce` is the call that starts the operation",
 }
 """Tests that pass over gloo and not over the mesh, and why."""
 
