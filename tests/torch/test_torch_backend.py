@@ -21,7 +21,7 @@ PATIENCE = 10.0
 TORCHS_OWN = [
     r"reductions\.all_reduce\[(PRODUCT|MIN|MAX|BAND|BOR|BXOR)-complex\d+\]",
     r"reductions\.all_reduce_coalesced_of_several_dtypes",
-    r"reductions\.premultiplied\[.*\]",  # a build without NCCL has no function to make the operation
+    r"reductions\.premultiplied\[.*\]",  # a whole number as factor: it has to be a float or a tensor
     r"moves\.all_gather_into_a_tuple",
     r"tensors\.conjugated_views",
 ]

@@ -125,7 +125,7 @@ class Pending(Done):
                 if self.is_completed():
                     ended.set_result(None)
                 else:
-                    _when_all_done(self._works, lambda: ended.set_result(None))
+                    self.end_later(ended)
             return self._future
 
     def _outcome(self) -> list[Any]:
@@ -134,6 +134,10 @@ class Pending(Done):
         if error is not None:
             raise error
         return self._tensors
+
+    def end_later(self, ended: torch.futures.Future[None]) -> None:
+        """Complete a future, in another thread, once the call has ended, well or not."""
+        _when_all_done(self._works, lambda: ended.set_result(None))
 
 
 class Message(Pending):
