@@ -70,4 +70,5 @@ def _turn(team: Team, model: str, steps: int, results: Results) -> None:
     # A step may be faster than one alone by chance, where there is little to communicate.
     communication = max(1.0, median(step) - median(alone))
     for part, timings in zip(PARTS, (step, alone, [communication], all_reduce, overlap), strict=True):
-        results.add(Cell(case(model, part, team.ranks), team.peer.name), timings, steps)
+        if any(timings):  # a single bucket has no overlap
+            results.add(Cell(case(model, part, team.ranks), team.peer.name), timings, steps)

@@ -175,7 +175,8 @@ def training(runs: Sequence[Run]) -> str:
                 if theirs["step"] not in results.turns:
                     continue
                 times = [milliseconds(results, theirs[part]) for part in ddp.PARTS if part != "overlap_percent"]
-                overlap = f"{results.summary(theirs['overlap_percent']).median:.0f} %"
+                share = theirs["overlap_percent"]
+                overlap = f"{results.summary(share).median:.0f} %" if share in results.turns else _NONE
                 compared = ("step", "communication") if peer.name != ddp.OURS else ()
                 ratios = [ratios_of(runs, theirs[part], ours[part]) for part in compared] or ["", ""]
                 rows.append([words, str(ranks), peer.short, *times, overlap, *ratios])

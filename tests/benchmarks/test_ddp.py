@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import ddp, report
 from benchmarks.__main__ import parse, part
+from benchmarks.compact import compact
 from benchmarks.plan import Cell
 from benchmarks.results import Results, Run
 from benchmarks.targets import TARGETS, judge
@@ -38,6 +39,14 @@ def test_communication_is_never_less_than_nothing() -> None:
     results = Results()
     turn(results, ddp.OURS, "net", [[0.10, 0.11, 0.01, 0.0]])
     assert results.turns[Cell(ddp.case("net", "communication", 1), ddp.OURS)] == [[1.0]]
+
+
+def test_a_single_bucket_has_no_overlap() -> None:
+    results = Results()
+    turn(results, ddp.OURS, "net", *[[[0.12, 0.10, 0.01, 0.0]]] * 2)
+    (row,) = report.training([Run(results, {}, datetime(2026, 1, 2, tzinfo=UTC))]).splitlines()[2:]
+    assert row.split("|")[8].strip() == "-"
+    assert "ddp_net_step" in compact(results)
 
 
 def test_the_table_has_a_row_for_each_backend(results: Results) -> None:
