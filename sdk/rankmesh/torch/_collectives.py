@@ -85,13 +85,8 @@ def _call(name: str) -> Callable[[Method], Method]:
             try:
                 if not _profiling():
                     return method(self, *arguments, **named)
-                with torch.profiler.record_function(f"rankmesh:{name}") as span:
-                    work = method(self, *arguments, **named)
-                    if type(work) is Pending:  # the span ends when the call does; a message may never
-                        ended: torch.futures.Future[None] = torch.futures.Future()
-                        span._call_end_callbacks_on_future(ended)
-                        work.end_later(ended)
-                    return work
+                with torch.profiler.record_function(f"rankmesh:{name}"):
+                    return method(self, *arguments, **named)
             except DistError as error:
                 raise as_torchs(error) from error.__cause__
 

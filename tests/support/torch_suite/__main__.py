@@ -1,7 +1,7 @@
 """Run torch's own distributed tests over gloo and over the mesh and write ``docs/torch-suite.md``.
 
 ``make test-torch-suite`` runs all, half an hour; with names of plans, those, and takes the others' results from
-earlier runs. It exits with 1 if a test passes over gloo and does not over the mesh.
+earlier runs. It exits with 1 if a test passes over gloo and not over the mesh, unless page.KNOWN says why.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(chosen: list[str]) -> int:
     found = {plan: tuple(results(plan._replace(backend=backend)) for backend in BACKENDS) for plan in PLANS}
     PAGE.write_text(page.text({plan: both for plan, both in found.items() if all(both)}))
     print(f"written: {PAGE}")
-    return 1 if any(page.worse(*both) for both in found.values()) else 0
+    return 1 if any(set(page.worse(*both)) - page.KNOWN.keys() for both in found.values()) else 0
 
 
 def carry_out(plan: Plan) -> None:
