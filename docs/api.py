@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,15 +111,11 @@ NOT_HERE = {
     "RankType": "a type annotation of torch's",
     "breakpoint": "attaches pdb to one rank; run one rank of the job under pdb instead",
     "record_comm": "part of torch's profiler",
-    "remote_device": "part of torch's RPC",
 }
 """Why a name is not there."""
 
-_MODULES = """
-algorithms autograd c10d_logger config constants device_mesh distributed_c10d log logging logging_handlers rpc sys
-timedelta torch traceback typing utils
-"""
-"""What torch.distributed imports, not what it offers."""
+_IMPORTED = frozenset({"log", "timedelta"})
+"""What torch.distributed has for itself, besides modules."""
 
 
 class Row(NamedTuple):
@@ -180,7 +177,9 @@ def torch_names() -> list[str]:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    offered = {name for name in dir(dist) if not name.startswith("_")} - set(_MODULES.split())
+    # Which modules there are depends on what was imported before.
+    modules = {name for name, value in vars(dist).items() if issubclass(type(value), types.ModuleType)}
+    offered = {name for name in dir(dist) if not name.startswith("_")} - modules - _IMPORTED
     offered |= set(distributed_c10d.__all__)
     offered |= {f"{kind}.{name}" for kind, names in CLASSES.items() for name in names.split()}
     return sorted(offered | set(REFERENCE.split()), key=str.lower)

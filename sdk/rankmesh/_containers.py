@@ -78,22 +78,17 @@ def _refuse_not_dense(torch: Any, tensor: Any, name: str) -> None:
 
 
 def _shared(torch: Any, tensor: Any, name: str) -> Array:
+    plain = type(tensor) is torch.Tensor
     try:
-        if type(tensor) in _plain(torch):
-            if not tensor.data_ptr() and tensor.numel():
-                raise ValueError(f"{name} is a torch tensor whose storage was freed (resized to 0); allocate it first")
-            return _lent(torch, tensor)
-        return _through_numpy(torch, tensor)
+        array = None if plain else _through_numpy(torch, tensor)
+        # Before its memory is looked at: a view into a storage that was freed has an address, too.
+        if tensor.numel() and not tensor.untyped_storage().nbytes():
+            raise ValueError(f"{name} is a torch tensor whose storage was freed (resized to 0); allocate it first")
+        return _lent(torch, tensor) if array is None else array
     except (RuntimeError, TypeError) as error:
         raise TypeError(
             f"{name} is a {kind_of(tensor)} whose memory cannot be shared ({error}); pass a plain torch.Tensor"
         ) from error
-
-
-@functools.cache
-def _plain(torch: Any) -> frozenset[type[Any]]:
-    """Return the classes of tensors that are memory and nothing else."""
-    return frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 class _Lent:

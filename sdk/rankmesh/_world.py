@@ -281,7 +281,7 @@ def join(
         meeting.close()
         raise
     if not _worlds:
-        atexit.register(_leave_at_exit)
+        atexit.register(leave_at_exit)
     _worlds.append(world)
     return world
 
@@ -303,7 +303,7 @@ def leave(world: World) -> None:
             _world = None
         _worlds.remove(world)
         if not _worlds:
-            atexit.unregister(_leave_at_exit)
+            atexit.unregister(leave_at_exit)
     world.close("")
 
 
@@ -377,8 +377,11 @@ def require_world() -> World:
     return _world
 
 
-def _leave_at_exit() -> None:
-    """Say goodbye for a script that ends without destroy_process_group, and tell the others if an error ended it."""
+def leave_at_exit() -> None:
+    """Say goodbye for a script that ends without destroy_process_group, and tell the others if an error ended it.
+
+    Does nothing the second time.
+    """
     error = getattr(sys, "last_value", None)  # Python keeps an uncaught exception there
     for world in _gone():
         world.close("" if error is None else f"it ended with {type(error).__name__}: {error}"[:500])
@@ -386,7 +389,7 @@ def _leave_at_exit() -> None:
 
 def _forget_after_fork() -> None:
     """A forked child is not a rank: it must not answer, or say goodbye, for its parent."""
-    atexit.unregister(_leave_at_exit)
+    atexit.unregister(leave_at_exit)
     for world in _gone():
         world.forget()
 

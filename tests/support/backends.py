@@ -23,7 +23,7 @@ from support.sides import Cell, cells_of
 
 BACKENDS = ("gloo", "rankmesh")
 TIMEOUT = timedelta(seconds=60)
-SECONDS = 240.0
+SECONDS = 480.0
 
 Told = dict[str, list[Any]]
 """By cell and then by rank: what it returned, or the exception as ``{"error": class, "text": what it says}``."""

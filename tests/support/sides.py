@@ -31,7 +31,7 @@ import rankmesh
 import rankmesh.torch
 from support.processes import Ranks, wait_until
 
-TIMEOUT = timedelta(seconds=30)
+TIMEOUT = timedelta(seconds=90)
 
 
 class Over:
@@ -191,7 +191,7 @@ def run_cells(ranks: Ranks, modules: Sequence[str], size: int, kind: str) -> Tol
     """
     arguments = [str(size), str(ranks.folder), kind, *modules]
     started = [ranks.command("-m", "support.sides", str(rank), *arguments, name=f"rank-{rank}") for rank in range(size)]
-    ranks.wait(started, seconds=120.0)
+    ranks.wait(started, seconds=240.0)
     for rank in started:
         ours = [line for line in rank.stderr.splitlines() if ".cpp:" not in line]  # the rest is torch's own log
         assert (rank.code, ours) == (0, []), ranks.told()
@@ -235,7 +235,7 @@ class Worlds:
             folder = self._folder / f"{self._kind}-{size}"
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / "lock").open("w") as lock:
-                wait_until(lambda: _locked(lock), f"the worker that makes {folder}", seconds=180.0)
+                wait_until(lambda: _locked(lock), f"the worker that makes {folder}", seconds=300.0)
                 self._told[size] = self._made(folder, size)
         return self._told[size]
 

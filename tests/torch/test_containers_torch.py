@@ -211,8 +211,8 @@ def test_a_tensor_made_in_inference_mode_is_taken() -> None:
     assert tensor.tolist() == [5, 5, 5]
 
 
-def freed() -> torch.Tensor:
-    tensor = torch.ones(3)
+def freed(tensor: torch.Tensor | None = None) -> torch.Tensor:
+    tensor = torch.ones(3) if tensor is None else tensor
     tensor.untyped_storage().resize_(0)
     return tensor
 
@@ -236,8 +236,9 @@ def fake() -> torch.Tensor:
         (lambda: torch.nested.nested_tensor([torch.ones(2)]), TypeError, r"nested torch tensor.*loss\.unbind\(\)"),
         (fake, TypeError, r"FakeTensor whose memory cannot be shared.*plain torch\.Tensor"),
         (freed, ValueError, "storage was freed"),
+        (lambda: freed(torch.ones(9)[2:5]), ValueError, "storage was freed"),
     ],
-    ids=["meta", "sparse", "compressed", "mkldnn", "nested", "fake", "freed"],
+    ids=["meta", "sparse", "compressed", "mkldnn", "nested", "fake", "freed", "view-of-freed"],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch: sparse and nested tensors are beta
 def test_a_tensor_without_plain_host_memory_is_refused(

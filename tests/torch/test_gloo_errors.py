@@ -16,7 +16,7 @@ from support.cells import MISTAKES, STARTS
 from support.processes import Ranks
 from support.sides import Outcome, Told, Worlds, cells_of, run_cells
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds within which every wrong call has failed: nobody waits for the default timeout."""
 
 

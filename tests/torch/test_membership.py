@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import hosting
-from support.processes import Me, Ranks, free_port
+from support.processes import Me, Ranks, free_port, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -24,7 +24,7 @@ def summed(c10d: Any, group: Any = None) -> float:
     return float(tensor[0])
 
 
-def come_in_all_ways(me: Me, port: int) -> None:
+def come_in_all_ways(me: Me, ports: list[int]) -> None:
     """Make the default group in each way that torch has, twice with a store that was used before."""
     import datetime
 
@@ -34,12 +34,12 @@ def come_in_all_ways(me: Me, port: int) -> None:
 
     at = {"rank": me.rank, "world_size": me.size, "timeout": datetime.timedelta(seconds=60)}
     os.environ |= {"RANK": str(me.rank), "WORLD_SIZE": str(me.size), "MASTER_ADDR": "127.0.0.1"}
-    os.environ["MASTER_PORT"] = str(port)
-    kept = c10d.TCPStore("127.0.0.1", port + 1, me.size, me.rank == 0)
+    os.environ["MASTER_PORT"] = str(ports[0])
+    kept = c10d.TCPStore("127.0.0.1", ports[1], me.size, me.rank == 0)
     ways = {
         "env": {},
         "file": {"init_method": f"file://{me.folder}/file", **at},
-        "tcp": {"init_method": f"tcp://127.0.0.1:{port + 2}", **at},
+        "tcp": {"init_method": f"tcp://127.0.0.1:{ports[2]}", **at},
         "store": {"store": kept, **at},
         "store again": {"store": kept, **at},
         "file store": {"store": c10d.FileStore(f"{me.folder}/store", me.size), **at},
@@ -52,14 +52,15 @@ def come_in_all_ways(me: Me, port: int) -> None:
         sums[name] = summed(c10d)
         c10d.destroy_process_group()
         assert not rankmesh.is_initialized()
+        wait_until(lambda: not any(name.startswith("rankmesh") for name in me.resources()[0]), "threads to end", 30)
         after.append(me.resources())
     sockets = [sum(count for kind, count in each.items() if "socket" in kind) for _, each in after]
     me.say(sums=sums, threads=[threads for threads, _ in after], sockets=sockets)
 
 
 def test_every_init_method_of_torchs(ranks: Ranks) -> None:
-    ports = free_port()
-    for rank in ranks.run(come_in_all_ways, 2, uses=[summed], port=ports):
+    ports = [free_port() for _ in range(3)]
+    for rank in ranks.run(come_in_all_ways, 2, uses=[summed], ports=ports):
         assert set(rank.said["sums"].values()) == {3.0}
         names = [[name for name in threads if name.startswith("rankmesh")] for threads in rank.said["threads"]]
         assert not any(names), names

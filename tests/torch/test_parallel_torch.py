@@ -53,6 +53,7 @@ def train(me: Me) -> None:
         optimizer.step()
         return model.module.weight.tolist()[0]
 
+    me.meet("imported")
     me.init()
     me.say(alone=step())
     group = torch.distributed.group.WORLD

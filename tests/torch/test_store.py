@@ -322,6 +322,7 @@ def train(me: Me, port: int) -> None:
     import rankmesh as mesh
     from rankmesh.torch import Store
 
+    me.meet("imported")
     me.init()
     stores = {
         "job": lambda: Store(),

@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 import pytest
-from support.processes import Me, Ranks
+from support.processes import Me, Ranks, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -84,8 +84,10 @@ def lose_patience(me: Me) -> None:
 
     c10d = joined(me)
     ones = torch.ones(2)
-    groups = [c10d.new_group(timeout=timedelta(seconds=1)) for _ in range(4)]
-    groups[2].set_timeout(timedelta(seconds=0.5))
+    soon = timedelta(seconds=3)  # making a group may take as long, too
+    c10d.barrier()
+    groups = [c10d.new_group(timeout=timeout) for timeout in (soon, soon, None, None)]
+    groups[2].set_timeout(soon)
     monitored = c10d.new_group()
     if me.rank != 1:
         work = c10d.all_reduce(ones, group=groups[1], async_op=True)
@@ -93,8 +95,8 @@ def lose_patience(me: Me) -> None:
             call=me.attempt(c10d.all_reduce, torch.ones(2), group=groups[0]),
             wait=me.attempt(work.wait),
             changed=me.attempt(c10d.broadcast, torch.ones(2), 0, group=groups[2]),
-            monitored=me.attempt(mesh.monitored_barrier, monitored, timeout=timedelta(seconds=1)),
-            method=me.attempt(groups[3].monitored_barrier, timedelta(seconds=1), True),
+            monitored=me.attempt(mesh.monitored_barrier, monitored, timeout=soon),
+            method=me.attempt(groups[3].monitored_barrier, soon, True),
         )
     me.meet("given up")
     c10d.destroy_process_group()
@@ -112,8 +114,6 @@ def test_a_rank_that_stays_away_is_named(ranks: Ranks) -> None:
 
 def abort_and_leave(me: Me) -> None:
     """A group is given up by one member; another by all, while a call is under way."""
-    import threading
-
     import torch
 
     c10d = joined(me)
@@ -129,8 +129,7 @@ def abort_and_leave(me: Me) -> None:
         me.say(left=me.attempt(waiting.wait))
     me.meet("left")
     c10d.destroy_process_group()
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("rankmesh")]
-    me.say(threads=[name for name in names if not name.startswith("rankmesh-callback")])
+    wait_until(lambda: not any(name.startswith("rankmesh") for name in me.resources()[0]), "our threads to end", 30)
 
 
 def test_a_group_can_be_aborted_and_left(ranks: Ranks) -> None:
@@ -138,5 +137,25 @@ def test_a_group_can_be_aborted_and_left(ranks: Ranks) -> None:
     for rank in started:
         assert rank.said["aborted"]["error"] == "GroupAbortedError", ranks.told()
         assert "abort()" in rank.said["aborted"]["text"]
-        assert rank.said["threads"] == []
     assert "DistBackendError" in started[0].said["left"]["is"]
+
+
+def end_with_an_error(me: Me) -> None:
+    """Rank 1 ends by an exception while a callback's thread of it waits for rank 0, which waits for rank 1."""
+    import torch
+
+    c10d = joined(me)
+    c10d.barrier()
+    if me.rank == 1:
+        c10d.irecv(torch.ones(1), src=0).get_future().then(lambda done: done.value())
+        raise ValueError("no such file: weights.npy")
+    me.say(**me.attempt(c10d.all_reduce, torch.ones(1)))
+    c10d.destroy_process_group()
+
+
+def test_a_rank_that_waits_in_a_future_ends_by_its_error(ranks: Ranks) -> None:
+    started = ranks.start(end_with_an_error, 2, uses=[joined])
+    ranks.wait(started)
+    assert started[1].code == 1, ranks.told()
+    assert started[0].said["error"] == "RankFailedError"
+    assert "ValueError: no such file: weights.npy" in started[0].said["text"]

@@ -58,8 +58,12 @@ class _Said:
             self.reduceOp = argument
         elif isinstance(argument, timedelta):
             self.timeout = argument
-        elif argument is not None:
+        elif isinstance(argument, int):
             self.rootRank = argument
+        elif argument is not None:
+            raise TypeError(
+                f"expected a root, an operation or a timeout, got {argument!r}; pass tensors and splits by position"
+            )
 
 
 def _call(name: str) -> Callable[[Method], Method]:
@@ -107,16 +111,12 @@ def _in_full(arguments: tuple[Any, ...], named: dict[str, Any], count: int) -> t
 
 def _device_of(arguments: Any) -> Any:
     """Return the device of the first tensor, None if it is in host memory or there is none."""
-    while isinstance(arguments, list | tuple):
-        for argument in arguments:
-            if isinstance(argument, torch.Tensor):
-                return None if argument.is_cpu else argument.device
-            if isinstance(argument, list | tuple) and argument:
-                arguments = argument
-                break
-        else:
-            return None
-    return arguments.device
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            return None if argument.is_cpu else argument.device
+        if isinstance(argument, list | tuple) and argument:
+            return _device_of(argument)
+    return None
 
 
 class Collectives:
@@ -127,6 +127,9 @@ class Collectives:
     """
 
     mesh: MeshGroup
+    _beside: Callable[[Any], Any]
+    _begun: list[Work] | None = None
+    """Messages begun in torch's batch, which are made at once; None outside of one."""
 
     @_call("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None) -> Done:
@@ -272,7 +275,8 @@ class Collectives:
             _collectives.monitored_barrier(self.mesh, timeout, wait_all_ranks)
         except CollectiveTimeoutError as error:
             # in gloo's words, which people search their logs for
-            late = f"Rank{'s' if len(error.ranks) > 1 else ''} {', '.join(map(str, error.ranks))}"
+            ranks = [self.mesh._communicator.numbers.index(each) for each in error.ranks]
+            late = f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
             rank = self.mesh.rank()
             here = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
             words = f"Rank {rank} {'timed out in monitoredBarrier' if rank == 0 else here}"
@@ -309,7 +313,7 @@ class Collectives:
 
     def _message(self, tensors: list[Any], work: Work | None) -> Done:
         assert work is not None  # only members have the group
-        if self.mesh._communicator.batching:
+        if self._begun is not None and self.mesh._communicator.batching:
             self._begun.append(work)
         return Message(tensors, work, self.mesh._communicator.numbers)
 
@@ -325,24 +329,38 @@ class Collectives:
                 yield made
 
     def _start_coalescing(self, device: Any = None) -> None:
+        if _elsewhere(device):
+            self._beside(torch.device(device))._start_coalescing(device)
+            return
         self.mesh._communicator.open_batch()
-        self._begun: list[Work] = []
-        """Messages begun in the batch, which are made at once."""
+        self._begun = []
 
-    def _end_coalescing(self, device: Any = None) -> Done:
+    def _end_coalescing(self, device: Any = None) -> Any:
+        if _elsewhere(device):
+            return self._beside(torch.device(device))._end_coalescing(device)
         members = self.mesh._communicator
+        begun, self._begun = self._begun or [], None
         try:
-            return Pending([], [*members.close_batch(Options(members.timeout, True)), *self._begun])
+            return Pending([], [*members.close_batch(Options(members.timeout, True)), *begun])
         except DistError as error:
             raise as_torchs(error) from error.__cause__
 
     # What is special
 
     def _sparse(self, tensors: list[Any], op: Any, timeout: timedelta | None, is_async: bool) -> Done:
+        if self.mesh._communicator.batching:
+            raise RuntimeError(
+                "a sparse all_reduce cannot be part of a batch of collectives: call it before or after it"
+            )
         # Several calls one after the other, of which each needs the result of the one before: made here and now, also
         # where a Work is wanted.
         all_reduce_sparse(tensors[0], op, self.mesh, timeout)
         return Done(tensors)
+
+
+def _elsewhere(device: Any) -> bool:
+    """Whether tensors of a device are not in host memory; None means they are."""
+    return device is not None and torch.device(device).type != "cpu"
 
 
 def _listed(tensors: Any) -> list[Any]:

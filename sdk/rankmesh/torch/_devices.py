@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as c10d
 
 
@@ -29,14 +30,19 @@ def beside(group: Any, store: Any, device: str, timeout: timedelta) -> Any:
             f'one when the group is made: init_process_group("cpu:rankmesh,{device}:nccl")'
         )
     private = c10d.PrefixStore(f"{device}/", store)
+    kinds = c10d.ProcessGroup.BackendType
     match name:
         case "gloo":
-            return c10d.ProcessGroupGloo(private, group.rank(), group.size(), timeout=timeout)
+            kind, made = kinds.GLOO, c10d.ProcessGroupGloo(private, group.rank(), group.size(), timeout=timeout)
         case "nccl" if c10d.is_nccl_available():
             options = c10d.ProcessGroupNCCL.Options()
             options._timeout = timeout
-            return c10d.ProcessGroupNCCL(private, group.rank(), group.size(), options)
-    raise ValueError(f"backend {name!r} for tensors on {device!r} is not available in this build of torch")
+            kind, made = kinds.NCCL, c10d.ProcessGroupNCCL(private, group.rank(), group.size(), options)
+        case _:
+            raise ValueError(f"backend {name!r} for tensors on {device!r} is not available in this build of torch")
+    whole = c10d.ProcessGroup(private, group.rank(), group.size())  # a backend alone has not all of its methods
+    whole._register_backend(torch.device(device), kind, made)
+    return whole
 
 
 def _named(group: Any) -> dict[str, str]:

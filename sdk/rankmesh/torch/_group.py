@@ -13,7 +13,6 @@ from rankmesh._world import ProcessGroup as MeshGroup
 from rankmesh._world import World
 from rankmesh.torch._collectives import Collectives
 from rankmesh.torch._devices import beside
-from rankmesh_agent.wire.deadline import seconds_of
 from rankmesh_agent.wire.errors import GroupAbortedError
 
 
@@ -112,7 +111,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
 
     def _get_backend(self, device: Any) -> Any:
         kind = torch.device(device)
-        return self if kind.type == "cpu" else self._beside(kind)
+        return self if kind.type == "cpu" else self._beside(kind)._get_backend(kind)
 
     def _beside(self, device: torch.device) -> Any:
         """Return the backend of torch's for tensors of another device, as named in ``"cpu:rankmesh,cuda:nccl"``."""
@@ -128,8 +127,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long a call may take from now on."""
-        members = self.mesh._communicator
-        members.set_timeout(seconds_of(timeout, members.timeout))
+        self.mesh._communicator.set_timeout(timeout)
         for other in self._others.values():
             other.set_timeout(timeout)
 
@@ -137,29 +135,27 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
 
     def abort(self) -> None:
         """End the group at all ranks: calls under way fail, here and elsewhere."""
-        for other in self._others.values():
-            other.abort()
         error = GroupAbortedError(f"rank {self.rank()} called abort() on the group", group=self._name)
         self.mesh._communicator.abort(error)
+        for other in self._others.values():
+            other.abort()
 
     def shutdown(self) -> None:
         """Leave the group: calls under way here fail. Does nothing the second time."""
         leave, self._leave = self._leave, None
         if leave is None:
             return
-        for other in self._others.values():
-            other.shutdown()
-        leave()
+        try:
+            for other in self._others.values():
+                other.shutdown()
+        finally:
+            leave()
 
     def _get_sequence_number_for_group(self) -> int:
         return self.mesh._communicator.info().seq
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: the group has a number since it was made, the same at all ranks."""
-
-    def _wait_for_pending_works(self) -> None:
-        """Wait for the calls that are under way: those queued before a synchronous one are over when it is."""
-        self.barrier().wait()
 
 
 def over_mesh(group: Any) -> ProcessGroup | None:

@@ -20,8 +20,9 @@ from rankmesh.torch._reducer import keep_works
 from rankmesh_agent.transports import shared
 from rankmesh_agent.wire.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.errors import DistError, JoinTimeoutError
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.settings import Settings, is_loopback
 
+_ELSEWHERE = "elsewhere"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 """Seconds between two looks into torch's store."""
 
@@ -113,18 +114,23 @@ def _agreed(settings: Settings, store: Any, rank: int, size: int, deadline: Dead
     from elsewhere, and need a token: if none is set, rank 0 makes one. Whoever can read torch's store can read it
     there, but nobody else can take part.
     """
-    if settings.bind is not None or settings.interface is not None:
-        return settings
-    store.set(f"host/{rank}", shared.host_id(settings.shm_dir))
+    # Who is told to listen elsewhere than on loopback can be reached from elsewhere.
+    told = settings.interface is not None if settings.bind is None else not is_loopback(settings.bind)
+    store.set(f"host/{rank}", _ELSEWHERE if told else shared.host_id(settings.shm_dir))
     if rank == 0:
         keys = [f"host/{each}" for each in range(size)]
         _await(store, keys, deadline)
-        alone = len({store.get(key) for key in keys}) == 1
+        hosts = {bytes(store.get(key)).decode() for key in keys}
+        alone = len(hosts) == 1 and _ELSEWHERE not in hosts
         token = settings.token or ("" if alone else secrets.token_hex(32))
         store.set("agreed", json.dumps({"alone": alone, "token": token if token != settings.token else ""}))
     _await(store, ["agreed"], deadline)
     agreed = json.loads(store.get("agreed"))
-    return replace(settings, bind=LOOPBACK if agreed["alone"] else None, token=settings.token or agreed["token"])
+    return replace(
+        settings,
+        bind=(settings.bind or LOOPBACK) if agreed["alone"] else settings.bind,
+        token=settings.token or agreed["token"],
+    )
 
 
 def _await(store: Any, keys: list[str], deadline: Deadline) -> None:

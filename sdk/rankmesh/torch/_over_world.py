@@ -42,13 +42,13 @@ def ensure_default_group() -> None:
 def torchs_group(group: Any) -> Any:
     """Return a torch process group with the members of one of rankmesh's groups; any other object as it is.
 
-    The group's members call it, all of them.
+    The group's members call it, all of them; while torch has no default group, all ranks of the world.
 
     Raises:
         ValueError: this process is not a member.
     """
     if not isinstance(group, _world.ProcessGroup | _world.NonMember):
         return group
-    ranks = get_process_group_ranks(group)
     ensure_default_group()
+    ranks = get_process_group_ranks(group)
     return c10d.new_group(ranks, backend="rankmesh", use_local_synchronization=True)

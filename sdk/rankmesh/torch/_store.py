@@ -12,7 +12,7 @@ import torch.distributed
 from rankmesh._stores.base import Store as MeshStore
 from rankmesh._stores.base import Text
 from rankmesh._stores.commands import CommandStore, Refusing
-from rankmesh._world import get_default_store
+from rankmesh._world import World, get_default_store, require_world
 from rankmesh.torch._errors import as_torchs
 from rankmesh_agent.wire.errors import DistError
 
@@ -154,7 +154,11 @@ def fresh_job_store() -> torch.distributed.PrefixStore:
 
     All ranks ask for it equally often.
     """
-    return torch.distributed.PrefixStore(f"torch/{next(_rounds)}", Store())
+    world = require_world()
+    for left in [each for each in _of_worlds if each is not world]:
+        _of_worlds.pop(left).close()  # only groups of a world that was left have it
+    store = _of_worlds.get(world) or _of_worlds.setdefault(world, Store())
+    return torch.distributed.PrefixStore(f"torch/{next(_rounds)}", store)
 
 
 def _do(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
@@ -172,3 +176,4 @@ def _limit(timeout: timedelta | float) -> timedelta:
 
 _rounds = itertools.count()
 _kept: set[Store] = set()
+_of_worlds: dict[World, Store] = {}

@@ -1,27 +1,47 @@
 """Threads for the callbacks of futures.
 
 A callback may wait for another call of the same group, whose completion needs a thread as well: so it runs neither in
-the group's worker nor behind another callback. There are as many threads as there are callbacks under way.
+the group's worker nor behind another callback.
 """
 
 from __future__ import annotations
 
-import functools
-import os
+import atexit
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
-_MOST = 256
+from rankmesh._world import leave_at_exit
+from rankmesh_agent.wire.deadline import Deadline
+
+_PATIENCE = 5.0
+"""Seconds the process waits at its end for callbacks that run."""
+_running: set[threading.Thread] = set()
 
 
 def soon(callback: Callable[[], None]) -> None:
-    """Call ``callback`` in a thread that is free, or new."""
-    _pool().submit(callback)
+    """Call ``callback`` in a thread of its own."""
+
+    def run() -> None:
+        try:
+            callback()
+        finally:
+            _running.discard(thread)
+
+    thread = threading.Thread(target=run, name="rankmesh-callback", daemon=True)
+    _running.add(thread)
+    thread.start()
 
 
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_MOST, "rankmesh-callback")
+def _end() -> None:
+    """Have callbacks end before Python does, of which torch's C++ would make a crash.
+
+    They are daemons, and what they wait for fails first: otherwise the process would wait with them for a rank that
+    never comes.
+    """
+    leave_at_exit()
+    patience = Deadline(_PATIENCE)
+    for thread in list(_running):
+        thread.join(patience.remaining())
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+atexit.register(_end)

@@ -181,6 +181,8 @@ def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> No
 
 
 def _settle(work: engine.Work, ended: Callable[[Callable[[], bool]], None]) -> None:
-    with contextlib.suppress(DistError):  # whoever asks the work finds it
-        work.wait()
-    ended(lambda: True)
+    try:
+        with contextlib.suppress(DistError):  # whoever asks the work finds it
+            work.wait()
+    finally:
+        ended(lambda: True)

@@ -14,7 +14,7 @@ from support.sides import Cells
 cell = Cells()
 
 SOON = timedelta(seconds=0.3)
-SECOND = timedelta(seconds=1)
+SHORT = timedelta(seconds=2)
 """Time for making a group, too."""
 
 
@@ -34,7 +34,7 @@ def a_barrier_with_a_timeout(dist: Any, rank: int, size: int) -> Any:
 
 @cell(sizes=(2,), call=["all_reduce", "all_gather_object", "recv"])
 def a_call_in_a_group_with_a_timeout(dist: Any, rank: int, size: int, call: str) -> Any:
-    group = dist.new_group(timeout=SECOND)
+    group = dist.new_group(timeout=SHORT)
     if rank == 0:
         {
             "all_reduce": lambda: dist.all_reduce(torch.ones(4), group=group),

@@ -70,7 +70,7 @@ def run(plan: Plan, limit: float) -> Iterator[Outcome]:
     with tempfile.TemporaryFile("w+", errors="replace") as printed:
         process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=printed,
