@@ -66,7 +66,7 @@ REASONS: dict[str, str] = {
     "DDP, 2 and 4 ranks: the communication part of a step": (
         "an all_reduce of the MLP's buckets and nothing else is 2.5 to 4 times as fast as gloo's. In a step come "
         "torch's own copies of 39 MB of gradients into the buckets and back, which gloo has, too (where gradients lie "
-        "in the buckets, it is 2.1 to 2.4x), and every copy and addition takes its time from the backward passes that run on "
-        "the same two cores."
+        "in the buckets, it is 2.1 to 2.4x), and every copy and addition takes its time from the backward passes that "
+        "run on the same two cores."
     ),
 }
