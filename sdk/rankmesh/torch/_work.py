@@ -125,7 +125,7 @@ class Pending(Done):
                 if self.is_completed():
                     ended.set_result(None)
                 else:
-                    self.end_later(ended)
+                    _when_all_done(self._works, lambda: ended.set_result(None))
             return self._future
 
     def _outcome(self) -> list[Any]:
@@ -134,10 +134,6 @@ class Pending(Done):
         if error is not None:
             raise error
         return self._tensors
-
-    def end_later(self, ended: torch.futures.Future[None]) -> None:
-        """Complete a future, in another thread, once the call has ended, well or not."""
-        _when_all_done(self._works, lambda: ended.set_result(None))
 
 
 class Message(Pending):
@@ -161,7 +157,7 @@ class Message(Pending):
 
 
 def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> None:
-    """Call ``then`` once, in a thread that holds nothing up, when all works have ended."""
+    """Call ``then`` once, in a thread that holds nothing up, when all works have ended, well or not."""
     left = len(works)
     lock = threading.Lock()
 
