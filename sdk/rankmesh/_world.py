@@ -269,6 +269,7 @@ def join(
     """
     from rankmesh._hosting import agent_for
 
+    settings = replace(settings, job=meeting.job)
     try:
         agent = agent_for(meeting, settings, timeout)
     except BaseException:
