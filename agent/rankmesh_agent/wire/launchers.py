@@ -264,11 +264,11 @@ class Kubernetes(Launcher):
         return pod.checked(environ, "JOB_COMPLETION_INDEX", "WORLD_SIZE")
 
     def own_address(self) -> str:
-        # Not the one that faces the first pod: there is no such name until that pod runs, which may take minutes.
-        return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
+        # Not the one that faces the first pod: that has no name until it runs, which may take minutes.
+        return _own_name_and_address()[1]
 
     def _first_host(self) -> str:
-        return first_pod(socket.getfqdn(), self.rank)
+        return first_pod(_own_name_and_address()[0], self.rank)
 
 
 LAUNCHERS: tuple[type[Launcher], ...] = (OpenMpi, Pmi, Slurm, Kubernetes)
@@ -303,6 +303,15 @@ def first_pod(own_name: str, index: int | None) -> str:
 def plain(text: str) -> str:
     """Return the text with what does not belong into a file name or a URL replaced."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+
+
+def _own_name_and_address() -> tuple[str, str]:
+    """Return this host's full name and its address, as /etc/hosts has them; empty if it has not."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME)
+    except OSError:
+        return "", ""
+    return found[0][3], str(found[0][4][0])
 
 
 def _is_srun(environ: Mapping[str, str]) -> bool:

@@ -11,14 +11,13 @@ from urllib.parse import SplitResult, urlsplit
 from rankmesh._rendezvous import handlers
 from rankmesh._rendezvous.address import AtAddress
 from rankmesh._rendezvous.file import AtFile
-from rankmesh._rendezvous.meeting import LOOPBACK, Known, Meeting, chosen_host
+from rankmesh._rendezvous.launched import placed
+from rankmesh._rendezvous.meeting import LOOPBACK, Known, Meeting
 from rankmesh._rendezvous.multicast import AtMulticast
 from rankmesh._rendezvous.store import AtStore
 from rankmesh._rendezvous.urls import hosting_in, is_multicast, number_in, path_of, place_of, url_for
-from rankmesh_agent.wire.launchers import Launcher
 from rankmesh_agent.wire.schemas import UNASSIGNED
-from rankmesh_agent.wire.settings import Settings, is_loopback
-from rankmesh_agent.wire.sockets import address_towards
+from rankmesh_agent.wire.settings import Settings
 
 _STARTERS = "'rankmesh run', torchrun, srun, mpirun, mpiexec, and an Indexed Job of Kubernetes"
 """Who tells a process which rank it is, and where rank 0 is."""
@@ -142,7 +141,7 @@ def _from_environment(rank: int, world_size: int, settings: Settings) -> Meeting
         host, port = place_of(urlsplit(settings.gateway), f"RANKMESH_GATEWAY={settings.gateway}")
         return Known(url_for(host, port), host, port, settings)
     if settings.launcher is not None:
-        return _where_launched(settings.launcher, rank, world_size, settings)
+        settings = placed(settings, settings.launcher)
     if settings.master_port is None:
         raise ValueError(
             "env:// needs MASTER_PORT, the port of the gateway that rank 0 hosts (and MASTER_ADDR, its host); "
@@ -151,30 +150,6 @@ def _from_environment(rank: int, world_size: int, settings: Settings) -> Meeting
     if settings.master_addr is None and rank != 0:
         raise ValueError(f"env:// needs MASTER_ADDR, the host of rank 0; {_STARTERS} say it")
     return _at_address(settings.master_addr or LOOPBACK, settings.master_port, rank, world_size, settings)
-
-
-def _where_launched(launcher: Launcher, rank: int, world_size: int, settings: Settings) -> Meeting:
-    """Return where the processes that a launcher started meet: MASTER_ADDR and MASTER_PORT come before what it says."""
-    host = settings.master_addr or launcher.host()
-    port = launcher.port() if settings.master_port is None else settings.master_port
-    if not host:
-        raise ValueError(
-            f"{launcher.name} started ranks on several hosts, and does not say where rank 0 is: {launcher.address}"
-        )
-    if not settings.token and not is_loopback(host):
-        raise ValueError(
-            f"{launcher.name} started ranks that meet at {host}, which other machines can reach, so they need a token, "
-            f"the same for all: {launcher.token}"
-        )
-    if chosen_host(settings) is None and not is_loopback(host):
-        own = launcher.own_address() or address_towards(host, port)
-        if is_loopback(own) and not launcher.one_host:
-            raise ValueError(
-                f"{host}, where rank 0 is, stands for {own} on this host (see /etc/hosts), which other hosts cannot "
-                "reach: set MASTER_ADDR to an address of rank 0's host that all can reach"
-            )
-        settings = replace(settings, bind=own)
-    return _at_address(host, port, rank, world_size, settings)
 
 
 def _job(settings: Settings) -> str:
