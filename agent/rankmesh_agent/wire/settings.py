@@ -53,6 +53,7 @@ class Settings:
         hosting: RANKMESH_HOSTING, whether this process attaches to a standalone agent (``attached``) or has its own
             (``embedded``); ``auto`` attaches where an http:// gateway has standalone agents.
         elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
+        torchrun_store: TORCHELASTIC_USE_AGENT_STORE, whether torchrun has a store at MASTER_ADDR and MASTER_PORT.
         flight_recorder: RANKMESH_FLIGHT_RECORDER, how many of the latest operations to remember; 0 for none.
         debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
@@ -78,6 +79,7 @@ class Settings:
     max_body: int = 1 << 30
     hosting: Hosting = "auto"
     elastic_run: str | None = None
+    torchrun_store: bool = False
     flight_recorder: int = 1000
     debug: str = "OFF"
 
@@ -128,6 +130,7 @@ class Settings:
             max_body=whole(environ, "RANKMESH_MAX_BODY", at_least=1) or cls.max_body,
             hosting=cast(Hosting, hosting),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
+            torchrun_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             flight_recorder=_or_default(
                 whole(environ, "RANKMESH_FLIGHT_RECORDER", at_most=1 << 20), cls.flight_recorder
             ),

@@ -15,6 +15,7 @@ from rankmesh._rendezvous.launched import placed
 from rankmesh._rendezvous.meeting import LOOPBACK, Known, Meeting
 from rankmesh._rendezvous.multicast import AtMulticast
 from rankmesh._rendezvous.store import AtStore
+from rankmesh._rendezvous.torchrun import store_at
 from rankmesh._rendezvous.urls import hosting_in, is_multicast, number_in, path_of, place_of, url_for
 from rankmesh_agent.wire.schemas import UNASSIGNED
 from rankmesh_agent.wire.settings import Settings
@@ -149,6 +150,8 @@ def _from_environment(rank: int, world_size: int, settings: Settings) -> Meeting
         )
     if settings.master_addr is None and rank != 0:
         raise ValueError(f"env:// needs MASTER_ADDR, the host of rank 0; {_STARTERS} say it")
+    if settings.torchrun_store and settings.master_addr is not None:
+        return AtStore(store_at(settings.master_addr, settings.master_port), rank, settings)
     return _at_address(settings.master_addr or LOOPBACK, settings.master_port, rank, world_size, settings)
 
 
