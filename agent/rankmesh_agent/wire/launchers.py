@@ -39,7 +39,7 @@ class Launcher(ABC):
     Attributes:
         rank: this process's rank, None if it is not told.
         world_size: how many processes there are, None if it is not told.
-        local_rank: the how-many-eth of its host it is, from 0.
+        local_rank: its number among those on its host, from 0.
         local_world_size: how many there are on its host.
         wrong: why rank and world size are not known, and what to do; empty if they are.
     """
@@ -163,10 +163,10 @@ class OpenMpi(Launcher):
 class Pmi(Launcher):
     """mpiexec of MPICH, and of those that come from it: Intel MPI, MVAPICH.
 
-    It has no name for the job in the environment. On one host the process that started all of them is one.
+    The environment has no name for the job. On one host, the process that started all ranks makes one.
     """
 
-    name = "MPI (PMI)"
+    name = "mpiexec (PMI)"
     command = "mpiexec"
     token = "export RANKMESH_TOKEN=$(openssl rand -hex 32) before 'mpiexec …'"
     address = "start on the first host, with 'mpiexec -genv MASTER_ADDR $(hostname) …'"
@@ -322,9 +322,10 @@ def _is_srun(environ: Mapping[str, str]) -> bool:
 
 def _tasks_on(node: int | None, tasks: str) -> int | None:
     """Return how many tasks a node has: 2 for node 1 of ``2(x2),1``."""
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks if node is not None else ""):
-        assert node is not None
-        node -= int(times or 1)
+    if node is None:
+        return None
+    for count, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
+        node -= int(nodes or 1)
         if node < 0:
             return int(count)
     return None
