@@ -16,6 +16,7 @@ from rankmesh_agent.device import cuda
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.device.streams import CupyStreams, TorchStreams
 from rankmesh_agent.engine.calls import Calls
+from rankmesh_agent.engine.devices.calls import DeviceCalls
 from rankmesh_agent.engine.devices.choice import Choice
 from rankmesh_agent.engine.devices.exchange import Exchange
 
@@ -46,6 +47,12 @@ def messages(group: Group, device: int, peer: int | None) -> Calls:
             "all arrays through host memory, from any rank"
         )
     return communicator(group) if choice is None else choice.for_messages(device, peer or 0)  # type: ignore[arg-type]
+
+
+def over_several(group: Group, device: int) -> DeviceCalls | None:
+    """Return who makes collectives in which each rank has arrays on several GPUs; None for host memory."""
+    choice = _choice(group)
+    return None if choice is None else choice.for_several(device)
 
 
 def _choice(group: Group) -> Choice | None:
