@@ -19,6 +19,7 @@ PACKAGES = {
 MAY_IMPORT = {
     "rankmesh_agent.wire": {"wire"},
     "rankmesh_agent.transports": {"transports", "wire"},
+    "rankmesh_agent.device": {"device", "wire"},
     "rankmesh_agent.collectives": {"collectives", "transports", "wire"},
     "rankmesh_agent.store": {"store", "wire"},
     "rankmesh_agent.engine": {"engine", "collectives", "store", "transports", "wire"},
