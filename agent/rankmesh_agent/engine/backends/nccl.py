@@ -331,7 +331,7 @@ class NcclBackend(DeviceBackend):
 
 
 def _within(deadline: Deadline, make: Callable[[], T], check: Callable[[], None], why: str) -> T:
-    """Return what a function returns that cannot be interrupted, unless it cannot be waited for: then it is left behind.
+    """Return what a function returns that cannot be interrupted, unless waiting is in vain: then it is left behind.
 
     Args:
         deadline: when to give up.
