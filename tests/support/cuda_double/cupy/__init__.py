@@ -27,6 +27,7 @@ from cupy._array import (
     concatenate,
     empty,
     empty_like,
+    from_dlpack,
     full,
     full_like,
     ndarray,
@@ -35,13 +36,12 @@ from cupy._array import (
     zeros_like,
 )
 from cupy._kernels import RawKernel, RawModule
-from cupy.cuda.memory import default_pool
 
 __version__ = "14.2.0"
 
 
 def get_default_memory_pool() -> cuda.MemoryPool:
-    return default_pool
+    return cuda.memory._pool
 
 
 def get_array_module(*args: object) -> object:
@@ -64,6 +64,7 @@ __all__ = [
     "cuda",
     "empty",
     "empty_like",
+    "from_dlpack",
     "full",
     "full_like",
     "get_array_module",

@@ -134,7 +134,7 @@ class Queue:
             try:
                 work()
             except Exception as error:
-                traceback.print_exc(file=sys.stderr)
+                print(f"{work.__qualname__} on a stream failed:\n{traceback.format_exc()}", file=sys.stderr)
                 _failed.append(error if isinstance(error, CUDARuntimeError) else CUDARuntimeError(719))
             del item, work, waits
             with self.changed:

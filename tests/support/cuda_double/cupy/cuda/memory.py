@@ -140,8 +140,8 @@ class MemoryPool:
         return self._limit
 
 
-default_pool = MemoryPool()
+_pool = MemoryPool()
 
 
 def alloc(size: int) -> MemoryPointer:
-    return default_pool.malloc(size)
+    return _pool.malloc(size)
