@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -66,7 +67,7 @@ class DeviceCalls(Calls):
     def _launch(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
         """Make a call: see Order.submit. Its arrays are DeviceArrays."""
         key = (*key, *_FIELDS[len(key) :], _PLACE)
-        launch = self._begun(str(Call(*key)), list(_arrays(arguments)), options, options.after)
+        launch = self._begun(_words(key), list(_arrays(arguments)), options, options.after)
         return self._submitted(key, [launch], arguments, options)
 
     def several(
@@ -85,7 +86,7 @@ class DeviceCalls(Calls):
         """
         key = (*key, *_FIELDS[len(key) :])
         key = (*key[:-1], f"{len(each)} GPUs a rank", _PLACE)
-        described = str(Call(*key))
+        described = _words(key)
         launches = [
             self._begun(described, list(_arrays(own)), options, after) for own, after in zip(each, afters, strict=True)
         ]
@@ -260,6 +261,12 @@ class _Message(LaunchedWork):
 
     def source_rank(self) -> int:
         return super().source_rank() if self._source is None else self._source
+
+
+@functools.lru_cache(1024)
+def _words(key: tuple[Any, ...]) -> str:
+    """Return a call in words."""
+    return str(Call(*key))
 
 
 def _arrays(arguments: Sequence[Any]) -> Iterator[DeviceArray]:
