@@ -279,10 +279,6 @@ def zeros_like(a: ndarray, dtype: Any = None) -> ndarray:
     return zeros(a.shape, dtype or a.dtype)
 
 
-def full_like(a: ndarray, fill_value: Any, dtype: Any = None) -> ndarray:
-    return full(a.shape, fill_value, dtype or a.dtype)
-
-
 def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ndarray:
     return array(np.arange(0 if stop is None else start, start if stop is None else stop, step, dtype))
 
