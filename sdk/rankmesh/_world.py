@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from rankmesh._backend import BackendOptions, create, resolve
+from rankmesh._backend import BackendOptions, Engines, create, resolve
 from rankmesh_agent.wire.deadline import seconds_of
 from rankmesh_agent.wire.settings import Settings
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rankmesh_agent.agent import Agent
     from rankmesh_agent.attach.agent import AttachedAgent
     from rankmesh_agent.engine.calls import Calls
+    from rankmesh_agent.engine.devices.choice import Choice
 
 default_pg_timeout: Final = timedelta(minutes=30)
 """Default time an operation may take, as in torch.distributed; RANKMESH_TIMEOUT (seconds) changes it."""
@@ -30,9 +31,11 @@ default_pg_timeout: Final = timedelta(minutes=30)
 class ProcessGroup:
     """A group of ranks, this process among them. Made by init_process_group and new_group, not by hand."""
 
-    def __init__(self, communicator: Calls, description: str = "") -> None:
+    def __init__(self, communicator: Calls, engines: Engines, description: str = "") -> None:
         self._communicator = communicator
+        self._engines = engines
         self._description = description
+        self._choice: Choice | None = None  # who makes calls on arrays on GPUs, once there were any
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
@@ -44,7 +47,7 @@ class ProcessGroup:
 
     def name(self) -> str:
         """Return the name of the backend, as torch's ProcessGroup does."""
-        return self._communicator.backend
+        return self._engines.name
 
     @property
     def group_name(self) -> str:
@@ -100,30 +103,33 @@ class World:
 
     lent = False
 
-    def __init__(self, agent: Agent | AttachedAgent, rendezvous: Rendezvous, backend: str, pg_options: Any) -> None:
+    def __init__(self, agent: Agent | AttachedAgent, rendezvous: Rendezvous, engines: Engines, pg_options: Any) -> None:
         self.agent = agent
         self.rendezvous = rendezvous
-        self.backend = backend
+        self.engines = engines
         self.pg_options = pg_options
         self.groups: list[ProcessGroup] = []
-        self.group = ProcessGroup(agent.world)
-        self._equip(agent.world, backend, pg_options)
+        self.group = ProcessGroup(agent.world, engines)
+        self._equip(agent.world, engines.host, pg_options)
 
     def new_group(
-        self, ranks: Sequence[int], timeout: float, backend: str | None, pg_options: Any, description: str
+        self, ranks: Sequence[int], timeout: float, engines: Engines | None, pg_options: Any, description: str
     ) -> ProcessGroup:
         """Make a group of these ranks of the mesh, this one among them."""
         made = self.agent.new_group(ranks, timeout)
         default = self.group._communicator
         made.numbers = tuple(default.ranks.index(rank) for rank in made.ranks)
-        self._equip(made, backend or self.backend, pg_options)
-        found = ProcessGroup(made, description)
+        engines = engines or self.engines
+        self._equip(made, engines.host, pg_options)
+        found = ProcessGroup(made, engines, description)
         self.groups.append(found)
         return found
 
     def drop_group(self, group: ProcessGroup) -> None:
         """End a group at this rank."""
         self.groups = [other for other in self.groups if other is not group]
+        if group._choice is not None:
+            group._choice.close()
         self.agent.drop_group(group._communicator)
 
     def shrink_to(self, group: ProcessGroup) -> None:
@@ -165,6 +171,9 @@ class World:
         return agent_store(self.agent)
 
     def close(self, reason: str) -> None:
+        for group in [self.group, *self.groups]:
+            if group._choice is not None:
+                group._choice.close()
         if "store" in vars(self):
             self.store.close()
         self.agent.close(reason)
@@ -245,18 +254,18 @@ def init_process_group(
     with _lock:
         if _world is not None:
             raise ValueError("init_process_group() was called before; call destroy_process_group() first")
-        engine = resolve(backend)
+        engines = resolve(backend)
         settings = Settings.from_env(os.environ)
         if group_name:
             settings = replace(settings, job=group_name)
         seconds = seconds_of(timeout, settings.timeout)
         meeting = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
-        world = join(meeting, settings, seconds, engine, pg_options)
+        world = join(meeting, settings, seconds, engines, pg_options)
         _world = world
 
 
 def join(
-    meeting: Rendezvous, settings: Settings, timeout: float, backend: str = "mesh", pg_options: Any = None
+    meeting: Rendezvous, settings: Settings, timeout: float, engines: Engines | None = None, pg_options: Any = None
 ) -> World:
     """Join the job; what was hosted for it ends if that fails. The world is left when the process ends.
 
@@ -264,21 +273,22 @@ def join(
         meeting: where and as whom to join.
         settings: what the environment says.
         timeout: seconds for the join, and the default for calls.
-        backend: what carries out the collectives, from ``resolve``.
+        engines: what carries out the collectives, from ``resolve``; the default ones if left out.
         pg_options: what its creator gets.
     """
     from rankmesh._hosting import agent_for
 
     settings = replace(settings, job=meeting.job)
+    engines = engines or Engines()
     try:
         agent = agent_for(meeting, settings, timeout)
     except BaseException:
         meeting.close()
         raise
     try:
-        world = World(agent, meeting, backend, pg_options)
+        world = World(agent, meeting, engines, pg_options)
     except BaseException as error:
-        agent.close(f"its backend {backend!r} could not be made: {type(error).__name__}: {error}"[:500])
+        agent.close(f"its backend {engines.host!r} could not be made: {type(error).__name__}: {error}"[:500])
         meeting.close()
         raise
     if not _worlds:
@@ -349,6 +359,17 @@ def get_default_store() -> Store:
 
 _get_default_store = get_default_store
 """torch's name."""
+
+
+def finish_on_gpus(group: Group, timeout: float) -> None:
+    """Wait, at most so many seconds, until the GPUs have carried out a group's calls on them, if there were any.
+
+    Raises:
+        DistError: one of them failed.
+    """
+    found = require_world().group if group is None else group
+    if isinstance(found, ProcessGroup) and found._choice is not None:
+        found._choice.finish(timeout)
 
 
 def communicator(group: ProcessGroup | None) -> Calls:

@@ -73,6 +73,7 @@ class Communicator(Calls, Port):
         self._order = Order(
             self._standing, RunningCall(self._standing), name, MeshBackend(self._link, self.ranks, None)
         )
+        self._submit = self._order.submit
         self.lent: Segment | None = None
         self.elsewhere = Elsewhere(self._standing, self._link)
         self._closed = False

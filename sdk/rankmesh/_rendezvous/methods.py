@@ -18,7 +18,7 @@ from rankmesh._rendezvous.store import AtStore
 from rankmesh._rendezvous.torchrun import store_at
 from rankmesh._rendezvous.urls import hosting_in, is_multicast, number_in, path_of, place_of, url_for
 from rankmesh_agent.wire.schemas import UNASSIGNED
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.wire.settings import Hosting, Settings
 
 _STARTERS = "'rankmesh run', torchrun, srun, mpirun, mpiexec, and an Indexed Job of Kubernetes"
 """Who tells a process which rank it is, and where rank 0 is."""
@@ -81,7 +81,7 @@ def rendezvous(
             raise ValueError(f"give either init_method={init_method!r} or store=, not both")
         if rank < 0 or world_size < 1:
             raise ValueError(f"store= needs rank= and world_size= as well, got rank={rank}, world_size={world_size}")
-        return _at(AtStore(store, _checked(rank, world_size), settings), rank, world_size, settings)
+        return _at(AtStore(store, _checked(rank, world_size), settings), rank, world_size, settings.hosting)
     if not isinstance(init_method, str | None):
         raise TypeError(f"init_method must be a URL, tcp://host:port for example, got {init_method!r}")
     method = init_method or "env://"
@@ -90,30 +90,30 @@ def rendezvous(
         seconds = timedelta(seconds=settings.timeout if timeout is None else timeout)
         store, rank, world_size = next(handlers.rendezvous(method, rank, world_size, timeout=seconds))
         return rendezvous(None, rank, world_size, settings, store=store)
-    settings = replace(settings, hosting=hosting_in(url) or settings.hosting)
     if _said(rank, url, "rank") is not None:
         settings = replace(settings, launcher=None)  # who gives ranks may mean other processes than the launcher's
     settings = replace(settings, job=_job(settings))
     required = url.scheme == "env"
     rank = _number("rank", rank, url, settings, settings.rank, default=None if required else UNASSIGNED)
     world_size = _number("world_size", world_size, url, settings, settings.world_size)
+    hosting = hosting_in(url) or settings.hosting
     meeting = _meeting(url, method, _checked(rank, world_size), world_size, settings)
-    return _at(meeting, rank, world_size, settings, either=url.scheme == "http")
+    return _at(meeting, rank, world_size, hosting, either=url.scheme == "http")
 
 
-def _at(meeting: Meeting, rank: int, world_size: int, settings: Settings, *, either: bool = False) -> Rendezvous:
+def _at(meeting: Meeting, rank: int, world_size: int, hosting: Hosting, *, either: bool = False) -> Rendezvous:
     """Return where to join.
 
     Args:
         meeting: finds the gateway.
         rank: this process's rank.
         world_size: ranks in the job.
-        settings: what the user says.
+        hosting: what the user says.
         either: whether the gateway says where the agent is if the user does not.
     """
-    chosen = settings.hosting if settings.hosting != "auto" else None if either else "embedded"
+    chosen = hosting if hosting != "auto" else None if either else "embedded"
     return Rendezvous(
-        rank, world_size, settings.job, meeting.find, meeting.bind_host, chosen, meeting.close, meeting.forget
+        rank, world_size, meeting.job, meeting.find, meeting.bind_host, chosen, meeting.close, meeting.forget
     )
 
 
