@@ -199,7 +199,7 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
     how = options(members, timeout, False, [])
     earlier = members.failure
     try:
-        members.barrier(how)
+        members.monitored_barrier(how)
     except (CollectiveTimeoutError, GroupAbortedError) as error:  # our time was over, or another rank's a moment before
         if earlier is not None or error.op != "barrier" or not error.ranks:
             raise

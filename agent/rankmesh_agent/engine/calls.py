@@ -14,7 +14,7 @@ from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.registered import Outcome
 from rankmesh_agent.engine.work import Work
 from rankmesh_agent.wire.deadline import seconds_of
-from rankmesh_agent.wire.errors import DistError, DistNetworkError
+from rankmesh_agent.wire.errors import DistBackendError, DistError, DistNetworkError
 from rankmesh_agent.wire.ops import Kind, ReduceOp
 from rankmesh_agent.wire.schemas import GroupInfo
 
@@ -106,6 +106,20 @@ class Calls(ABC):
             engine: see backends.custom.CustomBackend.
         """
 
+    def use_mpi(self, compares: bool) -> None:
+        """Have MPI carry out the collectives and messages from now on; a synchronous collective call.
+
+        Args:
+            compares: whether the ranks are to compare their calls before each; they do if one of them says so.
+
+        Raises:
+            DistBackendError: there is no MPI at some member, or they are not processes of one MPI job; at all of them.
+        """
+        raise DistBackendError(
+            "backend 'mpi' needs the rank's agent in this process, which makes the calls of MPI: do not attach to a "
+            "standalone agent (hosting=embedded)"
+        )
+
     @abstractmethod
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
@@ -174,6 +188,10 @@ class Calls(ABC):
     def barrier(self, options: Options) -> Work | None:
         """Wait until all members have come."""
         return self._order.submit((_BARRIER,), (), options)
+
+    def monitored_barrier(self, options: Options) -> None:
+        """Wait until all members have come, in a way that can name those who do not, whatever the backend."""
+        self.barrier(options)
 
     @abstractmethod
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:

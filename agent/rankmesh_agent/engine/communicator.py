@@ -15,6 +15,10 @@ from rankmesh_agent.engine.backends.custom import CustomBackend
 from rankmesh_agent.engine.backends.hosts import HostsBackend
 from rankmesh_agent.engine.backends.lent import Lent
 from rankmesh_agent.engine.backends.mesh import MeshBackend
+from rankmesh_agent.engine.backends.mpi.backend import MONITORED, MpiBackend
+from rankmesh_agent.engine.backends.mpi.guard import GUARD, Guarded
+from rankmesh_agent.engine.backends.mpi.joining import Joined, join
+from rankmesh_agent.engine.backends.mpi.messages import MpiMessages
 from rankmesh_agent.engine.backends.sharing import Sharing, share_memory
 from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.elsewhere import Elsewhere
@@ -26,7 +30,7 @@ from rankmesh_agent.engine.peer import Port, Transfer
 from rankmesh_agent.engine.records import Entry, Tally, in_flight
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
-from rankmesh_agent.engine.waits import Message, RunningCall
+from rankmesh_agent.engine.waits import Carrier, Message, RunningCall
 from rankmesh_agent.engine.work import MessageWork, Work
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.deadline import Deadline
@@ -69,10 +73,11 @@ class Communicator(Calls, Port):
         self._standing = Standing(mesh, group, name, self.ranks, members)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = Matching(mesh, group, self._standing.number)
+        self._carrier: Carrier = self._matching
+        self._guarded: Guarded | None = None
         self._messages = Messages(mesh.recorder)
-        self._order = Order(
-            self._standing, RunningCall(self._standing), name, MeshBackend(self._link, self.ranks, None)
-        )
+        self._running = RunningCall(self._standing)
+        self._order = Order(self._standing, self._running, name, MeshBackend(self._link, self.ranks, None))
         self.lent: Segment | None = None
         self.elsewhere = Elsewhere(self._standing, self._link)
         self._closed = False
@@ -101,6 +106,24 @@ class Communicator(Calls, Port):
             engine: see backends.custom.CustomBackend.
         """
         self._order.use(CustomBackend(name, engine, self._link, self.ranks))
+
+    def use_mpi(self, compares: bool) -> None:
+        """See Calls."""
+        order, standing, mesh = self._order, self._standing, self.mesh
+        found: list[Joined] = []
+        # A call with a number of its own: what the members told each other in the first one may still be on its way.
+        order.use(MeshBackend(self._link, self.ranks, None))
+        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)} over MPI")
+        how = order.plan(call, lambda link: found.append(join(link, self.id, compares)))
+        order.carry_out(how, (), standing.seq + 1, self.usual)
+        comm, compares = found[0]
+        backend = MpiBackend(comm, self._link, mesh.lost, compares)
+        order.use(backend)
+        messages = MpiMessages(comm, self.ranks, mesh, self._matching, self._number)
+        self._carrier = messages
+        if self.size > 1:
+            self._guarded = Guarded(standing, self._running, self._link, backend, messages.progress)
+            GUARD.begin(self._guarded)
 
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
@@ -152,6 +175,11 @@ class Communicator(Calls, Port):
             return np.empty(count, dtype)  # an engine from outside knows nothing of ours
         return self._registered(dtype, count, options, self._sharing.directory, self._sharing.job)
 
+    def monitored_barrier(self, options: Options) -> None:
+        """See Calls."""
+        subject = MONITORED if isinstance(self._order.backend, MpiBackend) else ""
+        self._order.submit((Kind.BARRIER, None, 0, None, None, None, subject), (), options)
+
     # Point-to-point: ranks are the mesh's
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
@@ -168,18 +196,18 @@ class Communicator(Calls, Port):
         """Begin to send ``array`` to a rank; whoever calls this has to settle it, or abandon it."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
-            transfer = self._matching.send(rank, octets(array), code_of(array.dtype), tag)
+            transfer = self._carrier.send(rank, octets(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
-                self.mesh.hold(self.id, transfer)
+                self._carrier.hold(transfer)
         return self._message(transfer, "send", array, rank, tag, (rank,), options)
 
     def begin_receive(self, array: Array, rank: int, tag: int, options: Options) -> Message:
         """Begin to receive into ``array`` from a rank, or from ANY; see begin_send."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
-            transfer = self._matching.receive(rank, octets(array), code_of(array.dtype), tag)
+            transfer = self._carrier.receive(rank, octets(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
-                self.mesh.hold(self.id, transfer)
+                self._carrier.hold(transfer)
         return self._message(transfer, "recv", array, rank, tag, self._sources if rank == ANY else (rank,), options)
 
     def source(self, message: Message) -> int:
@@ -199,7 +227,7 @@ class Communicator(Calls, Port):
         deadline, standing = Deadline(options.timeout), self._standing
         what = op, array.dtype, array.size, rank, tag
         entry: Entry = standing, what, 0, deadline.begun, None, "", array.nbytes
-        return Message(standing, self._matching, transfer, entry, self._messages, partners, deadline, options.after)
+        return Message(standing, self._carrier, transfer, entry, self._messages, partners, deadline, options.after)
 
     def _follow_up(self, message: Message, options: Options, source: Callable[[], int] | None) -> Work | None:
         if not options.async_op:
@@ -252,6 +280,10 @@ class Communicator(Calls, Port):
             return
         self._closed = True
         self._standing.spread()
+        guarded, self._guarded = self._guarded, None
+        if guarded is not None:
+            GUARD.end(guarded)
+            guarded.tell()  # who waits for this rank in a later call is to know that it does so in vain
         with self.mesh.lock:
             self._standing.destroyed()
             unread = list(self._matching.refusals.values())
@@ -272,6 +304,8 @@ class Communicator(Calls, Port):
     def lost(self, rank: int) -> None:
         """See Port."""
         self._standing.lost(rank)
+        if self._guarded is not None:
+            GUARD.wake()
 
     def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """See Port."""
