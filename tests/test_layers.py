@@ -19,9 +19,10 @@ PACKAGES = {
 MAY_IMPORT = {
     "rankmesh_agent.wire": {"wire"},
     "rankmesh_agent.transports": {"transports", "wire"},
-    "rankmesh_agent.collectives": {"collectives", "transports", "wire"},
+    "rankmesh_agent.device": {"device", "wire"},
+    "rankmesh_agent.collectives": {"collectives", "transports", "device", "wire"},
     "rankmesh_agent.store": {"store", "wire"},
-    "rankmesh_agent.engine": {"engine", "collectives", "store", "transports", "wire"},
+    "rankmesh_agent.engine": {"engine", "collectives", "store", "transports", "device", "wire"},
     "rankmesh_agent.attach": {"attach", "agent", "engine", "collectives", "store", "transports", "wire"},
     "rankmesh_agent.web": {"wire"},
     "rankmesh_agent.exposition": set(),
@@ -41,6 +42,7 @@ LIBRARIES = {
     "prometheus_client": {"rankmesh_agent.exposition", "rankmesh_agent.routes.metrics", "rankmesh_gateway.routes"},
     "typer": {"rankmesh.cli", "rankmesh._cli"},
     "rich": {"rankmesh._cli"},
+    "cupy": {"rankmesh_agent.device"},
 }
 """Libraries that take long to load or tie to a framework, and the modules that may import them."""
 

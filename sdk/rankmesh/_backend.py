@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,12 +13,25 @@ from rankmesh_agent.wire.settings import Settings
 _MESH = ("mesh", "gloo", "tcp")
 """Names that mean the CPU data plane: scripts written for gloo, or for torch's first 'tcp', run unchanged."""
 _ABSENT = {
-    "nccl": "arrays on GPUs are not supported yet; for arrays in host memory use 'gloo', or 'cpu:gloo,cuda:nccl'",
-    "mpi": "it is not supported yet; 'gloo' does the same for arrays in host memory",
-    "ucc": "use 'gloo' for arrays in host memory",
-    "xccl": "use 'gloo' for arrays in host memory",
+    "ucc": "'gloo' for arrays in host memory, 'mpi' where the cluster's MPI runs over UCC, 'nccl' for arrays on GPUs",
+    "xccl": "'gloo', which takes arrays in host memory: there is no engine for GPUs of Intel's",
 }
 """Names of torch's that mean nothing here, and what to use."""
+
+
+class Engines(NamedTuple):
+    """What carries out the collectives of a group.
+
+    Attributes:
+        host: those on arrays in host memory: ``mesh``, ``mpi`` or a registered name.
+        device: those on arrays on GPUs: ``nccl``; ``host``, by way of host memory; ``mpi``; ``auto``, ``nccl`` where it
+            can be used and else ``host``.
+        name: what get_backend() says.
+    """
+
+    host: str = "mesh"
+    device: str = "auto"
+    name: str = "mesh"
 
 
 class BackendOptions(NamedTuple):
@@ -114,47 +127,76 @@ class Backend(str):
         setattr(cls, lower.upper(), lower)
 
 
-def resolve(backend: str | None) -> str:
-    """Return the name of what carries out the collectives on arrays in host memory: ``mesh``, or a registered name.
+def resolve(backend: str | None) -> Engines:
+    """Return what carries out the collectives that a backend string asks for.
 
     Args:
-        backend: a name, or ``device:name`` pairs with commas; None for the mesh.
+        backend: a name, or ``device:name`` pairs with commas; None for the mesh, and NCCL where it can be used.
 
     Raises:
-        ValueError: the string cannot be read, or names no backend.
-        DistBackendError: the backend is one of torch's that is not available here; says what to use.
+        ValueError: the string cannot be read, names no backend, or NCCL for arrays in host memory.
+        DistBackendError: a backend cannot be used here; says why, and which can.
     """
     if backend is None:
-        return "mesh"
+        return Engines()
     named = _by_device(Backend(backend))
     for name in named.values():
-        if name not in _ABSENT and not _usable(name):
+        if name not in _known() and name not in _ABSENT:
             raise ValueError(
-                f"backend {name!r} is not known: use {', '.join(map(repr, [*_MESH, *Backend._creators]))}, or make it "
-                "known with Backend.register_backend()"
+                f"backend {name!r} is not known: use {_listed(_known())}, or make it known with "
+                "Backend.register_backend()"
             )
-    chosen = named.get("cpu") or next(iter(named.values()))
-    if chosen in _ABSENT:
-        raise DistBackendError(f"backend {chosen!r} is not available: {_ABSENT[chosen]}")
-    return "mesh" if chosen in _MESH else chosen
+    cpu, cuda = named.get("cpu", named.get("")), named.get("cuda", named.get(""))
+    if named.get("cpu") == "nccl":
+        raise ValueError(f"backend {backend!r}: nccl is for arrays on GPUs, as in 'cpu:gloo,cuda:nccl'")
+    for name in named.values():
+        # Scripts name NCCL beside another one on machines without a GPU, too: then an array on one would miss it.
+        why = "" if name == "nccl" and len(named) > 1 else _why_not(name)
+        if why:
+            usable = [other for other in _known() if not _why_not(other)]
+            raise DistBackendError(f"backend {name!r} is not available: {why}; available are {_listed(usable)}")
+    host = "mesh" if cpu is None or cpu == "nccl" or cpu in _MESH else cpu
+    device = "auto" if cuda is None else cuda if cuda in ("nccl", "mpi") else "host"
+    return Engines(host, device, "nccl" if set(named.values()) == {"nccl"} else host)
 
 
 def _by_device(backend: str) -> dict[str, str]:
-    """Return the names in a backend string by device; a name alone is for ``cpu``.
+    """Return the names in a backend string by device; a name alone is for all, and its device ``''``.
 
     Raises:
         ValueError: it cannot be read.
     """
-    parts = backend.split(",") if ":" in backend else [f"cpu:{backend}"]
+    parts = backend.split(",") if ":" in backend else [backend]
     pairs = [tuple(word.strip() for word in part.split(":")) for part in parts]
-    found = {pair[0]: pair[-1] for pair in pairs}
-    if len(found) < len(pairs) or any(len(pair) != 2 or not all(pair) for pair in pairs):
+    found = {pair[0] if len(pair) > 1 else "": pair[-1] for pair in pairs}
+    whole = 2 if ":" in backend else 1
+    if len(found) < len(pairs) or any(len(pair) != whole or not all(pair) for pair in pairs):
         raise ValueError(f"backend {backend!r} cannot be read: write a name, or 'cpu:name,cuda:name'")
     return found
 
 
-def _usable(name: str) -> bool:
-    return name in _MESH or name in Backend._creators
+def _known() -> list[str]:
+    """Return the names that mean something here, whether it can be used or not."""
+    return [*_MESH, "nccl", "mpi", *Backend._creators]
+
+
+def _why_not(name: str) -> str:
+    """Return why a backend cannot be used, and how to get it; nothing if it can."""
+    if name == "nccl":
+        from rankmesh_agent.device import cuda
+
+        return cuda.why_no_nccl()
+    if name == "mpi":
+        from rankmesh_agent.engine.backends import mpi
+
+        return mpi.why_not()
+    if name in _ABSENT:
+        return f"RankMesh has no engine for it; use {_ABSENT[name]}, or make one known with Backend.register_backend()"
+    return "" if name in _known() else "it is not known"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def create(name: str, options: BackendOptions, pg_options: Any) -> Any:
@@ -173,7 +215,7 @@ def is_backend_available(backend: str) -> bool:
 
     Source: torch.distributed.is_backend_available
     """
-    return all(map(_usable, _by_device(Backend(backend)).values()))
+    return not any(map(_why_not, _by_device(Backend(backend)).values()))
 
 
 def is_gloo_available() -> bool:
@@ -185,7 +227,7 @@ def is_gloo_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Return whether arrays on GPUs can go through NCCL: not yet.
+    """Return whether arrays on GPUs can go through NCCL: CuPy is installed with it, and there is a GPU.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_nccl_available
     """
@@ -193,7 +235,7 @@ def is_nccl_available() -> bool:
 
 
 def is_mpi_available() -> bool:
-    """Return whether a cluster's own MPI can carry the traffic: not yet.
+    """Return whether a cluster's own MPI can carry the traffic: mpi4py is installed, and finds an MPI library.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_mpi_available
     """
@@ -233,7 +275,7 @@ def is_torchelastic_launched() -> bool:
 
 
 def get_default_backend_for_device(device: Any) -> str:
-    """Return the backend for arrays on a device: ``"mesh"`` for the CPU.
+    """Return the backend for arrays on a device: ``"mesh"`` for the CPU, ``"nccl"`` for NVIDIA's GPUs.
 
     Args:
         device: a device type, ``"cpu"`` or ``"cpu:0"``, or a torch.device.
@@ -243,6 +285,8 @@ def get_default_backend_for_device(device: Any) -> str:
 
     Source: torch.distributed.get_default_backend_for_device
     """
-    if str(device).partition(":")[0] != "cpu":
-        raise ValueError(f"there is no backend for device {device!s}; there is one for 'cpu'")
-    return "mesh"
+    backends = {"cpu": "mesh", "cuda": "nccl"}
+    found = backends.get(str(device).partition(":")[0])
+    if found is None:
+        raise ValueError(f"there is no backend for device {device!s}; there are some for {_listed(backends)}")
+    return found

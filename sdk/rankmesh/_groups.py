@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from rankmesh._backend import Backend, resolve
+from rankmesh._backend import Backend, Engines, is_nccl_available, resolve
 from rankmesh._call import whole
 from rankmesh._world import Group, GroupMember, NonMember, ProcessGroup, communicator, require_world
 from rankmesh_agent.wire.deadline import seconds_of
@@ -45,23 +45,27 @@ def get_world_size(group: Group = None) -> int:
 def get_backend(group: Group = None) -> Backend:
     """Return what carries out the group's collectives: ``"mesh"``, also when the script asked for ``"gloo"``.
 
+    ``"nccl"`` if the script named nothing else; what carries out those on arrays on GPUs: see get_backend_config.
+
     Raises:
         ValueError: init_process_group has not been called, or this process is not a member.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_backend
     """
-    return Backend(_member(group)._communicator.backend)
+    return Backend(_member(group)._engines.name)
 
 
 def get_backend_config(group: Group = None) -> str:
-    """Return what carries out the group's collectives, by device: ``"cpu:mesh"``.
+    """Return what carries out the group's collectives, by device: ``"cpu:mesh"``, ``"cpu:mesh,cuda:nccl"`` say.
 
     Raises:
         ValueError: init_process_group has not been called, or this process is not a member.
 
     Source: torch.distributed.get_backend_config
     """
-    return f"cpu:{get_backend(group)}"
+    engines = _member(group)._engines
+    device = "nccl" if engines.device == "auto" and is_nccl_available() else engines.device
+    return f"cpu:{engines.host}" + (f",cuda:{device}" if device in ("nccl", "mpi") else "")
 
 
 def get_group_rank(group: Group, global_rank: int) -> int:
@@ -167,8 +171,20 @@ def new_group(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.new_group
     """
+    engines = None if backend is None else resolve(backend)
+    return _made(ranks, timeout, engines, pg_options, group_desc, sort_ranks=sort_ranks)
+
+
+def _made(
+    ranks: Sequence[int] | None,
+    timeout: timedelta | float | None,
+    engines: Engines | None,
+    pg_options: Any,
+    group_desc: str | None,
+    *,
+    sort_ranks: bool,
+) -> ProcessGroup | NonMember:
     world = require_world()
-    engine = None if backend is None else resolve(backend)
     seconds = seconds_of(timeout, communicator(None).timeout)
     size = world.group.size()
     wanted = list(range(size)) if ranks is None else _checked(ranks, "ranks", size, "the world's ranks")
@@ -176,7 +192,7 @@ def new_group(
         return GroupMember.NON_GROUP_MEMBER
     mesh_ranks = communicator(None).ranks
     members = [mesh_ranks[rank] for rank in (sorted(wanted) if sort_ranks else wanted)]
-    return world.new_group(members, seconds, engine, pg_options, group_desc or "")
+    return world.new_group(members, seconds, engines, pg_options, group_desc or "")
 
 
 def new_subgroups(
@@ -273,9 +289,9 @@ def split_group(
     if mine is None:
         return None
     limit = seconds_of(timeout, _member(parent_pg)._communicator.timeout)
-    engine = backend or get_backend(parent_pg)
+    engines = _member(parent_pg)._engines if backend is None else resolve(backend)
     ranks = [parent[rank] for rank in sorted(mine)]
-    made = new_group(ranks, limit, engine, pg_options, group_desc=group_desc, sort_ranks=False)
+    made = _made(ranks, limit, engines, pg_options, group_desc, sort_ranks=False)
     assert isinstance(made, ProcessGroup)
     return made
 
@@ -316,7 +332,7 @@ def shrink_group(
     world = require_world()
     members = old._communicator
     remaining = [rank for number, rank in enumerate(members.ranks) if number not in out]
-    made = world.new_group(remaining, members.timeout, members.backend, pg_options, old._description)
+    made = world.new_group(remaining, members.timeout, old._engines, pg_options, old._description)
     if old is world.group:
         world.shrink_to(made)
     else:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from rankmesh._backend import BackendOptions, create, resolve
+from rankmesh._backend import BackendOptions, Engines, create, resolve
 from rankmesh_agent.wire.deadline import seconds_of
 from rankmesh_agent.wire.settings import Settings
 
@@ -30,8 +30,9 @@ default_pg_timeout: Final = timedelta(minutes=30)
 class ProcessGroup:
     """A group of ranks, this process among them. Made by init_process_group and new_group, not by hand."""
 
-    def __init__(self, communicator: Calls, description: str = "") -> None:
+    def __init__(self, communicator: Calls, engines: Engines, description: str = "") -> None:
         self._communicator = communicator
+        self._engines = engines
         self._description = description
 
     def rank(self) -> int:
@@ -44,7 +45,7 @@ class ProcessGroup:
 
     def name(self) -> str:
         """Return the name of the backend, as torch's ProcessGroup does."""
-        return self._communicator.backend
+        return self._engines.name
 
     @property
     def group_name(self) -> str:
@@ -100,24 +101,25 @@ class World:
 
     lent = False
 
-    def __init__(self, agent: Agent | AttachedAgent, rendezvous: Rendezvous, backend: str, pg_options: Any) -> None:
+    def __init__(self, agent: Agent | AttachedAgent, rendezvous: Rendezvous, engines: Engines, pg_options: Any) -> None:
         self.agent = agent
         self.rendezvous = rendezvous
-        self.backend = backend
+        self.engines = engines
         self.pg_options = pg_options
         self.groups: list[ProcessGroup] = []
-        self.group = ProcessGroup(agent.world)
-        self._equip(agent.world, backend, pg_options)
+        self.group = ProcessGroup(agent.world, engines)
+        self._equip(agent.world, engines.host, pg_options)
 
     def new_group(
-        self, ranks: Sequence[int], timeout: float, backend: str | None, pg_options: Any, description: str
+        self, ranks: Sequence[int], timeout: float, engines: Engines | None, pg_options: Any, description: str
     ) -> ProcessGroup:
         """Make a group of these ranks of the mesh, this one among them."""
         made = self.agent.new_group(ranks, timeout)
         default = self.group._communicator
         made.numbers = tuple(default.ranks.index(rank) for rank in made.ranks)
-        self._equip(made, backend or self.backend, pg_options)
-        found = ProcessGroup(made, description)
+        engines = engines or self.engines
+        self._equip(made, engines.host, pg_options)
+        found = ProcessGroup(made, engines, description)
         self.groups.append(found)
         return found
 
@@ -245,18 +247,18 @@ def init_process_group(
     with _lock:
         if _world is not None:
             raise ValueError("init_process_group() was called before; call destroy_process_group() first")
-        engine = resolve(backend)
+        engines = resolve(backend)
         settings = Settings.from_env(os.environ)
         if group_name:
             settings = replace(settings, job=group_name)
         seconds = seconds_of(timeout, settings.timeout)
         meeting = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
-        world = join(meeting, settings, seconds, engine, pg_options)
+        world = join(meeting, settings, seconds, engines, pg_options)
         _world = world
 
 
 def join(
-    meeting: Rendezvous, settings: Settings, timeout: float, backend: str = "mesh", pg_options: Any = None
+    meeting: Rendezvous, settings: Settings, timeout: float, engines: Engines | None = None, pg_options: Any = None
 ) -> World:
     """Join the job; what was hosted for it ends if that fails. The world is left when the process ends.
 
@@ -264,20 +266,21 @@ def join(
         meeting: where and as whom to join.
         settings: what the environment says.
         timeout: seconds for the join, and the default for calls.
-        backend: what carries out the collectives, from ``resolve``.
+        engines: what carries out the collectives, from ``resolve``; the default ones if left out.
         pg_options: what its creator gets.
     """
     from rankmesh._hosting import agent_for
 
+    engines = engines or Engines()
     try:
         agent = agent_for(meeting, settings, timeout)
     except BaseException:
         meeting.close()
         raise
     try:
-        world = World(agent, meeting, backend, pg_options)
+        world = World(agent, meeting, engines, pg_options)
     except BaseException as error:
-        agent.close(f"its backend {backend!r} could not be made: {type(error).__name__}: {error}"[:500])
+        agent.close(f"its backend {engines.host!r} could not be made: {type(error).__name__}: {error}"[:500])
         meeting.close()
         raise
     if not _worlds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 import threading
 from collections.abc import Iterator
@@ -46,7 +47,23 @@ def engine(*arguments: Any) -> object:
     ],
 )  # fmt: skip
 def test_what_means_the_mesh(named: str | None) -> None:
-    assert resolve(named) == "mesh"
+    assert resolve(named).host == "mesh"
+    assert resolve(named).name == "mesh"
+
+
+@pytest.mark.parametrize(
+    ("named", "device"),
+    [
+        (None, "auto"),
+        ("cpu:gloo", "auto"),
+        ("gloo", "host"),
+        ("cuda:gloo", "host"),
+        ("cpu:gloo,cuda:gloo", "host"),
+        ("cpu:gloo,cuda:nccl", "nccl"),
+    ],
+)
+def test_what_carries_arrays_on_gpus(named: str | None, device: str) -> None:
+    assert resolve(named).device == device
 
 
 @pytest.mark.parametrize("named", ["", "cpu:", ":gloo", "cpu:gloo,", "cpu:gloo,cpu:tcp", "cpu:x:gloo", ":", "a:b,c"])
@@ -61,16 +78,42 @@ def test_what_cannot_be_read(named: str) -> None:
     ["smoke-signals", "cpu", "undefined", "cpu:smoke-signals", "cpu:gloo,cuda:smoke", "gloo,nccl", ","],
 )
 def test_what_is_not_known(named: str) -> None:
-    with pytest.raises(ValueError, match=r"is not known: use 'mesh', 'gloo', 'tcp', or make it known with Backend"):
+    with pytest.raises(
+        ValueError, match=r"is not known: use 'mesh', 'gloo', 'tcp', 'nccl', 'mpi', or make it known with Backend"
+    ):
         resolve(named)
     assert dist.is_backend_available(named) is False
 
 
-@pytest.mark.parametrize("named", ["nccl", "mpi", "ucc", "xccl", "NCCL", "cuda:nccl", "cpu:mpi"])
+@pytest.mark.parametrize(
+    "named", ["ucc", "xccl", "XCCL", "cpu:ucc", "cuda:xccl", "cpu:gloo,cuda:ucc", "cpu:ucc,cuda:nccl"]
+)
 def test_what_is_torchs_but_not_here_says_what_to_use(named: str) -> None:
-    with pytest.raises(dist.DistBackendError, match=r"is not available: .*'gloo'"):
+    with pytest.raises(dist.DistBackendError, match=r"is not available: .*'gloo'.*available are 'mesh', 'gloo', 'tcp'"):
         resolve(named)
     assert dist.is_backend_available(named) is False
+
+
+@pytest.mark.parametrize("named", ["nccl", "NCCL", "cuda:nccl"])
+def test_nccl_without_cupy_says_how_to_install_it(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(dist.DistBackendError, match=r"'nccl' is not available: CuPy is not installed: pip install"):
+        resolve(named)
+    assert dist.is_nccl_available() is False
+
+
+@pytest.mark.parametrize("named", ["mpi", "MPI", "cpu:mpi", "cpu:mpi,cuda:nccl"])
+def test_mpi_without_mpi4py_says_how_to_install_it(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(dist.DistBackendError, match=r"'mpi' is not available: mpi4py is not installed: pip install"):
+        resolve(named)
+    assert dist.is_mpi_available() is False
+
+
+@pytest.mark.parametrize("named", ["cpu:nccl", "cpu:nccl,cuda:nccl"])
+def test_nccl_is_for_arrays_on_gpus(named: str) -> None:
+    with pytest.raises(ValueError, match="nccl is for arrays on GPUs, as in 'cpu:gloo,cuda:nccl'"):
+        resolve(named)
 
 
 @pytest.mark.parametrize("named", [5, b"gloo", ["gloo"], object()])
@@ -97,19 +140,24 @@ def test_backends_are_strings_in_lower_case() -> None:
 def test_what_is_available() -> None:
     assert dist.is_available()
     assert dist.is_gloo_available()
-    assert not any(ask() for ask in (dist.is_nccl_available, dist.is_mpi_available, dist.is_ucc_available))
+    assert not dist.is_ucc_available()
     assert not dist.is_xccl_available()
+    for ask, name in ((dist.is_nccl_available, "nccl"), (dist.is_mpi_available, "mpi")):
+        assert ask() is dist.is_backend_available(name)
     assert dist.is_backend_available("gloo")
     assert dist.is_backend_available("cpu:gloo")
-    assert not dist.is_backend_available("cpu:gloo,cuda:nccl"), "not all of it"
+    assert dist.is_backend_available("cpu:gloo,cuda:nccl") is dist.is_nccl_available()
+    assert not dist.is_backend_available("cpu:gloo,cuda:ucc"), "not all of it"
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
-def test_the_backend_for_a_device(device: str) -> None:
-    assert dist.get_default_backend_for_device(device) == "mesh"
+@pytest.mark.parametrize(
+    ("device", "backend"), [("cpu", "mesh"), ("cpu:0", "mesh"), ("cuda", "nccl"), ("cuda:1", "nccl")]
+)
+def test_the_backend_for_a_device(device: str, backend: str) -> None:
+    assert dist.get_default_backend_for_device(device) == backend
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu", "", None])
+@pytest.mark.parametrize("device", ["xpu", "tpu", "", None])
 def test_devices_without_a_backend(device: Any) -> None:
     with pytest.raises(ValueError, match="there is no backend for device"):
         dist.get_default_backend_for_device(device)
@@ -132,15 +180,15 @@ def test_a_registered_name_is_known_everywhere(registry: type[dist.Backend]) -> 
     assert dist.is_backend_available("CARRIER_PIGEON")
     assert dist.is_backend_available("cpu:carrier_pigeon")
     for named in ("carrier_pigeon", "Carrier_Pigeon", "cpu:carrier_pigeon,cuda:nccl", registry("carrier_pigeon")):
-        assert resolve(named) == "carrier_pigeon"
-    with pytest.raises(ValueError, match="use 'mesh', 'gloo', 'tcp', 'carrier_pigeon'"):
+        assert resolve(named).host == resolve(named).name == "carrier_pigeon"
+    with pytest.raises(ValueError, match="use 'mesh', 'gloo', 'tcp', 'nccl', 'mpi', 'carrier_pigeon'"):
         resolve("dove")
 
 
 @pytest.mark.parametrize("devices", [None, "cpu", ["cpu"], ("cpu", "cuda")])
 def test_engines_are_for_the_cpu(registry: type[dist.Backend], devices: Any) -> None:
     registry.register_backend("pigeon", engine, devices=devices)
-    assert resolve("pigeon") == "pigeon"
+    assert resolve("pigeon").host == "pigeon"
 
 
 @pytest.mark.parametrize(

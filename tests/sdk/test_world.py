@@ -63,7 +63,7 @@ def test_scripts_written_for_gloo_run(tmp_path: Path, backend: str | None) -> No
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"backend": "nccl"}, dist.DistBackendError, "use 'gloo'"),
+        ({"backend": "xccl"}, dist.DistBackendError, "use 'gloo'"),
         ({"backend": "smoke-signals"}, ValueError, "not known"),
         ({"timeout": -1}, ValueError, "timeout"),
         ({"timeout": "soon"}, TypeError, "timeout"),

@@ -29,6 +29,8 @@ from rankmesh_agent.wire.ops import Call, Kind
 from rankmesh_agent.wire.vitals import BOUNDS
 
 _PLANS = 1024
+_HOST_FIELDS = 7
+"""Fields of a call's key on arrays in host memory; the eighth says where they are instead."""
 _WORKER_SECONDS = 5.0
 """How long closing waits for the call under way, which the failure ends, and its callbacks."""
 
@@ -41,12 +43,14 @@ class Plan(NamedTuple):
         algorithm: what does it.
         tally: where it is counted.
         nbytes: of its largest contribution, None where that is every rank's own affair.
+        backend: what runs the algorithm.
     """
 
     call: Call
     algorithm: Algorithm
     tally: Tally
     nbytes: int | None
+    backend: Backend
 
     def held(self, arguments: Sequence[Any]) -> int:
         """Return the bytes of a call with these arguments, whose last is what this rank gives in an all_to_all."""
@@ -131,10 +135,15 @@ class Order:
         running: the call under way.
         name: the group's name, for the worker thread's.
         backend: what carries the calls out; ``use`` changes it.
+
+    Attributes:
+        backend: see above.
+        device: what carries out the calls on arrays that are not in host memory; ``use_for_devices`` sets it.
     """
 
     def __init__(self, standing: Footing, running: Running, name: str, backend: Backend) -> None:
         self.backend = backend
+        self.device: Backend | None = None
         self._standing = standing
         self._running = running
         self._name = name
@@ -154,6 +163,10 @@ class Order:
         self.backend = backend
         self._plans.clear()
 
+    def use_for_devices(self, backend: Backend) -> None:
+        """Carry calls on arrays that are not in host memory out by a backend from now on."""
+        self.device = backend
+
     def submit(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
         """Make a call: now, or behind the others in the queue.
 
@@ -162,7 +175,7 @@ class Order:
             arguments: what the algorithm takes.
             options: how.
         """
-        if self._batch is not None and self.batching:
+        if self._batch is not None and self.batching and len(key) <= _HOST_FIELDS:
             self._batch.append(Recorded(key, arguments, options.user, options.after, options.note))
             return BatchedWork() if options.async_op else None
         if not options.async_op:
@@ -208,7 +221,8 @@ class Order:
     def plan(self, call: Call, algorithm: Algorithm) -> Plan:
         """Return that a call is carried out by an algorithm."""
         tally = self._tallies.setdefault(call.name, Tally())
-        return Plan(call, algorithm, tally, None if call.kind is Kind.ALL_TO_ALL else call.nbytes)
+        nbytes = None if call.kind is Kind.ALL_TO_ALL else call.nbytes
+        return Plan(call, algorithm, tally, nbytes, self._carrier(call))
 
     def tallies(self) -> Mapping[str, Tally]:
         """Return what has been counted of the calls, by kind. For any thread."""
@@ -230,7 +244,7 @@ class Order:
         Raises:
             CollectiveMismatchError: nothing has moved and everyone knows: the group goes on.
         """
-        call, algorithm, tally, nbytes = plan
+        call, algorithm, tally, nbytes, backend = plan
         if nbytes is None:
             nbytes = plan.held(arguments)
         standing, running = self._standing, self._running
@@ -238,7 +252,7 @@ class Order:
         begun = running.begin(call, seq, nbytes, options.timeout, options.note)
         try:
             try:
-                self.backend.run(algorithm, arguments, running)
+                backend.run(algorithm, arguments, running)
             except CollectiveMismatchError:
                 raise
             except BaseException as error:
@@ -266,6 +280,8 @@ class Order:
             self._queue.put(None)
             if self._latest is not threading.current_thread():
                 self._latest.join(_WORKER_SECONDS)
+        if self.device is not None:
+            self.device.close()
         self.backend.close()
 
     def _plan(self, key: tuple[Any, ...]) -> Plan:
@@ -275,8 +291,11 @@ class Order:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             call = Call(*key)
-            plan = self._plans[key] = self.plan(call, self.backend.algorithm(call))
+            plan = self._plans[key] = self.plan(call, self._carrier(call).algorithm(call))
         return plan
+
+    def _carrier(self, call: Call) -> Backend:
+        return self.device if call.place and self.device is not None else self.backend
 
     def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> QueuedWork:
         plan = self._plan(key)

@@ -93,6 +93,7 @@ class Call:
         root: global rank that data comes from or goes to, None for collectives without one.
         counts: elements of each rank where they differ, None where they do not.
         subject: anything else that has to be equal, in words (a new group's ranks, say).
+        place: where the arrays are: nothing for host memory, ``cuda`` for GPUs'.
     """
 
     kind: Kind
@@ -102,6 +103,7 @@ class Call:
     root: int | None = None
     counts: tuple[int, ...] | None = None
     subject: str = ""
+    place: str = ""
 
     @cached_property
     def name(self) -> str:
@@ -127,6 +129,8 @@ class Call:
             parts.append(f"{'src' if self.kind in _FROM_ROOT else 'dst'}={self.root}")
         if self.subject:
             parts.append(self.subject)
+        if self.place:
+            parts.append(f"on {self.place}")
         return ", ".join(parts)
 
     @cached_property

@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as c10d
 
 from rankmesh import _world
+from rankmesh._backend import Engines
 from rankmesh._rendezvous import rendezvous
 from rankmesh._rendezvous.meeting import LOOPBACK
 from rankmesh.torch._errors import as_torchs
@@ -81,7 +82,7 @@ def _whole(world: _world.World, options: Any) -> ProcessGroup:
 
 def _part(world: _world.World, ranks: Any, options: Any, seconds: float) -> ProcessGroup:
     """Return a process group of some of a world's ranks."""
-    mesh = world.new_group(ranks, seconds, "mesh", None, "")
+    mesh = world.new_group(ranks, seconds, Engines(), None, "")
     return ProcessGroup(world, mesh, options.store, str(options.group_id), lambda: world.drop_group(mesh))
 
 

@@ -1,0 +1,45 @@
+"""The current stream of CuPy's, and torch's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from rankmesh_agent.device import cuda
+
+
+class CupyStreams:
+    """CuPy's."""
+
+    def current(self, device: int) -> int:
+        """See Streams."""
+        return int(cuda.cupy().cuda.get_current_stream(device).ptr)
+
+    @contextlib.contextmanager
+    def using(self, device: int, stream: int) -> Iterator[None]:
+        """See Streams."""
+        with cuda.on_device(device), cuda.stream_object(stream):
+            yield
+
+
+class TorchStreams:
+    """torch's.
+
+    Args:
+        torch: the module, which the arrays' user has loaded.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def current(self, device: int) -> int:
+        """See Streams."""
+        return int(self._torch.cuda.current_stream(device).cuda_stream)
+
+    @contextlib.contextmanager
+    def using(self, device: int, stream: int) -> Iterator[None]:
+        """See Streams."""
+        library = self._torch.cuda
+        with library.device(device), library.stream(library.ExternalStream(stream, device=device)):
+            yield
