@@ -5,20 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankmesh_agent.collectives.hierarchical.hosts import Hosts, layout_of
 from rankmesh_agent.collectives.link import octets
+from rankmesh_agent.engine.backends.base import MONITORED
 from rankmesh_agent.engine.backends.custom import CustomBackend
 from rankmesh_agent.engine.backends.hosts import HostsBackend
 from rankmesh_agent.engine.backends.lent import Lent
 from rankmesh_agent.engine.backends.mesh import MeshBackend
-from rankmesh_agent.engine.backends.mpi.backend import MONITORED, MpiBackend
-from rankmesh_agent.engine.backends.mpi.guard import GUARD, Guarded
-from rankmesh_agent.engine.backends.mpi.joining import Joined, join
-from rankmesh_agent.engine.backends.mpi.messages import MpiMessages
 from rankmesh_agent.engine.backends.sharing import Sharing, share_memory
 from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.elsewhere import Elsewhere
@@ -39,6 +36,9 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.ops import Call, Kind
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo, InFlight, Member
+
+if TYPE_CHECKING:
+    from rankmesh_agent.engine.backends.mpi.group import MpiGroup
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("rankmesh")
@@ -74,7 +74,7 @@ class Communicator(Calls, Port):
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = Matching(mesh, group, self._standing.number)
         self._carrier: Carrier = self._matching
-        self._guarded: Guarded | None = None
+        self._mpi: MpiGroup | None = None
         self._messages = Messages(mesh.recorder)
         self._running = RunningCall(self._standing)
         self._order = Order(self._standing, self._running, name, MeshBackend(self._link, self.ranks, None))
@@ -109,21 +109,20 @@ class Communicator(Calls, Port):
 
     def use_mpi(self, compares: bool) -> None:
         """See Calls."""
-        order, standing, mesh = self._order, self._standing, self.mesh
+        # Only here: of all jobs, few run on MPI.
+        from rankmesh_agent.engine.backends.mpi.group import MpiGroup
+        from rankmesh_agent.engine.backends.mpi.joining import Joined, join
+
+        order, standing = self._order, self._standing
         found: list[Joined] = []
         # A call with a number of its own: what the members told each other in the first one may still be on its way.
         order.use(MeshBackend(self._link, self.ranks, None))
         call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)} over MPI")
         how = order.plan(call, lambda link: found.append(join(link, self.id, compares)))
         order.carry_out(how, (), standing.seq + 1, self.usual)
-        comm, compares = found[0]
-        backend = MpiBackend(comm, self._link, mesh.lost, compares)
-        order.use(backend)
-        messages = MpiMessages(comm, self.ranks, mesh, self._matching, self._number)
-        self._carrier = messages
-        if self.size > 1:
-            self._guarded = Guarded(standing, self._running, self._link, backend, messages.progress)
-            GUARD.begin(self._guarded)
+        self._mpi = MpiGroup(found[0], standing, self._running, self._link, self._matching)
+        self._carrier = self._mpi.messages
+        order.use(self._mpi.backend)
 
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
@@ -177,7 +176,7 @@ class Communicator(Calls, Port):
 
     def monitored_barrier(self, options: Options) -> None:
         """See Calls."""
-        subject = MONITORED if isinstance(self._order.backend, MpiBackend) else ""
+        subject = MONITORED if self._mpi is not None else ""
         self._order.submit((Kind.BARRIER, None, 0, None, None, None, subject), (), options)
 
     # Point-to-point: ranks are the mesh's
@@ -280,10 +279,8 @@ class Communicator(Calls, Port):
             return
         self._closed = True
         self._standing.spread()
-        guarded, self._guarded = self._guarded, None
-        if guarded is not None:
-            GUARD.end(guarded)
-            guarded.tell()  # who waits for this rank in a later call is to know that it does so in vain
+        if self._mpi is not None:
+            self._mpi.close()
         with self.mesh.lock:
             self._standing.destroyed()
             unread = list(self._matching.refusals.values())
@@ -304,8 +301,8 @@ class Communicator(Calls, Port):
     def lost(self, rank: int) -> None:
         """See Port."""
         self._standing.lost(rank)
-        if self._guarded is not None:
-            GUARD.wake()
+        if self._mpi is not None:
+            self._mpi.lost()
 
     def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """See Port."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from rankmesh_agent.collectives.reduction import quiet
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.engine.backends.base import Backend, Watch
+from rankmesh_agent.engine.backends.base import MONITORED, Backend, Watch
 from rankmesh_agent.engine.backends.meeting import disagree, meet
 from rankmesh_agent.engine.backends.mpi.collectives import MOST, Collectives
 from rankmesh_agent.engine.backends.mpi.library import mpi
@@ -15,9 +15,6 @@ from rankmesh_agent.engine.rounds import Rounds
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call, Kind
-
-MONITORED = "monitored"
-"""The subject of a barrier that goes over the mesh, which can say who is missing without ending the process."""
 
 
 class MpiBackend(Backend):

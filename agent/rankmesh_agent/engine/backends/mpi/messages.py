@@ -147,6 +147,10 @@ class MpiMessages:
                 transfer.done = True
         return transfer.done
 
+    def close(self) -> None:
+        """Look at no message any more; what is under way is MPI's affair."""
+        self._sends, self._receives = [], []
+
     # Without the lock
 
     def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
