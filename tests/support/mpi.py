@@ -21,7 +21,9 @@ _STARTER = Path(__file__).parent / "mpi_rank.py"
 
 def missing() -> str:
     """Return what these tests lack here, '' if nothing."""
-    lacking = [name for name, there in (("mpi4py", importlib.util.find_spec("mpi4py")), ("mpirun", MPIRUN)) if not there]
+    lacking = [
+        name for name, there in (("mpi4py", importlib.util.find_spec("mpi4py")), ("mpirun", MPIRUN)) if not there
+    ]
     return f"{' and '.join(lacking)} not installed: make .venv/.mpi" if lacking else ""
 
 
@@ -94,5 +96,3 @@ class MpiRun:
     def _read(self, rank: int, kind: str) -> str:
         path = Path(f"{self.prefix}-{rank}.{kind}")
         return path.read_text(errors="replace") if path.exists() else ""
-
-

@@ -1,8 +1,8 @@
 """Which of MPI's datatypes and operations stand for NumPy's dtypes and for reductions.
 
-MPI's own arithmetic is taken where it is what the reductions are documented to do. Where it is not, MPI calls ours:
-its MIN and MAX lose NaN, and its complex product treats infinities in another way than NumPy's. Element types that MPI
-does not know are moved as so many bytes.
+MPI's own arithmetic is taken where it is what the reductions are documented to do. Where it is not, MPI calls ours: its
+MIN and MAX lose NaN, its complex product treats infinities in another way than NumPy's, and Open MPI's sums of 8 and 16
+bits stop at the largest number where ours wrap around. Element types that MPI does not know are moved as so many bytes.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def operation(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
     kind = family(dtype)
     if kind == "bool":
         return getattr(mpi(), _OF_BOOL[op])
-    if dtype in WIDE or (kind == "float" and op in (ReduceOp.MIN, ReduceOp.MAX)):
-        return _ours(op)
-    if kind == "complex" and op is ReduceOp.PRODUCT:
-        return _ours(op)
+    loses_nan = kind == "float" and op in (ReduceOp.MIN, ReduceOp.MAX)
+    saturates = kind == "int" and dtype.itemsize <= 2 and op in _SUMS
+    if dtype in WIDE or loses_nan or saturates or (kind == "complex" and op is ReduceOp.PRODUCT):
+        return _ours(ReduceOp.SUM if op in _SUMS else op)
     return getattr(mpi(), _OPERATIONS[op])
 
 
