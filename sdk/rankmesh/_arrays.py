@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from rankmesh._containers import Array, Store, kind_of, memory
+from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.wire.dtypes import FROM_CODE, display
 
 _SUPPORTED = frozenset(FROM_CODE.values())
 
 
-def source(tensor: Any, name: str) -> Array:
-    """Return the elements of ``tensor`` to be sent; a copy where they are not contiguous.
+def source(tensor: Any, name: str, members: Calls | None = None) -> Array:
+    """Return the elements of ``tensor`` to be sent; a copy where they are not contiguous, or on a GPU.
 
     Args:
         tensor: what _containers.memory takes, of any shape.
         name: the argument's name, for errors.
+        members: who makes the call; where they work on GPUs the elements are a DeviceArray, on the tensor's.
 
     Raises:
         TypeError, ValueError: it is nothing whose elements can be communicated.
@@ -26,18 +28,22 @@ def source(tensor: Any, name: str) -> Array:
         array: Array = tensor
         if array.ndim == 1 and array.flags.c_contiguous:
             return array
+    elif members is not None and members.on_device:
+        elements, _ = _on_device(tensor, name)
+        return elements
     else:
         array, _ = memory(tensor, name)
     # A copy exactly where the elements do not lie in order, in this machine's byte order.
     return np.ascontiguousarray(array, supported(array.dtype, name)).reshape(-1)
 
 
-def destination(tensor: Any, name: str) -> tuple[Array, Store | None]:
+def destination(tensor: Any, name: str, members: Calls | None = None) -> tuple[Array, Store | None]:
     """Return memory for the elements of ``tensor``, holding them, and what copies it back where it is not their own.
 
     Args:
         tensor: what _containers.memory takes, of any shape, writable.
         name: the argument's name, for errors.
+        members: see source.
 
     Raises:
         TypeError: it is nothing whose elements can be communicated.
@@ -47,6 +53,8 @@ def destination(tensor: Any, name: str) -> tuple[Array, Store | None]:
         array: Array = tensor
         store: Store | None = None
         native = array.dtype
+    elif members is not None and members.on_device:
+        return _on_device(tensor, name)
     else:
         array, store = memory(tensor, name)
         native = supported(array.dtype, name)
@@ -68,6 +76,20 @@ def destination(tensor: Any, name: str) -> tuple[Array, Store | None]:
         array[...] = staged.reshape(array.shape)
 
     return staged.reshape(-1), copy_back
+
+
+def overlap(array: Array, other: Array) -> bool:
+    """Whether two arrays of ``source`` or ``destination`` may share memory."""
+    if isinstance(array, np.ndarray):
+        return np.may_share_memory(array, other)
+    return array.overlaps(other)
+
+
+def _on_device(tensor: Any, name: str) -> tuple[Array, Store | None]:
+    from rankmesh import _devices
+
+    array, store = _devices.array_of(tensor, name)
+    return cast(Array, array), store  # as much of one as whoever works on GPUs needs
 
 
 def supported(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:

@@ -151,13 +151,23 @@ def resolve(backend: str | None) -> Engines:
         raise ValueError(f"backend {backend!r}: nccl is for arrays on GPUs, as in 'cpu:gloo,cuda:nccl'")
     for name in named.values():
         # Scripts name NCCL beside another one on machines without a GPU, too: then an array on one would miss it.
-        why = "" if name == "nccl" and len(named) > 1 else _why_not(name)
-        if why:
-            usable = [other for other in _known() if not _why_not(other)]
-            raise DistBackendError(f"backend {name!r} is not available: {why}; available are {_listed(usable)}")
+        if name != "nccl" or len(named) == 1:
+            needs(name)
     host = "mesh" if cpu is None or cpu == "nccl" or cpu in _MESH else cpu
     device = "auto" if cuda is None else cuda if cuda in ("nccl", "mpi") else "host"
     return Engines(host, device, "nccl" if set(named.values()) == {"nccl"} else host)
+
+
+def needs(name: str) -> None:
+    """Refuse a backend that cannot be used here.
+
+    Raises:
+        DistBackendError: says why, and which can.
+    """
+    why = _why_not(name)
+    if why:
+        usable = [other for other in _known() if not _why_not(other)]
+        raise DistBackendError(f"backend {name!r} is not available: {why}; available are {_listed(usable)}")
 
 
 def _by_device(backend: str) -> dict[str, str]:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+
+from rankmesh._containers import device_of
 from rankmesh._debug import note_of
 from rankmesh._world import Group, NonMember, communicator
 from rankmesh_agent.engine.calls import Calls
@@ -17,8 +20,13 @@ from rankmesh_agent.wire.deadline import seconds_of
 Timeout = timedelta | float | None
 
 
-def members_of(group: Group, called: str) -> Calls | None:
+def members_of(group: Group, called: str, tensor: Any = None) -> Calls | None:
     """Return what carries out a group's calls; warn and return None if this process is not a member.
+
+    Args:
+        group: the group.
+        called: the function that the user called.
+        tensor: an array of the call's, which says where they are; None for a call without any. Of lists, ``first``.
 
     Raises:
         ValueError: init_process_group has not been called.
@@ -29,7 +37,16 @@ def members_of(group: Group, called: str) -> Calls | None:
             f"{called}() does nothing on this rank, which is not a member of the group", RuntimeWarning, stacklevel=3
         )
         return None
-    return communicator(group)
+    if tensor is None or type(tensor) is np.ndarray or (device := device_of(tensor)) is None:
+        return communicator(group)
+    from rankmesh._devices import collectives
+
+    return collectives(group, device)
+
+
+def first(tensors: Any) -> Any:
+    """Return the first of a call's arrays, None if there is none to be seen yet."""
+    return tensors[0] if isinstance(tensors, list | tuple) and tensors else None
 
 
 def group_root(members: Calls, rank: int | None, group_rank: int | None, name: str, default: int | None = None) -> int:

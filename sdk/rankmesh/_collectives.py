@@ -9,7 +9,7 @@ from rankmesh._arrays import destination, source
 from rankmesh._call import Timeout, all_of, group_root, members_of, options
 from rankmesh._containers import Array
 from rankmesh._reduce_op import reduction
-from rankmesh._world import Group
+from rankmesh._world import Group, finish_on_gpus
 from rankmesh_agent.collectives.reduction import premultiplied
 from rankmesh_agent.engine.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
@@ -55,10 +55,10 @@ def all_reduce(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_reduce
     """
-    members = members_of(group, "all_reduce")
+    members = members_of(group, "all_reduce", tensor)
     if members is None:
         return None
-    array, after = destination(tensor, "tensor")
+    array, after = destination(tensor, "tensor", members)
     how, factor = reduction(op, array.dtype)
     if factor is not None:
         array, after = _scaled(array, after, factor)
@@ -95,12 +95,12 @@ def reduce(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce
     """
-    members = members_of(group, "reduce")
+    members = members_of(group, "reduce", tensor)
     if members is None:
         return None
     root = group_root(members, dst, group_dst, "dst")
     receives = members.rank == root
-    array, after = destination(tensor, "tensor") if receives else (source(tensor, "tensor"), None)
+    array, after = destination(tensor, "tensor", members) if receives else (source(tensor, "tensor", members), None)
     how, factor = reduction(op, array.dtype)
     if factor is not None:
         array, after = _scaled(array, after, factor) if receives else (premultiplied(factor, array), None)
@@ -135,11 +135,13 @@ def broadcast(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.broadcast
     """
-    members = members_of(group, "broadcast")
+    members = members_of(group, "broadcast", tensor)
     if members is None:
         return None
     root = group_root(members, src, group_src, "src")
-    array, after = (source(tensor, "tensor"), None) if members.rank == root else destination(tensor, "tensor")
+    array, after = (
+        (source(tensor, "tensor", members), None) if members.rank == root else destination(tensor, "tensor", members)
+    )
     return members.broadcast(array, root, options(members, timeout, async_op, [tensor], after))
 
 
@@ -149,12 +151,12 @@ def barrier(
     device_ids: Sequence[int] | None = None,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Wait until all ranks of the group have come here.
+    """Wait until all ranks of the group have come here, and the GPUs have carried out the group's calls before it.
 
     Args:
         group: the group, the world by default.
-        async_op: return at once; the Work's ``wait()`` waits.
-        device_ids: accepted for torch's sake; there is no device to guess.
+        async_op: return at once, as far as ranks are waited for; the Work's ``wait()`` waits.
+        device_ids: accepted for torch's sake; there is no device to guess: the ranks meet on their hosts.
         timeout: how long to wait, timedelta or seconds; the group's by default.
 
     Returns:
@@ -171,7 +173,9 @@ def barrier(
         return None
     if device_ids is not None and not isinstance(device_ids, list | tuple):
         raise TypeError(f"device_ids must be a list of device numbers, got {device_ids!r}")
-    return members.barrier(options(members, timeout, async_op, []))
+    how = options(members, timeout, async_op, [])
+    finish_on_gpus(group, how.timeout)
+    return members.barrier(how)
 
 
 def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:

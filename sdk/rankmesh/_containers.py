@@ -18,21 +18,24 @@ Store = Callable[[], None]
 
 _HOST_DEVICES = frozenset((1, 3, 11))
 """DLPack's device types whose memory the CPU reads: CPU, pinned for CUDA, pinned for ROCm."""
+_CUDA_DEVICES = frozenset((2, 13))
+"""Those of NVIDIA's GPUs: a GPU's memory, and memory that the driver moves."""
 
 
 def memory(tensor: Any, name: str) -> tuple[Array, Store | None]:
     """Return an array of any layout over the elements of a container, read-only if they must not be written.
 
     Args:
-        tensor: NumPy array; CPU torch tensor; what exports a buffer (bytearray, array.array, mmap, ctypes array) or CPU
-            DLPack; what NumPy can at least read (``__array__``).
+        tensor: NumPy array; torch tensor; what exports a buffer (bytearray, array.array, mmap, ctypes array) or CPU
+            DLPack; what NumPy can at least read (``__array__``); array on a GPU of NVIDIA's, which is copied.
         name: the argument's name, for errors.
 
     Returns:
         The array, and None where it shares the container's memory; else what stores the array's elements there.
 
     Raises:
-        TypeError: it is none of these, is on a device, or is no plain array of numbers (sparse, quantized, masked).
+        TypeError: it is none of these, is on another device, or is no plain array of numbers (sparse, quantized,
+            masked).
         ValueError: its buffer was closed, or cannot be read.
     """
     if isinstance(tensor, np.ndarray):
@@ -41,8 +44,39 @@ def memory(tensor: Any, name: str) -> tuple[Array, Store | None]:
         return np.asarray(tensor), None  # a subclass, np.matrix say, may have its own idea of shapes
     torch = sys.modules.get("torch")  # who has a tensor has imported it
     if torch is not None and isinstance(tensor, torch.Tensor):
-        return _of_torch(torch, tensor, name)
+        _refuse_not_dense(torch, tensor, name)
+        return _staged(tensor, name) if tensor.is_cuda else _of_torch(torch, tensor, name)
+    if on_cuda(tensor):
+        return _staged(tensor, name)
     return _exported(tensor, name), None
+
+
+def device_of(tensor: Any) -> int | None:
+    """Return the number of the GPU of NVIDIA's that an array is on, None if it is on none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return int(tensor.device.index) if tensor.is_cuda else None
+    if not on_cuda(tensor):
+        return None
+    if hasattr(type(tensor), "__dlpack_device__"):
+        return int(tensor.__dlpack_device__()[1])
+    from rankmesh._devices import as_cupy
+
+    return int(as_cupy(tensor).device.id)
+
+
+def on_cuda(tensor: Any) -> bool:
+    """Whether an array that is no torch tensor is on a GPU of NVIDIA's."""
+    kind = type(tensor)
+    if hasattr(kind, "__dlpack_device__"):
+        return tensor.__dlpack_device__()[0] in _CUDA_DEVICES
+    return hasattr(kind, "__cuda_array_interface__")
+
+
+def _staged(tensor: Any, name: str) -> tuple[Array, Store | None]:
+    from rankmesh import _devices
+
+    return _devices.staged(tensor, name)
 
 
 def kind_of(tensor: Any) -> str:
@@ -51,7 +85,6 @@ def kind_of(tensor: Any) -> str:
 
 
 def _of_torch(torch: Any, tensor: Any, name: str) -> tuple[Array, Store | None]:
-    _refuse_not_dense(torch, tensor, name)
     plain = tensor.detach()  # as in torch, a collective is nothing that autograd sees
     if not (plain.is_conj() or plain.is_neg()):
         return _shared(torch, plain, name), None
@@ -64,10 +97,10 @@ def _of_torch(torch: Any, tensor: Any, name: str) -> tuple[Array, Store | None]:
 
 
 def _refuse_not_dense(torch: Any, tensor: Any, name: str) -> None:
-    if not tensor.is_cpu:
+    if not (tensor.is_cpu or tensor.is_cuda):
         raise TypeError(
-            f"{name} is a torch tensor on device {tensor.device}: only tensors in host memory can be communicated; "
-            f"pass one on the CPU, {name}.cpu() say"
+            f"{name} is a torch tensor on device {tensor.device}: only tensors in host memory, or on NVIDIA's GPUs, "
+            f"can be communicated; pass one on the CPU, {name}.cpu() say"
         )
     if tensor.is_quantized:
         raise TypeError(f"{name} is a quantized torch tensor, whose scale would be lost; pass {name}.int_repr()")
@@ -111,7 +144,7 @@ class _Lent:
 
 
 def _lent(torch: Any, tensor: Any) -> Array:
-    dtype, letters = _carried(torch, tensor.dtype)
+    dtype, letters = carried(torch, tensor.dtype)
     if not tensor.numel():
         return np.empty(tuple(tensor.shape), dtype)
     return np.asarray(_Lent(tensor, letters, dtype.itemsize)).view(dtype)
@@ -124,7 +157,7 @@ def _through_numpy(torch: Any, tensor: Any) -> Array:
 
 
 @functools.cache
-def _carried(torch: Any, dtype: Any) -> tuple[np.dtype[Any], str]:
+def carried(torch: Any, dtype: Any) -> tuple[np.dtype[Any], str]:
     """Return what a torch dtype is to NumPy, and the letters of a dtype of that size that every NumPy knows."""
     found = _carrier(torch, dtype)[1]
     return found, found.str if found.isbuiltin == 1 and found.kind != "V" else f"|V{found.itemsize}"

@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from rankmesh._arrays import destination, shape_of, source
-from rankmesh._call import Timeout, all_of, group_root, listed, members_of, options, whole
+from rankmesh._arrays import destination, overlap, shape_of, source
+from rankmesh._call import Timeout, all_of, first, group_root, listed, members_of, options, whole
 from rankmesh._containers import Array
 from rankmesh._reduce_op import reduction
 from rankmesh._world import Group
 from rankmesh_agent.collectives.reduction import premultiplied
+from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.work import Work
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
@@ -47,11 +46,11 @@ def all_gather(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather
     """
-    members = members_of(group, "all_gather")
+    members = members_of(group, "all_gather", tensor)
     if members is None:
         return None
-    array = source(tensor, "tensor")
-    outputs, after = _outputs(tensor_list, "tensor_list", members.size)
+    array = source(tensor, "tensor", members)
+    outputs, after = _outputs(tensor_list, "tensor_list", members)
     _same_dtype([array, *outputs], "tensor", "tensor_list")
     _same_size(array, "tensor", outputs[members.rank], f"tensor_list[{members.rank}]")
     return members.all_gather(
@@ -85,11 +84,11 @@ def all_gather_single(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather_into_tensor
     """
-    members = members_of(group, "all_gather_single")
+    members = members_of(group, "all_gather_single", input_tensor)
     if members is None:
         return None
-    array = source(input_tensor, "input_tensor")
-    output, after = destination(output_tensor, "output_tensor")
+    array = source(input_tensor, "input_tensor", members)
+    output, after = destination(output_tensor, "output_tensor", members)
     _same_dtype([array, output], "input_tensor", "output_tensor")
     outputs = _even(output, "output_tensor", array.size, "input_tensor", members.size)
     return members.all_gather(outputs, array, options(members, timeout, async_op, [output_tensor], after))
@@ -130,13 +129,13 @@ def gather(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.gather
     """
-    members = members_of(group, "gather")
+    members = members_of(group, "gather", tensor)
     if members is None:
         return None
     root = group_root(members, dst, group_dst, "dst", default=0)
     _on_root_only(gather_list, "gather_list", members.rank == root, "destination")
-    array = source(tensor, "tensor")
-    outputs, after = _outputs(gather_list, "gather_list", members.size) if members.rank == root else ([], None)
+    array = source(tensor, "tensor", members)
+    outputs, after = _outputs(gather_list, "gather_list", members) if members.rank == root else ([], None)
     _all_alike(array, "tensor", outputs, "gather_list")
     how = options(members, timeout, async_op, list(gather_list or []), after, inputs=[tensor])
     return members.gather(outputs, array, root, how)
@@ -173,13 +172,13 @@ def scatter(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.scatter
     """
-    members = members_of(group, "scatter")
+    members = members_of(group, "scatter", tensor)
     if members is None:
         return None
     root = group_root(members, src, group_src, "src", default=0)
     _on_root_only(scatter_list, "scatter_list", members.rank == root, "source")
-    output, after = destination(tensor, "tensor")
-    inputs = _inputs(scatter_list, "scatter_list", members.size) if members.rank == root else []
+    output, after = destination(tensor, "tensor", members)
+    inputs = _inputs(scatter_list, "scatter_list", members) if members.rank == root else []
     _all_alike(output, "tensor", inputs, "scatter_list")
     return members.scatter(output, inputs, root, options(members, timeout, async_op, [tensor], after))
 
@@ -214,11 +213,11 @@ def reduce_scatter(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce_scatter
     """
-    members = members_of(group, "reduce_scatter")
+    members = members_of(group, "reduce_scatter", output)
     if members is None:
         return None
-    inputs = _inputs(input_list, "input_list", members.size)
-    array, after = destination(output, "output")
+    inputs = _inputs(input_list, "input_list", members)
+    array, after = destination(output, "output", members)
     _same_dtype([array, *inputs], "output", "input_list")
     _same_size(array, "output", inputs[members.rank], f"input_list[{members.rank}]")
     how, factor = reduction(op, array.dtype)
@@ -260,11 +259,11 @@ def reduce_scatter_single(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce_scatter_tensor
     """
-    members = members_of(group, "reduce_scatter_single")
+    members = members_of(group, "reduce_scatter_single", output)
     if members is None:
         return None
-    whole_input = source(input, "input")
-    array, after = destination(output, "output")
+    whole_input = source(input, "input", members)
+    array, after = destination(output, "output", members)
     _same_dtype([array, whole_input], "output", "input")
     how, factor = reduction(op, array.dtype)
     if factor is not None:
@@ -306,11 +305,11 @@ def all_to_all(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_to_all
     """
-    members = members_of(group, "all_to_all")
+    members = members_of(group, "all_to_all", first(input_tensor_list))
     if members is None:
         return None
-    inputs = _inputs(input_tensor_list, "input_tensor_list", members.size)
-    outputs, after = _outputs(output_tensor_list, "output_tensor_list", members.size)
+    inputs = _inputs(input_tensor_list, "input_tensor_list", members)
+    outputs, after = _outputs(output_tensor_list, "output_tensor_list", members)
     _same_dtype(inputs, "input_tensor_list[0]", "input_tensor_list")
     _same_dtype([inputs[0], *outputs], "input_tensor_list[0]", "output_tensor_list")
     how = options(members, timeout, async_op, list(output_tensor_list), after, _splits(outputs, inputs))
@@ -349,13 +348,13 @@ def all_to_all_single(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_to_all_single
     """
-    members = members_of(group, "all_to_all_single")
+    members = members_of(group, "all_to_all_single", input)
     if members is None:
         return None
-    incoming = source(input, "input")
-    outgoing, after = destination(output, "output")
+    incoming = source(input, "input", members)
+    outgoing, after = destination(output, "output", members)
     _same_dtype([incoming, outgoing], "input", "output")
-    if np.may_share_memory(incoming, outgoing):
+    if overlap(incoming, outgoing):
         incoming = incoming.copy()
     inputs = _split(incoming, shape_of(input), input_split_sizes, "input", members.size)
     outputs = _split(outgoing, shape_of(output), output_split_sizes, "output", members.size)
@@ -366,13 +365,15 @@ def all_to_all_single(
 # Arguments
 
 
-def _outputs(tensors: Any, name: str, size: int) -> tuple[list[Array], Callable[[], None] | None]:
-    found = [destination(tensor, f"{name}[{number}]") for number, tensor in enumerate(listed(tensors, name, size))]
+def _outputs(tensors: Any, name: str, members: Calls) -> tuple[list[Array], Callable[[], None] | None]:
+    given = listed(tensors, name, members.size)
+    found = [destination(tensor, f"{name}[{number}]", members) for number, tensor in enumerate(given)]
     return [array for array, _ in found], all_of([after for _, after in found])
 
 
-def _inputs(tensors: Any, name: str, size: int) -> list[Array]:
-    return [source(tensor, f"{name}[{number}]") for number, tensor in enumerate(listed(tensors, name, size))]
+def _inputs(tensors: Any, name: str, members: Calls) -> list[Array]:
+    given = listed(tensors, name, members.size)
+    return [source(tensor, f"{name}[{number}]", members) for number, tensor in enumerate(given)]
 
 
 def _on_root_only(tensors: Any, name: str, is_root: bool, root: str) -> None:

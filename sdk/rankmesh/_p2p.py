@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from rankmesh._arrays import destination, source
 from rankmesh._call import Timeout, group_root, members_of, options, whole
+from rankmesh._containers import device_of
 from rankmesh._world import Group, require_world
 from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.p2p import ANY
@@ -45,7 +48,7 @@ def send(
     """
     members = members_of(group, "send")
     if members is not None:
-        _sending(members, tensor, dst, tag, group_dst, timeout, async_op=False)()
+        _sending(members, group, tensor, dst, tag, group_dst, timeout, async_op=False)()
 
 
 def isend(
@@ -61,7 +64,7 @@ def isend(
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.isend
     """
     members = members_of(group, "isend")
-    return None if members is None else _sending(members, tensor, dst, tag, group_dst, None, async_op=True)()
+    return None if members is None else _sending(members, group, tensor, dst, tag, group_dst, None, async_op=True)()
 
 
 def recv(
@@ -99,7 +102,7 @@ def recv(
     members = members_of(group, "recv")
     if members is None:
         return -1
-    return cast(int, _receiving(members, tensor, src, tag, group_src, timeout, async_op=False)())
+    return cast(int, _receiving(members, group, tensor, src, tag, group_src, timeout, async_op=False)())
 
 
 def irecv(
@@ -117,7 +120,7 @@ def irecv(
     members = members_of(group, "irecv")
     if members is None:
         return None
-    return cast(Work, _receiving(members, tensor, src, tag, group_src, None, async_op=True)())
+    return cast(Work, _receiving(members, group, tensor, src, tag, group_src, None, async_op=True)())
 
 
 class P2POp:
@@ -190,15 +193,17 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         return []
     messages = [  # all are checked before the first is sent
         (_sending if one.op is isend else _receiving)(
-            members, one.tensor, None, one.tag, one.group_peer, None, async_op=True
+            members, one.group, one.tensor, None, one.tag, one.group_peer, None, async_op=True
         )
         for one in p2p_op_list
     ]
-    return [cast(Work, begin()) for begin in messages]
+    with members.together():
+        return [cast(Work, begin()) for begin in messages]
 
 
 def _sending(
     members: Calls,
+    group: Group,
     tensor: Any,
     dst: int | None,
     tag: int,
@@ -208,15 +213,18 @@ def _sending(
     async_op: bool,
 ) -> Callable[[], Work | None]:
     """Check a message that is to be sent; return what begins it."""
-    rank = _peer(members, group_root(members, dst, group_dst, "dst"), "dst")
+    peer = group_root(members, dst, group_dst, "dst")
+    rank = _peer(members, peer, "dst")
     tag = _checked_tag(tag)
-    array = source(tensor, "tensor")
+    members = _carrying(members, group, tensor, peer)
+    array = source(tensor, "tensor", members)
     how = options(members, timeout, async_op, [tensor])
     return lambda: members.send(array, rank, tag, how)
 
 
 def _receiving(
     members: Calls,
+    group: Group,
     tensor: Any,
     src: int | None,
     tag: int,
@@ -226,13 +234,25 @@ def _receiving(
     async_op: bool,
 ) -> Callable[[], Work | int]:
     """Check a message that is to be received; return what begins it."""
-    rank = ANY
+    rank, peer = ANY, None
     if src is not None or group_src is not None:
-        rank = _peer(members, group_root(members, src, group_src, "src"), "src")
+        peer = group_root(members, src, group_src, "src")
+        rank = _peer(members, peer, "src")
     tag = _checked_tag(tag)
-    array, after = destination(tensor, "tensor")
+    members = _carrying(members, group, tensor, peer)
+    array, after = destination(tensor, "tensor", members)
     how = options(members, timeout, async_op, [tensor], after)
     return lambda: members.receive(array, rank, tag, how)
+
+
+def _carrying(members: Calls, group: Group, tensor: Any, peer: int | None) -> Calls:
+    """Return who carries an array to or from a group rank, None for any; of one on a GPU perhaps not ``members``."""
+    device = None if type(tensor) is np.ndarray else device_of(tensor)
+    if device is None:
+        return members
+    from rankmesh import _devices
+
+    return _devices.messages(group, device, peer)
 
 
 def _peer(members: Calls, group_rank: int, name: str) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rankmesh_agent.agent import Agent
     from rankmesh_agent.attach.agent import AttachedAgent
     from rankmesh_agent.engine.calls import Calls
+    from rankmesh_agent.engine.devices.choice import Choice
 
 default_pg_timeout: Final = timedelta(minutes=30)
 """Default time an operation may take, as in torch.distributed; RANKMESH_TIMEOUT (seconds) changes it."""
@@ -34,6 +35,7 @@ class ProcessGroup:
         self._communicator = communicator
         self._engines = engines
         self._description = description
+        self._choice: Choice | None = None  # who makes calls on arrays on GPUs, once there were any
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
@@ -126,6 +128,8 @@ class World:
     def drop_group(self, group: ProcessGroup) -> None:
         """End a group at this rank."""
         self.groups = [other for other in self.groups if other is not group]
+        if group._choice is not None:
+            group._choice.close()
         self.agent.drop_group(group._communicator)
 
     def shrink_to(self, group: ProcessGroup) -> None:
@@ -180,6 +184,9 @@ class World:
         return agent_store(self.agent)
 
     def close(self, reason: str) -> None:
+        for group in [self.group, *self.groups]:
+            if group._choice is not None:
+                group._choice.close()
         if "store" in vars(self):
             self.store.close()
         self.agent.close(reason)
@@ -369,6 +376,17 @@ def get_default_store() -> Store:
 
 _get_default_store = get_default_store
 """torch's name."""
+
+
+def finish_on_gpus(group: Group, timeout: float) -> None:
+    """Wait, at most so many seconds, until the GPUs have carried out a group's calls on them, if there were any.
+
+    Raises:
+        DistError: one of them failed.
+    """
+    found = require_world().group if group is None else group
+    if isinstance(found, ProcessGroup) and found._choice is not None:
+        found._choice.finish(timeout)
 
 
 def communicator(group: ProcessGroup | None) -> Calls:

@@ -63,6 +63,7 @@ class AttachedGroup(Calls):
         backend = AgentBackend(agent, told.id, self.rank, told.medium, self._running, self._standing)
         self._reported: float | None = None
         self._order = Order(self._standing, self._running, told.name, backend)
+        self._submit = self._order.submit
         self._segment: Segment | None = None
         if told.lent is not None:
             mapping = Mapping.adopt(descriptors.pop(), told.lent.size)

@@ -200,7 +200,11 @@ def combine_partials(op: ReduceOp, partials: Sequence[Array], members: int, out:
 
 
 def premultiplied(factor: complex, array: Array) -> Array:
-    """Return a copy of ``array`` multiplied by ``factor``, rounded once to its own dtype."""
+    """Return a copy of ``array`` multiplied by ``factor``, rounded once to its own dtype: of a DeviceArray, too."""
+    if not isinstance(array, np.ndarray):
+        from rankmesh_agent.device import arithmetic
+
+        return arithmetic.premultiplied(factor, array)
     out = np.empty_like(array)
     with np.errstate(all="ignore"):
         if array.dtype in WIDE:

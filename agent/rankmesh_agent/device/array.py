@@ -56,6 +56,12 @@ class DeviceArray:
         pointer = self.pointer + begin * self.dtype.itemsize
         return DeviceArray(pointer, max(end - begin, 0), self.dtype, self.device, self.owner, self.streams)
 
+    def __setitem__(self, part: slice, other: DeviceArray) -> None:
+        """Copy another array's elements to some here, on the current stream."""
+        into = self[part]
+        with cuda.on_device(self.device):
+            cuda.copy(into.pointer, other.pointer, into.nbytes, self.streams.current(self.device))
+
     def empty_like(self, size: int | None = None) -> DeviceArray:
         """Return memory for ``size`` such elements, as many as here by default, for the current stream's use."""
         count = self.size if size is None else size
@@ -66,13 +72,8 @@ class DeviceArray:
     def copy(self) -> DeviceArray:
         """Return a copy, made on the current stream."""
         made = self.empty_like()
-        made.take(self)
+        made[:] = self
         return made
-
-    def take(self, other: DeviceArray) -> None:
-        """Copy another array's elements here, on the current stream."""
-        with cuda.on_device(self.device):
-            cuda.copy(self.pointer, other.pointer, self.nbytes, self.streams.current(self.device))
 
     def overlaps(self, other: DeviceArray) -> bool:
         """Whether two arrays have a byte in common."""

@@ -128,6 +128,11 @@ def new_stream() -> int:
     return int(_runtime().streamCreateWithFlags(_NON_BLOCKING))
 
 
+def current_stream(device: int = -1) -> int:
+    """Return CuPy's current stream of a device, by default the current one."""
+    return int(cupy().cuda.get_current_stream(device).ptr)
+
+
 def stream_object(stream: int) -> Any:
     """Return CuPy's object for a stream, a context manager that makes it CuPy's current one."""
     library = cupy().cuda
@@ -154,6 +159,11 @@ def drop_stream(stream: int) -> None:
 def synchronize(stream: int) -> None:
     """Wait until all that is enqueued on a stream has ended. Cannot be interrupted."""
     _runtime().streamSynchronize(stream)
+
+
+def finish() -> None:
+    """Wait until all that is enqueued on the current device has ended. Cannot be interrupted."""
+    _runtime().deviceSynchronize()
 
 
 def new_event(*, shared: bool = False) -> int:

@@ -14,7 +14,7 @@ class CupyStreams:
 
     def current(self, device: int) -> int:
         """See Streams."""
-        return int(cuda.cupy().cuda.get_current_stream(device).ptr)
+        return cuda.current_stream(device)
 
     @contextlib.contextmanager
     def using(self, device: int, stream: int) -> Iterator[None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -47,6 +49,11 @@ class Calls(ABC):
     """
 
     _order: Order
+    _submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
+    """The order's, which makes a call; or what does more before."""
+
+    on_device = False
+    """Whether arrays are DeviceArrays, not NumPy's."""
 
     def __init__(self, group: int, name: str, ranks: Sequence[int], rank: int, timeout: float) -> None:
         self.id = group
@@ -86,6 +93,11 @@ class Calls(ABC):
     @numbers.setter
     @abstractmethod
     def numbers(self, numbers: tuple[int, ...]) -> None: ...
+
+    @property
+    def order(self) -> Order:
+        """The order of the calls."""
+        return self._order
 
     @property
     def medium(self) -> str:
@@ -144,50 +156,48 @@ class Calls(ABC):
             subject: what else has to be equal at all members: see Call.
         """
         if subject:
-            return self._order.submit(
-                (_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options
-            )
-        return self._order.submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
+            return self._submit((_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
+        return self._submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
 
     def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
         key = Kind.REDUCE, array.dtype, array.size, op, self.numbers[root]
-        return self._order.submit(key, (array, op, root), options)
+        return self._submit(key, (array, op, root), options)
 
     def broadcast(self, array: Array, root: int, options: Options) -> Work | None:
         """Copy the root's array to all members."""
         key = Kind.BROADCAST, array.dtype, array.size, None, self.numbers[root]
-        return self._order.submit(key, (array, root), options)
+        return self._submit(key, (array, root), options)
 
     def all_gather(self, outputs: Sequence[Array], array: Array, options: Options) -> Work | None:
         """Copy every member's ``array`` to the output of its group rank; they may differ in length."""
         count, counts = _counts(outputs)
         key = _ALL_GATHER, array.dtype, count, None, None, counts
-        return self._order.submit(key, (outputs, array), options)
+        return self._submit(key, (outputs, array), options)
 
     def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
         """Copy every member's ``array`` to the root's output of its group rank; no outputs elsewhere."""
         key = Kind.GATHER, array.dtype, array.size, None, self.numbers[root]
-        return self._order.submit(key, (outputs, array, root), options)
+        return self._submit(key, (outputs, array, root), options)
 
     def scatter(self, output: Array, inputs: Sequence[Array], root: int, options: Options) -> Work | None:
         """Copy the root's input of each group rank to that member's ``output``; no inputs elsewhere."""
         key = Kind.SCATTER, output.dtype, output.size, None, self.numbers[root]
-        return self._order.submit(key, (output, inputs, root), options)
+        return self._submit(key, (output, inputs, root), options)
 
     def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
         """Reduce every member's input of each group rank into that member's ``output``; they may differ in length."""
         count, counts = _counts(inputs)
         key = _REDUCE_SCATTER, output.dtype, count, op, None, counts
-        return self._order.submit(key, (output, inputs, op), options)
+        return self._submit(key, (output, inputs, op), options)
 
     def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], options: Options) -> Work | None:
         """Copy every member's input of each group rank to that member's output of its own; each of its own length."""
-        return self._order.submit((Kind.ALL_TO_ALL, inputs[0].dtype, -1), (outputs, inputs), options)
+        return self._submit((Kind.ALL_TO_ALL, inputs[0].dtype, -1), (outputs, inputs), options)
 
     def barrier(self, options: Options) -> Work | None:
         """Wait until all members have come."""
-        return self._order.submit((_BARRIER,), (), options)
+        return self._submit((_BARRIER,), (), options)
 
     def monitored_barrier(self, options: Options) -> None:
         """Wait until all members have come, in a way that can name those who do not, whatever the backend."""
@@ -244,6 +254,10 @@ class Calls(ABC):
     @abstractmethod
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         """Receive into ``array`` from a rank, or from ANY; return the source's number, or the Work."""
+
+    def together(self) -> AbstractContextManager[object]:
+        """Have the messages that are begun in the block go out together, where one could hold up another."""
+        return contextlib.nullcontext()
 
 
 def _counts(arrays: Sequence[Array]) -> tuple[int, tuple[int, ...] | None]:

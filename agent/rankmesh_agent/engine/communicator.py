@@ -78,6 +78,7 @@ class Communicator(Calls, Port):
         self._messages = Messages(mesh.recorder)
         self._running = RunningCall(self._standing)
         self._order = Order(self._standing, self._running, name, MeshBackend(self._link, self.ranks, None))
+        self._submit = self._order.submit
         self.lent: Segment | None = None
         self.elsewhere = Elsewhere(self._standing, self._link)
         self._closed = False

@@ -33,6 +33,11 @@ class MeshBackend(Backend):
         self._quiet = quiet()
         self.medium = "self" if len(ranks) == 1 else "shm" if segment is not None else "tcp"
 
+    @property
+    def segment(self) -> Segment | None:
+        """The members' shared memory, None if they have none."""
+        return self._segment
+
     def algorithm(self, call: Call) -> Algorithm:
         segment, size = self._segment, self._link.size
         if call.kind is Kind.EMPTY:

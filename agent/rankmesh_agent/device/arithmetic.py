@@ -1,0 +1,40 @@
+"""Arithmetic on arrays on GPUs: the kernels, by device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from rankmesh_agent.device import cuda
+from rankmesh_agent.device.array import DeviceArray
+from rankmesh_agent.device.kernels import Kernels
+from rankmesh_agent.wire.ops import ReduceOp
+
+
+def combine(op: ReduceOp, parts: Sequence[DeviceArray], outs: Sequence[DeviceArray], stream: int, device: int) -> None:
+    """Reduce arrays, one a rank, in rank order, into each of ``outs``: see Kernels.reduce.
+
+    Args:
+        op: how; PREMUL_SUM adds.
+        parts: at least one array of the outs' dtype and length.
+        outs: where the result goes; may be parts.
+        stream: to enqueue it on.
+        device: whose stream that is, the current device.
+    """
+    if outs and outs[0].size:
+        sources, destinations = [part.pointer for part in parts], [out.pointer for out in outs]
+        _kernels(device).reduce(op, outs[0].dtype, sources, destinations, outs[0].size, stream)
+
+
+def premultiplied(factor: complex, array: DeviceArray) -> DeviceArray:
+    """Return a copy of ``array`` multiplied by ``factor``, rounded once, made on the current stream."""
+    out = array.empty_like()
+    with cuda.on_device(array.device):
+        stream = array.streams.current(array.device)
+        _kernels(array.device).scale(factor, array.dtype, array.pointer, out.pointer, array.size, stream)
+    return out
+
+
+@functools.cache
+def _kernels(device: int) -> Kernels:
+    return Kernels(cuda.multiprocessors(device))

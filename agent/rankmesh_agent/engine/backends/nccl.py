@@ -1,0 +1,337 @@
+"""NCCL, by way of CuPy: what every rank with a GPU of its own uses.
+
+What NCCL has no reduction for (integers of 16 bits, float8, 'xor', products of complex numbers, averages of integers)
+is brought to where it is needed by NCCL and reduced there by our own kernel; everything is moved as bytes. Where NCCL
+reduces, the arithmetic is NCCL's: half types are rounded at each step, and MIN and MAX do as its kernels do with NaN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import ml_dtypes
+import numpy as np
+
+from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.device import arithmetic, cuda
+from rankmesh_agent.device.array import DeviceArray
+from rankmesh_agent.engine.backends.device import DeviceBackend
+from rankmesh_agent.engine.devices.exchange import Exchange
+from rankmesh_agent.engine.devices.launch import Launch
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
+from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+
+_UINT8 = 1
+_TYPES: dict[np.dtype[Any], int] = {
+    np.dtype(np.int8): 0,
+    np.dtype(np.uint8): _UINT8,
+    np.dtype(np.int32): 2,
+    np.dtype(np.uint32): 3,
+    np.dtype(np.int64): 4,
+    np.dtype(np.uint64): 5,
+    np.dtype(np.float16): 6,
+    np.dtype(np.float32): 7,
+    np.dtype(np.float64): 8,
+    np.dtype(ml_dtypes.bfloat16): 9,
+}
+"""NCCL's numbers of the element types it reduces."""
+_OPS = {ReduceOp.SUM: 0, ReduceOp.PREMUL_SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.AVG: 4}
+"""NCCL's numbers of its reductions. PREMUL_SUM adds: the factor has been applied."""
+_PAIRS: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.complex64): np.dtype(np.float32),
+    np.dtype(np.complex128): np.dtype(np.float64),
+}
+_BOOLEAN = {
+    ReduceOp.SUM: 2, ReduceOp.MAX: 2, ReduceOp.BOR: 2, ReduceOp.PRODUCT: 3, ReduceOp.MIN: 3, ReduceOp.BAND: 3,
+}  # fmt: skip
+"""Of bytes that are 0 or 1 'or' is the largest, 'and' the smallest."""
+_ADDED = (ReduceOp.SUM, ReduceOp.PREMUL_SUM, ReduceOp.AVG)
+_POLL_SECONDS = 0.05
+T = TypeVar("T")
+
+
+class _Native:
+    """A reduction that NCCL does.
+
+    Attributes:
+        type, op: NCCL's numbers.
+        width: how many of NCCL's elements one element is.
+    """
+
+    def __init__(self, kind: int, op: int, width: int = 1) -> None:
+        self.type, self.op, self.width = kind, op, width
+
+
+def _native(dtype: np.dtype[Any], op: ReduceOp) -> _Native | None:
+    """Return how NCCL does a reduction, None if it does not."""
+    if dtype == np.bool_:
+        return _Native(_UINT8, _BOOLEAN[op]) if op in _BOOLEAN else None
+    if dtype in _PAIRS:
+        return _Native(_TYPES[_PAIRS[dtype]], _OPS[op], 2) if op in _ADDED else None
+    if dtype not in _TYPES or op not in _OPS or (op is ReduceOp.AVG and dtype.kind in "iu"):
+        return None
+    return _Native(_TYPES[dtype], _OPS[op])
+
+
+class NcclBackend(DeviceBackend):
+    """Carries calls out by NCCL.
+
+    Args:
+        exchange: how ranks tell each other the ids of communicators.
+        rank: this group rank.
+        size: ranks in the group.
+        group: its name, for people.
+    """
+
+    name: ClassVar[str] = "nccl"
+    medium = "nccl"
+
+    def __init__(self, exchange: Exchange, rank: int, size: int, group: str) -> None:
+        self._exchange = exchange
+        self._rank = rank
+        self._size = size
+        self._group = group
+        self._nccl = cuda.nccl()
+        self._comms: dict[tuple[str, int], Any] = {}
+        self._numbers = itertools.count()
+        self._pairs: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._aborted = False
+
+    def algorithm(self, call: Call) -> Algorithm:
+        return functools.partial(_ALGORITHMS[call.kind], self)
+
+    # Collectives
+
+    def _all_reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
+        native = _native(array.dtype, op)
+        if native is None:
+            parts = self._gathered(launch, array)
+            arithmetic.combine(op, parts, [array], launch.stream, launch.device)
+            return
+        count, pointer = array.size * native.width, array.pointer
+        self._comm(launch).allReduce(pointer, pointer, count, native.type, native.op, launch.stream)
+
+    def _reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
+        native = _native(array.dtype, op)
+        if native is None:
+            parts = self._rows(launch, array, self._size) if self._rank == root else []
+            self._gather(launch, parts, array, root)
+            if parts:
+                arithmetic.combine(op, parts, [array], launch.stream, launch.device)
+            return
+        count, pointer = array.size * native.width, array.pointer
+        self._comm(launch).reduce(pointer, pointer, count, native.type, native.op, root, launch.stream)
+
+    def _broadcast(self, launch: Launch, array: DeviceArray, root: int) -> None:
+        pointer = array.pointer
+        self._comm(launch).broadcast(pointer, pointer, array.nbytes, _UINT8, root, launch.stream)
+
+    def _all_gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
+        comm, stream = self._comm(launch), launch.stream
+        if _neighbours(outputs):
+            comm.allGather(array.pointer, outputs[0].pointer, array.nbytes, _UINT8, stream)
+            return
+        with self.together():
+            for root, output in enumerate(outputs):
+                source = array if root == self._rank else output
+                if output.nbytes:
+                    comm.broadcast(source.pointer, output.pointer, output.nbytes, _UINT8, root, stream)
+
+    def _gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int) -> None:
+        incoming = list(enumerate(outputs))
+        self._transfer(launch, incoming, [(root, array)])
+
+    def _scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int) -> None:
+        self._transfer(launch, [(root, output)], list(enumerate(inputs)))
+
+    def _all_to_all(self, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]) -> None:
+        self._transfer(launch, list(enumerate(outputs)), list(enumerate(inputs)))
+
+    def _reduce_scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp) -> None:
+        native = _native(output.dtype, op)
+        if native is None:
+            parts = self._rows(launch, output, self._size)
+            self._all_to_all(launch, parts, inputs)
+            arithmetic.combine(op, parts, [output], launch.stream, launch.device)
+            return
+        comm, stream = self._comm(launch), launch.stream
+        if _neighbours(inputs):
+            count = output.size * native.width
+            comm.reduceScatter(inputs[0].pointer, output.pointer, count, native.type, native.op, stream)
+            return
+        with self.together():
+            for root, part in enumerate(inputs):
+                pointer = output.pointer if root == self._rank else part.pointer
+                if part.size:
+                    count = part.size * native.width
+                    comm.reduce(part.pointer, pointer, count, native.type, native.op, root, stream)
+
+    # Messages
+
+    def send(self, launch: Launch, array: DeviceArray, peer: int) -> None:
+        comm, there = self._pair(launch, peer)
+        comm.send(array.pointer, array.nbytes, _UINT8, there, launch.stream)
+
+    def recv(self, launch: Launch, array: DeviceArray, peer: int) -> None:
+        comm, there = self._pair(launch, peer)
+        comm.recv(array.pointer, array.nbytes, _UINT8, there, launch.stream)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        self._nccl.groupStart()
+        try:
+            yield
+        finally:
+            self._nccl.groupEnd()
+
+    # Ends
+
+    def trouble(self) -> str:
+        with self._lock:
+            comms = list(self._comms.values())
+        for comm in comms:
+            try:
+                comm.check_async_error()
+            except RuntimeError as error:  # NcclError
+                return str(error)
+        return ""
+
+    def abort(self) -> None:
+        for comm in self._taken():
+            comm.abort()
+
+    def close(self) -> None:
+        for comm in self._taken():
+            comm.destroy()
+
+    def _taken(self) -> list[Any]:
+        """Return the communicators there are, and make no more."""
+        with self._lock:
+            self._aborted = True
+            comms = list(self._comms.values())
+            self._comms.clear()
+        return comms
+
+    # Parts
+
+    def _transfer(
+        self, launch: Launch, incoming: Sequence[tuple[int, DeviceArray]], outgoing: Sequence[tuple[int, DeviceArray]]
+    ) -> None:
+        """Move arrays from and to ranks, all at once; what is for this rank itself is copied."""
+        me, stream = self._rank, launch.stream
+        comm = self._comm(launch)
+        mine = dict(outgoing).get(me)
+        with self.together():
+            for peer, array in outgoing:
+                if peer != me and array.nbytes:
+                    comm.send(array.pointer, array.nbytes, _UINT8, peer, stream)
+            for peer, array in incoming:
+                if peer != me and array.nbytes:
+                    comm.recv(array.pointer, array.nbytes, _UINT8, peer, stream)
+        for peer, array in incoming:
+            if peer == me and mine is not None and mine.pointer != array.pointer:
+                cuda.copy(array.pointer, mine.pointer, array.nbytes, stream)
+
+    def _rows(self, launch: Launch, like: DeviceArray, count: int) -> list[DeviceArray]:
+        """Return new arrays like another one, behind one another."""
+        memory = launch.scratch(count * like.nbytes)
+        whole = DeviceArray(memory, count * like.size, like.dtype, like.device, launch, like.streams)
+        return [whole[row * like.size : (row + 1) * like.size] for row in range(count)]
+
+    def _gathered(self, launch: Launch, array: DeviceArray) -> list[DeviceArray]:
+        parts = self._rows(launch, array, self._size)
+        self._all_gather(launch, parts, array)
+        return parts
+
+    # Communicators
+
+    def _comm(self, launch: Launch) -> Any:
+        """Return the communicator of all ranks for this rank's device, made when it is first needed."""
+        return self._made("all", launch, range(self._size))
+
+    def _pair(self, launch: Launch, peer: int) -> tuple[Any, int]:
+        """Return the communicator of this rank and another one, and that one's rank there."""
+        ranks = sorted((self._rank, peer))
+        return self._made(f"{ranks[0]}-{ranks[1]}", launch, ranks), ranks.index(peer)
+
+    def _made(self, which: str, launch: Launch, ranks: Sequence[int]) -> Any:
+        comm = self._comms.get((which, launch.device))
+        if comm is not None:
+            return comm
+        if self._aborted:
+            raise GroupAbortedError(f"group {self._group!r} has ended")
+        # Ranks make the communicators of the same ranks in the same order.
+        number = sum(other == which for other, _ in self._comms)
+        comm = self._connected(f"nccl/{which}/{number}", ranks, launch)
+        with self._lock:
+            self._comms[which, launch.device] = comm
+        return comm
+
+    def _connected(self, what: str, ranks: Sequence[int], launch: Launch) -> Any:
+        """Make a communicator: its first rank has the id, and all tell that they are about to come."""
+        first = self._rank == ranks[0]
+        own = self._nccl.get_unique_id() if first else b""
+        deadline, why = launch.deadline, f"{launch.described} in group {self._group!r} connects the GPUs"
+        self._exchange.tell(what, bytes(own))
+        found = self._exchange.hear(what, ranks, deadline, why)[0]
+        place = list(ranks).index(self._rank)
+        device = launch.device
+
+        def connect() -> Any:
+            with cuda.on_device(device):
+                return self._nccl.NcclCommunicator(len(ranks), found, place)
+
+        return _within(deadline, connect, why)
+
+
+def _within(deadline: Deadline, make: Callable[[], T], why: str) -> T:
+    """Return what a function returns that cannot be interrupted, unless a deadline passes: then it is left behind.
+
+    Raises:
+        CollectiveTimeoutError: the deadline passed.
+    """
+    made: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            made.append(make())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="rankmesh-nccl-init", daemon=True)
+    thread.start()
+    while thread.is_alive() and not deadline.passed():
+        thread.join(_POLL_SECONDS)
+    if failed:
+        raise failed[0]
+    if not made:
+        raise CollectiveTimeoutError(f"{why}: NCCL did not connect them within {deadline.seconds:.1f} s")
+    return made[0]
+
+
+def _neighbours(arrays: Sequence[DeviceArray]) -> bool:
+    """Whether arrays are as long as each other and lie behind one another."""
+    nbytes = arrays[0].nbytes
+    return all(array.pointer == arrays[0].pointer + row * nbytes for row, array in enumerate(arrays)) and all(
+        array.nbytes == nbytes for array in arrays
+    )
+
+
+_ALGORITHMS: dict[Kind, Callable[..., None]] = {
+    Kind.ALL_REDUCE: NcclBackend._all_reduce,
+    Kind.REDUCE: NcclBackend._reduce,
+    Kind.BROADCAST: NcclBackend._broadcast,
+    Kind.ALL_GATHER: NcclBackend._all_gather,
+    Kind.GATHER: NcclBackend._gather,
+    Kind.SCATTER: NcclBackend._scatter,
+    Kind.ALL_TO_ALL: NcclBackend._all_to_all,
+    Kind.REDUCE_SCATTER: NcclBackend._reduce_scatter,
+}

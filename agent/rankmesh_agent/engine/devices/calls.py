@@ -1,0 +1,243 @@
+"""A group's calls on arrays on GPUs: launched in the group's order, carried out by an engine for GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from rankmesh_agent.device import cuda
+from rankmesh_agent.device.array import DeviceArray
+from rankmesh_agent.engine.backends.device import DeviceBackend
+from rankmesh_agent.engine.calls import Calls
+from rankmesh_agent.engine.devices.exchange import Exchange
+from rankmesh_agent.engine.devices.launch import Events, Launch, LaunchedWork
+from rankmesh_agent.engine.devices.watch import Watch
+from rankmesh_agent.engine.order import Options
+from rankmesh_agent.engine.work import Work
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.dtypes import display
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.ops import Call
+from rankmesh_agent.wire.schemas import GroupInfo
+
+Array = np.ndarray[Any, Any]
+_PLACE = "cuda"
+_FIELDS = (None, None, 0, None, None, None, "")
+"""What a call's key has where it is cut short: see Call."""
+
+
+class DeviceCalls(Calls):
+    """One rank's calls on arrays on GPUs, beside those of the same group on arrays in host memory.
+
+    A synchronous call is enqueued on the caller's current stream and returns; an asynchronous one on a stream of the
+    group's own, behind what the current one has been given by then.
+
+    Args:
+        host: the group's calls on arrays in host memory.
+        engine: carries out the collectives, and messages.
+        exchange: what the engine's ranks meet through.
+    """
+
+    on_device = True
+
+    def __init__(self, host: Calls, engine: DeviceBackend, exchange: Exchange) -> None:
+        super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
+        self._host = host
+        self._order = host.order
+        self._engine = engine
+        self._exchange = exchange
+        self._submit = self._launch
+        self._events = Events()
+        self._streams: dict[int, int] = {}
+        self._watch = Watch(
+            host.name, engine, exchange, host.size, lambda: host.numbers, lambda: host.failure, host.abort
+        )
+        self._launching = threading.RLock()
+        self._gathered: list[Launch] | None = None
+        self._closed = False
+
+    # Collectives
+
+    def _launch(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
+        """Make a call: see Order.submit. Its arrays are DeviceArrays."""
+        arrays = list(_arrays(arguments))
+        key = (*key, *_FIELDS[len(key) :], _PLACE)
+        launch = self._begun(str(Call(*key)), arrays, options)
+        order = self._order
+
+        def launched() -> None:
+            launch.launched()
+            self._watch.add(launch, collective=True)
+
+        how = options._replace(after=None, user=[])
+        queued = order.submit(key, (launch, launched, *arguments), how)
+        if not options.async_op:
+            return None
+        return LaunchedWork(launch, queued, options.user, self._watch.future_of)
+
+    def _begun(self, described: str, arrays: Sequence[DeviceArray], options: Options) -> Launch:
+        """Return a launch on the caller's current stream, or if it is asynchronous behind that, on our own."""
+        for number, array in enumerate(arrays):
+            if not isinstance(array, DeviceArray):
+                raise TypeError(
+                    f"{described}: array {number} is in host memory, another one on a GPU; all arrays of a call have "
+                    "to be on one GPU, or all in host memory"
+                )
+        device, streams = arrays[0].device, arrays[0].streams
+        for array in arrays:
+            if array.device != device:
+                raise ValueError(
+                    f"{described}: the arrays are on GPUs {device} and {array.device}; one call works on one, and the "
+                    "functions ending in _multigpu on several"
+                )
+        stream = streams.current(device)
+        if options.async_op:
+            stream = self._behind(stream, device)
+        deadline = Deadline(options.timeout)
+        return Launch(described, arrays, stream, options.after, deadline, self._events)
+
+    def _behind(self, stream: int, device: int) -> int:
+        """Return this group's own stream of a device, which waits for what another one has been given."""
+        with cuda.on_device(device), self._launching:
+            own = self._streams.get(device)
+            if own is None:
+                own = self._streams[device] = cuda.new_stream()
+            event = self._events.take(device)
+            cuda.record(event, stream)
+            cuda.wait_for(event, own)
+            self._events.give(device, event)  # whoever records it anew does not change what waits already
+        return own
+
+    def finish(self, timeout: float) -> None:
+        """Wait, at most so many seconds, until the GPU has carried out all calls of the group so far.
+
+        Raises:
+            DistError: one failed.
+        """
+        self._watch.drain(Deadline(timeout))
+
+    # Point-to-point
+
+    def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
+        return self._message("send", array, rank, options)
+
+    def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
+        work = self._message("recv", array, rank, options)
+        return self.numbers[self.ranks.index(rank)] if work is None else work
+
+    def _message(self, op: str, array: Any, rank: int, options: Options) -> LaunchedWork | None:
+        failure = self._host.failure
+        if failure is not None:
+            raise failure
+        peer = self.ranks.index(rank)
+        towards = "dst" if op == "send" else "src"
+        described = f"{op}({display(array.dtype)}[{array.size}], {towards}={self.numbers[peer]})"
+        launch = self._begun(described, [array], options)
+        with self._launching, cuda.on_device(launch.device), cuda.mapped(described):
+            getattr(self._engine, op)(launch, array, peer)
+            if self._gathered is None:
+                launch.launched()
+                self._watch.add(launch, collective=False)
+            else:
+                self._gathered.append(launch)
+        if not options.async_op:
+            return None
+        number = self.numbers[peer]
+        return _Message(launch, options.user, self._watch.future_of, number if op == "recv" else None)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Have the messages that are begun in the block go out together at its end: none waits for another."""
+        with self._launching:
+            self._gathered = []
+            try:
+                with self._engine.together():
+                    yield
+                for launch in self._gathered:
+                    with cuda.on_device(launch.device):
+                        launch.launched()
+                    self._watch.add(launch, collective=False)
+            finally:
+                self._gathered = None
+
+    @property
+    def engine(self) -> DeviceBackend:
+        """What carries out the calls."""
+        return self._engine
+
+    # What a group is asked for, the host's side answers
+
+    @property
+    def failure(self) -> DistError | None:
+        return self._host.failure
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return self._host.numbers
+
+    @numbers.setter
+    def numbers(self, numbers: tuple[int, ...]) -> None:
+        self._host.numbers = numbers
+
+    @property
+    def medium(self) -> str:
+        return self._engine.medium
+
+    @property
+    def backend(self) -> str:
+        return self._engine.name
+
+    @property
+    def batching(self) -> bool:
+        return False  # calls are enqueued at once: it is the GPU that has them wait
+
+    def use_engine(self, name: str, engine: Any) -> None:
+        self._host.use_engine(name, engine)
+
+    def abort(self, error: BaseException) -> None:
+        self._host.abort(error)
+
+    def info(self) -> GroupInfo:
+        return self._host.info()
+
+    def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
+        return self._host.empty(dtype, count, options)
+
+    def close(self) -> None:
+        """End the calls on GPUs; those on host memory are not touched. Does nothing the second time."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(DistError):
+            self._watch.drain(Deadline(self.timeout))  # what was enqueued before the group's end belongs to it
+        if self._watch.close() or self._host.failure is not None:
+            self._engine.abort()
+        self._engine.close()
+        for device, stream in self._streams.items():
+            with cuda.on_device(device):
+                cuda.drop_stream(stream)
+        self._events.close()
+        self._exchange.forget()
+
+
+class _Message(LaunchedWork):
+    """A message on its way between GPUs."""
+
+    def __init__(self, launch: Launch, user: list[Any], future: Callable[[Launch], Any], source: int | None) -> None:
+        super().__init__(launch, None, user, future)
+        self._source = source
+
+    def source_rank(self) -> int:
+        return super().source_rank() if self._source is None else self._source
+
+
+def _arrays(arguments: Sequence[Any]) -> Iterator[DeviceArray]:
+    for argument in arguments:
+        if isinstance(argument, DeviceArray):
+            yield argument
+        elif isinstance(argument, list | tuple):
+            yield from argument

@@ -1,0 +1,151 @@
+"""Which engine carries out a group's calls on arrays on GPUs: the ranks find that out together, when the first comes.
+
+NCCL, where every rank has a GPU of its own. It refuses ranks that share one; these read each other's memory by CUDA
+IPC, if they are on one host. Where neither is to be had, the arrays go through host memory.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from rankmesh_agent.device import cuda
+from rankmesh_agent.engine.backends.cuda_ipc import IpcBackend
+from rankmesh_agent.engine.backends.mesh import MeshBackend
+from rankmesh_agent.engine.backends.nccl import NcclBackend
+from rankmesh_agent.engine.calls import Calls
+from rankmesh_agent.engine.devices.calls import DeviceCalls
+from rankmesh_agent.engine.devices.exchange import Exchange
+from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.wire.errors import DistBackendError
+
+_log = logging.getLogger("rankmesh")
+
+
+class _Fact(NamedTuple):
+    """What one rank says.
+
+    Attributes:
+        gpu: which GPU its arrays are on, equal for ranks that share it.
+        no_nccl: why it cannot use NCCL; nothing if it can.
+        shares: whether it shares memory with all members.
+    """
+
+    gpu: str
+    no_nccl: str
+    shares: bool
+
+
+class Choice:
+    """One rank's part in it.
+
+    Args:
+        host: the group's calls on arrays in host memory.
+        exchange: what the ranks tell each other through.
+        hosts: what is equal for members on one host, by group rank.
+        wanted: ``nccl``, which has to be there, or ``auto``.
+    """
+
+    def __init__(self, host: Calls, exchange: Exchange, hosts: Sequence[Hashable], wanted: str) -> None:
+        self._host = host
+        self._exchange = exchange
+        self._hosts = hosts
+        self._wanted = wanted
+        self._lock = threading.Lock()
+        self._told = False
+        self._nccl: DeviceCalls | None = None
+        self._collectives: DeviceCalls | None = None
+        self._chosen = False
+
+    def for_collectives(self, device: int) -> Calls:
+        """Return who makes collectives of arrays on a GPU; the host's calls if they are to go through host memory.
+
+        Raises:
+            DistBackendError: NCCL is wanted, and a rank does not have it; the same at all ranks.
+            CollectiveTimeoutError: a rank did not come with an array on a GPU; names it.
+        """
+        if not self._chosen:
+            with self._lock:
+                if not self._chosen:
+                    self._collectives = self._choose(device)
+                    self._chosen = True
+        return self._collectives or self._host
+
+    def for_messages(self, device: int, peer: int) -> Calls:
+        """Return who carries an array on a GPU to or from a group rank: see for_collectives."""
+        with self._lock:
+            mine, theirs = self._facts(device, [self._host.rank, peer])
+            if mine.no_nccl or theirs.no_nccl or mine.gpu == theirs.gpu:
+                return self._host
+            return self._over_nccl()
+
+    def finish(self, timeout: float) -> None:
+        """Wait until the GPUs have carried out all calls so far: see DeviceCalls."""
+        for calls in {self._nccl, self._collectives}:
+            if calls is not None:
+                calls.finish(timeout)
+
+    def close(self) -> None:
+        """End the calls on GPUs. Does nothing the second time."""
+        for calls in {self._nccl, self._collectives}:
+            if calls is not None:
+                calls.close()
+        self._exchange.forget()
+
+    def _facts(self, device: int, ranks: Sequence[int]) -> list[_Fact]:
+        """Return what ranks say, this one among them."""
+        if not self._told:
+            backend = self._host.order.backend
+            shares = isinstance(backend, MeshBackend) and backend.segment is not None
+            fact = _Fact(cuda.identity(device), cuda.why_no_nccl(), shares)
+            self._exchange.tell("gpu", json.dumps(fact).encode())
+            self._told = True
+        deadline = Deadline(self._host.timeout)
+        why = f"group {self._host.name!r} looks which GPUs its ranks have"
+        return [_Fact(*json.loads(said)) for said in self._exchange.hear("gpu", ranks, deadline, why)]
+
+    def _choose(self, device: int) -> DeviceCalls | None:
+        host = self._host
+        if host.size == 1:
+            return self._over_nccl() if not cuda.why_no_nccl() else None
+        facts = self._facts(device, range(host.size))
+        sharing = defaultdict(list)
+        for number, fact in zip(host.numbers, facts, strict=True):
+            sharing[fact.gpu].append(number)
+        without = next((rank for rank, fact in enumerate(facts) if fact.no_nccl), None)
+        together = next((numbers for numbers in sharing.values() if len(numbers) > 1), None)
+        if without is None and together is None:
+            made = self._over_nccl()
+            host.order.use_for_devices(made.engine)
+            return made
+        why = (
+            f"ranks {', '.join(map(str, together))} share a GPU, which NCCL refuses"
+            if together is not None
+            else f"rank {host.numbers[without or 0]} has no NCCL: {facts[without or 0].no_nccl}"
+        )
+        if together is None and self._wanted == "nccl":
+            raise DistBackendError(f"backend 'nccl' cannot be used: {why}")
+        if len(set(self._hosts)) > 1:
+            refused = "they are not all on one host, as CUDA IPC needs"
+        elif not all(fact.shares for fact in facts):
+            refused = "they have no shared memory to meet in, as CUDA IPC needs"
+        else:
+            engine = IpcBackend(host, self._exchange)
+            refused = engine.meet(device, Deadline(host.timeout))
+            if not refused:
+                host.order.use_for_devices(engine)
+                return DeviceCalls(host, engine, self._exchange)
+        if host.rank == 0:
+            _log.warning("arrays on GPUs go through host memory in group %r: %s; %s", host.name, why, refused)
+        return None
+
+    def _over_nccl(self) -> DeviceCalls:
+        if self._nccl is None:
+            host = self._host
+            engine = NcclBackend(self._exchange, host.rank, host.size, host.name)
+            self._nccl = DeviceCalls(host, engine, self._exchange)
+        return self._nccl

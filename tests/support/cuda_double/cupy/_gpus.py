@@ -1,0 +1,84 @@
+"""The GPUs of this process, and which is the thread's current one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cupy._streams import Queue
+
+WITHOUT = frozenset(filter(None, os.environ.get("CUDA_DOUBLE_WITHOUT", "").split(",")))
+"""What is to be missing: ``ipc``, ``nccl``."""
+PEER_BYTES = 64
+_CAPACITY = int(os.environ.get("CUDA_DOUBLE_MEMORY", 8 << 30))
+
+_TEXTS = {
+    1: "cudaErrorInvalidValue: invalid argument",
+    2: "cudaErrorMemoryAllocation: out of memory",
+    100: "cudaErrorNoDevice: no CUDA-capable device is detected",
+    101: "cudaErrorInvalidDevice: invalid device ordinal",
+    201: "cudaErrorDeviceUninitialized: invalid device context",
+    205: "cudaErrorMapBufferObjectFailed: mapping of buffer object failed",
+    400: "cudaErrorInvalidResourceHandle: invalid resource handle",
+    600: "cudaErrorNotReady: device not ready",
+    700: "cudaErrorIllegalAddress: an illegal memory access was encountered",
+    719: "cudaErrorLaunchFailure: unspecified launch failure",
+    801: "cudaErrorNotSupported: operation not supported",
+}
+
+
+class CUDARuntimeError(RuntimeError):
+    """What the runtime's functions raise."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(_TEXTS[status])
+
+
+class Gpu:
+    """A GPU.
+
+    Args:
+        number: in this process.
+        name: which GPU of the machine it is; the same for processes that share it.
+
+    Attributes:
+        queues: its streams; the first is the legacy default one.
+        used: bytes of its memory that this process has allocated.
+    """
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
+        self.uuid = hashlib.sha256(name.encode()).digest()[:16]
+        self.capacity = _CAPACITY
+        self.queues: list[Queue] = []
+        self.used = 0
+
+
+GPUS = [Gpu(*named) for named in enumerate(filter(None, os.environ.get("CUDA_DOUBLE_GPUS", "").split(",")))]
+
+
+class _Current(threading.local):
+    number = 0
+
+
+_current = _Current()
+
+
+def gpu(number: int | None = None) -> Gpu:
+    """Return a GPU, by default the thread's current one."""
+    if not GPUS:
+        raise CUDARuntimeError(100)
+    number = _current.number if number is None else number
+    if not 0 <= number < len(GPUS):
+        raise CUDARuntimeError(101)
+    return GPUS[number]
+
+
+def use(number: int) -> None:
+    """Make a GPU the thread's current one."""
+    _current.number = gpu(number).number

@@ -1,0 +1,36 @@
+"""See the package above."""
+
+from cupy.cuda import device, memory, pinned_memory, runtime, stream
+from cupy.cuda.device import Device
+from cupy.cuda.memory import MemoryPointer, MemoryPool, UnownedMemory, alloc
+from cupy.cuda.pinned_memory import PinnedMemoryPointer, alloc_pinned_memory
+from cupy.cuda.stream import Event, ExternalStream, Stream, get_current_stream, get_elapsed_time
+
+
+def is_available() -> bool:
+    try:
+        return runtime.getDeviceCount() > 0
+    except runtime.CUDARuntimeError:
+        return False
+
+
+__all__ = [
+    "Device",
+    "Event",
+    "ExternalStream",
+    "MemoryPointer",
+    "MemoryPool",
+    "PinnedMemoryPointer",
+    "Stream",
+    "UnownedMemory",
+    "alloc",
+    "alloc_pinned_memory",
+    "device",
+    "get_current_stream",
+    "get_elapsed_time",
+    "is_available",
+    "memory",
+    "pinned_memory",
+    "runtime",
+    "stream",
+]

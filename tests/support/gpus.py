@@ -1,0 +1,37 @@
+"""Ranks on GPUs that are none: what tells their processes to load the double of CuPy, and which GPUs they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+DOUBLE = Path(__file__).resolve().parent / "cuda_double"
+
+
+def on_gpus(
+    gpus: Sequence[int | Sequence[int]],
+    *,
+    without: Iterable[str] = (),
+    memory: int | None = None,
+    delay: float | None = None,
+) -> Callable[[int], dict[str, str]]:
+    """Return the variables of each rank, for Ranks.start's ``env``.
+
+    Args:
+        gpus: by rank, its GPU, or its GPUs in the order of their device numbers; ranks with the same number share one.
+        without: what is missing: ``ipc``, ``nccl``.
+        memory: bytes that a rank can have of a GPU.
+        delay: the longest pause of a stream before some of its work, in seconds.
+    """
+    fixed = {"PYTHONPATH": str(DOUBLE), "CUDA_DOUBLE_WITHOUT": ",".join(without)}
+    if memory is not None:
+        fixed["CUDA_DOUBLE_MEMORY"] = str(memory)
+    if delay is not None:
+        fixed["CUDA_DOUBLE_DELAY"] = str(delay)
+
+    def variables(rank: int) -> dict[str, str]:
+        own = gpus[rank]
+        names = ",".join(f"gpu-{number}" for number in ([own] if isinstance(own, int) else own))
+        return {**fixed, "CUDA_DOUBLE_GPUS": names, "CUDA_DOUBLE_SEED": str(rank)}
+
+    return variables
