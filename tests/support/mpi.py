@@ -44,7 +44,7 @@ class MpiRun:
         size: int,
         *,
         uses: Sequence[Callable[..., Any]] = (),
-        env: Mapping[str, str] = {},  # noqa: B006  # never changed
+        env: Mapping[str, str] = {},  # never changed
         **arguments: Any,
     ) -> None:
         self._ranks = ranks
@@ -78,7 +78,7 @@ class MpiRun:
         """Wait until all have ended well, with nothing on standard error; return what they said."""
         self.end(seconds)
         quiet = not any(self.errors(rank) for rank in range(self.size))
-        assert self.mpirun.code == 0 and quiet, self.told()
+        assert (self.mpirun.code, quiet) == (0, True), self.told()
         return [self.said(rank) for rank in range(self.size)]
 
     def end(self, seconds: float = 120) -> None:

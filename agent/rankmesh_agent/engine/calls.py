@@ -45,6 +45,7 @@ class Calls(ABC):
         ranks: see above.
         rank: this one's group rank.
         size: how many members there are.
+        records: whether some thread's collectives are being recorded.
         usual: how a synchronous call is to be made that asks for nothing in particular; has the default timeout.
     """
 
@@ -62,6 +63,7 @@ class Calls(ABC):
         self.rank = self.ranks.index(rank)
         self.size = len(self.ranks)
         self.usual = Options(timeout)
+        self.records = False
 
     @property
     def timeout(self) -> float:
@@ -228,6 +230,7 @@ class Calls(ABC):
             RuntimeError: a batch is open.
         """
         self._order.open_batch()
+        self.records = True
 
     @property
     def batching(self) -> bool:
@@ -237,6 +240,7 @@ class Calls(ABC):
     def close_batch(self, options: Options | None) -> list[Work]:
         """Make the recorded collectives, or with None forget them; return the Works of asynchronous ones."""
         recorded = self._order.close_batch()
+        self.records = False
         if options is None:
             return []
         works = []

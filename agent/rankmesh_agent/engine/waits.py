@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Protocol
 
 from rankmesh_agent.engine.messages import Messages
@@ -49,9 +50,11 @@ class RunningCall:
         self.seq = standing.seq = seq
         standing.nbytes = nbytes
         self._note = note
+        # Written out here what Deadline.restart does: calling it would take longer than doing it.
         deadline = self.deadline
-        deadline.restart(seconds)
-        begun = standing.begun = deadline.begun
+        deadline.seconds = seconds
+        begun = standing.begun = deadline.begun = monotonic()
+        deadline.at = begun + seconds
         return begun
 
     @property

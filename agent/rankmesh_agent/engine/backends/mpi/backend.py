@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from rankmesh_agent.collectives.reduction import quiet
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.engine.backends.base import MONITORED, Backend, Watch
 from rankmesh_agent.engine.backends.meeting import disagree, meet
@@ -43,7 +42,6 @@ class MpiBackend(Backend):
         self._link = link
         self._lost = lost
         self._compares = compares
-        self._quiet = quiet()
         self._error: type[Exception] = mpi().Exception
 
     def algorithm(self, call: Call) -> Algorithm:
@@ -54,13 +52,13 @@ class MpiBackend(Backend):
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
         if self._lost:
             watch.check(self._link.others)
-        if algorithm is meet or self._compares:
+        if self._compares or algorithm is meet:
             meet(self._link, watch)
             if algorithm is meet:
                 return
         self.inside = True
         try:
-            self._quiet.run(algorithm, *arguments)
+            algorithm(*arguments)
         except DisagreementError:
             self.inside = False
             disagree(self._link, watch)

@@ -9,12 +9,13 @@ accumulate in are reduced in a wider one, also piece by piece, so that the copy 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array
-from rankmesh_agent.collectives.reduction import combine_partials, combine_some, partial_dtype
+from rankmesh_agent.collectives.reduction import combine_partials, combine_some, partial_dtype, quiet
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.engine.backends.mpi.library import mpi
 from rankmesh_agent.engine.backends.mpi.memory import Parts, address, overlaps, spec
@@ -43,8 +44,10 @@ class Collectives:
         self._most = most
         self._staged = min(most, _STAGED)
         self._in_place = mpi().IN_PLACE
+        self._quiet = quiet()
         self._algorithms: dict[Kind, Algorithm] = {
-            Kind.BARRIER: comm.Barrier,
+            Kind.BARRIER: lambda: comm.Barrier(),
+            Kind.ALL_REDUCE: self._all_reduce,
             Kind.REDUCE: self._reduce,
             Kind.BROADCAST: self._broadcast,
             Kind.ALL_GATHER: self._all_gather,
@@ -56,19 +59,22 @@ class Collectives:
 
     def algorithm(self, call: Call) -> Algorithm:
         """Return what carries out such a call."""
-        return self._all_reduce_of(call) if call.kind is Kind.ALL_REDUCE else self._algorithms[call.kind]
+        short = self._short_all_reduce(call) if call.kind is Kind.ALL_REDUCE else None
+        return short or partial(self._quiet.run, self._algorithms[call.kind])
 
     # Reductions
 
-    def _all_reduce_of(self, call: Call) -> Algorithm:
-        """Return what makes one call of MPI for an array, if one will do: what can be found out before, is."""
+    def _short_all_reduce(self, call: Call) -> Algorithm | None:
+        """Return what makes one call of MPI of its own arithmetic, if that is enough, with all that is known before."""
         dtype, count, op = call.dtype, call.count, call.reduce_op
         assert dtype is not None
         assert op is not None
         if op is ReduceOp.AVG or count > self._most or not is_native(dtype) or self._wide(op, dtype) is not None:
-            return self._all_reduce
+            return None
         all_reduce, in_place = self._comm.Allreduce, self._in_place
         elements, how = datatype(dtype), operation(op, dtype)
+        if not how.is_predefined:
+            return None
         return lambda array, op: all_reduce(in_place, (array, count, elements), how)
 
     def _all_reduce(self, array: Array, op: ReduceOp) -> None:
