@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from support.matrix import sweep
-from support.mpi import MpiRun
-from support.processes import Me, Ranks
+from support.mpi import once
+from support.once import Said
+from support.processes import Me
 
 import rankmesh as dist
 
 SIZES = (2, 3, 4)
-Swept = Callable[[int], list[dict[str, Any]]]
+Swept = Callable[[int], Said]
 
 each_size = pytest.mark.parametrize("size", SIZES)
 each_part = pytest.mark.parametrize("part", sweep.PARTS, ids=lambda part: part.__name__)
@@ -39,23 +38,7 @@ def whole_matrix(me: Me) -> None:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     """What the ranks of a number of ranks said."""
 
-    @functools.cache
-    def run(size: int) -> list[dict[str, Any]] | Exception:
-        ranks = Ranks(tmp_path_factory.mktemp("matrix"))
-        try:
-            return MpiRun(ranks, whole_matrix, size).succeed()
-        except Exception as error:
-            return error  # so that a run that fails is not tried again by every test
-        finally:
-            ranks.end()
-
-    def said(size: int) -> list[dict[str, Any]]:
-        found = run(size)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    return said
+    return once(tmp_path_factory, whole_matrix)
 
 
 @each_part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import shutil
@@ -10,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from support.once import Said
 from support.processes import Ranks
 
 _BESIDE = Path(sys.executable).parent / "mpirun"
@@ -96,3 +100,31 @@ class MpiRun:
     def _read(self, rank: int, kind: str) -> str:
         path = Path(f"{self.prefix}-{rank}.{kind}")
         return path.read_text(errors="replace") if path.exists() else ""
+
+
+def once(paths: pytest.TempPathFactory, body: Callable[..., Any], **options: Any) -> Callable[[int], Said]:
+    """Return a function that runs a body with so many ranks, and gives by rank what they said: one run for each number.
+
+    Args:
+        paths: where the runs get their folders.
+        body: what the ranks run.
+        options: see MpiRun.
+    """
+
+    @functools.cache
+    def run(size: int) -> Said | Exception:
+        ranks = Ranks(paths.mktemp("mpi"))
+        try:
+            return MpiRun(ranks, body, size, **options).succeed()
+        except Exception as error:
+            return error  # so that a run that fails is not tried again by every test
+        finally:
+            ranks.end()
+
+    def said(size: int) -> Said:
+        found = run(size)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return said

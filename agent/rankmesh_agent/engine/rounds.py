@@ -288,6 +288,11 @@ class MessageLink(Rounds):
             for member in self._others:
                 self._mesh.send(self._ranks[member], [header, payload])
 
+    def behind(self, seq: int) -> list[int]:
+        """Return the others that have not said that they have come as far as call number ``seq``."""
+        reached = self.reached
+        return [member for member in self._others if member not in reached or reached[member].seq < seq]
+
     # What comes from the peers; with the mesh's lock held
 
     def place(self, rank: int, header: Header) -> memoryview | None:

@@ -50,7 +50,8 @@ def among_mpi(
             what is said here must be the same.
 
     Raises:
-        ValueError: rank or world size are not MPI's, or the ranks do not agree on how they find each other.
+        ValueError: rank or world size are not MPI's, the ranks do not agree on how they find each other, or this process
+            is to attach to a standalone agent.
         As rendezvous.
     """
     comm = mpi().COMM_WORLD
@@ -75,15 +76,21 @@ def among_mpi(
             " let all say so, or none"
         )
     if own_way:
-        return rendezvous(init_method, comm.rank, comm.size, settings, **options), settings
+        found = rendezvous(init_method, comm.rank, comm.size, settings, **options)
+        return found._replace(hosting=found.hosting or "embedded"), settings
     fresh = secrets.token_hex(32) if len({each.host for each in said}) > 1 else ""
     settings = replace(settings, token=comm.bcast(settings.token or fresh))
     meeting = _told(comm, settings, said)
-    return at(meeting, comm.rank, comm.size, settings.hosting), settings
+    return at(meeting, comm.rank, comm.size, "embedded"), settings
 
 
 def _contradiction(rank: int, world_size: int, settings: Settings, own: int, size: int) -> str:
     """Return what is wrong with what is said of the rank and the world size, '' if nothing is."""
+    if settings.hosting == "attached":
+        return (
+            "backend 'mpi' needs the rank's agent in this process, which makes the calls of MPI: leave out "
+            "RANKMESH_HOSTING=attached"
+        )
     if size == 1:
         wanted = world_size if world_size != -1 else settings.world_size or 1
         if wanted > 1:

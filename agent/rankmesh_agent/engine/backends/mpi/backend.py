@@ -10,7 +10,7 @@ from rankmesh_agent.engine.backends.base import MONITORED, Backend, Watch
 from rankmesh_agent.engine.backends.meeting import disagree, meet
 from rankmesh_agent.engine.backends.mpi.collectives import MOST, Collectives
 from rankmesh_agent.engine.backends.mpi.library import mpi
-from rankmesh_agent.engine.rounds import Rounds
+from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call, Kind
@@ -34,7 +34,7 @@ class MpiBackend(Backend):
     medium = "mpi"
 
     def __init__(
-        self, comm: Any, link: Rounds, lost: Mapping[int, object], compares: bool = False, most: int = MOST
+        self, comm: Any, link: MessageLink, lost: Mapping[int, object], compares: bool = False, most: int = MOST
     ) -> None:
         self.inside = False
         self._comm = comm
@@ -51,7 +51,7 @@ class MpiBackend(Backend):
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
         if self._lost:
-            watch.check(self._link.others)
+            watch.check(lambda: self._link.behind(watch.seq))
         if self._compares or algorithm is meet:
             meet(self._link, watch)
             if algorithm is meet:

@@ -93,10 +93,8 @@ class Guarded:
             self._link.tell_reached(seq, call.fingerprint, str(call))
 
     def _missing(self, seq: int) -> list[int]:
-        """Return the members that have not come to a call."""
-        link = self._link
-        come = {member for member, told in link.reached.items() if told.seq >= seq}
-        return [self._standing.ranks[member] for member in link.others() if member not in come]
+        """Return the members that have not come to a call, by the mesh's numbers."""
+        return [self._standing.ranks[member] for member in self._link.behind(seq)]
 
     def _trouble(self, call: Call, seq: int) -> DistError | None:
         """Return why the call under way cannot end."""
