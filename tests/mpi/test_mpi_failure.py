@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
 from support.mpi import MpiRun
-from support.processes import Me, Ranks
+from support.processes import Me, Ranks, wait_until
 
 import rankmesh as dist
 
@@ -51,15 +53,13 @@ def test_a_rank_that_is_gone_is_named(ranks: Ranks, how: str) -> None:
     run = MpiRun(ranks, meet_without, 2, how=how)
     run.end(SOON)
     assert run.mpirun.code != 0
-    verb = {"killed": "failed", "exit": "failed", "raise": "left (it ended with RuntimeError: a mistake)"}.get(
-        how, "left"
-    )
+    verb = {"raise": "left (it ended with RuntimeError: a mistake)", "leave": "left"}.get(how, "failed")
     said = run.errors(0)
     # mpirun ends all when a process dies: it may be faster than the guard.
     if said or how == "leave":
         assert "RankFailedError: rank 1 (" in said, run.told()
         assert f") {verb}" in said, run.told()
-        assert "during all_reduce #" in said, run.told()
+        assert re.search("(during|after) all_reduce #", said), run.told()
 
 
 def test_a_rank_that_is_late_is_named(ranks: Ranks) -> None:
@@ -162,7 +162,7 @@ def call_after_a_loss(me: Me) -> None:
 
 
 def test_an_early_leaver_does_not_end_a_call_it_has_done_its_part_of(ranks: Ranks) -> None:
-    """Rank 0 of a broadcast has left while rank 2 has yet to come; rank 1 waits for that one in a barrier of its own."""
+    """Rank 0 of a broadcast has left when rank 2 comes."""
     assert [said.get("got") for said in MpiRun(ranks, leave_early, 3).succeed()] == [None, 7, 7]
 
 

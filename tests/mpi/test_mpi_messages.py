@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.mpi import MpiRun
-from support.processes import Me, Ranks
+from support.processes import Me, Ranks, wait_until
 
 import rankmesh as dist
 

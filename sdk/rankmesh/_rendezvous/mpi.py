@@ -50,8 +50,8 @@ def among_mpi(
             what is said here must be the same.
 
     Raises:
-        ValueError: rank or world size are not MPI's, the ranks do not agree on how they find each other, or this process
-            is to attach to a standalone agent.
+        ValueError: rank or world size are not MPI's, the ranks do not agree on how they find each other, or one is to
+            attach to a standalone agent.
         As rendezvous.
     """
     comm = mpi().COMM_WORLD
