@@ -161,6 +161,15 @@ class Calls(ABC):
             return self._submit((_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
         return self._submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
 
+    def all_reduce_again(self, array: Array, op: Any) -> bool:
+        """Do what ``all_reduce`` does, synchronously, if it did so before with such an array; say whether it was done.
+
+        Args:
+            array: see above; of any dtype: one that is not supported has not been reduced before.
+            op: the same holds.
+        """
+        return self._order.again((_ALL_REDUCE, array.dtype, array.size, op), (array, op), self.usual)
+
     def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
         key = Kind.REDUCE, array.dtype, array.size, op, self.numbers[root]
