@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+import rankmesh._debug as _debug
 from rankmesh._arrays import destination, source
 from rankmesh._call import Timeout, all_of, group_root, members_of, options
 from rankmesh._containers import Array
@@ -57,6 +60,17 @@ def all_reduce(
     """
     members = members_of(group, "all_reduce", tensor)
     if members is None:
+        return None
+    if (
+        timeout is None
+        and not async_op
+        and type(op) is ReduceOp
+        and type(tensor) is np.ndarray
+        and tensor.ndim == 1
+        and tensor.flags.carray  # contiguous and writable; what else there is to check, was the first time
+        and _debug.plain
+        and members.all_reduce_again(tensor, op)
+    ):
         return None
     array, after = destination(tensor, "tensor", members)
     how, factor = reduction(op, array.dtype)
@@ -203,7 +217,7 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
     how = options(members, timeout, False, [])
     earlier = members.failure
     try:
-        members.barrier(how)
+        members.monitored_barrier(how)
     except (CollectiveTimeoutError, GroupAbortedError) as error:  # our time was over, or another rank's a moment before
         if earlier is not None or error.op != "barrier" or not error.ranks:
             raise

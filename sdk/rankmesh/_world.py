@@ -144,6 +144,9 @@ class World:
         """Have a backend from outside carry out a group's collectives, if it is one."""
         if backend == "mesh":
             return
+        if backend == "mpi":
+            self._equip_with_mpi(made)
+            return
         from rankmesh._stores import PrefixStore
 
         store = self.store.clone()  # with a timeout of its own
@@ -158,6 +161,16 @@ class World:
                 list(made.numbers),
             )
             made.use_engine(backend, create(backend, options, pg_options))
+        except BaseException as error:
+            made.abort(error)
+            self.agent.drop_group(made)
+            raise
+
+    def _equip_with_mpi(self, made: Calls) -> None:
+        from rankmesh._debug import DebugLevel, get_debug_level
+
+        try:
+            made.use_mpi(compares=get_debug_level() is DebugLevel.DETAIL)
         except BaseException as error:
             made.abort(error)
             self.agent.drop_group(made)
@@ -259,7 +272,12 @@ def init_process_group(
         if group_name:
             settings = replace(settings, job=group_name)
         seconds = seconds_of(timeout, settings.timeout)
-        meeting = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
+        if engines.host == "mpi":
+            from rankmesh._rendezvous.mpi import among_mpi
+
+            meeting, settings = among_mpi(init_method, rank, world_size, settings, store=store, timeout=seconds)
+        else:
+            meeting = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
         world = join(meeting, settings, seconds, engines, pg_options)
         _world = world
 

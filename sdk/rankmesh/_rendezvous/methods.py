@@ -81,7 +81,7 @@ def rendezvous(
             raise ValueError(f"give either init_method={init_method!r} or store=, not both")
         if rank < 0 or world_size < 1:
             raise ValueError(f"store= needs rank= and world_size= as well, got rank={rank}, world_size={world_size}")
-        return _at(AtStore(store, _checked(rank, world_size), settings), rank, world_size, settings.hosting)
+        return at(AtStore(store, _checked(rank, world_size), settings), rank, world_size, settings.hosting)
     if not isinstance(init_method, str | None):
         raise TypeError(f"init_method must be a URL, tcp://host:port for example, got {init_method!r}")
     method = init_method or "env://"
@@ -98,10 +98,10 @@ def rendezvous(
     world_size = _number("world_size", world_size, url, settings, settings.world_size)
     hosting = hosting_in(url) or settings.hosting
     meeting = _meeting(url, method, _checked(rank, world_size), world_size, settings)
-    return _at(meeting, rank, world_size, hosting, either=url.scheme == "http")
+    return at(meeting, rank, world_size, hosting, either=url.scheme == "http")
 
 
-def _at(meeting: Meeting, rank: int, world_size: int, hosting: Hosting, *, either: bool = False) -> Rendezvous:
+def at(meeting: Meeting, rank: int, world_size: int, hosting: Hosting, *, either: bool = False) -> Rendezvous:
     """Return where to join.
 
     Args:
