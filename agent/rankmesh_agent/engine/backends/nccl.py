@@ -146,7 +146,7 @@ class NcclBackend(DeviceBackend):
     def _reduce(self, seat: _Seat, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
         native = _native(array.dtype, op)
         if native is None:
-            parts = self._rows(launch, array, seat.size) if seat.rank == root else []
+            parts = launch.rows(array, seat.size) if seat.rank == root else []
             self._gather(seat, launch, parts, array, root)
             if parts:
                 arithmetic.combine(op, parts, [array], launch.stream, launch.device)
@@ -190,7 +190,7 @@ class NcclBackend(DeviceBackend):
     ) -> None:
         native = _native(output.dtype, op)
         if native is None:
-            parts = self._rows(launch, output, seat.size)
+            parts = launch.rows(output, seat.size)
             self._all_to_all(seat, launch, parts, inputs)
             arithmetic.combine(op, parts, [output], launch.stream, launch.device)
             return
@@ -278,14 +278,8 @@ class NcclBackend(DeviceBackend):
             if peer == me and mine is not None and mine.pointer != array.pointer:
                 cuda.copy(array.pointer, mine.pointer, array.nbytes, stream)
 
-    def _rows(self, launch: Launch, like: DeviceArray, count: int) -> list[DeviceArray]:
-        """Return new arrays like another one, behind one another."""
-        memory = launch.scratch(count * like.nbytes)
-        whole = DeviceArray(memory, count * like.size, like.dtype, like.device, launch, like.streams)
-        return [whole[row * like.size : (row + 1) * like.size] for row in range(count)]
-
     def _gathered(self, seat: _Seat, launch: Launch, array: DeviceArray) -> list[DeviceArray]:
-        parts = self._rows(launch, array, seat.size)
+        parts = launch.rows(array, seat.size)
         self._all_gather(seat, launch, parts, array)
         return parts
 

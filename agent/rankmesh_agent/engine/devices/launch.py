@@ -87,11 +87,12 @@ class Launch:
         self._ended = False
         self._lock = threading.Lock()
 
-    def scratch(self, nbytes: int) -> int:
-        """Return the address of memory to work in on the stream, which is kept until the call has ended there."""
-        memory = cuda.allocate(max(nbytes, 1), self.stream)
+    def rows(self, like: DeviceArray, count: int) -> list[DeviceArray]:
+        """Return arrays like another one to work in on the stream, behind one another; kept until the call ends."""
+        memory = cuda.allocate(max(count * like.nbytes, 1), self.stream)
         self._scratch.append(memory)
-        return int(memory.ptr)
+        whole = DeviceArray(int(memory.ptr), count * like.size, like.dtype, like.device, memory, like.streams)
+        return [whole[row * like.size : (row + 1) * like.size] for row in range(count)]
 
     def launched(self) -> None:
         """Take note that all of the call has been enqueued. In the thread that did so, the device being current."""
