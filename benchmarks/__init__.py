@@ -10,12 +10,9 @@ finds where the table of algorithms switches.
     plan, run, session      which cases, how often; peers taking turns; everything one after the other
     store, stores           the same for stores
     ddp, ddp_rank           training steps with torch's DistributedDataParallel
-<<<<<<< HEAD
     mpi_overhead            what backend "mpi" adds to bare mpi4py
-=======
     gpu, gpu_rank, gpu_report
                             all_reduce of arrays on GPUs
->>>>>>> gpubench
     join, join_rank         how long a world takes to come together
     footprint               what an idle rank costs
     tune, tune_rank         where the table of algorithms switches
