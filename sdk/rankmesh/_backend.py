@@ -153,6 +153,8 @@ def resolve(backend: str | None) -> Engines:
         # Scripts name NCCL beside another one on machines without a GPU, too: then an array on one would miss it.
         if name != "nccl" or len(named) == 1:
             needs(name)
+    if cuda == "mpi" != cpu:
+        raise ValueError(f"backend {backend!r}: arrays on GPUs can go over MPI where all do: 'cpu:mpi,cuda:mpi'")
     host = "mesh" if cpu is None or cpu == "nccl" or cpu in _MESH else cpu
     device = "auto" if cuda is None else cuda if cuda in ("nccl", "mpi") else "host"
     return Engines(host, device, "nccl" if set(named.values()) == {"nccl"} else host)

@@ -75,7 +75,7 @@ def all_reduce(
     array, after = destination(tensor, "tensor", members)
     how, factor = reduction(op, array.dtype)
     if factor is not None:
-        array, after = _scaled(array, after, factor)
+        array, after = scaled(array, after, factor)
     return members.all_reduce(array, how, options(members, timeout, async_op, [tensor], after))
 
 
@@ -117,7 +117,7 @@ def reduce(
     array, after = destination(tensor, "tensor", members) if receives else (source(tensor, "tensor", members), None)
     how, factor = reduction(op, array.dtype)
     if factor is not None:
-        array, after = _scaled(array, after, factor) if receives else (premultiplied(factor, array), None)
+        array, after = scaled(array, after, factor) if receives else (premultiplied(factor, array), None)
     return members.reduce(array, how, root, options(members, timeout, async_op, [tensor], after))
 
 
@@ -232,11 +232,11 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
         ) from None
 
 
-def _scaled(array: Array, after: Callable[[], None] | None, factor: complex) -> tuple[Array, Callable[[], None] | None]:
+def scaled(array: Array, after: Callable[[], None] | None, factor: complex) -> tuple[Array, Callable[[], None] | None]:
     """Return a copy of ``array`` times ``factor`` to be reduced, and what brings the result back."""
-    scaled = premultiplied(factor, array)
+    product = premultiplied(factor, array)
 
     def back() -> None:
-        array[:] = scaled
+        array[:] = product
 
-    return scaled, all_of([back, after])
+    return product, all_of([back, after])

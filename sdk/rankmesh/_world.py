@@ -237,9 +237,9 @@ def init_process_group(
             methods. Not together with ``store``.
         timeout: how long the join, and later by default each operation, may take: timedelta or seconds; 30 minutes
             unless RANKMESH_TIMEOUT says otherwise.
-        world_size: how many ranks there are; WORLD_SIZE, Slurm's or Open MPI's variables if left out.
-        rank: which one this is; RANK, Slurm's or Open MPI's variables if left out. Where they do not say either, it is
-            given one, but for ``env://`` and a store: the lowest that nobody comes with.
+        world_size: how many ranks there are; WORLD_SIZE, or a launcher's variables (Slurm, MPI) if left out.
+        rank: which one this is; RANK, or a launcher's variables if left out. Where they do not say either, it is given
+            one, but for ``env://`` and a store: the lowest that nobody comes with.
         store: a Store that all ranks share, through which they find each other instead; needs ``rank`` and
             ``world_size``.
         group_name: keeps several jobs apart at one address, gateway or file; RANKMESH_JOB if left out.
@@ -296,6 +296,7 @@ def join(
     """
     from rankmesh._hosting import agent_for
 
+    settings = replace(settings, job=meeting.job)
     engines = engines or Engines()
     try:
         agent = agent_for(meeting, settings, timeout)

@@ -116,6 +116,13 @@ def test_nccl_is_for_arrays_on_gpus(named: str) -> None:
         resolve(named)
 
 
+@pytest.mark.parametrize("named", ["cuda:mpi", "cpu:gloo,cuda:mpi"])
+def test_mpi_for_gpus_is_mpi_for_all(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankmesh_agent.engine.backends.mpi.why_not", lambda: "")
+    with pytest.raises(ValueError, match="arrays on GPUs can go over MPI where all do: 'cpu:mpi,cuda:mpi'"):
+        resolve(named)
+
+
 @pytest.mark.parametrize("named", [5, b"gloo", ["gloo"], object()])
 def test_what_is_no_string(named: Any) -> None:
     for read in (resolve, Backend, dist.is_backend_available):
@@ -269,7 +276,7 @@ def test_an_engine_of_one_rank_is_made_used_and_closed(
         store.set("key", "value")
         assert store.get("key") == b"value"
         assert dist.get_backend() == "doubling"
-        assert dist.get_backend_config() == "cpu:doubling"
+        assert dist.get_backend_config() == "cpu:doubling,cuda:doubling"
         assert dist.group.WORLD is not None
         assert dist.group.WORLD.name() == "doubling"
         array = np.ones((2, 2)).T

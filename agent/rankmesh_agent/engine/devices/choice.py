@@ -47,7 +47,7 @@ class Choice:
         host: the group's calls on arrays in host memory.
         exchange: what the ranks tell each other through.
         hosts: what is equal for members on one host, by group rank.
-        wanted: ``nccl``, which has to be there, or ``auto``.
+        wanted: ``nccl``, which has to be there; ``mpi``, which has to take arrays on GPUs; or ``auto``.
     """
 
     def __init__(self, host: Calls, exchange: Exchange, hosts: Sequence[Hashable], wanted: str) -> None:
@@ -75,13 +75,27 @@ class Choice:
                     self._chosen = True
         return self._collectives or self._host
 
+    def for_several(self, device: int) -> DeviceCalls | None:
+        """Return who makes collectives in which each rank has arrays on several GPUs; None for host memory."""
+        calls = self.for_collectives(device)
+        return calls if isinstance(calls, DeviceCalls) and calls is self._nccl else None
+
     def for_messages(self, device: int, peer: int) -> Calls:
         """Return who carries an array on a GPU to or from a group rank: see for_collectives."""
+        if self._wanted == "mpi":
+            return self._host
         with self._lock:
             mine, theirs = self._facts(device, [self._host.rank, peer])
             if mine.no_nccl or theirs.no_nccl or mine.gpu == theirs.gpu:
                 return self._host
             return self._over_nccl()
+
+    @property
+    def name(self) -> str:
+        """What carries out the collectives, as far as that has been found: what is wanted before."""
+        if not self._chosen:
+            return self._wanted
+        return "host" if self._collectives is None else self._collectives.backend
 
     def finish(self, timeout: float) -> None:
         """Wait until the GPUs have carried out all calls so far: see DeviceCalls."""
@@ -110,6 +124,8 @@ class Choice:
 
     def _choose(self, device: int) -> DeviceCalls | None:
         host = self._host
+        if self._wanted == "mpi":
+            return self._over_mpi()
         if host.size == 1:
             return self._over_nccl() if not cuda.why_no_nccl() else None
         facts = self._facts(device, range(host.size))
@@ -142,6 +158,22 @@ class Choice:
         if host.rank == 0:
             _log.warning("arrays on GPUs go through host memory in group %r: %s; %s", host.name, why, refused)
         return None
+
+    def _over_mpi(self) -> DeviceCalls:
+        from rankmesh_agent.engine.backends.mpi.backend import MpiBackend
+        from rankmesh_agent.engine.backends.mpi.device import MpiDevice
+        from rankmesh_agent.engine.backends.mpi.library import cuda_aware
+
+        backend = self._host.order.backend
+        assert isinstance(backend, MpiBackend)  # whoever chose MPI for GPUs did so for host memory
+        if not cuda_aware():
+            raise DistBackendError(
+                "this MPI does not take arrays on GPUs: install one that is built with CUDA, or name another backend "
+                "for them: 'cpu:mpi,cuda:nccl', or 'cpu:mpi,cuda:gloo' through host memory"
+            )
+        engine = MpiDevice(backend)
+        self._host.order.use_for_devices(engine)
+        return DeviceCalls(self._host, engine, self._exchange)
 
     def _over_nccl(self) -> DeviceCalls:
         if self._nccl is None:

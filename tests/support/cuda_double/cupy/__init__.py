@@ -27,27 +27,20 @@ from cupy._array import (
     concatenate,
     empty,
     empty_like,
+    from_dlpack,
     full,
-    full_like,
     ndarray,
     ones,
     zeros,
     zeros_like,
 )
 from cupy._kernels import RawKernel, RawModule
-from cupy.cuda.memory import default_pool
 
 __version__ = "14.2.0"
 
 
 def get_default_memory_pool() -> cuda.MemoryPool:
-    return default_pool
-
-
-def get_array_module(*args: object) -> object:
-    import numpy
-
-    return __import__("cupy") if any(isinstance(one, ndarray) for one in args) else numpy
+    return cuda.memory._pool
 
 
 __all__ = [
@@ -64,9 +57,8 @@ __all__ = [
     "cuda",
     "empty",
     "empty_like",
+    "from_dlpack",
     "full",
-    "full_like",
-    "get_array_module",
     "get_default_memory_pool",
     "ndarray",
     "ones",

@@ -134,7 +134,7 @@ class Queue:
             try:
                 work()
             except Exception as error:
-                traceback.print_exc(file=sys.stderr)
+                print(f"{work.__qualname__} on a stream failed:\n{traceback.format_exc()}", file=sys.stderr)
                 _failed.append(error if isinstance(error, CUDARuntimeError) else CUDARuntimeError(719))
             del item, work, waits
             with self.changed:
@@ -189,7 +189,6 @@ class Event:
     def __init__(self, owner: Gpu, fd: int | None) -> None:
         self.gpu = owner
         self.fd = fd
-        self.at = 0.0
         self._counts = memoryview(mmap.mmap(-1 if fd is None else fd, 8 * (1 + _PENDING))).cast("Q")
 
     @property
@@ -220,7 +219,6 @@ class Event:
             self.fd = None
 
     def _happen(self, number: int) -> None:
-        self.at = time.perf_counter()
         self._counts[1 + number % _PENDING] = number
 
     @contextlib.contextmanager

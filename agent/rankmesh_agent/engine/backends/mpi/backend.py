@@ -44,6 +44,11 @@ class MpiBackend(Backend):
         self._compares = compares
         self._error: type[Exception] = mpi().Exception
 
+    @property
+    def comm(self) -> Any:
+        """The group's communicator."""
+        return self._comm
+
     def algorithm(self, call: Call) -> Algorithm:
         if call.kind is Kind.BARRIER and call.subject == MONITORED:
             return meet
