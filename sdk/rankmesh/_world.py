@@ -218,8 +218,9 @@ def init_process_group(
 
     Args:
         backend: what carries out the collectives: ``"mesh"`` (default; ``"gloo"`` and ``"tcp"`` mean the same), the
-            CPU data plane; a name given to Backend.register_backend(); or pairs of device and name, as in
-            ``"cpu:gloo,cuda:nccl"``, of which the one for ``cpu`` counts.
+            CPU data plane; ``"mpi"``, a cluster's own MPI, which then says rank, world size and where the gateway is
+            (``mpirun -n 4 python script.py``); a name given to Backend.register_backend(); or pairs of device and
+            name, as in ``"cpu:gloo,cuda:nccl"``.
         init_method: where the ranks find each other. All of these end at a gateway's HTTP address:
 
             * ``"env://"`` (default): MASTER_ADDR and MASTER_PORT; rank 0 hosts the gateway unless the launcher does.

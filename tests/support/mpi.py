@@ -19,7 +19,7 @@ from support.processes import Ranks
 _BESIDE = Path(sys.executable).parent / "mpirun"
 MPIRUN = str(_BESIDE) if _BESIDE.exists() else shutil.which("mpirun")
 """The launcher: this environment's if it has one."""
-_OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 _STARTER = Path(__file__).parent / "mpi_rank.py"
 
 
@@ -57,7 +57,7 @@ class MpiRun:
         script = ranks.script(body, arguments=arguments, uses=uses)
         assert MPIRUN is not None
         self.mpirun = ranks.launch(
-            [MPIRUN, *_OPTIONS, "-n", str(size), sys.executable, str(_STARTER), str(self.prefix), str(script)],
+            [MPIRUN, *OPTIONS, "-n", str(size), sys.executable, str(_STARTER), str(self.prefix), str(script)],
             name="mpirun",
             **env,
         )

@@ -103,7 +103,7 @@ class Calls(ABC):
 
     @property
     def medium(self) -> str:
-        """What carries the collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts) or ``self``."""
+        """What carries the collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts), ``mpi`` or ``self``."""
         return self._order.backend.medium
 
     @property

@@ -40,7 +40,8 @@ class Backend(ABC):
     """What get_backend() says."""
 
     medium: str
-    """What carries the data, for people: ``shm``, ``tcp``, ``shm+tcp`` (inside hosts, and between them) or ``self``."""
+    """What carries the data, for people: ``shm``, ``tcp``, ``shm+tcp`` (inside hosts, and between them), ``mpi`` or
+    ``self``."""
 
     @abstractmethod
     def algorithm(self, call: Call) -> Algorithm:

@@ -66,7 +66,11 @@ class Guarded:
     def look(self) -> None:
         """Look once."""
         standing, link = self._standing, self._link
-        self._progress()
+        if standing.failure is None:
+            try:
+                self._progress()
+            except DistError as error:
+                standing.give_up(error)
         standing.mesh.progress()
         call, seq, begun, deadline = standing.call, standing.seq, standing.begun, self._running.deadline.at
         if call is None or standing.mesh.closed:
