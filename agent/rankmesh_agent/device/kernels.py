@@ -1,0 +1,245 @@
+"""Reductions and scaling on a GPU: the kernel for an element type and an operation, and its launch.
+
+The results are those of ``collectives.reduction.combine``, bit for bit, but for NaN, which is NaN with whichever bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_NAME, WIDE, display, family
+from rankmesh_agent.wire.ops import ReduceOp
+
+FEW, MANY = 16, 500
+"""Sources and destinations that a kernel's argument has room for: a launch copies it, and 4 KiB are the most it can."""
+OPTIONS = ("-std=c++14", "-fmad=false")
+"""Of NVRTC: what is multiplied and then added is rounded twice, as NumPy does."""
+NAME = "run"
+"""The kernel's name in ``source``."""
+
+_HEADER = 8
+_THREADS = 256
+_BLOCKS = 8
+"""Blocks a multiprocessor, which are as many threads as it can hold."""
+_PACK = 16
+"""Bytes that a thread can move at once."""
+
+_OPERATIONS = {
+    None: "Scale",
+    ReduceOp.SUM: "Sum",
+    ReduceOp.AVG: "Average",
+    ReduceOp.PRODUCT: "Product",
+    ReduceOp.MIN: "Minimum",
+    ReduceOp.MAX: "Maximum",
+    ReduceOp.BAND: "And",
+    ReduceOp.BOR: "Or",
+    ReduceOp.BXOR: "Xor",
+    ReduceOp.PREMUL_SUM: "Sum",
+}
+_OF_BOOL: dict[ReduceOp | None, str] = {
+    ReduceOp.SUM: "Or",
+    ReduceOp.MAX: "Or",
+    ReduceOp.PRODUCT: "And",
+    ReduceOp.MIN: "And",
+}
+_ELEMENTS = {
+    FROM_NAME[name]: element
+    for name, element in {
+        "float16": "Real<Half>",
+        "float32": "Real<Single>",
+        "float64": "Real<Double>",
+        "complex32": "Pair<Half>",
+        "complex64": "Pair<Single>",
+        "complex128": "Pair<Double>",
+        "bfloat16": "Real<Narrow<2, 7, 127, IEEE>>",
+        "float8_e4m3fn": "Real<Narrow<1, 3, 7, FN>>",
+        "float8_e5m2": "Real<Narrow<1, 2, 15, IEEE>>",
+        "float8_e4m3fnuz": "Real<Narrow<1, 3, 8, FNUZ>>",
+        "float8_e5m2fnuz": "Real<Narrow<1, 2, 16, FNUZ>>",
+        "float8_e8m0fnu": "Real<Exponent>",
+    }.items()
+}
+_INTEGERS = {1: "char", 2: "short", 4: "int", 8: "long long"}
+_BYTE = np.dtype(np.uint8)
+
+
+class Kernels:
+    """Compiles kernels when they are first needed, by CuPy, and launches them on the current device.
+
+    Args:
+        multiprocessors: of the device, ``cupy.cuda.Device().attributes["MultiProcessorCount"]``.
+    """
+
+    def __init__(self, multiprocessors: int) -> None:
+        self._most_blocks = _BLOCKS * multiprocessors
+        self._compiled: dict[tuple[np.dtype[Any], ReduceOp | None, int], Any] = {}
+
+    def reduce(
+        self,
+        op: ReduceOp,
+        dtype: np.dtype[Any],
+        sources: Sequence[int],
+        destinations: Sequence[int],
+        count: int,
+        stream: int,
+        members: int | None = None,
+    ) -> None:
+        """Reduce arrays in the order given, and write the result to every destination, in one kernel.
+
+        As fast as the memory is where all addresses leave the same remainder by 16. One array is copied, whatever
+        its element type.
+
+        Args:
+            op: how, one that ``collectives.reduction.refuse`` lets through. PREMUL_SUM adds: ``scale`` comes before.
+            dtype: of all arrays.
+            sources: addresses of at least one array of ``count`` elements in the device's memory.
+            destinations: addresses of where the result goes. Any may be a source; else, none overlaps another array.
+            count: elements of each array.
+            stream: the address of the ``cudaStream_t`` to enqueue the kernel on; the current device is its own.
+            members: what AVG divides by, ``len(sources)`` by default.
+
+        Raises:
+            TypeError: GPUs have no arithmetic for the element type.
+            ValueError: there are more than MANY arrays in all, or one is not aligned to its elements.
+        """
+        if len(sources) == 1 and (op is not ReduceOp.AVG or members in (None, 1)):
+            op, dtype, count = ReduceOp.BOR, _BYTE, count * dtype.itemsize
+        self._launch(dtype, op, sources, destinations, count, stream, members=members or len(sources))
+
+    def scale(
+        self, factor: complex, dtype: np.dtype[Any], source: int, destination: int, count: int, stream: int
+    ) -> None:
+        """Multiply an array by a number, rounded once, as ``collectives.reduction.premultiplied`` does.
+
+        Args:
+            factor: an int for integers; complex only for complex elements.
+            dtype: of both arrays.
+            source: the address of ``count`` elements in the device's memory.
+            destination: the address of where the result goes; may be ``source``.
+            count: elements of each array.
+            stream: as for ``reduce``.
+
+        Raises:
+            TypeError, ValueError: as for ``reduce``.
+        """
+        self._launch(dtype, None, [source], [destination], count, stream, factor=_bits(factor, dtype))
+
+    def _launch(
+        self,
+        dtype: np.dtype[Any],
+        op: ReduceOp | None,
+        sources: Sequence[int],
+        destinations: Sequence[int],
+        count: int,
+        stream: int,
+        members: int = 1,
+        factor: tuple[int, int] = (0, 0),
+    ) -> None:
+        if count == 0 or not destinations:
+            return
+        pointers = [*sources, *destinations]
+        if len(pointers) > MANY:
+            raise ValueError(f"a kernel reads and writes {MANY} arrays at most, not {len(pointers)}")
+        room = FEW if len(pointers) <= FEW else MANY
+        head, packs = _layout(pointers, dtype, count)
+        table = np.zeros(1, table_dtype(room))
+        words = table.view(np.uint64)
+        words[:_HEADER] = count, head, packs, len(sources), len(destinations), members, *factor
+        words[_HEADER : _HEADER + len(pointers)] = pointers
+        blocks = min(-(-max(packs, count - packs * _PACK // dtype.itemsize) // _THREADS), self._most_blocks)
+        # CuPy passes an array of one element by value.
+        self._kernel(dtype, op, room)((blocks,), (_THREADS,), (table,), stream=_Stream(stream))
+
+    def _kernel(self, dtype: np.dtype[Any], op: ReduceOp | None, room: int) -> Any:
+        kernel = self._compiled.get((dtype, op, room))
+        if kernel is None:
+            import cupy
+
+            module = cupy.RawModule(code=source(dtype, op, room), options=OPTIONS)
+            kernel = self._compiled[dtype, op, room] = module.get_function(NAME)
+        return kernel
+
+
+class _Stream(NamedTuple):
+    """A stream as CuPy's kernels take it."""
+
+    ptr: int
+
+
+@functools.cache
+def source(dtype: np.dtype[Any], op: ReduceOp | None, room: int = FEW) -> str:
+    """Return the CUDA C++ of a kernel named ``run``, whose only argument is a ``table_dtype(room)`` by value.
+
+    Args:
+        dtype: of the arrays.
+        op: a reduction that ``collectives.reduction.refuse`` lets through; None for scaling.
+        room: how many sources and destinations there can be in all.
+
+    Raises:
+        TypeError: GPUs have no arithmetic for the element type.
+    """
+    return prelude() + entry(dtype, op, room, NAME)
+
+
+@functools.cache
+def prelude() -> str:
+    """Return what the kernels of all element types and operations have in common."""
+    return Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")
+
+
+def entry(dtype: np.dtype[Any], op: ReduceOp | None, room: int, name: str) -> str:
+    """Return the text of one kernel, to come after ``prelude``; see ``source``."""
+    operation = _OF_BOOL.get(op, _OPERATIONS[op]) if dtype.kind == "b" else _OPERATIONS[op]
+    return f"""
+extern "C" __global__ void __launch_bounds__({_THREADS}) {name}(const __grid_constant__ Table<{room}> table) {{
+    reduce<{_element(dtype, op)}, {operation}>(table);
+}}
+"""
+
+
+def table_dtype(room: int) -> np.dtype[Any]:
+    """Return the layout of a kernel's argument with ``room`` addresses, sources first; kernels.cu tells the meaning."""
+    header = ["count", "head", "packs", "sources", "destinations", "members"]
+    return np.dtype([*((name, "u8") for name in header), ("factor", "u8", 2), ("pointer", "u8", room)])
+
+
+def _element(dtype: np.dtype[Any], op: ReduceOp | None) -> str:
+    """Return the C++ type of an element: its format, and for integers what they are computed in."""
+    if dtype in _ELEMENTS:
+        return _ELEMENTS[dtype]
+    if dtype.kind not in "iub":
+        instead = {"float": "; use float64", "complex": "; use complex128"}.get(family(dtype), "")
+        raise TypeError(f"GPUs have no arithmetic for {display(dtype)}{instead}")
+    sign = "signed" if dtype.kind == "i" else "unsigned"
+    wide = "long long" if dtype.itemsize == 8 or (dtype.itemsize == 4 and op is ReduceOp.AVG) else "int"
+    compared = op in (ReduceOp.MIN, ReduceOp.MAX)
+    return f"Real<Integer<{sign} {_INTEGERS[dtype.itemsize]}, {sign if compared else 'unsigned'} {wide}>>"
+
+
+def _layout(pointers: Sequence[int], dtype: np.dtype[Any], count: int) -> tuple[int, int]:
+    """Return how many elements come before the first pack, and how many packs there are."""
+    remainders = {pointer % _PACK for pointer in pointers}
+    size = dtype.itemsize
+    part = size // 2 if dtype == COMPLEX32 or dtype.kind == "c" else size
+    if any(remainder % part for remainder in remainders):
+        raise ValueError(f"arrays of {display(dtype)} in a GPU's memory have to lie at multiples of {part} bytes")
+    skipped = -min(remainders) % _PACK
+    if len(remainders) > 1 or skipped % size:
+        return count, 0  # element by element
+    head = min(skipped // size, count)
+    return head, (count - head) * size // _PACK
+
+
+def _bits(factor: complex, dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return the real and the imaginary part's bits, in the type that elements are multiplied in."""
+    wide = np.dtype(np.int64 if dtype.kind == "i" else np.uint64) if dtype.kind in "iu" else WIDE.get(dtype, dtype)
+    with np.errstate(all="ignore"):
+        number = np.array([factor], wide)
+    parts = number.view(f"f{wide.itemsize // 2}") if wide.kind == "c" else number
+    bits = [int(part) for part in parts.view(f"u{parts.itemsize}")]
+    return bits[0], bits[-1] if wide.kind == "c" else 0
