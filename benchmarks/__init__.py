@@ -10,6 +10,7 @@ finds where the table of algorithms switches.
     plan, run, session      which cases, how often; peers taking turns; everything one after the other
     store, stores           the same for stores
     ddp, ddp_rank           training steps with torch's DistributedDataParallel
+    mpi_overhead            what backend "mpi" adds to bare mpi4py
     join, join_rank         how long a world takes to come together
     footprint               what an idle rank costs
     tune, tune_rank         where the table of algorithms switches

@@ -17,7 +17,7 @@ from benchmarks.session import Session
 from benchmarks.team import PeerFailedError
 
 EXAMPLE = "for a part: python -m benchmarks --only all_reduce --ranks 2 --sizes 4,65536 --peers rankmesh-shm,gloo"
-STORES, JOIN, DDP = "stores", "join", "ddp"
+STORES, JOIN, DDP, MPI = "stores", "join", "ddp", "mpi"
 STORE_ROUNDS, JOIN_ROUNDS, DDP_ROUNDS = 7, 3, 5
 OF_A_PART = {"ranks": RANKS, "sizes": SIZES, "peers": tuple(PEERS), "rounds": 7, "budget": 10.0, "seconds": 0.03}
 """Options that choose within a part, and what they are when they are not given."""
@@ -58,6 +58,7 @@ def part(options: argparse.Namespace) -> Session:
         store_rounds=options.rounds if STORES in options.only else 0,
         join_rounds=options.rounds if JOIN in options.only else 0,
         ddp_rounds={ranks: options.rounds for ranks in options.ranks if ranks in ddp.RANKS and DDP in options.only},
+        mpi_rounds=options.rounds if MPI in options.only else 0,
     )
 
 
@@ -69,7 +70,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog=EXAMPLE,
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing there, and no page")
-    known = [*OPERATIONS, STORES, DDP, JOIN]
+    known = [*OPERATIONS, STORES, DDP, JOIN, MPI]
     choice = parser.add_argument_group("a part of it")
     choice.add_argument("--only", type=names_of(known), metavar="PART,...", help=", ".join(known))
     choice.add_argument("--ranks", type=numbers, metavar="NUMBER,...")

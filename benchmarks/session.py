@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from benchmarks import ddp, footprint, join, stores
+from benchmarks import ddp, footprint, join, mpi_overhead, stores
 from benchmarks.machine import Bystanders, describe
 from benchmarks.peers import Peer, available
 from benchmarks.plan import Case, Cell, Effort
@@ -30,6 +30,7 @@ class Session:
         store_rounds: turns of each store; 0: leave stores out.
         join_rounds: how often worlds are started; 0: leave joins and idle ranks out.
         ddp_rounds: turns of each backend of training steps, by the number of ranks.
+        mpi_rounds: turns of backend mpi and of bare mpi4py; 0: leave them out.
     """
 
     cases: Sequence[Case]
@@ -37,6 +38,7 @@ class Session:
     store_rounds: int = 0
     join_rounds: int = 0
     ddp_rounds: Mapping[int, int] = field(default_factory=dict)
+    mpi_rounds: int = 0
 
     def measure(self, peers: Sequence[Peer], say: Say) -> Run:
         """Measure all of it.
@@ -50,7 +52,8 @@ class Session:
         here, left_out = available(peers)
         here_stores, no_stores = available(stores.PEERS if self.store_rounds else ())
         here_ddp, no_ddp = available(ddp.PEERS if self.ddp_rounds else ())
-        left_out += [*no_stores, *no_ddp]
+        here_mpi, no_mpi = available([mpi_overhead.PEER] if self.mpi_rounds else ())
+        left_out += [*no_stores, *no_ddp, *no_mpi]
         for line in left_out:
             say(line)
         if self.cases and not here:
@@ -61,6 +64,8 @@ class Session:
             stores.measure(here_stores, self.store_rounds, results, say)
         if here_ddp:
             ddp.measure(here_ddp, self.ddp_rounds, results, say)
+        if here_mpi:
+            mpi_overhead.measure(self.mpi_rounds, results, say)
         if self.join_rounds:
             _joins(self.join_rounds, results, say)
         others = f"{bystanders.cores():.2f} cores, on average, while this was measured"

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from support.gpus import DOUBLE, on_gpus
+from support.gpus import DOUBLE, on_gpus, with_kernels
 from support.processes import Me, Ranks
 
 pytestmark = pytest.mark.processes
@@ -112,8 +112,13 @@ def test_what_is_not_ordered_is_wrong_at_times(ranks: Ranks, ordered: bool) -> N
 
 def memory(me: Me) -> None:
     import cupy
+    import ml_dtypes
 
     from rankmesh_agent.device import cuda
+
+    class Foreign:
+        def __init__(self, array):
+            self.__cuda_array_interface__ = array.__cuda_array_interface__
 
     pool, runtime = cupy.get_default_memory_pool(), cupy.cuda.runtime
     sizes = set()
@@ -127,7 +132,14 @@ def memory(me: Me) -> None:
     me.say(own=cuda.allocation_of(own).base == own, other=cuda.allocation_of(own).id != within.id)
     me.say(none=me.attempt(cuda.allocation_of, 0x1000)["error"])
     me.say(full=me.attempt(cupy.empty, 1 << 22)["error"], alone=me.attempt(cuda.allocate_alone, 1 << 24)["text"])
-    me.say(numpy=me.attempt(np.asarray, array)["error"], shared_by=cuda.identity(0))
+    me.say(shared_by=cuda.identity(0))
+
+    # What CuPy refuses, too
+    narrow = cupy.zeros((2, 2), ml_dtypes.float8_e4m3fn)
+    refused = [(np.asarray, array), (array.fill, np.ones(1000)), (array.__add__, np.ones(1000)), (narrow.fill, 1)]
+    refused += [(cupy.ascontiguousarray, narrow.T), (hash, array)]
+    me.say(refused=[me.attempt(*call)["error"] for call in refused], moved=(narrow.copy().get() == 0).all().item())
+    me.say(same=cupy.from_dlpack(array[8:]).data.ptr - array.data.ptr, adopted=cupy.asarray(Foreign(array)).size)
 
     pinned = cuda.pinned(80)
     host = np.frombuffer(pinned, np.float64, 10)
@@ -149,6 +161,7 @@ def memory(me: Me) -> None:
     me.say(kernel=(result == array * 2).all().item(), strided=result[1::3].flags.c_contiguous)
 
 
+@with_kernels
 def test_memory_is_lent_again_and_belongs_to_allocations(ranks: Ranks) -> None:
     (rank,) = ranks.run(memory, 1, env=on_gpus([7], memory=1 << 23, delay=0))
     said = rank.said
@@ -162,7 +175,10 @@ def test_memory_is_lent_again_and_belongs_to_allocations(ranks: Ranks) -> None:
         "none": "DistBackendError",
         "full": "OutOfMemoryError",
         "alone": "cudaErrorMemoryAllocation: out of memory",
-        "numpy": "TypeError",
+        "refused": ["TypeError", "ValueError", "TypeError", "ValueError", "ValueError", "TypeError"],
+        "moved": True,
+        "same": 64,
+        "adopted": 1000,
         "before": [0] * 10,
         "is_there": True,
         "after": [0] * 10,
@@ -245,8 +261,7 @@ def collectives(me: Me) -> None:
 
     def called(name, count, to, dtype, *arguments):
         with stream:
-            source, result = cupy.zeros(count, dtype), cupy.zeros(to, dtype)
-            source[...] = (np.arange(count) + me.rank).astype(dtype)
+            source, result = cupy.asarray((np.arange(count) + me.rank).astype(dtype)), cupy.zeros(to, dtype)
             number = {"int32": 2, "float32": 7, "bfloat16": 9, "float8_e4m3fn": 10}[np.dtype(dtype).name]
             sends, counted = name != "recv", to if name == "reduceScatter" else count
             pointers = [source.data.ptr] * sends + [result.data.ptr] * (name != "send")

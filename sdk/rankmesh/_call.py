@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+import rankmesh._debug as _debug
 from rankmesh._containers import device_of
-from rankmesh._debug import note_of
 from rankmesh._world import Group, NonMember, communicator
 from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.engine.order import Options
@@ -139,9 +139,9 @@ def options(
     Raises:
         ValueError: the timeout is negative.
     """
-    detail = note_of([*inputs, *tensors] if inputs else tensors)
-    if timeout is None and not async_op and after is None and note is None and detail is None and not members.batching:
+    if _debug.plain and timeout is None and not async_op and after is None and note is None and not members.records:
         return members.usual  # nearly all calls; made once
+    detail = _debug.note_of([*inputs, *tensors] if inputs else tensors)
     limit = members.timeout if timeout is None else seconds_of(timeout, members.timeout)
     if note is None or detail is None:
         return Options(limit, async_op, tensors, after, note or detail)

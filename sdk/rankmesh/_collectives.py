@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+import rankmesh._debug as _debug
 from rankmesh._arrays import destination, source
 from rankmesh._call import Timeout, all_of, group_root, members_of, options
 from rankmesh._containers import Array
@@ -58,10 +61,21 @@ def all_reduce(
     members = members_of(group, "all_reduce", tensor)
     if members is None:
         return None
+    if (
+        timeout is None
+        and not async_op
+        and type(op) is ReduceOp
+        and type(tensor) is np.ndarray
+        and tensor.ndim == 1
+        and tensor.flags.carray  # contiguous and writable; what else there is to check, was the first time
+        and _debug.plain
+        and members.all_reduce_again(tensor, op)
+    ):
+        return None
     array, after = destination(tensor, "tensor", members)
     how, factor = reduction(op, array.dtype)
     if factor is not None:
-        array, after = _scaled(array, after, factor)
+        array, after = scaled(array, after, factor)
     return members.all_reduce(array, how, options(members, timeout, async_op, [tensor], after))
 
 
@@ -103,7 +117,7 @@ def reduce(
     array, after = destination(tensor, "tensor", members) if receives else (source(tensor, "tensor", members), None)
     how, factor = reduction(op, array.dtype)
     if factor is not None:
-        array, after = _scaled(array, after, factor) if receives else (premultiplied(factor, array), None)
+        array, after = scaled(array, after, factor) if receives else (premultiplied(factor, array), None)
     return members.reduce(array, how, root, options(members, timeout, async_op, [tensor], after))
 
 
@@ -203,7 +217,7 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
     how = options(members, timeout, False, [])
     earlier = members.failure
     try:
-        members.barrier(how)
+        members.monitored_barrier(how)
     except (CollectiveTimeoutError, GroupAbortedError) as error:  # our time was over, or another rank's a moment before
         if earlier is not None or error.op != "barrier" or not error.ranks:
             raise
@@ -218,11 +232,11 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
         ) from None
 
 
-def _scaled(array: Array, after: Callable[[], None] | None, factor: complex) -> tuple[Array, Callable[[], None] | None]:
+def scaled(array: Array, after: Callable[[], None] | None, factor: complex) -> tuple[Array, Callable[[], None] | None]:
     """Return a copy of ``array`` times ``factor`` to be reduced, and what brings the result back."""
-    scaled = premultiplied(factor, array)
+    product = premultiplied(factor, array)
 
     def back() -> None:
-        array[:] = scaled
+        array[:] = product
 
-    return scaled, all_of([back, after])
+    return product, all_of([back, after])

@@ -25,6 +25,8 @@ class DebugLevel(enum.IntEnum):
     """Errors also have every rank's shapes and the line of its program."""
 
 
+plain = False
+"""Whether the level is known to be below DETAIL: a call that asks for nothing in particular then notes nothing."""
 _level: DebugLevel | None = None
 _PACKAGE = __name__.partition(".")[0]
 
@@ -47,11 +49,12 @@ def set_debug_level(level: DebugLevel | str) -> DebugLevel:
     Raises:
         ValueError: there is no such level.
     """
-    global _level
+    global _level, plain
     try:
         _level = DebugLevel[level.upper()] if isinstance(level, str) else DebugLevel(level)
     except (KeyError, ValueError):
         raise ValueError(f"debug level {level!r} is none of OFF, INFO, DETAIL") from None
+    plain = _level is not DebugLevel.DETAIL
     return _level
 
 

@@ -16,10 +16,13 @@ from rankmesh_agent.device import cuda
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.device.streams import CupyStreams, TorchStreams
 from rankmesh_agent.engine.calls import Calls
+from rankmesh_agent.engine.devices.calls import DeviceCalls
 from rankmesh_agent.engine.devices.choice import Choice
 from rankmesh_agent.engine.devices.exchange import Exchange
 
 _CUPY = CupyStreams()
+_WIDEST_BITS = 8
+"""Bytes of the widest unsigned integer."""
 
 
 def collectives(group: Group, device: int) -> Calls:
@@ -46,6 +49,12 @@ def messages(group: Group, device: int, peer: int | None) -> Calls:
             "all arrays through host memory, from any rank"
         )
     return communicator(group) if choice is None else choice.for_messages(device, peer or 0)  # type: ignore[arg-type]
+
+
+def over_several(group: Group, device: int) -> DeviceCalls | None:
+    """Return who makes collectives in which each rank has arrays on several GPUs; None for host memory."""
+    choice = _choice(group)
+    return None if choice is None else choice.for_several(device)
 
 
 def _choice(group: Group) -> Choice | None:
@@ -108,7 +117,7 @@ def array_of(tensor: Any, name: str) -> tuple[DeviceArray, Store | None]:
         raise TypeError(f"{name} is in another byte order than this machine's: pass {name}.astype({native.name!r})")
     store = None
     if not array.flags.c_contiguous:
-        whole, array = array, cuda.cupy().ascontiguousarray(array)
+        whole, array = _bits(array), cuda.cupy().ascontiguousarray(_bits(array))
         store = _write_back(whole, array)
     return DeviceArray(array.data.ptr, array.size, native, array.device.id, array, _CUPY), store
 
@@ -129,14 +138,20 @@ def staged(tensor: Any, name: str) -> tuple[Array, Store | None]:
     if why:
         raise TypeError(f"{name} is a {kind_of(tensor)} on a GPU, which cannot be read: {why}")
     array = as_cupy(tensor)
-    host = array.get()
+    bits = _bits(array)
+    host = bits.get()
 
     def bring_back() -> None:
-        with array.device:
-            array[...] = cuda.cupy().asarray(host)
+        with bits.device:
+            bits[...] = cuda.cupy().asarray(host)
             cuda.synchronize(cuda.current_stream())  # nobody who waits for the call looks at a stream
 
-    return host, bring_back
+    return host.view(np.dtype(array.dtype)), bring_back
+
+
+def _bits(array: Any) -> Any:
+    """Return a view of an array whose elements CuPy can copy whatever their order: of float8 it cannot."""
+    return array.view(f"u{array.dtype.itemsize}") if array.dtype.itemsize <= _WIDEST_BITS else array
 
 
 def _copy_back(whole: Any, part: Any) -> Store:

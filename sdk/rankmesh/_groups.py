@@ -56,16 +56,22 @@ def get_backend(group: Group = None) -> Backend:
 
 
 def get_backend_config(group: Group = None) -> str:
-    """Return what carries out the group's collectives, by device: ``"cpu:mesh"``, ``"cpu:mesh,cuda:nccl"`` say.
+    """Return what carries out the group's collectives, by device: ``"cpu:mesh,cuda:nccl"``, for example.
+
+    For GPUs that is ``nccl``; ``cuda-ipc`` once ranks that share one have met; or what it is for the CPU, where arrays
+    on GPUs go through host memory.
 
     Raises:
         ValueError: init_process_group has not been called, or this process is not a member.
 
     Source: torch.distributed.get_backend_config
     """
-    engines = _member(group)._engines
-    device = "nccl" if engines.device == "auto" and is_nccl_available() else engines.device
-    return f"cpu:{engines.host}" + (f",cuda:{device}" if device in ("nccl", "mpi") else "")
+    member = _member(group)
+    engines, choice = member._engines, member._choice
+    device = engines.device if choice is None else choice.name
+    if device == "auto":
+        device = "nccl" if is_nccl_available() else "host"
+    return f"cpu:{engines.host},cuda:{engines.host if device == 'host' else device}"
 
 
 def get_group_rank(group: Group, global_rank: int) -> int:

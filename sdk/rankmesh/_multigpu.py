@@ -1,26 +1,30 @@
 """The functions of torch's page that take one array a device: lists of arrays, of one host's memory too.
 
-One collective brings every rank's arrays to where they are needed, and they are reduced there in the order of ranks
-and lists: simple and exact, for programs that use these functions still. Source of all:
+Where each array is on a GPU of its own, NCCL carries the calls out. Else one collective brings every rank's arrays to
+where they are needed, and they are reduced there in the order of ranks and lists: simple and exact, for programs that
+use these functions still. Source of all:
 https://pytorch.org/docs/2.1/distributed.html#multi-gpu-collective-functions
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankmesh._arrays import destination, source
-from rankmesh._call import Timeout, all_of, group_root, listed, members_of, options, whole
-from rankmesh._containers import Array
+from rankmesh._call import Timeout, all_of, first, group_root, listed, members_of, options, whole
+from rankmesh._containers import Array, device_of
 from rankmesh._reduce_op import reduction
 from rankmesh._world import Group
 from rankmesh_agent.collectives.reduction import combine, premultiplied
 from rankmesh_agent.engine.work import Work
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
+
+if TYPE_CHECKING:
+    from rankmesh_agent.engine.devices.calls import DeviceCalls
 
 
 def broadcast_multigpu(
@@ -53,6 +57,12 @@ def broadcast_multigpu(
     if members is None:
         return None
     root = group_root(members, src, None, "src")
+    gpus = _gpus(group, tensor_list)
+    if gpus is not None:
+        index = _index(src_tensor, "src_tensor", tensor_list)
+        from rankmesh import _over_gpus
+
+        return _over_gpus.broadcast(gpus, tensor_list, root, index, options(gpus, timeout, async_op, list(tensor_list)))
     arrays, after = _destinations(tensor_list, "tensor_list")
     chosen = arrays[_index(src_tensor, "src_tensor", arrays)]
     how = options(members, timeout, async_op, list(tensor_list), all_of([_copy(chosen, arrays), after]))
@@ -86,6 +96,11 @@ def all_reduce_multigpu(
     members = members_of(group, "all_reduce_multigpu")
     if members is None:
         return None
+    gpus = _gpus(group, tensor_list, op)
+    if gpus is not None:
+        from rankmesh import _over_gpus
+
+        return _over_gpus.all_reduce(gpus, tensor_list, op, options(gpus, timeout, async_op, list(tensor_list)))
     arrays, after = _destinations(tensor_list, "tensor_list")
     mine, how = _together(arrays, op)
     parts = [np.empty_like(mine) for _ in range(members.size)]
@@ -127,6 +142,12 @@ def reduce_multigpu(
     if members is None:
         return None
     root = group_root(members, dst, None, "dst")
+    gpus = _gpus(group, tensor_list, op)
+    if gpus is not None:
+        index, users = _index(dst_tensor, "dst_tensor", tensor_list), list(tensor_list)
+        from rankmesh import _over_gpus
+
+        return _over_gpus.reduce(gpus, tensor_list, root, index, op, options(gpus, timeout, async_op, users))
     arrays, after = _destinations(tensor_list, "tensor_list")
     chosen = arrays[_index(dst_tensor, "dst_tensor", arrays)]
     mine, how = _together(arrays, op)
@@ -163,6 +184,14 @@ def all_gather_multigpu(
     members = members_of(group, "all_gather_multigpu")
     if members is None:
         return None
+    gpus = _gpus(group, input_tensor_list)
+    if gpus is not None:
+        users = [tensor for outputs in output_tensor_lists for tensor in outputs]
+        from rankmesh import _over_gpus
+
+        return _over_gpus.all_gather(
+            gpus, output_tensor_lists, input_tensor_list, options(gpus, timeout, async_op, users)
+        )
     inputs = _sources(input_tensor_list, "input_tensor_list")
     mine = np.concatenate(inputs)
     _refuse_empty(output_tensor_lists, "output_tensor_lists")
@@ -213,6 +242,14 @@ def reduce_scatter_multigpu(
     members = members_of(group, "reduce_scatter_multigpu")
     if members is None:
         return None
+    gpus = _gpus(group, output_tensor_list, op)
+    if gpus is not None:
+        users = list(output_tensor_list)
+        from rankmesh import _over_gpus
+
+        return _over_gpus.reduce_scatter(
+            gpus, output_tensor_list, input_tensor_lists, op, options(gpus, timeout, async_op, users)
+        )
     outputs, after = _destinations(output_tensor_list, "output_tensor_list")
     count = len(outputs)
     _refuse_empty(input_tensor_lists, "input_tensor_lists")
@@ -239,6 +276,15 @@ def reduce_scatter_multigpu(
     return members.all_to_all(
         parts, [mine for mine, _ in pairs], options(members, timeout, async_op, users, all_of([finish, after]))
     )
+
+
+def _gpus(group: Group, tensors: Sequence[Any], op: ReduceOp | PremulSum | None = None) -> DeviceCalls | None:
+    """Return who makes the call where each array is on a GPU of its own; None where they go through host memory."""
+    if device_of(first(tensors)) is None:
+        return None
+    from rankmesh._over_gpus import members_over
+
+    return members_over(group, tensors, op)
 
 
 def _destinations(
@@ -277,7 +323,7 @@ def _check(arrays: Sequence[Array], name: str, like: Array | None, count: int | 
             )
 
 
-def _index(number: int, name: str, arrays: Sequence[Array]) -> int:
+def _index(number: int, name: str, arrays: Sequence[Any]) -> int:
     if not 0 <= whole(number, name) < len(arrays):
         raise ValueError(f"{name}={number} is not in the list, which has {len(arrays)} arrays")
     return number

@@ -36,10 +36,12 @@ def reduction(op: Any, dtype: np.dtype[Any]) -> Reduction:
     Raises:
         TypeError: ``op`` is no operation, or has no meaning for the dtype.
     """
+    if isinstance(op, ReduceOp):
+        return _checked(op, dtype)
     if isinstance(op, PremulSum):
         refuse(op, dtype)
         return Reduction(ReduceOp.PREMUL_SUM, op.factor)
-    return _checked(op if isinstance(op, ReduceOp) else _from_torch(op), dtype)
+    return _checked(_from_torch(op), dtype)
 
 
 @lru_cache(1024)

@@ -144,6 +144,9 @@ class World:
         """Have a backend from outside carry out a group's collectives, if it is one."""
         if backend == "mesh":
             return
+        if backend == "mpi":
+            self._equip_with_mpi(made)
+            return
         from rankmesh._stores import PrefixStore
 
         store = self.store.clone()  # with a timeout of its own
@@ -158,6 +161,16 @@ class World:
                 list(made.numbers),
             )
             made.use_engine(backend, create(backend, options, pg_options))
+        except BaseException as error:
+            made.abort(error)
+            self.agent.drop_group(made)
+            raise
+
+    def _equip_with_mpi(self, made: Calls) -> None:
+        from rankmesh._debug import DebugLevel, get_debug_level
+
+        try:
+            made.use_mpi(compares=get_debug_level() is DebugLevel.DETAIL)
         except BaseException as error:
             made.abort(error)
             self.agent.drop_group(made)
@@ -224,9 +237,9 @@ def init_process_group(
             methods. Not together with ``store``.
         timeout: how long the join, and later by default each operation, may take: timedelta or seconds; 30 minutes
             unless RANKMESH_TIMEOUT says otherwise.
-        world_size: how many ranks there are; WORLD_SIZE, Slurm's or Open MPI's variables if left out.
-        rank: which one this is; RANK, Slurm's or Open MPI's variables if left out. Where they do not say either, it is
-            given one, but for ``env://`` and a store: the lowest that nobody comes with.
+        world_size: how many ranks there are; WORLD_SIZE, or a launcher's variables (Slurm, MPI) if left out.
+        rank: which one this is; RANK, or a launcher's variables if left out. Where they do not say either, it is given
+            one, but for ``env://`` and a store: the lowest that nobody comes with.
         store: a Store that all ranks share, through which they find each other instead; needs ``rank`` and
             ``world_size``.
         group_name: keeps several jobs apart at one address, gateway or file; RANKMESH_JOB if left out.
@@ -259,7 +272,12 @@ def init_process_group(
         if group_name:
             settings = replace(settings, job=group_name)
         seconds = seconds_of(timeout, settings.timeout)
-        meeting = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
+        if engines.host == "mpi":
+            from rankmesh._rendezvous.mpi import among_mpi
+
+            meeting, settings = among_mpi(init_method, rank, world_size, settings, store=store, timeout=seconds)
+        else:
+            meeting = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
         world = join(meeting, settings, seconds, engines, pg_options)
         _world = world
 
@@ -278,6 +296,7 @@ def join(
     """
     from rankmesh._hosting import agent_for
 
+    settings = replace(settings, job=meeting.job)
     engines = engines or Engines()
     try:
         agent = agent_for(meeting, settings, timeout)

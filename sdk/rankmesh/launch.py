@@ -19,6 +19,7 @@ import sys
 from rankmesh._launcher.arguments import parse
 from rankmesh._launcher.gateway import LauncherGateway
 from rankmesh._launcher.leftovers import sweep
+from rankmesh._launcher.nodes import with_nodes
 from rankmesh._launcher.output import Sink, standard_sinks
 from rankmesh._launcher.parent_death import dies_with_parent
 from rankmesh._launcher.plan import Plan, plan
@@ -47,6 +48,7 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
     options = parse(argv, prog=prog, use_env=use_env)
     try:
         settings = Settings.from_env(os.environ)
+        options = with_nodes(options, settings)
         job = plan(options, settings)
         listener = _listen(job, settings) if options.node_rank == 0 else None
     except (ValueError, DistNetworkError) as error:

@@ -269,7 +269,7 @@ def test_an_engine_of_one_rank_is_made_used_and_closed(
         store.set("key", "value")
         assert store.get("key") == b"value"
         assert dist.get_backend() == "doubling"
-        assert dist.get_backend_config() == "cpu:doubling"
+        assert dist.get_backend_config() == "cpu:doubling,cuda:doubling"
         assert dist.group.WORLD is not None
         assert dist.group.WORLD.name() == "doubling"
         array = np.ones((2, 2)).T

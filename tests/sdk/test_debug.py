@@ -19,6 +19,7 @@ VARIABLES = ("RANKMESH_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been said about the level, here or in the environment."""
     monkeypatch.setattr(_debug, "_level", None)
+    monkeypatch.setattr(_debug, "plain", False)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 

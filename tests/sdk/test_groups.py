@@ -34,7 +34,7 @@ class TestAlone:
         assert dist.get_rank() == 0
         assert dist.get_world_size() == 1
         assert dist.get_backend() == "mesh"
-        assert dist.get_backend_config() == "cpu:mesh"
+        assert dist.get_backend_config() == "cpu:mesh,cuda:mesh"
         assert dist.get_process_group_ranks() == [0]
         assert dist.get_group_rank(None, 0) == dist.get_global_rank(None, 0) == 0
         assert dist.get_pg_count() == 1

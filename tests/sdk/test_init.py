@@ -143,7 +143,7 @@ def test_a_transport_can_be_forced(ranks: Ranks, transport: str) -> None:
 def test_rank_and_world_size_of_slurm_open_mpi_and_pmi(ranks: Ranks) -> None:
     port = str(free_port())
     names = [
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "3"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "3", "SLURM_STEP_ID": "0"},
         {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"},
         {"PMI_RANK": "2", "PMI_SIZE": "3"},
     ]

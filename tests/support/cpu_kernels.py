@@ -6,6 +6,8 @@ A kernel's threads run one after the other, so kernels whose threads wait for ea
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -56,21 +58,31 @@ class CpuModule:
     """
 
     def __init__(self, code: str) -> None:
-        assert COMPILER
         launchers = "".join(
             f'extern "C" void launch_{name}(unsigned blocks, unsigned threads, void** arguments) '
             f"{{ launch({name}, blocks, threads, arguments); }}\n"
             for name in _KERNEL.findall(code)
         )
-        with tempfile.TemporaryDirectory() as folder:
-            text, library = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
-            text.write_text(_WORDS + code + _LAUNCH + launchers)
-            done = subprocess.run([COMPILER, *_FLAGS, "-o", library, text], capture_output=True, text=True, timeout=300)
-            assert done.returncode == 0, done.stderr
-            self._library = ctypes.CDLL(str(library))
+        self._library = ctypes.CDLL(str(_built(_WORDS + code + _LAUNCH + launchers)))
 
     def get_function(self, name: str) -> CpuKernel:
         return CpuKernel(self._library[f"launch_{name}"])
+
+
+def _built(text: str) -> Path:
+    """Compile a text, or find what a process compiled before; return the library."""
+    assert COMPILER
+    folder = Path(tempfile.gettempdir(), f"cpu-kernels-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    library = folder / f"{hashlib.sha256(repr((text, _FLAGS)).encode()).hexdigest()}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as building:
+            source, fresh = Path(building, "kernels.cpp"), Path(building, "kernels.so")
+            source.write_text(text)
+            done = subprocess.run([COMPILER, *_FLAGS, "-o", fresh, source], capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, done.stderr
+            fresh.rename(library)
+    return library
 
 
 class CpuKernel:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import pytest
+
+from support.cpu_kernels import COMPILER
+
 DOUBLE = Path(__file__).resolve().parent / "cuda_double"
+with_kernels = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler for the kernels")
+"""For tests whose ranks launch kernels."""
 
 
 def on_gpus(

@@ -264,11 +264,15 @@ class Ranks:
 
     def command(self, *arguments: str, name: str, **variables: str) -> Rank:
         """Start a Python process with these arguments."""
+        return self.launch([sys.executable, *arguments], name=name, **variables)
+
+    def launch(self, command: Sequence[str], *, name: str, **variables: str) -> Rank:
+        """Start a process that finds what the tests import."""
         path = os.pathsep.join(
             filter(None, [str(TESTS), variables.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")])
         )
         environment = self.environment(PYTHONPATH=path, **variables)
-        rank = Rank(f"{len(self.started)}-{name}", self.folder, [sys.executable, *arguments], environment)
+        rank = Rank(f"{len(self.started)}-{name}", self.folder, command, environment)
         self.started.append(rank)
         return rank
 

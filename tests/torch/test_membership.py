@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,24 @@ def test_importing_torch_loads_next_to_nothing_of_ours(ranks: Ranks) -> None:
     rank = ranks.command("-c", f"{code}; print(torch.distributed.Backend('RankMesh'))", name="import")
     ranks.succeed([rank])
     assert rank.stdout.splitlines() == ["rankmesh rankmesh.torch", "rankmesh"]
+
+
+def come_as_launched(me: Me) -> None:
+    """Plain ``env://`` of torch's, which would want RANK and three more."""
+    import torch.distributed as c10d
+
+    import rankmesh
+
+    c10d.init_process_group("rankmesh")
+    assert c10d.get_rank() == rankmesh.get_rank() == me.rank
+    me.say(sum=summed(c10d), gateway=c10d.group.WORLD.gateway)
+    c10d.destroy_process_group()
+
+
+def test_under_slurm_torchs_env_needs_no_more_variables(ranks: Ranks) -> None:
+    job = secrets.randbelow(1 << 30)
+    step = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0"}
+    env = lambda rank: {**step, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": str(rank)}  # noqa: E731
+    for rank in ranks.run(come_as_launched, 2, uses=[summed], env=env):
+        assert rank.said["sum"] == 3.0
+        assert rank.said["gateway"] == f"http://127.0.0.1:{20000 + job % 9000}"

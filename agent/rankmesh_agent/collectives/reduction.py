@@ -96,7 +96,8 @@ def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
             ufunc(out, part, out=out)
         return
     if len(parts) == 1:
-        out[:] = parts[0]
+        if parts[0] is not out:
+            out[:] = parts[0]
         return
     if out.size == 1 and op is ReduceOp.PRODUCT and family(out.dtype) == "complex":
         # NumPy rounds a single complex product one way where the output is an operand, and another where it is not.

@@ -202,6 +202,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS}) {name}(const __grid_con
 """
 
 
+@functools.cache
 def table_dtype(room: int) -> np.dtype[Any]:
     """Return the layout of a kernel's argument with ``room`` addresses, sources first; kernels.cu tells the meaning."""
     header = ["count", "head", "packs", "sources", "destinations", "members"]

@@ -16,7 +16,7 @@ from rankmesh_agent.engine.order import Options, Order
 from rankmesh_agent.engine.registered import Outcome
 from rankmesh_agent.engine.work import Work
 from rankmesh_agent.wire.deadline import seconds_of
-from rankmesh_agent.wire.errors import DistError, DistNetworkError
+from rankmesh_agent.wire.errors import DistBackendError, DistError, DistNetworkError
 from rankmesh_agent.wire.ops import Kind, ReduceOp
 from rankmesh_agent.wire.schemas import GroupInfo
 
@@ -45,6 +45,7 @@ class Calls(ABC):
         ranks: see above.
         rank: this one's group rank.
         size: how many members there are.
+        records: whether some thread's collectives are being recorded.
         usual: how a synchronous call is to be made that asks for nothing in particular; has the default timeout.
     """
 
@@ -62,6 +63,7 @@ class Calls(ABC):
         self.rank = self.ranks.index(rank)
         self.size = len(self.ranks)
         self.usual = Options(timeout)
+        self.records = False
 
     @property
     def timeout(self) -> float:
@@ -118,6 +120,20 @@ class Calls(ABC):
             engine: see backends.custom.CustomBackend.
         """
 
+    def use_mpi(self, compares: bool) -> None:
+        """Have MPI carry out the collectives and messages from now on; a synchronous collective call.
+
+        Args:
+            compares: whether the ranks are to compare their calls before each; they do if one of them says so.
+
+        Raises:
+            DistBackendError: there is no MPI at some member, or they are not processes of one MPI job; at all of them.
+        """
+        raise DistBackendError(
+            "backend 'mpi' needs the rank's agent in this process, which makes the calls of MPI: do not attach to a "
+            "standalone agent (hosting=embedded)"
+        )
+
     @abstractmethod
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
@@ -144,6 +160,15 @@ class Calls(ABC):
         if subject:
             return self._submit((_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
         return self._submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
+
+    def all_reduce_again(self, array: Array, op: Any) -> bool:
+        """Do what ``all_reduce`` does, synchronously, if it did so before with such an array; say whether it was done.
+
+        Args:
+            array: see above; of any dtype: one that is not supported has not been reduced before.
+            op: the same holds.
+        """
+        return self._order.again((_ALL_REDUCE, array.dtype, array.size, op), (array, op), self.usual)
 
     def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
@@ -185,6 +210,10 @@ class Calls(ABC):
         """Wait until all members have come."""
         return self._submit((_BARRIER,), (), options)
 
+    def monitored_barrier(self, options: Options) -> None:
+        """Wait until all members have come, in a way that can name those who do not, whatever the backend."""
+        self.barrier(options)
+
     @abstractmethod
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         """Return an array in memory that the members share, where they share memory; a synchronous collective call.
@@ -210,6 +239,7 @@ class Calls(ABC):
             RuntimeError: a batch is open.
         """
         self._order.open_batch()
+        self.records = True
 
     @property
     def batching(self) -> bool:
@@ -219,6 +249,7 @@ class Calls(ABC):
     def close_batch(self, options: Options | None) -> list[Work]:
         """Make the recorded collectives, or with None forget them; return the Works of asynchronous ones."""
         recorded = self._order.close_batch()
+        self.records = False
         if options is None:
             return []
         works = []

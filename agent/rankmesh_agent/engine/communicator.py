@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankmesh_agent.collectives.hierarchical.hosts import Hosts, layout_of
 from rankmesh_agent.collectives.link import octets
+from rankmesh_agent.engine.backends.base import MONITORED
 from rankmesh_agent.engine.backends.custom import CustomBackend
 from rankmesh_agent.engine.backends.hosts import HostsBackend
 from rankmesh_agent.engine.backends.lent import Lent
@@ -26,7 +27,7 @@ from rankmesh_agent.engine.peer import Port, Transfer
 from rankmesh_agent.engine.records import Entry, Tally, in_flight
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
-from rankmesh_agent.engine.waits import Message, RunningCall
+from rankmesh_agent.engine.waits import Carrier, Message, RunningCall
 from rankmesh_agent.engine.work import MessageWork, Work
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.deadline import Deadline
@@ -35,6 +36,9 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.ops import Call, Kind
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo, InFlight, Member
+
+if TYPE_CHECKING:
+    from rankmesh_agent.engine.backends.mpi.group import MpiGroup
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("rankmesh")
@@ -69,10 +73,11 @@ class Communicator(Calls, Port):
         self._standing = Standing(mesh, group, name, self.ranks, members)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = Matching(mesh, group, self._standing.number)
+        self._carrier: Carrier = self._matching
+        self._mpi: MpiGroup | None = None
         self._messages = Messages(mesh.recorder)
-        self._order = Order(
-            self._standing, RunningCall(self._standing), name, MeshBackend(self._link, self.ranks, None)
-        )
+        self._running = RunningCall(self._standing)
+        self._order = Order(self._standing, self._running, name, MeshBackend(self._link, self.ranks, None))
         self._submit = self._order.submit
         self.lent: Segment | None = None
         self.elsewhere = Elsewhere(self._standing, self._link)
@@ -102,6 +107,23 @@ class Communicator(Calls, Port):
             engine: see backends.custom.CustomBackend.
         """
         self._order.use(CustomBackend(name, engine, self._link, self.ranks))
+
+    def use_mpi(self, compares: bool) -> None:
+        """See Calls."""
+        # Only here: of all jobs, few run on MPI.
+        from rankmesh_agent.engine.backends.mpi.group import MpiGroup
+        from rankmesh_agent.engine.backends.mpi.joining import Joined, join
+
+        order, standing = self._order, self._standing
+        found: list[Joined] = []
+        # A call with a number of its own: what the members told each other in the first one may still be on its way.
+        order.use(MeshBackend(self._link, self.ranks, None))
+        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)} over MPI")
+        how = order.plan(call, lambda link: found.append(join(link, self.id, compares)))
+        order.carry_out(how, (), standing.seq + 1, self.usual)
+        self._mpi = MpiGroup(found[0], standing, self._running, self._link, self._matching)
+        self._carrier = self._mpi.messages
+        order.use(self._mpi.backend)
 
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
@@ -153,6 +175,11 @@ class Communicator(Calls, Port):
             return np.empty(count, dtype)  # an engine from outside knows nothing of ours
         return self._registered(dtype, count, options, self._sharing.directory, self._sharing.job)
 
+    def monitored_barrier(self, options: Options) -> None:
+        """See Calls."""
+        subject = MONITORED if self._mpi is not None else ""
+        self._order.submit((Kind.BARRIER, None, 0, None, None, None, subject), (), options)
+
     # Point-to-point: ranks are the mesh's
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
@@ -169,18 +196,18 @@ class Communicator(Calls, Port):
         """Begin to send ``array`` to a rank; whoever calls this has to settle it, or abandon it."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
-            transfer = self._matching.send(rank, octets(array), code_of(array.dtype), tag)
+            transfer = self._carrier.send(rank, octets(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
-                self.mesh.hold(self.id, transfer)
+                self._carrier.hold(transfer)
         return self._message(transfer, "send", array, rank, tag, (rank,), options)
 
     def begin_receive(self, array: Array, rank: int, tag: int, options: Options) -> Message:
         """Begin to receive into ``array`` from a rank, or from ANY; see begin_send."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
-            transfer = self._matching.receive(rank, octets(array), code_of(array.dtype), tag)
+            transfer = self._carrier.receive(rank, octets(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
-                self.mesh.hold(self.id, transfer)
+                self._carrier.hold(transfer)
         return self._message(transfer, "recv", array, rank, tag, self._sources if rank == ANY else (rank,), options)
 
     def source(self, message: Message) -> int:
@@ -200,7 +227,7 @@ class Communicator(Calls, Port):
         deadline, standing = Deadline(options.timeout), self._standing
         what = op, array.dtype, array.size, rank, tag
         entry: Entry = standing, what, 0, deadline.begun, None, "", array.nbytes
-        return Message(standing, self._matching, transfer, entry, self._messages, partners, deadline, options.after)
+        return Message(standing, self._carrier, transfer, entry, self._messages, partners, deadline, options.after)
 
     def _follow_up(self, message: Message, options: Options, source: Callable[[], int] | None) -> Work | None:
         if not options.async_op:
@@ -253,6 +280,8 @@ class Communicator(Calls, Port):
             return
         self._closed = True
         self._standing.spread()
+        if self._mpi is not None:
+            self._mpi.close()
         with self.mesh.lock:
             self._standing.destroyed()
             unread = list(self._matching.refusals.values())
@@ -273,6 +302,8 @@ class Communicator(Calls, Port):
     def lost(self, rank: int) -> None:
         """See Port."""
         self._standing.lost(rank)
+        if self._mpi is not None:
+            self._mpi.lost()
 
     def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """See Port."""

@@ -198,6 +198,31 @@ class Order:
             raise
         return None
 
+    def again(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> bool:
+        """Make a synchronous call whose like was made before, if nothing is in its way; say whether it was made.
+
+        The short way of calls that take a few microseconds, nearly all of which have been made before.
+        """
+        worker = self._worker
+        if (
+            self._batch is not None
+            or self._queued
+            or (worker is not None and threading.current_thread() is worker)
+            or not self._turn.acquire(False)
+        ):
+            return False
+        try:
+            plan = self._plans.get(key)
+            if plan is None:
+                return False
+            standing = self._standing
+            if standing.failure is not None:
+                standing.raise_if_failed()
+            self.carry_out(plan, arguments, standing.seq + 1, options)
+        finally:
+            self._turn.release()
+        return True
+
     @property
     def batching(self) -> bool:
         """Whether this thread's calls are being recorded."""

@@ -12,7 +12,7 @@
 A receiver that does not receive holds at most WINDOW bytes a sender, then only announcements: a slow receiver bounds
 memory. A receive with another dtype or size than its message is refused, and the sender is told: where its send has
 returned already, as that of an eager message has, its next message to or from that rank raises. Ranks are global here;
-every method is called with the mesh's lock held.
+every method but wait and progress is called with the mesh's lock held.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from functools import partial
 from rankmesh_agent.engine.mesh import Mesh
 from rankmesh_agent.engine.peer import Fetch, Transfer
 from rankmesh_agent.wire import dtypes, frames
+from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.frames import Header, Opcode
 
@@ -53,10 +54,7 @@ class _Receive:
 
     def refusal(self, rank: int, dtype: int, nbytes: int) -> str:
         """Say why a message does not fit."""
-        return (
-            f"rank {rank} sent {_described(dtype, nbytes)} with tag {self.tag}, but the receive expects "
-            f"{_described(self.dtype, len(self.view))}: sizes and dtypes must be equal on both sides"
-        )
+        return mismatch(rank, self.tag, (dtype, nbytes), (self.dtype, len(self.view)))
 
 
 @dataclass(eq=False, slots=True)
@@ -112,8 +110,7 @@ class Matching:
         Raises:
             DistBackendError: the rank refused an earlier message.
         """
-        if self.refusals:
-            self._raise_refusal(rank)
+        self.raise_refusal(rank)
         transfer = Transfer()
         account = self._account(rank)
         cost = max(len(view), _MIN_COST)
@@ -134,8 +131,7 @@ class Matching:
         Raises:
             DistBackendError: the rank refused an earlier message.
         """
-        if self.refusals:
-            self._raise_refusal(source)
+        self.raise_refusal(source)
         wanted = _Receive(source, tag, dtype, view, Transfer())
         if not self.unexpected or not self._match(wanted):
             self.receives.append(wanted)
@@ -171,6 +167,31 @@ class Matching:
         else:
             self.mesh.send(rank, [self._frame(Opcode.WITHDRAW, seq=header.seq)])
         return True
+
+    def hold(self, transfer: Transfer) -> None:
+        """See to it that a message moves while nobody waits for it."""
+        self.mesh.hold(self.group, transfer)
+
+    def refuse(self, rank: int, why: str) -> None:
+        """Have the next message of a rank to or from this one fail, as its last was not what the receive expects."""
+        self._refuse(rank, _EAGER, why)
+
+    def raise_refusal(self, rank: int) -> None:
+        """Raise why a rank refused an earlier message, if it did; once."""
+        if self.refusals:
+            error = self.refusals.pop(rank, None)
+            if error is not None:
+                raise error
+
+    # Without the lock
+
+    def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
+        """Wait until ``ready()``: see Mesh.wait."""
+        return self.mesh.wait(ready, deadline)
+
+    def progress(self) -> None:
+        """Move what can be moved now."""
+        self.mesh.progress()
 
     # What comes from the peers
 
@@ -285,11 +306,6 @@ class Matching:
         elif number == _EAGER:
             self.refusals.setdefault(rank, error)
 
-    def _raise_refusal(self, rank: int) -> None:
-        error = self.refusals.pop(rank, None)
-        if error is not None:
-            raise error
-
     def _withdrawn(self, rank: int, number: int) -> None:
         """A message is not coming; the receive that was to take it waits for the next."""
         self.unexpected = deque(m for m in self.unexpected if (m.source, m.id) != (rank, number))
@@ -334,6 +350,14 @@ class Matching:
         return frames.encode(
             opcode, dtype=dtype, group=self.group, epoch=self.mesh.epoch, seq=seq, tag=tag, length=length, total=total
         )
+
+
+def mismatch(rank: int, tag: int, sent: tuple[int, int], expected: tuple[int, int]) -> str:
+    """Say why a message of a rank is refused: dtype, as a wire code, and bytes of the message and of the receive."""
+    return (
+        f"rank {rank} sent {_described(*sent)} with tag {tag}, but the receive expects {_described(*expected)}: sizes "
+        "and dtypes must be equal on both sides"
+    )
 
 
 def _described(dtype: int, nbytes: int) -> str:

@@ -7,6 +7,7 @@ import time
 from abc import abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,19 @@ Wait = Callable[[Callable[[], bool], Callable[[], list[int]]], None]
 """Waits until the first is true; the second names the group ranks still missing. Raises when that cannot come true."""
 
 Payload = memoryview | bytes
+
+
+class Reached(NamedTuple):
+    """How far another rank said that it has come: the number of its latest call, its fingerprint, and it in words."""
+
+    seq: int
+    fingerprint: int
+    words: str
+
+
 _RETELL = 0xFFFFFFFF
+_REACHED = 0xFFFFFF00
+"""The part of an ENTER that says how far a rank has come; nobody waits for it."""
 _ANSWER = 0xFFFFFFFE
 """The part of rank 0's answer in the first round; that of the next round is one less."""
 _PATIENCE = 0.05
@@ -57,6 +70,9 @@ class MessageLink(Rounds):
         group: id of the group.
         ranks: global ranks of the members, by group rank.
         rank: this process's group rank.
+
+    Attributes:
+        reached: how far the others said that they have come, by group rank; see tell_reached.
     """
 
     def __init__(self, mesh: Mesh, group: int, ranks: Sequence[int], rank: int) -> None:
@@ -77,6 +93,7 @@ class MessageLink(Rounds):
         self._fingerprint = 0
         self._wait: Wait = _never
         self._scratch = np.empty(0, np.uint8)
+        self.reached: dict[int, Reached] = {}
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
         """Begin call number ``seq``; see Rounds."""
@@ -255,6 +272,27 @@ class MessageLink(Rounds):
             self._scratch = np.empty(nbytes, np.uint8)
         return self._scratch[:nbytes]
 
+    def tell_reached(self, seq: int, fingerprint: int, words: str) -> None:
+        """Tell the others which call this rank is in, or was last, without a wait; see Reached."""
+        payload = words.encode()[: frames.SMALL]
+        header = frames.encode(
+            Opcode.ENTER,
+            group=self._group,
+            epoch=self._mesh.epoch,
+            part=_REACHED,
+            seq=seq,
+            length=len(payload),
+            fingerprint=fingerprint,
+        )
+        with self._mesh.lock:
+            for member in self._others:
+                self._mesh.send(self._ranks[member], [header, payload])
+
+    def behind(self, seq: int) -> list[int]:
+        """Return the others that have not said that they have come as far as call number ``seq``."""
+        reached = self.reached
+        return [member for member in self._others if member not in reached or reached[member].seq < seq]
+
     # What comes from the peers; with the mesh's lock held
 
     def place(self, rank: int, header: Header) -> memoryview | None:
@@ -267,6 +305,10 @@ class MessageLink(Rounds):
     def deliver(self, rank: int, header: Header, payload: Payload) -> None:
         """Take an ENTER, or note that a PART is complete."""
         if header.opcode is Opcode.ENTER:
+            if header.part == _REACHED:
+                words = bytes(payload).decode(errors="replace")
+                self.reached[self._group_rank[rank]] = Reached(header.seq, header.fingerprint, words)
+                return
             if header.seq < self._seq:
                 return  # a call that is over: the others knew without it that the rank was there
             if header.part == _RETELL:

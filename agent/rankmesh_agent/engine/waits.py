@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Protocol
 
 from rankmesh_agent.engine.messages import Messages
-from rankmesh_agent.engine.p2p import Matching
 from rankmesh_agent.engine.peer import Transfer
 from rankmesh_agent.engine.records import Entry, words
 from rankmesh_agent.engine.standing import Standing
@@ -49,9 +50,11 @@ class RunningCall:
         self.seq = standing.seq = seq
         standing.nbytes = nbytes
         self._note = note
+        # Written out here what Deadline.restart does: calling it would take longer than doing it.
         deadline = self.deadline
-        deadline.restart(seconds)
-        begun = standing.begun = deadline.begun
+        deadline.seconds = seconds
+        begun = standing.begun = deadline.begun = monotonic()
+        deadline.at = begun + seconds
         return begun
 
     @property
@@ -98,12 +101,34 @@ class RunningCall:
             self.check(missing)
 
 
+class Carrier(Protocol):
+    """What carries a group's messages: see p2p.Matching, which does over the mesh."""
+
+    def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
+        """Begin to send ``view`` to a rank."""
+
+    def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
+        """Begin to receive into ``view`` from a rank, or from any."""
+
+    def hold(self, transfer: Transfer) -> None:
+        """See to it that a message moves while nobody waits for it."""
+
+    def cancel(self, transfer: Transfer) -> bool:
+        """Undo a transfer that has not begun; False if data may be on its way."""
+
+    def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
+        """Wait until ``ready()``; without the mesh's lock, which the others need, and ``ready`` is called with."""
+
+    def progress(self) -> None:
+        """Move what can be moved now, also without the lock."""
+
+
 class Message:
     """A point-to-point message under way; what MessageWork asks for.
 
     Args:
         standing: of its group.
-        matching: where it was begun.
+        carrier: where it was begun.
         transfer: what was begun.
         entry: what is kept of it.
         messages: where it is noted.
@@ -115,7 +140,7 @@ class Message:
     def __init__(
         self,
         standing: Standing,
-        matching: Matching,
+        carrier: Carrier,
         transfer: Transfer,
         entry: Entry,
         messages: Messages,
@@ -126,7 +151,7 @@ class Message:
         self.transfer = transfer
         self.deadline = deadline
         self._standing = standing
-        self._matching = matching
+        self._carrier = carrier
         self._entry = entry
         self._messages = messages
         self._partners = partners
@@ -155,9 +180,9 @@ class Message:
     def _await(self, deadline: Deadline | None) -> bool:
         standing, transfer = self._standing, self.transfer
         if deadline is None:
-            standing.mesh.progress()
+            self._carrier.progress()
         else:
-            standing.mesh.wait(lambda: transfer.done or self._hopeless(), deadline)
+            self._carrier.wait(lambda: transfer.done or self._hopeless(), deadline)
         if transfer.done:
             return True
         standing.raise_if_failed()
@@ -172,7 +197,7 @@ class Message:
     def abandon(self, error: BaseException) -> None:
         """Undo a message that will not be waited for any longer; if its data is on the way, give the group up."""
         with self._standing.mesh.lock:
-            undone = self._matching.cancel(self.transfer)
+            undone = self._carrier.cancel(self.transfer)
             undone |= all(rank in self._standing.mesh.lost for rank in self._partners)
         if not undone:
             self._standing.give_up(error)

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from rankmesh_agent.wire.launchers import Launcher, launcher_in
+from rankmesh_agent.wire.variables import whole
+
 Transport = Literal["auto", "tcp", "shm"]
 Pickle = Literal["authenticated", "never"]
 Hosting = Literal["auto", "attached", "embedded"]
@@ -19,19 +22,17 @@ Hosting = Literal["auto", "attached", "embedded"]
 DEFAULT_TIMEOUT = 1800.0
 """Seconds an operation may take when nobody says otherwise: torch's 30 minutes."""
 
-_RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-_WORLD_SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-_LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-
 
 @dataclass(frozen=True)
 class Settings:
     """What the environment says. Names people already set for torch, Slurm and Open MPI are taken as they are.
 
     Attributes:
-        rank: RANK, or the rank Open MPI, PMI or Slurm gave.
-        world_size: WORLD_SIZE, or what those say.
-        local_rank: LOCAL_RANK, or what those say.
+        rank: RANK, or the rank the launcher gave.
+        world_size: WORLD_SIZE, or what the launcher says.
+        local_rank: LOCAL_RANK, or what the launcher says.
+        launcher: Open MPI, MPICH, Slurm or Kubernetes, if one of them gave this process its rank, and not torchrun,
+            ``rankmesh run`` or a person, who set RANK.
         master_addr: MASTER_ADDR, the host of the gateway.
         master_port: MASTER_PORT, the port of the gateway.
         gateway: RANKMESH_GATEWAY, the URL of a gateway that already runs; the launcher sets it.
@@ -52,6 +53,7 @@ class Settings:
         hosting: RANKMESH_HOSTING, whether this process attaches to a standalone agent (``attached``) or has its own
             (``embedded``); ``auto`` attaches where an http:// gateway has standalone agents.
         elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
+        torchrun_store: TORCHELASTIC_USE_AGENT_STORE, whether torchrun has a store at MASTER_ADDR and MASTER_PORT.
         flight_recorder: RANKMESH_FLIGHT_RECORDER, how many of the latest operations to remember; 0 for none.
         debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
@@ -59,6 +61,7 @@ class Settings:
     rank: int | None = None
     world_size: int | None = None
     local_rank: int | None = None
+    launcher: Launcher | None = None
     master_addr: str | None = None
     master_port: int | None = None
     gateway: str | None = None
@@ -76,6 +79,7 @@ class Settings:
     max_body: int = 1 << 30
     hosting: Hosting = "auto"
     elastic_run: str | None = None
+    torchrun_store: bool = False
     flight_recorder: int = 1000
     debug: str = "OFF"
 
@@ -98,12 +102,19 @@ class Settings:
             raise ValueError(f"RANKMESH_HOSTING={hosting!r}: set it to 'attached' or 'embedded', or leave it out")
         interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
         timeout = environ.get("RANKMESH_TIMEOUT")
+        rank, local_rank = whole(environ, "RANK"), whole(environ, "LOCAL_RANK")
+        world_size = whole(environ, "WORLD_SIZE", at_least=1)
+        launcher = launcher_in(environ) if rank is None else None
+        if launcher is not None:
+            rank, world_size = launcher.rank, world_size or launcher.world_size
+            local_rank = launcher.local_rank if local_rank is None else local_rank
         return cls(
-            rank=_whole(environ, _RANK_NAMES),
-            world_size=_whole(environ, _WORLD_SIZE_NAMES, at_least=1),
-            local_rank=_whole(environ, _LOCAL_RANK_NAMES),
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            launcher=launcher,
             master_addr=environ.get("MASTER_ADDR") or None,
-            master_port=_whole(environ, ("MASTER_PORT",), at_most=65535),
+            master_port=whole(environ, "MASTER_PORT", at_most=65535),
             gateway=environ.get("RANKMESH_GATEWAY") or None,
             job=environ.get("RANKMESH_JOB") or "default",
             token=_token(environ),
@@ -112,15 +123,16 @@ class Settings:
             advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
             interface=_first_interface(interface) if interface else None,
             shm_dir=environ.get("RANKMESH_SHM_DIR") or "/dev/shm",
-            slot_bytes=_whole(environ, ("RANKMESH_SLOT_BYTES",), at_least=4096) or cls.slot_bytes,
-            eager_bytes=_or_default(_whole(environ, ("RANKMESH_EAGER_BYTES",), at_most=1 << 20), cls.eager_bytes),
+            slot_bytes=whole(environ, "RANKMESH_SLOT_BYTES", at_least=4096) or cls.slot_bytes,
+            eager_bytes=_or_default(whole(environ, "RANKMESH_EAGER_BYTES", at_most=1 << 20), cls.eager_bytes),
             timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
             pickle=cast(Pickle, pickle),
-            max_body=_whole(environ, ("RANKMESH_MAX_BODY",), at_least=1) or cls.max_body,
+            max_body=whole(environ, "RANKMESH_MAX_BODY", at_least=1) or cls.max_body,
             hosting=cast(Hosting, hosting),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
+            torchrun_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             flight_recorder=_or_default(
-                _whole(environ, ("RANKMESH_FLIGHT_RECORDER",), at_most=1 << 20), cls.flight_recorder
+                whole(environ, "RANKMESH_FLIGHT_RECORDER", at_most=1 << 20), cls.flight_recorder
             ),
             debug=_debug(environ),
         )
@@ -180,24 +192,6 @@ def _token(environ: Mapping[str, str]) -> str:
     if token or not path:
         return token or ""
     return token_in(Path(path))
-
-
-def _whole(
-    environ: Mapping[str, str], names: tuple[str, ...], *, at_least: int = 0, at_most: int | None = None
-) -> int | None:
-    for name in names:
-        text = environ.get(name, "").strip()
-        if not text:
-            continue
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(f"{name}={text!r} is not a whole number") from None
-        if value < at_least or (at_most is not None and value > at_most):
-            upper = "" if at_most is None else f" and at most {at_most}"
-            raise ValueError(f"{name}={value} is out of range: it must be at least {at_least}{upper}")
-        return value
-    return None
 
 
 def _debug(environ: Mapping[str, str]) -> str:

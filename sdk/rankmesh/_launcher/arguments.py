@@ -14,6 +14,8 @@ from rankmesh._launcher.devices import cores, gpus
 from rankmesh._launcher.torchrun import spellings
 from rankmesh._launcher.torchrun import take as take_theirs
 
+AUTO = 0
+"""``--nnodes auto``, as a number of nodes: rankmesh._launcher.nodes finds out how many there are."""
 DEFAULT_PORT = 29500
 """MASTER_PORT of a job on several nodes when nobody chooses one: torchrun's."""
 
@@ -37,7 +39,7 @@ class Options:
         use_env: whether a rank finds its LOCAL_RANK in the environment only, not in its first argument too.
         name: the program's name, for people.
         nproc: ranks on this node.
-        nnodes: nodes of the job.
+        nnodes: nodes of the job, AUTO if whoever started this launcher says it.
         node_rank: which of them this is.
         master_addr: host of the gateway.
         master_port: its port; 0 is any free one.
@@ -85,18 +87,22 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         parser.error("--module and --no-python exclude each other")
     if given.no_python and not given.use_env:
         parser.error("--no-python needs --use-env: a program need not understand --local-rank")
+    if given.nnodes == AUTO and (given.node_rank is not None or given.master_addr or given.rdzv_endpoint):
+        parser.error(
+            "--nnodes auto finds --node-rank and --master-addr as well: leave them out (MASTER_ADDR overrides)"
+        )
     if given.nnodes > 1 and given.rdzv_backend == "c10d" and given.node_rank is None:
         parser.error("nodes do not number themselves: give each its --node-rank, and 0 to the one that others reach")
     node_rank = given.node_rank or 0
-    if node_rank >= given.nnodes:
+    if node_rank >= max(given.nnodes, 1):
         parser.error(f"--node-rank {node_rank}: with --nnodes {given.nnodes} it is 0 to {given.nnodes - 1}")
-    address, port = given.master_addr.strip("[]"), given.master_port
+    address, port = given.master_addr.strip("[]") or "127.0.0.1", given.master_port
     if given.rdzv_endpoint and not given.standalone:
         address, port = given.rdzv_endpoint
     if given.nnodes > 1 and port == 0:
         parser.error("port 0 takes any free port, which the other nodes cannot know; choose one")
     if port is None:
-        port = 0 if given.nnodes == 1 else DEFAULT_PORT
+        port = DEFAULT_PORT if given.nnodes > 1 else 0
     words = given.program[1:] if given.program[0] == "--" else given.program
     return Options(
         program=_program(parser, words[0], module=given.module, no_python=given.no_python),
@@ -132,9 +138,15 @@ def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
 
     ranks = "ranks on this node, or 'cpu': one a core, 'gpu': one a GPU, 'auto': gpu if there is one, else cpu"
     add("nproc-per-node", type=_nproc, default=1, metavar="N", help=ranks)
-    add("nnodes", type=_nodes, default=1, metavar="N", help="nodes of the job (default: 1)")
+    add(
+        "nnodes",
+        type=_nodes,
+        default=1,
+        metavar="N",
+        help="nodes of the job (default: 1), or 'auto': what Slurm, mpirun or Kubernetes started, one launcher a node",
+    )
     add("node-rank", type=_whole, metavar="N", help="which node this is, from 0 (default); node 0 hosts the gateway")
-    add("master-addr", default="127.0.0.1", metavar="HOST", help="address of node 0 (default: 127.0.0.1)")
+    add("master-addr", default="", metavar="HOST", help="address of node 0 (default: 127.0.0.1)")
     add(
         "master-port",
         type=_port,
@@ -201,6 +213,8 @@ def _nproc(text: str) -> int:
 
 
 def _nodes(text: str) -> int:
+    if text == "auto":
+        return AUTO
     least, _, most = text.partition(":")
     if most and most != least:
         raise argparse.ArgumentTypeError(f"{text!r}: a job's nodes do not come and go, give their number")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from rankmesh._launcher.arguments import Options
+from rankmesh_agent.wire.launchers import plain
 from rankmesh_agent.wire.settings import Settings
 
 
@@ -92,7 +92,7 @@ def plan(options: Options, settings: Settings) -> Plan:
     """
     if options.nnodes == 1:
         name = options.job or options.name.removesuffix(".py")
-        job = f"{_plain(name)[:40]}-{secrets.token_hex(4)}"
+        job = f"{plain(name)[:40]}-{secrets.token_hex(4)}"
         return Plan(options, job, token_of(settings), options.master_port)
     if not settings.token:
         raise ValueError(
@@ -102,7 +102,7 @@ def plan(options: Options, settings: Settings) -> Plan:
     job = options.job or settings.job
     if job == Settings.job:
         job = f"{options.master_addr}-{options.master_port}"
-    return Plan(options, _plain(job), settings.token, options.master_port)
+    return Plan(options, plain(job), settings.token, options.master_port)
 
 
 def token_of(settings: Settings) -> str:
@@ -113,8 +113,3 @@ def token_of(settings: Settings) -> str:
 def hand_token(token: str, environ: MutableMapping[str, str]) -> None:
     """Put a job's secret into the environment of a process that belongs to it."""
     environ["RANKMESH_TOKEN"] = token
-
-
-def _plain(text: str) -> str:
-    """Return the text with what does not belong into a file name or a URL replaced."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)

@@ -17,11 +17,15 @@ class Meeting(ABC):
     Args:
         settings: what the environment says.
         bind_host: the address this rank's agent listens on.
+
+    Attributes:
+        job: the job's name.
     """
 
     def __init__(self, settings: Settings, bind_host: str) -> None:
         self._settings = settings
         self._hosted: HostedGateway | None = None
+        self.job = settings.job
         self.bind_host = bind_host
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -10,12 +11,17 @@ from urllib.parse import SplitResult, urlsplit
 from rankmesh._rendezvous import handlers
 from rankmesh._rendezvous.address import AtAddress
 from rankmesh._rendezvous.file import AtFile
+from rankmesh._rendezvous.launched import placed
 from rankmesh._rendezvous.meeting import LOOPBACK, Known, Meeting
 from rankmesh._rendezvous.multicast import AtMulticast
 from rankmesh._rendezvous.store import AtStore
+from rankmesh._rendezvous.torchrun import store_at
 from rankmesh._rendezvous.urls import hosting_in, is_multicast, number_in, path_of, place_of, url_for
 from rankmesh_agent.wire.schemas import UNASSIGNED
 from rankmesh_agent.wire.settings import Hosting, Settings
+
+_STARTERS = "'rankmesh run', torchrun, srun, mpirun, mpiexec, and an Indexed Job of Kubernetes"
+"""Who tells a process which rank it is, and where rank 0 is."""
 
 
 class Rendezvous(NamedTuple):
@@ -24,6 +30,7 @@ class Rendezvous(NamedTuple):
     Attributes:
         rank: this process's rank, UNASSIGNED (-1) if the gateway is to choose one.
         world_size: ranks in the job.
+        job: the job's name.
         find: returns the gateway's URL, None while it is not known.
         bind_host: the address this rank's agent listens on.
         hosting: whether to attach to a standalone agent; None: wherever the gateway has some.
@@ -33,6 +40,7 @@ class Rendezvous(NamedTuple):
 
     rank: int
     world_size: int
+    job: str
     find: Callable[[], str | None]
     bind_host: str
     hosting: Literal["attached", "embedded"] | None
@@ -73,7 +81,7 @@ def rendezvous(
             raise ValueError(f"give either init_method={init_method!r} or store=, not both")
         if rank < 0 or world_size < 1:
             raise ValueError(f"store= needs rank= and world_size= as well, got rank={rank}, world_size={world_size}")
-        return _at(AtStore(store, _checked(rank, world_size), settings), rank, world_size, settings.hosting)
+        return at(AtStore(store, _checked(rank, world_size), settings), rank, world_size, settings.hosting)
     if not isinstance(init_method, str | None):
         raise TypeError(f"init_method must be a URL, tcp://host:port for example, got {init_method!r}")
     method = init_method or "env://"
@@ -82,14 +90,18 @@ def rendezvous(
         seconds = timedelta(seconds=settings.timeout if timeout is None else timeout)
         store, rank, world_size = next(handlers.rendezvous(method, rank, world_size, timeout=seconds))
         return rendezvous(None, rank, world_size, settings, store=store)
-    rank = _number("rank", rank, url, settings.rank, default=None if url.scheme == "env" else UNASSIGNED)
-    world_size = _number("world_size", world_size, url, settings.world_size)
+    if _said(rank, url, "rank") is not None:
+        settings = replace(settings, launcher=None)  # who gives ranks may mean other processes than the launcher's
+    settings = replace(settings, job=_job(settings))
+    required = url.scheme == "env"
+    rank = _number("rank", rank, url, settings, settings.rank, default=None if required else UNASSIGNED)
+    world_size = _number("world_size", world_size, url, settings, settings.world_size)
     hosting = hosting_in(url) or settings.hosting
     meeting = _meeting(url, method, _checked(rank, world_size), world_size, settings)
-    return _at(meeting, rank, world_size, hosting, either=url.scheme == "http")
+    return at(meeting, rank, world_size, hosting, either=url.scheme == "http")
 
 
-def _at(meeting: Meeting, rank: int, world_size: int, hosting: Hosting, *, either: bool = False) -> Rendezvous:
+def at(meeting: Meeting, rank: int, world_size: int, hosting: Hosting, *, either: bool = False) -> Rendezvous:
     """Return where to join.
 
     Args:
@@ -100,7 +112,9 @@ def _at(meeting: Meeting, rank: int, world_size: int, hosting: Hosting, *, eithe
         either: whether the gateway says where the agent is if the user does not.
     """
     chosen = hosting if hosting != "auto" else None if either else "embedded"
-    return Rendezvous(rank, world_size, meeting.find, meeting.bind_host, chosen, meeting.close, meeting.forget)
+    return Rendezvous(
+        rank, world_size, meeting.job, meeting.find, meeting.bind_host, chosen, meeting.close, meeting.forget
+    )
 
 
 def _meeting(url: SplitResult, method: str, rank: int, world_size: int, settings: Settings) -> Meeting:
@@ -127,14 +141,24 @@ def _from_environment(rank: int, world_size: int, settings: Settings) -> Meeting
     if settings.gateway is not None:
         host, port = place_of(urlsplit(settings.gateway), f"RANKMESH_GATEWAY={settings.gateway}")
         return Known(url_for(host, port), host, port, settings)
+    if settings.launcher is not None:
+        settings = placed(settings, settings.launcher)
     if settings.master_port is None:
         raise ValueError(
             "env:// needs MASTER_PORT, the port of the gateway that rank 0 hosts (and MASTER_ADDR, its host); "
-            "'rankmesh run' sets them"
+            f"{_STARTERS} say them"
         )
     if settings.master_addr is None and rank != 0:
-        raise ValueError("env:// needs MASTER_ADDR, the host of rank 0; 'rankmesh run' sets it")
+        raise ValueError(f"env:// needs MASTER_ADDR, the host of rank 0; {_STARTERS} say it")
+    if settings.torchrun_store and settings.master_addr is not None:
+        return AtStore(store_at(settings.master_addr, settings.master_port), rank, settings)
     return _at_address(settings.master_addr or LOOPBACK, settings.master_port, rank, world_size, settings)
+
+
+def _job(settings: Settings) -> str:
+    """Return the job's name: what somebody chose, else what the launcher calls it."""
+    launchers = settings.launcher.job() if settings.launcher is not None and settings.job == Settings.job else ""
+    return launchers or settings.job
 
 
 def _at_address(host: str, port: int, rank: int, world_size: int, settings: Settings) -> Meeting:
@@ -151,11 +175,21 @@ def _checked(rank: int, world_size: int) -> int:
     return rank
 
 
-def _number(name: str, given: int, url: SplitResult, environment: int | None, default: int | None = None) -> int:
+def _number(
+    name: str, given: int, url: SplitResult, settings: Settings, environment: int | None, default: int | None = None
+) -> int:
     """Return the first that is said of an argument, the URL and the environment; -1 says nothing."""
-    for said in (given, number_in(url, name), environment):
-        if said not in (None, -1):
-            return int(said)
-    if default is not None:
-        return default
-    raise ValueError(f"{name} is not known: pass {name}=, append ?{name}= to the init_method, or set {name.upper()}")
+    for number in (_said(given, url, name), environment, default):
+        if number is not None:
+            return number
+    if settings.launcher is not None:
+        raise ValueError(f"{name} is not known: {settings.launcher.wrong}. Or pass {name}=")
+    raise ValueError(
+        f"{name} is not known: pass {name}=, append ?{name}= to the init_method, set {name.upper()}, or start with "
+        f"what sets it: {_STARTERS}"
+    )
+
+
+def _said(given: int, url: SplitResult, name: str) -> int | None:
+    """Return what an argument says, or the URL; None if neither says anything, as -1 does."""
+    return next((number for number in (given, number_in(url, name)) if number not in (None, -1)), None)

@@ -38,7 +38,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _take_over_env() -> None:
-    """Have torch's ``env://`` go to the mesh's store under ``rankmesh run``, whose MASTER_PORT is the gateway's.
+    """Have torch's ``env://`` go to the mesh's store where ``launched()``: under ``rankmesh run``, srun, mpirun.
 
     torch's own would host, or look for, a store of its own there. There is no public way to change a scheme of torch's:
     where its table is not found, only ``rankmesh run`` with another init method works.

@@ -1,4 +1,7 @@
-"""torch's ``env://`` under ``rankmesh run``: MASTER_PORT is a gateway's there, and torch's store is the mesh's."""
+"""torch's ``env://`` under ``rankmesh run``, whose MASTER_PORT is a gateway's, and under srun or mpirun, without any.
+
+torch's store is the mesh's then.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,14 @@ _NAMES = ("rank", "world_size")
 
 
 def launched() -> bool:
-    """Whether ``rankmesh run``, or whoever else says where a gateway is, started this process: RANKMESH_GATEWAY."""
+    """Whether ``env://`` is ours: somebody says where a gateway is, or a launcher whose variables torch does not know.
+
+    MASTER_PORT without a gateway is torch's: the user sets what torch wants.
+    """
     settings = Settings.from_env(os.environ)
-    return settings.gateway is not None and settings.hosting != "attached"
+    if settings.hosting == "attached":
+        return False
+    return settings.gateway is not None or (settings.launcher is not None and settings.master_port is None)
 
 
 def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:

@@ -122,7 +122,7 @@ def assert_same(got: Array, wanted: Array) -> None:
     unsigned = f"u{part.itemsize}"
     same = got.view(unsigned) == wanted.view(unsigned)
     if family(part) == "float":
-        same |= np.isnan(got.astype(np.float64)) & np.isnan(wanted.astype(np.float64))
+        same |= (got != got) & (wanted != wanted)
     wrong = np.flatnonzero(~same)
     assert wrong.size == 0, f"{wrong.size} differ, first [{wrong[0]}]: {got[wrong[0]]!r}, not {wanted[wrong[0]]!r}"
 

@@ -13,7 +13,16 @@ import sys
 from typing import Any
 
 MODULES = ("cupy", "cupy.cuda", "cupy.cuda.memory", "cupy.cuda.nccl", "cupy.cuda.pinned_memory", "cupy.cuda.runtime")
-_SPECIAL = ("__cuda_array_interface__", "__cuda_stream__", "__enter__", "__exit__", "__array__", "__call__")
+_SPECIAL = (
+    "__cuda_array_interface__",
+    "__cuda_stream__",
+    "__enter__",
+    "__exit__",
+    "__array__",
+    "__call__",
+    "__dlpack__",
+    "__dlpack_device__",
+)
 
 
 def public() -> list[str]:

@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Protocol
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.wire.ops import Call
 
+MONITORED = "monitored"
+"""The subject of a barrier that must name who is missing, without the end of the process, whatever carries it out."""
+
 
 class Watch(Protocol):
     """How a running call learns that it cannot go on. Ranks are group ranks."""

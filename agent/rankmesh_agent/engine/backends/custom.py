@@ -8,9 +8,9 @@ from typing import Any
 
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.engine.backends.base import Watch
+from rankmesh_agent.engine.backends.meeting import meet
 from rankmesh_agent.engine.backends.mesh import MeshBackend
 from rankmesh_agent.engine.rounds import Rounds
-from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call
 
@@ -44,11 +44,7 @@ class CustomBackend(MeshBackend):
         return found  # type: ignore[no-any-return]
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
-        try:
-            self._link.begin(watch.seq, watch.call.fingerprint, watch.wait)
-            self._link.enter()
-        except DisagreementError:
-            self._disagree(watch)
+        meet(self._link, watch)
         algorithm(*arguments)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from rankmesh_agent.collectives.hierarchical.hosts import Hosts
 from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, algorithm
 from rankmesh_agent.engine import registered
 from rankmesh_agent.engine.backends.base import Watch
+from rankmesh_agent.engine.backends.meeting import disagree
 from rankmesh_agent.engine.backends.mesh import MeshBackend
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.transports.segment import DisagreementError
@@ -51,7 +52,7 @@ class HostsBackend(MeshBackend):
             )
             self._quiet.run(algorithm, hosts if algorithm in OVER_HOSTS else self._link, *arguments)
         except DisagreementError:
-            self._disagree(watch)
+            disagree(self._link, watch)
 
     def close(self) -> None:
         self._hosts = None

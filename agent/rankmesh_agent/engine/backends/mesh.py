@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from rankmesh_agent.collectives.reduction import quiet
 from rankmesh_agent.collectives.select import Algorithm, Medium, algorithm
 from rankmesh_agent.engine import registered
 from rankmesh_agent.engine.backends.base import Backend, Watch
+from rankmesh_agent.engine.backends.meeting import disagree
 from rankmesh_agent.engine.rounds import Rounds
 from rankmesh_agent.transports.segment import DisagreementError, Segment
-from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call, Kind
-
-_NOTE = 4096
-"""Characters of a rank's note that the others are told."""
 
 
 class MeshBackend(Backend):
@@ -62,7 +58,7 @@ class MeshBackend(Backend):
                 self._link.begin(watch.seq, watch.call.fingerprint, watch.wait)
                 self._quiet.run(algorithm, self._link, *arguments)
         except DisagreementError:
-            self._disagree(watch)
+            disagree(self._link, watch)
         except BaseException:
             if segment is not None:
                 segment.leave()
@@ -70,21 +66,3 @@ class MeshBackend(Backend):
 
     def close(self) -> None:
         self._segment = None
-
-    def _disagree(self, watch: Watch) -> NoReturn:
-        """Ask everyone what they called, over messages in any case, and say it."""
-        call = watch.call
-        mine = json.dumps([str(call), watch.note()[:_NOTE]]).encode()
-        self._link.begin(watch.seq, 0, watch.wait)
-        said = [json.loads(bytes(payload)) for payload in self._link.retell(mine)]
-        table = "; ".join(
-            f"rank {rank}: {words}{f' ({note})' if note else ''}"
-            for rank, (words, note) in zip(watch.numbers, said, strict=True)
-        )
-        raise CollectiveMismatchError(
-            f"the ranks did not make the same call as #{watch.seq} of the group: {table}. No array was changed; find "
-            "the rank that took another branch, or whose array has another shape or dtype",
-            ranks=[rank for rank, (words, _) in zip(watch.numbers, said, strict=True) if words != str(call)],
-            op=call.name,
-            seq=watch.seq,
-        )

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -56,6 +55,14 @@ _POLL_SECONDS = 0.05
 T = TypeVar("T")
 
 
+class _Seat(NamedTuple):
+    """A place in a communicator: this rank's, or one of several it has there, on a GPU each."""
+
+    comm: Any
+    rank: int
+    size: int
+
+
 class _Native:
     """A reduction that NCCL does.
 
@@ -66,6 +73,11 @@ class _Native:
 
     def __init__(self, kind: int, op: int, width: int = 1) -> None:
         self.type, self.op, self.width = kind, op, width
+
+
+def reduces(dtype: np.dtype[Any], op: ReduceOp) -> bool:
+    """Whether NCCL does a reduction by itself."""
+    return _native(dtype, op) is not None
 
 
 def _native(dtype: np.dtype[Any], op: ReduceOp) -> _Native | None:
@@ -98,81 +110,102 @@ class NcclBackend(DeviceBackend):
         self._size = size
         self._group = group
         self._nccl = cuda.nccl()
-        self._comms: dict[tuple[str, int], Any] = {}
-        self._numbers = itertools.count()
-        self._pairs: dict[int, int] = {}
+        self._connections: dict[tuple[str, tuple[int, ...]], list[_Seat]] = {}
         self._lock = threading.Lock()
         self._aborted = False
 
     def algorithm(self, call: Call) -> Algorithm:
-        return functools.partial(_ALGORITHMS[call.kind], self)
+        """Return what carries out a call; one with a subject has several arrays, each on a GPU of its own."""
+        method = _ALGORITHMS[call.kind]
+        return functools.partial(self._several if call.subject else self._alone, method)
+
+    def _alone(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
+        (seat,) = self._seats("all", (launch.device,), range(self._size), launch)
+        method(self, seat, launch, *own)
+
+    def _several(
+        self, method: Callable[..., None], first: Launch, launches: Sequence[Launch], each: Sequence[Sequence[Any]]
+    ) -> None:
+        seats = self._seats("all", tuple(launch.device for launch in launches), range(self._size), first)
+        with self.together():
+            for seat, launch, own in zip(seats, launches, each, strict=True):
+                with cuda.on_device(launch.device):
+                    method(self, seat, launch, *own)
 
     # Collectives
 
-    def _all_reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
+    def _all_reduce(self, seat: _Seat, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
         native = _native(array.dtype, op)
         if native is None:
-            parts = self._gathered(launch, array)
+            parts = self._gathered(seat, launch, array)
             arithmetic.combine(op, parts, [array], launch.stream, launch.device)
             return
         count, pointer = array.size * native.width, array.pointer
-        self._comm(launch).allReduce(pointer, pointer, count, native.type, native.op, launch.stream)
+        seat.comm.allReduce(pointer, pointer, count, native.type, native.op, launch.stream)
 
-    def _reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
+    def _reduce(self, seat: _Seat, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
         native = _native(array.dtype, op)
         if native is None:
-            parts = self._rows(launch, array, self._size) if self._rank == root else []
-            self._gather(launch, parts, array, root)
+            parts = self._rows(launch, array, seat.size) if seat.rank == root else []
+            self._gather(seat, launch, parts, array, root)
             if parts:
                 arithmetic.combine(op, parts, [array], launch.stream, launch.device)
             return
         count, pointer = array.size * native.width, array.pointer
-        self._comm(launch).reduce(pointer, pointer, count, native.type, native.op, root, launch.stream)
+        seat.comm.reduce(pointer, pointer, count, native.type, native.op, root, launch.stream)
 
-    def _broadcast(self, launch: Launch, array: DeviceArray, root: int) -> None:
+    def _broadcast(self, seat: _Seat, launch: Launch, array: DeviceArray, root: int) -> None:
         pointer = array.pointer
-        self._comm(launch).broadcast(pointer, pointer, array.nbytes, _UINT8, root, launch.stream)
+        seat.comm.broadcast(pointer, pointer, array.nbytes, _UINT8, root, launch.stream)
 
-    def _all_gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
-        comm, stream = self._comm(launch), launch.stream
+    def _all_gather(self, seat: _Seat, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
+        comm, stream = seat.comm, launch.stream
         if _alike(outputs):  # at all ranks or none, unlike where they lie
-            rows = outputs if _neighbours(outputs) else self._rows(launch, array, self._size)
+            rows = outputs if _neighbours(outputs) else self._rows(launch, array, seat.size)
             comm.allGather(array.pointer, rows[0].pointer, array.nbytes, _UINT8, stream)
             _copy_all(rows, outputs, stream)
             return
         with self.together():
             for root, output in enumerate(outputs):
-                source = array if root == self._rank else output
+                source = array if root == seat.rank else output
                 if output.nbytes:
                     comm.broadcast(source.pointer, output.pointer, output.nbytes, _UINT8, root, stream)
 
-    def _gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int) -> None:
+    def _gather(
+        self, seat: _Seat, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int
+    ) -> None:
         incoming = list(enumerate(outputs))
-        self._transfer(launch, incoming, [(root, array)])
+        self._transfer(seat, launch, incoming, [(root, array)])
 
-    def _scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int) -> None:
-        self._transfer(launch, [(root, output)], list(enumerate(inputs)))
+    def _scatter(
+        self, seat: _Seat, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int
+    ) -> None:
+        self._transfer(seat, launch, [(root, output)], list(enumerate(inputs)))
 
-    def _all_to_all(self, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]) -> None:
-        self._transfer(launch, list(enumerate(outputs)), list(enumerate(inputs)))
+    def _all_to_all(
+        self, seat: _Seat, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]
+    ) -> None:
+        self._transfer(seat, launch, list(enumerate(outputs)), list(enumerate(inputs)))
 
-    def _reduce_scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp) -> None:
+    def _reduce_scatter(
+        self, seat: _Seat, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp
+    ) -> None:
         native = _native(output.dtype, op)
         if native is None:
-            parts = self._rows(launch, output, self._size)
-            self._all_to_all(launch, parts, inputs)
+            parts = self._rows(launch, output, seat.size)
+            self._all_to_all(seat, launch, parts, inputs)
             arithmetic.combine(op, parts, [output], launch.stream, launch.device)
             return
-        comm, stream = self._comm(launch), launch.stream
+        comm, stream = seat.comm, launch.stream
         if _alike(inputs):
-            rows = inputs if _neighbours(inputs) else self._rows(launch, output, self._size)
+            rows = inputs if _neighbours(inputs) else self._rows(launch, output, seat.size)
             _copy_all(inputs, rows, stream)
             count = output.size * native.width
             comm.reduceScatter(rows[0].pointer, output.pointer, count, native.type, native.op, stream)
             return
         with self.together():
             for root, part in enumerate(inputs):
-                pointer = output.pointer if root == self._rank else part.pointer
+                pointer = output.pointer if root == seat.rank else part.pointer
                 if part.size:
                     count = part.size * native.width
                     comm.reduce(part.pointer, pointer, count, native.type, native.op, root, stream)
@@ -199,7 +232,7 @@ class NcclBackend(DeviceBackend):
 
     def trouble(self) -> str:
         with self._lock:
-            comms = list(self._comms.values())
+            comms = self._comms()
         for comm in comms:
             try:
                 comm.check_async_error()
@@ -219,18 +252,24 @@ class NcclBackend(DeviceBackend):
         """Return the communicators there are, and make no more."""
         with self._lock:
             self._aborted = True
-            comms = list(self._comms.values())
-            self._comms.clear()
+            comms = self._comms()
+            self._connections.clear()
         return comms
+
+    def _comms(self) -> list[Any]:
+        return [seat.comm for seats in self._connections.values() for seat in seats]
 
     # Parts
 
     def _transfer(
-        self, launch: Launch, incoming: Sequence[tuple[int, DeviceArray]], outgoing: Sequence[tuple[int, DeviceArray]]
+        self,
+        seat: _Seat,
+        launch: Launch,
+        incoming: Sequence[tuple[int, DeviceArray]],
+        outgoing: Sequence[tuple[int, DeviceArray]],
     ) -> None:
         """Move arrays from and to ranks, all at once; what is for this rank itself is copied."""
-        me, stream = self._rank, launch.stream
-        comm = self._comm(launch)
+        comm, me, stream = seat.comm, seat.rank, launch.stream
         mine = dict(outgoing).get(me)
         with self.together():
             for peer, array in outgoing:
@@ -249,54 +288,60 @@ class NcclBackend(DeviceBackend):
         whole = DeviceArray(memory, count * like.size, like.dtype, like.device, launch, like.streams)
         return [whole[row * like.size : (row + 1) * like.size] for row in range(count)]
 
-    def _gathered(self, launch: Launch, array: DeviceArray) -> list[DeviceArray]:
-        parts = self._rows(launch, array, self._size)
-        self._all_gather(launch, parts, array)
+    def _gathered(self, seat: _Seat, launch: Launch, array: DeviceArray) -> list[DeviceArray]:
+        parts = self._rows(launch, array, seat.size)
+        self._all_gather(seat, launch, parts, array)
         return parts
 
     # Communicators
 
-    def _comm(self, launch: Launch) -> Any:
-        """Return the communicator of all ranks for this rank's device, made when it is first needed."""
-        return self._made("all", launch, range(self._size))
-
     def _pair(self, launch: Launch, peer: int) -> tuple[Any, int]:
         """Return the communicator of this rank and another one, and that one's rank there."""
         ranks = sorted((self._rank, peer))
-        return self._made(f"{ranks[0]}-{ranks[1]}", launch, ranks), ranks.index(peer)
+        (seat,) = self._seats(f"{ranks[0]}-{ranks[1]}", (launch.device,), ranks, launch)
+        return seat.comm, ranks.index(peer)
 
-    def _made(self, which: str, launch: Launch, ranks: Sequence[int]) -> Any:
-        comm = self._comms.get((which, launch.device))
-        if comm is not None:
-            return comm
+    def _seats(self, which: str, devices: tuple[int, ...], ranks: Sequence[int], launch: Launch) -> list[_Seat]:
+        """Return this rank's seats in the communicator of some ranks, one a device; made when it is first needed."""
+        seats = self._connections.get((which, devices))
+        if seats is not None:
+            return seats
         if self._aborted:
             raise GroupAbortedError(f"group {self._group!r} has ended")
-        # Ranks make the communicators of the same ranks in the same order.
-        number = sum(other == which for other, _ in self._comms)
-        comm = self._connected(f"nccl/{which}/{number}", ranks, launch)
+        # Ranks make the communicators of the same ranks in the same order, whatever their devices' numbers are.
+        number = sum(other == which for other, _ in self._connections)
+        seats = self._connected(f"nccl/{which}/{number}", devices, ranks, launch)
         with self._lock:
-            self._comms[which, launch.device] = comm
-        return comm
+            self._connections[which, devices] = seats
+        return seats
 
-    def _connected(self, what: str, ranks: Sequence[int], launch: Launch) -> Any:
+    def _connected(self, what: str, devices: tuple[int, ...], ranks: Sequence[int], launch: Launch) -> list[_Seat]:
         """Make a communicator: its first rank has the id, and all tell that they are about to come."""
-        first = self._rank == ranks[0]
-        own = self._nccl.get_unique_id() if first else b""
+        own = self._nccl.get_unique_id() if self._rank == ranks[0] else b""
         deadline, why = launch.deadline, f"{launch.described} in group {self._group!r} connects the GPUs"
         self._exchange.tell(what, bytes(own))
         found = self._exchange.hear(what, ranks, deadline, why)[0]
-        place = list(ranks).index(self._rank)
-        device = launch.device
+        size, first = len(ranks) * len(devices), list(ranks).index(self._rank) * len(devices)
 
-        def connect() -> Any:
-            with cuda.on_device(device):
-                return self._nccl.NcclCommunicator(len(ranks), found, place)
+        def connect() -> list[_Seat]:
+            seats = []
+            with self.together() if len(devices) > 1 else contextlib.nullcontext():
+                for rank, device in enumerate(devices, first):
+                    with cuda.on_device(device):
+                        seats.append(_Seat(self._nccl.NcclCommunicator(size, found, rank), rank, size))
+            return seats
 
-        return _within(deadline, connect, why)
+        return _within(deadline, connect, self._exchange.check, why)
 
 
-def _within(deadline: Deadline, make: Callable[[], T], why: str) -> T:
-    """Return what a function returns that cannot be interrupted, unless a deadline passes: then it is left behind.
+def _within(deadline: Deadline, make: Callable[[], T], check: Callable[[], None], why: str) -> T:
+    """Return what a function returns that cannot be interrupted, unless waiting is in vain: then it is left behind.
+
+    Args:
+        deadline: when to give up.
+        make: the function.
+        check: raises if the wait is in vain.
+        why: what it is for, for people.
 
     Raises:
         CollectiveTimeoutError: the deadline passed.
@@ -314,6 +359,7 @@ def _within(deadline: Deadline, make: Callable[[], T], why: str) -> T:
     thread.start()
     while thread.is_alive() and not deadline.passed():
         thread.join(_POLL_SECONDS)
+        check()
     if failed:
         raise failed[0]
     if not made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from rankmesh_agent.engine.devices.exchange import Exchange
 from rankmesh_agent.engine.devices.launch import Events, Launch, LaunchedWork
 from rankmesh_agent.engine.devices.watch import Watch
 from rankmesh_agent.engine.order import Options
+from rankmesh_agent.engine.waits import After
 from rankmesh_agent.engine.work import Work
 from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.dtypes import display
@@ -64,23 +66,49 @@ class DeviceCalls(Calls):
 
     def _launch(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
         """Make a call: see Order.submit. Its arrays are DeviceArrays."""
-        arrays = list(_arrays(arguments))
         key = (*key, *_FIELDS[len(key) :], _PLACE)
-        launch = self._begun(str(Call(*key)), arrays, options)
-        order = self._order
+        launch = self._begun(_words(key), list(_arrays(arguments)), options, options.after)
+        return self._submitted(key, [launch], arguments, options)
 
+    def several(
+        self, key: tuple[Any, ...], each: Sequence[Sequence[Any]], afters: Sequence[After], options: Options
+    ) -> Work | None:
+        """Make a call in which each rank takes part with several GPUs, as if each were a rank.
+
+        Args:
+            key: the fields of its Call.
+            each: for each GPU, what the call's algorithm takes.
+            afters: for each GPU, what to do once the data is there.
+            options: how.
+
+        Raises:
+            ValueError: two arrays of this rank are on one GPU.
+        """
+        key = (*key, *_FIELDS[len(key) :])
+        key = (*key[:-1], f"{len(each)} GPUs a rank", _PLACE)
+        described = _words(key)
+        launches = [
+            self._begun(described, list(_arrays(own)), options, after) for own, after in zip(each, afters, strict=True)
+        ]
+        if len({launch.device for launch in launches}) < len(launches):
+            raise ValueError(f"{described}: two arrays of this rank are on one GPU, which NCCL refuses")
+        return self._submitted(key, launches, (launches, each), options)
+
+    def _submitted(
+        self, key: tuple[Any, ...], launches: Sequence[Launch], arguments: Sequence[Any], options: Options
+    ) -> Work | None:
         def launched() -> None:
-            launch.launched()
-            self._watch.add(launch, collective=True)
+            for number, launch in enumerate(launches):
+                with cuda.on_device(launch.device):
+                    launch.launched()
+                self._watch.add(launch, collective=number == 0)
 
         how = options._replace(after=None, user=[])
-        queued = order.submit(key, (launch, launched, *arguments), how)
-        if not options.async_op:
-            return None
-        return LaunchedWork(launch, queued, options.user, self._watch.future_of)
+        queued = self._order.submit(key, (launches[0], launched, *arguments), how)
+        return LaunchedWork(launches, queued, options.user, self._watch.future_of) if options.async_op else None
 
     def _begun(
-        self, described: str, arrays: Sequence[DeviceArray], options: Options, peer: int | None = None
+        self, described: str, arrays: Sequence[DeviceArray], options: Options, after: After, peer: int | None = None
     ) -> Launch:
         """Return a launch on the caller's current stream, or if it is asynchronous behind that, on one of our own.
 
@@ -103,7 +131,7 @@ class DeviceCalls(Calls):
         if options.async_op:
             stream = self._behind(stream, device, peer)
         deadline = Deadline(options.timeout)
-        return Launch(described, arrays, stream, options.after, deadline, self._events)
+        return Launch(described, arrays, stream, after, deadline, self._events)
 
     def _behind(self, stream: int, device: int, peer: int | None) -> int:
         """Return this group's own stream of a device, which waits for what another one has been given."""
@@ -141,7 +169,7 @@ class DeviceCalls(Calls):
         peer = self.ranks.index(rank)
         towards = "dst" if op == "send" else "src"
         described = f"{op}({display(array.dtype)}[{array.size}], {towards}={self.numbers[peer]})"
-        launch = self._begun(described, [array], options, peer)
+        launch = self._begun(described, [array], options, options.after, peer)
         with self._launching, cuda.on_device(launch.device), cuda.mapped(described):
             getattr(self._engine, op)(launch, array, peer)
             if self._gathered is None:
@@ -233,11 +261,17 @@ class _Message(LaunchedWork):
     """A message on its way between GPUs."""
 
     def __init__(self, launch: Launch, user: list[Any], future: Callable[[Launch], Any], source: int | None) -> None:
-        super().__init__(launch, None, user, future)
+        super().__init__([launch], None, user, future)
         self._source = source
 
     def source_rank(self) -> int:
         return super().source_rank() if self._source is None else self._source
+
+
+@functools.lru_cache(1024)
+def _words(key: tuple[Any, ...]) -> str:
+    """Return a call in words."""
+    return str(Call(*key))
 
 
 def _arrays(arguments: Sequence[Any]) -> Iterator[DeviceArray]:

@@ -76,6 +76,11 @@ class Choice:
                     self._chosen = True
         return self._collectives or self._host
 
+    def for_several(self, device: int) -> DeviceCalls | None:
+        """Return who makes collectives in which each rank has arrays on several GPUs; None for host memory."""
+        calls = self.for_collectives(device)
+        return calls if isinstance(calls, DeviceCalls) and calls is self._nccl else None
+
     def for_messages(self, device: int, peer: int) -> Calls:
         """Return who carries an array on a GPU to or from a group rank: see for_collectives."""
         found = self._peers.get(peer)
@@ -85,6 +90,13 @@ class Choice:
                 through_host = mine.no_nccl or theirs.no_nccl or mine.gpu == theirs.gpu
                 found = self._peers[peer] = self._host if through_host else self._over_nccl()
         return found
+
+    @property
+    def name(self) -> str:
+        """What carries out the collectives, as far as that has been found: what is wanted before."""
+        if not self._chosen:
+            return self._wanted
+        return "host" if self._collectives is None else self._collectives.backend
 
     def finish(self, timeout: float) -> None:
         """Wait until the GPUs have carried out all calls so far: see DeviceCalls."""

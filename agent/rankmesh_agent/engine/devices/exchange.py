@@ -52,6 +52,10 @@ class Exchange:
         self._raise_if_failed = raise_if_failed
         self._told: set[str] = set()
 
+    def check(self) -> None:
+        """Raise the group's failure, if there was one."""
+        self._raise_if_failed()
+
     def tell(self, what: str, mine: bytes) -> None:
         """Let the others know something of this rank."""
         key = f"{what}/{self._rank}"

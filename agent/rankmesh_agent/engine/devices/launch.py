@@ -131,19 +131,23 @@ class Launch:
 
 
 class LaunchedWork(Work):
-    """What an asynchronous call on arrays on a GPU returns. Waiting for it makes the current stream wait, not the host.
+    """What an asynchronous call on arrays on GPUs returns. Waiting for it makes the current stream wait, not the host.
 
     Args:
-        launch: the call.
+        launches: the call, on each GPU that it works on.
         queued: its launch, which an earlier call of the group may hold up; None if it has been launched.
         user: the user's arrays.
-        future: returns what is complete when the GPU has carried the call out.
+        future: returns what is complete when a GPU has carried a launch out.
     """
 
     def __init__(
-        self, launch: Launch, queued: Work | None, user: list[Any], future: Callable[[Launch], Future]
+        self,
+        launches: Sequence[Launch],
+        queued: Work | None,
+        user: list[Any],
+        future: Callable[[Launch], Future],
     ) -> None:
-        self._launch = launch
+        self._launches = launches
         self._queued = queued
         self._user = user
         self._future = future
@@ -152,11 +156,11 @@ class LaunchedWork(Work):
         queued = self._queued
         if queued is not None and (not queued.is_completed() or queued.exception() is not None):
             return queued.is_completed()
-        return self._launch.ended()
+        return all(launch.ended() for launch in self._launches)
 
     def exception(self) -> BaseException | None:
         failed = None if self._queued is None else self._queued.exception()
-        return failed or self._launch.error
+        return failed or next((launch.error for launch in self._launches if launch.error is not None), None)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Make the current stream wait for the call; with a timeout, wait for its end here.
@@ -176,18 +180,17 @@ class LaunchedWork(Work):
         limit = None if timeout is None else Deadline(seconds_of(timeout, 0.0))
         if self._queued is not None:
             self._queued.wait(timeout)
-        launch = self._launch
-        if limit is not None:
-            while not launch.ended():
+        for launch in self._launches:
+            while limit is not None and not launch.ended():
                 if limit.passed():
                     raise CollectiveTimeoutError(
                         f"{launch.described} did not end within {limit.seconds:.3g} s of waiting; it goes on",
                         op=launch.described.partition("(")[0],
                     )
                 time.sleep(_LOOK_SECONDS)
-        if launch.error is not None:
-            raise launch.error
-        launch.order(launch.streams.current(launch.device))
+            if launch.error is not None:
+                raise launch.error
+            launch.order(launch.streams.current(launch.device))
         return True
 
     def result(self) -> list[Any]:
@@ -195,16 +198,25 @@ class LaunchedWork(Work):
         return self._user
 
     def get_future(self) -> Future:
-        """Return a future that is complete when the GPU has carried the call out; its value is ``result()``."""
-        user, done = self._user, self._future(self._launch)
-        if self._queued is not None:
-            self._queued.get_future().then(lambda queued: _pass_on(queued, done))
-        return done.then(lambda ended: ended.value() or user)
+        """Return a future that is complete when the GPUs have carried the call out; its value is ``result()``."""
+        ended = Future()
+        launched = [] if self._queued is None else [self._queued.get_future()]
+        _complete_after([*launched, *map(self._future, self._launches)], self._user, ended)
+        return ended
 
 
-def _pass_on(queued: Future, done: Future) -> None:
-    """Fail a launch's future because it was never launched."""
-    try:
-        queued.value()
-    except BaseException as error:
-        done.set_exception(error)
+def _complete_after(futures: Sequence[Future], value: Any, into: Future) -> None:
+    """Complete a future when others are, one after the other."""
+
+    def following(done: Future) -> None:
+        try:
+            done.value()
+        except BaseException as error:
+            into.set_exception(error)
+        else:
+            _complete_after(futures[1:], value, into)
+
+    if futures:
+        futures[0].then(following)
+    else:
+        into.set_result(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -134,10 +135,16 @@ class Watch:
 
     def _look(self, launches: list[Launch]) -> None:
         error = self._failure()
+        busy: set[int] = set()
         for launch in launches:
+            if launch.stream in busy:
+                continue  # behind one that has not ended
             if launch.ended():
                 self._ended(launch)
-        late = next((launch for launch in launches if launch.deadline.passed() and not launch.ended()), None)
+            else:
+                busy.add(launch.stream)
+        now = time.monotonic()
+        late = next((launch for launch in launches if now >= launch.deadline.at and not launch.ended()), None)
         if error is None:
             trouble = self._engine.trouble()
             if trouble:

@@ -27,8 +27,8 @@ from cupy._array import (
     concatenate,
     empty,
     empty_like,
+    from_dlpack,
     full,
-    full_like,
     ndarray,
     ones,
     zeros,
@@ -41,12 +41,6 @@ __version__ = "14.2.0"
 
 def get_default_memory_pool() -> cuda.MemoryPool:
     return cuda.memory._pool
-
-
-def get_array_module(*args: object) -> object:
-    import numpy
-
-    return __import__("cupy") if any(isinstance(one, ndarray) for one in args) else numpy
 
 
 __all__ = [
@@ -63,9 +57,8 @@ __all__ = [
     "cuda",
     "empty",
     "empty_like",
+    "from_dlpack",
     "full",
-    "full_like",
-    "get_array_module",
     "get_default_memory_pool",
     "ndarray",
     "ones",

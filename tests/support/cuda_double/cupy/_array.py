@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from cupy.cuda import runtime
 from cupy.cuda.device import Device
 from cupy.cuda.memory import MemoryPointer, UnownedMemory, alloc
 from cupy.cuda.stream import get_current_stream
+
+_DLPACK_CUDA = 2
+_NO_KERNELS = re.compile(r"float[468]_|u?int[24]$|float128|complex256")
 
 
 class ndarray:  # noqa: N801
@@ -66,8 +70,20 @@ class ndarray:  # noqa: N801
 
     # Host memory
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _DLPACK_CUDA, self.data.device_id
+
+    def __dlpack__(
+        self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
+    ) -> Any:
+        """Return what from_dlpack takes: no capsule, so it is good for the double alone."""
+        _ordered(get_current_stream().ptr, runtime.streamLegacy if stream is None else stream)
+        return self
+
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
         made = np.empty(self.shape, self.dtype, order=order) if out is None else out  # type: ignore[call-overload]
+        if not self.flags.c_contiguous:
+            _for_kernels(self.dtype)
         read = self._reader()
         mark = _queue(stream).enqueue(lambda: np.copyto(made, read()))
         if blocking:
@@ -114,7 +130,14 @@ class ndarray:  # noqa: N801
         return self._at(self._reader()()[(*index, ...) if Ellipsis not in index else index])
 
     def __setitem__(self, slices: Any, value: Any) -> None:
-        write, read = self[slices]._reader(), _reader_of(value)
+        to = self[slices]
+        if not isinstance(value, ndarray):
+            if np.ndim(value):
+                raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+            _for_kernels(to.dtype)
+        elif (value.shape, value.strides, value.dtype) != (to.shape, to.strides, to.dtype) or not to.flags.c_contiguous:
+            _for_kernels(to.dtype, value.dtype)
+        write, read = to._reader(), _reader_of(value)
         _queue().enqueue(lambda: np.copyto(write(), read(), casting="unsafe"))
 
     def __iter__(self) -> Any:
@@ -180,6 +203,10 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 def _computed(function: Any, *inputs: Any) -> ndarray:
     """Return a new array: what a function of NumPy arrays gives, on the current stream."""
+    for one in inputs:
+        if isinstance(one, np.ndarray):
+            raise TypeError(f"Unsupported type {type(one)}")
+    _for_kernels(*(one.dtype for one in inputs if isinstance(one, ndarray)))
     samples = [np.ones(one.shape, one.dtype) if isinstance(one, ndarray) else one for one in inputs]
     sample = np.asarray(function(*samples))
     made = ndarray(sample.shape, sample.dtype)
@@ -193,12 +220,27 @@ def _computed(function: Any, *inputs: Any) -> ndarray:
     return made
 
 
+def _for_kernels(*dtypes: np.dtype[Any]) -> None:
+    """Raise the error of CuPy for element types that its kernels cannot read: it moves them as bytes alone."""
+    for dtype in dtypes:
+        if _NO_KERNELS.match(dtype.name):
+            raise ValueError(f"Unsupported dtype {dtype}")
+
+
+def _ordered(first: int, then: int) -> None:
+    """Have a stream wait for what is on another one."""
+    if first != then:
+        event = runtime.eventCreate()
+        runtime.eventRecord(event, first)
+        runtime.streamWaitEvent(then, event)
+        runtime.eventDestroy(event)
+
+
 def _reader_of(value: Any) -> Any:
-    """Return a function that gives NumPy what an array holds then, or anything else holds now."""
+    """Return a function that gives NumPy what an array holds then, or anything else as it is."""
     if isinstance(value, ndarray):
         return value._reader()
-    held = value.copy() if isinstance(value, np.ndarray) else value
-    return lambda: held
+    return lambda: value
 
 
 def _queue(stream: Any = None) -> _streams.Queue:
@@ -219,7 +261,10 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> nd
 
 
 def zeros(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-    return full(shape, 0, dtype, order)
+    made = ndarray(shape, dtype, order=order)
+    if made.size:
+        runtime.memsetAsync(made.data.ptr, 0, made.nbytes, get_current_stream().ptr)
+    return made
 
 
 def ones(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
@@ -232,10 +277,6 @@ def empty_like(prototype: ndarray, dtype: Any = None) -> ndarray:
 
 def zeros_like(a: ndarray, dtype: Any = None) -> ndarray:
     return zeros(a.shape, dtype or a.dtype)
-
-
-def full_like(a: ndarray, fill_value: Any, dtype: Any = None) -> ndarray:
-    return full(a.shape, fill_value, dtype or a.dtype)
 
 
 def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ndarray:
@@ -287,6 +328,10 @@ def array_equal(a1: ndarray, a2: ndarray, equal_nan: bool = False) -> ndarray:
     return _computed(lambda one, other: np.array_equal(one, other, equal_nan), a1, a2)
 
 
+def from_dlpack(array: Any, *, device: Any = None, copy: Any = None) -> ndarray:
+    return array.__dlpack__(stream=get_current_stream().ptr or runtime.streamLegacy)
+
+
 def _adopted(foreign: Any) -> ndarray:
     """Return an array over memory that an object of another library keeps, after what is on the stream it names."""
     told = foreign.__cuda_array_interface__
@@ -295,8 +340,5 @@ def _adopted(foreign: Any) -> ndarray:
     device = segment.gpu.number if segment and segment.gpu else -1
     memory = UnownedMemory(pointer, 0, foreign, device)
     if told.get("stream"):
-        event = runtime.eventCreate()
-        runtime.eventRecord(event, told["stream"])
-        runtime.streamWaitEvent(get_current_stream().ptr, event)
-        runtime.eventDestroy(event)
+        _ordered(told["stream"], get_current_stream().ptr)
     return ndarray(told["shape"], np.dtype(told["typestr"]), MemoryPointer(memory, 0), told.get("strides"))

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 WITHOUT = frozenset(filter(None, os.environ.get("CUDA_DOUBLE_WITHOUT", "").split(",")))
 """What is to be missing: ``ipc``, ``nccl``."""
-PEER_BYTES = 64
 _CAPACITY = int(os.environ.get("CUDA_DOUBLE_MEMORY", 8 << 30))
 
 _TEXTS = {

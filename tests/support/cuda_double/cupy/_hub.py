@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections import defaultdict, deque
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, wait
@@ -29,10 +30,15 @@ class Call(NamedTuple):
 
 
 class _Batch:
-    """Calls that a rank made in a group: it goes on when all have their results."""
+    """Calls that a rank made in a group: it goes on when all have their results.
 
-    def __init__(self, connection: Connection, calls: list[tuple[Call, bytes]]) -> None:
+    Attributes:
+        here: whether the rank is of this process, which may end as soon as it has its results.
+    """
+
+    def __init__(self, connection: Connection, here: bool, calls: list[tuple[Call, bytes]]) -> None:
         self.connection = connection
+        self.here = here
         self.results: list[bytes | None] = [None] * len(calls)
         self.missing = len(calls)
 
@@ -53,20 +59,20 @@ class _Given(NamedTuple):
 
 def serve(listener: Listener) -> None:
     """Let ranks meet, then carry out their calls until all have gone."""
-    ranks: dict[int, Connection] = {}
+    ranks: dict[int, tuple[Connection, bool]] = {}
     uuids = []
     size = 1
     with listener:
         while len(uuids) < size:
             try:
                 connection = listener.accept()
-                rank, size, uuid = connection.recv()
+                rank, size, pid, uuid = connection.recv()
             except (OSError, EOFError, AuthenticationError):
                 continue
-            ranks[rank] = connection
+            ranks[rank] = connection, pid == os.getpid()
             uuids.append(uuid)
     status = _INVALID_USAGE if len(set(uuids)) < size or len(ranks) < size else 0  # "Duplicate GPU detected"
-    for connection in ranks.values():
+    for connection, _ in ranks.values():
         with contextlib.suppress(OSError):
             connection.send(status)
     if not status:
@@ -74,13 +80,13 @@ def serve(listener: Listener) -> None:
 
 
 class _Hub:
-    def __init__(self, ranks: dict[int, Connection]) -> None:
+    def __init__(self, ranks: dict[int, tuple[Connection, bool]]) -> None:
         self._ranks = ranks
         self._collectives: list[deque[_Given]] = [deque() for _ in ranks]
         self._messages: dict[tuple[int, int, str], deque[_Given]] = defaultdict(deque)
 
     def run(self) -> None:
-        numbers = {connection: rank for rank, connection in self._ranks.items()}
+        numbers = {connection: rank for rank, (connection, _) in self._ranks.items()}
         while numbers:
             for connection in wait(list(numbers)):
                 try:
@@ -88,10 +94,10 @@ class _Hub:
                 except (OSError, EOFError):
                     del numbers[connection]  # type: ignore[arg-type]
                 else:
-                    self._take(numbers[connection], calls, connection)  # type: ignore[arg-type, index]
+                    self._take(numbers[connection], calls)  # type: ignore[index]
 
-    def _take(self, rank: int, calls: list[tuple[Call, bytes]], connection: Any) -> None:
-        batch = _Batch(connection, calls)
+    def _take(self, rank: int, calls: list[tuple[Call, bytes]]) -> None:
+        batch = _Batch(*self._ranks[rank], calls)
         for index, (call, data) in enumerate(calls):
             given = _Given(call, data, batch, index)
             if call.kind in ("send", "recv"):
@@ -106,15 +112,18 @@ class _Hub:
         sent, wanted = self._messages[source, to, "send"], self._messages[source, to, "recv"]
         while sent and wanted and sent[0].call[1:3] == wanted[0].call[1:3]:
             message, receipt = sent.popleft(), wanted.popleft()
-            receipt.batch.answer(receipt.index, message.data)
-            message.batch.answer(message.index, None)
+            _answer([(receipt, message.data), (message, None)])
 
     def _match(self) -> None:
         while all(self._collectives) and len({queue[0].call for queue in self._collectives}) == 1:
             given = [queue.popleft() for queue in self._collectives]
             results = _RESULTS[given[0].call.kind](given[0].call, [one.data for one in given])
-            for one, result in zip(given, results, strict=True):
-                one.batch.answer(one.index, result)
+            _answer(list(zip(given, results, strict=True)))
+
+
+def _answer(results: list[tuple[_Given, bytes | None]]) -> None:
+    for given, result in sorted(results, key=lambda result: result[0].batch.here):
+        given.batch.answer(given.index, result)
 
 
 def _reduced(call: Call, data: list[bytes]) -> np.ndarray[Any, Any]:

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from cupy._gpus import PEER_BYTES, WITHOUT, CUDARuntimeError, Gpu
+from cupy._gpus import WITHOUT, CUDARuntimeError, Gpu
 
 FRESH, FREED = 0xA5, 0xDB
 """What memory is filled with that nobody has written to yet, and that somebody gave back."""
 
+_HANDLE_BYTES = 64
 _numbers = itertools.count(1)
 
 
@@ -151,7 +152,7 @@ def handle_of(fd: int) -> bytes:
     if "ipc" in WITHOUT:
         raise CUDARuntimeError(801)
     name = os.readlink(f"/proc/self/fd/{fd}").removeprefix("/memfd:").removesuffix(" (deleted)")
-    return f"{os.getpid()}/{fd}/{name}".encode().ljust(PEER_BYTES, b"\0")
+    return f"{os.getpid()}/{fd}/{name}".encode().ljust(_HANDLE_BYTES, b"\0")
 
 
 def open_file(handle: bytes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from typing import Any
 
@@ -76,17 +77,19 @@ class MemoryPool:
         self._chunks: dict[int, int] = {}
         self._used = 0
         self._limit = 0
+        self._lock = threading.RLock()
 
     def malloc(self, size: int) -> MemoryPointer:
         if size == 0:
             return MemoryPointer(UnownedMemory(0, 0, None), 0)
         _streams.tidy()
         queue = _streams.stream(stream.get_current_stream().ptr)
-        arena = self._arenas.setdefault(queue, _Arena(queue))
         size = max(_UNIT, 1 << (size - 1).bit_length())
-        free = arena.free[size]
-        ptr = free.pop() if free else self._carve(arena, size)
-        self._used += size
+        with self._lock:
+            arena = self._arenas.setdefault(queue, _Arena(queue))
+            free = arena.free[size]
+            ptr = free.pop() if free else self._carve(arena, size)
+            self._used += size
         return MemoryPointer(_Lent(self, arena, ptr, size), 0)
 
     def _carve(self, arena: _Arena, size: int) -> int:
@@ -106,8 +109,9 @@ class MemoryPool:
         return ptr
 
     def _take_back(self, arena: _Arena, ptr: int, size: int) -> None:
-        self._used -= size
-        arena.free[size].append(ptr)
+        with self._lock:
+            self._used -= size
+            arena.free[size].append(ptr)
         if not arena.queue.closed:  # the next user of this stream writes there, as soon as the stream gets to it
             arena.queue.put(lambda: _memory.view(ptr, size).fill(_memory.FREED))
 

@@ -2,7 +2,7 @@
 
 The process that made a unique id has a hub, a thread that all ranks of the communicator are connected to: they give it
 their data, it gives them their results. What does not match waits for ever, as does what a dead rank is missing from,
-until ``abort``.
+until ``abort``; so does all, messages between others too, when the hub's process has ended.
 """
 
 # ruff: noqa: N802, N803
@@ -109,7 +109,7 @@ class NcclCommunicator:
         port, key = commId.rstrip(b"\0").decode().split(":")
         try:
             self._connection = Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key))
-            self._connection.send((rank, ndev, self._gpu.uuid))
+            self._connection.send((rank, ndev, os.getpid(), self._gpu.uuid))
         except (OSError, EOFError) as error:
             raise NcclError(_SYSTEM) from error
         if _group.depth:

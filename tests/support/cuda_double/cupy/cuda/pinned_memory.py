@@ -8,7 +8,6 @@ from collections import defaultdict
 from typing import Any
 
 from cupy import _memory
-from cupy.cuda import runtime
 
 _UNIT = 512
 _free: dict[int, list[int]] = defaultdict(list)
@@ -31,7 +30,10 @@ class PinnedMemoryPointer:
 
 def alloc_pinned_memory(size: int) -> Any:
     size = -(-size // _UNIT) * _UNIT
-    ptr = _free[size].pop() if _free[size] else runtime.hostAlloc(size, 0)
+    try:
+        ptr = _free[size].pop()
+    except IndexError:
+        ptr = _memory.allocate(size, None)
     return _of_size(size).from_address(ptr)
 
 

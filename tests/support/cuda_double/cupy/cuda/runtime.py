@@ -13,7 +13,7 @@ from cupy._gpus import CUDARuntimeError as CUDARuntimeError
 
 memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = range(5)  # noqa: N816
 eventDefault, eventBlockingSync, eventDisableTiming, eventInterprocess = 0, 1, 2, 4  # noqa: N816
-streamDefault, streamNonBlocking, streamLegacy, streamPerThread = 0, 1, 1, 2  # noqa: N816
+streamDefault, streamNonBlocking, streamLegacy = 0, 1, 1  # noqa: N816
 
 _NOT_READY = 600
 _MULTIPROCESSORS = 4
@@ -46,27 +46,11 @@ def getDeviceProperties(device: int) -> dict[str, object]:
     }
 
 
-def deviceCanAccessPeer(device: int, peerDevice: int) -> int:
-    return int(_gpus.gpu(device) is not _gpus.gpu(peerDevice))
-
-
-def deviceEnablePeerAccess(peerDevice: int) -> None:
-    _gpus.gpu(peerDevice)
-
-
 def deviceSynchronize() -> None:
     _streams.tidy()
     for queue in list(_gpus.gpu().queues):
         queue.tail.wait()
     _streams.raise_failure()
-
-
-def runtimeGetVersion() -> int:
-    return 12_090
-
-
-def driverGetVersion() -> int:
-    return 12_090
 
 
 # Memory
@@ -83,14 +67,6 @@ def free(ptr: int) -> None:
         for queue in list(segment.gpu.queues) if segment and segment.gpu else ():
             queue.tail.wait()
         _memory.release(ptr)
-
-
-def hostAlloc(size: int, flags: int) -> int:
-    return _memory.allocate(size, None)
-
-
-def freeHost(ptr: int) -> None:
-    free(ptr)
 
 
 def memGetInfo() -> tuple[int, int]:
@@ -121,31 +97,15 @@ def memcpy(dst: int, src: int, size: int, kind: int) -> None:
     streamSynchronize(0)
 
 
-def memcpyPeerAsync(dst: int, dstDevice: int, src: int, srcDevice: int, size: int, stream: int) -> None:
-    memcpyAsync(dst, src, size, memcpyDefault, stream)
-
-
 def memsetAsync(ptr: int, value: int, size: int, stream: int) -> None:
     _streams.stream(stream).enqueue(lambda: _memory.view(ptr, size).fill(value))
-
-
-def memset(ptr: int, value: int, size: int) -> None:
-    memsetAsync(ptr, value, size, 0)
 
 
 # Streams
 
 
-def streamCreate() -> int:
-    return _streams.new_stream(True)
-
-
 def streamCreateWithFlags(flags: int) -> int:
     return _streams.new_stream(not flags & streamNonBlocking)
-
-
-def streamCreateWithPriority(flags: int, priority: int) -> int:
-    return streamCreateWithFlags(flags)
 
 
 def streamDestroy(stream: int) -> None:
@@ -211,10 +171,6 @@ def eventSynchronize(event: int) -> None:
     awaited = _streams.event(event)
     awaited.wait(awaited.latest)
     _streams.raise_failure()
-
-
-def eventElapsedTime(start: int, end: int) -> float:
-    return (_streams.event(end).at - _streams.event(start).at) * 1e3
 
 
 # Between processes

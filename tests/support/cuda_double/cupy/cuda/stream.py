@@ -132,7 +132,3 @@ class ExternalStream(_BaseStream):
 
 def get_current_stream(device_id: int = -1) -> Any:
     return _local.current.get(runtime.getDevice() if device_id == -1 else device_id, Stream.null)
-
-
-def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    return runtime.eventElapsedTime(start_event.ptr, end_event.ptr)

@@ -1,0 +1,31 @@
+"""Numbers in environment variables, with errors that name the variable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def whole(environ: Mapping[str, str], *names: str, at_least: int = 0, at_most: int | None = None) -> int | None:
+    """Return the number that the first of these variables to be set has, None if none is.
+
+    Raises:
+        ValueError: it is no whole number, or out of range; the message names the variable.
+    """
+    for name in names:
+        text = environ.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"{name}={text!r} is not a whole number") from None
+        if value < at_least or (at_most is not None and value > at_most):
+            upper = "" if at_most is None else f" and at most {at_most}"
+            raise ValueError(f"{name}={value} is out of range: it must be at least {at_least}{upper}")
+        return value
+    return None
+
+
+def shown(environ: Mapping[str, str], *names: str) -> str:
+    """Return those of the variables that are set, for people: ``SLURM_PROCID=3, SLURM_NTASKS=4``."""
+    return ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))

@@ -1,0 +1,41 @@
+"""``--nnodes auto``: a job's nodes are what Slurm, mpirun or Kubernetes started, one launcher on each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankmesh._launcher.arguments import AUTO, Options
+from rankmesh_agent.wire.settings import Settings
+
+
+def with_nodes(options: Options, settings: Settings) -> Options:
+    """Return the options with the nodes that the environment says, if the command line leaves it to that.
+
+    Raises:
+        ValueError: it does not say them, or something is missing for several nodes; says what.
+        DistNetworkError: there is no way to node 0.
+    """
+    if options.nnodes != AUTO:
+        return options
+    launcher = settings.launcher
+    if launcher is None:
+        raise ValueError(
+            "--nnodes auto: neither srun, mpirun, mpiexec nor an Indexed Job of Kubernetes started this launcher; give "
+            "--nnodes, --node-rank and --master-addr"
+        )
+    if launcher.rank is None or launcher.world_size is None:
+        raise ValueError(f"--nnodes auto: {launcher.wrong}")
+    if launcher.world_size == 1:
+        return replace(options, nnodes=1)
+    from rankmesh._rendezvous.launched import placed
+
+    there = placed(settings, launcher)
+    return replace(
+        options,
+        nnodes=launcher.world_size,
+        node_rank=launcher.rank,
+        master_addr=there.master_addr or options.master_addr,
+        master_port=options.master_port or there.master_port or 0,
+        local_addr=options.local_addr or there.bind or "",
+        job=options.job or (launcher.job() if settings.job == Settings.job else ""),
+    )

@@ -1,0 +1,112 @@
+"""What is more than MPI can count in one call, with small numbers for that, and once with more than 2 GiB."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from support.mpi import MpiRun
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+
+GIB = 1 << 30
+NEEDED = 8 * GIB
+FREE = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def in_pieces(me: Me, most: int) -> None:
+    from mpi4py import MPI
+    from support import oracle
+
+    from rankmesh_agent.engine.backends.mpi.collectives import Collectives
+    from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+
+    calls, wrong = Collectives(MPI.COMM_WORLD.Dup(), most), []
+    rank, size, everyone = me.rank, me.size, range(me.size)
+
+    def make(kind, dtype, count, arguments, op=None, counts=None):
+        calls.algorithm(Call(kind, dtype, count, op, None, counts))(*arguments)
+
+    def check(what, found, wanted):
+        if not np.array_equal(found.view(np.uint8), wanted.view(np.uint8)):
+            wrong.append(str(what))
+
+    def values(of, count, lane=0):
+        return oracle.values(of + size * lane, count, dtype)
+
+    for name in ("uint8", "float16", "float32", "complex128"):
+        dtype = np.dtype(name)
+        for count in (0, 1, 2, 5, 13, 30):
+            lengths = [count + (2 * each + 1) % 3 for each in everyone]
+            for op in (ReduceOp.SUM, ReduceOp.AVG):
+                total = oracle.expected(op, [values(each, count) for each in everyone])
+                array = values(rank, count)
+                make(Kind.ALL_REDUCE, dtype, count, (array, op), op)
+                check((name, count, op, "all_reduce"), array, total)
+                array = values(rank, count)
+                make(Kind.REDUCE, dtype, count, (array, op, 1), op)
+                check((name, count, op, "reduce"), array, total if rank == 1 else values(rank, count))
+                output = np.zeros(lengths[rank], dtype)
+                make(
+                    Kind.REDUCE_SCATTER, dtype, -1,
+                    (output, [values(rank, lengths[each], each) for each in everyone], op), op, tuple(lengths),
+                )  # fmt: skip
+                parts = [values(each, lengths[rank], rank) for each in everyone]
+                check((name, count, op, "reduce_scatter"), output, oracle.expected(op, parts))
+            array = values(rank, count)
+            make(Kind.BROADCAST, dtype, count, (array, 1))
+            check((name, count, "broadcast"), array, values(1, count))
+            for each_length, counts in ([count] * size, None), (lengths, tuple(lengths)):
+                whole = np.zeros(sum(each_length), dtype)
+                ends = np.cumsum([0, *each_length])
+                outputs = [whole[ends[each] : ends[each + 1]] for each in everyone]
+                arguments = outputs, values(rank, each_length[rank])
+                make(Kind.ALL_GATHER, dtype, count if counts is None else -1, arguments, None, counts)
+                wanted = np.concatenate([values(each, each_length[each]) for each in everyone])
+                check((name, count, "all_gather", counts), whole, wanted)
+            apart = [np.zeros(count, dtype) for _ in everyone] if rank == 1 else []
+            make(Kind.GATHER, dtype, count, (apart, values(rank, count), 1))
+            for each, found in enumerate(apart):
+                check((name, count, "gather"), found, values(each, count))
+            output = np.zeros(count, dtype)
+            make(Kind.SCATTER, dtype, count, (output, [values(1, count, e) for e in everyone] if rank == 1 else [], 1))
+            check((name, count, "scatter"), output, values(1, count, rank))
+            taken = [np.zeros(count + (2 * each + rank) % 3, dtype) for each in everyone]
+            given = [values(rank, count + (2 * rank + each) % 3, each) for each in everyone]
+            make(Kind.ALL_TO_ALL, dtype, -1, (taken, given))
+            for each, found in enumerate(taken):
+                check((name, count, "all_to_all"), found, values(each, found.size, rank))
+    me.say(wrong=wrong, done=True)
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 1000])
+def test_calls_are_cut_into_what_can_be_counted(ranks: Ranks, most: int) -> None:
+    for said in MpiRun(ranks, in_pieces, 3, most=most).succeed():
+        assert said["done"]
+        assert said["wrong"] == []
+
+
+@pytest.mark.skipif(FREE < NEEDED, reason=f"needs {NEEDED // GIB} GiB of free memory, and {FREE // GIB} GiB are there")
+def test_more_than_2_gib(ranks: Ranks) -> None:
+    for said in MpiRun(ranks, more_than_2_gib, 2).succeed():
+        assert said["ends"] == [[1, 2, 3]] * 2
+
+
+def more_than_2_gib(me: Me) -> None:
+    dist.init_process_group("mpi", timeout=100)
+    count, ends = (1 << 31) + 5, []
+    array = np.zeros(count, np.uint8)
+    places = [0, count // 2, count - 1]
+    array[places] = [1, 2, 3] if me.rank == 0 else 0
+    dist.broadcast(array, 0)
+    ends.append(array[places].tolist())
+    array[places] = 0 if me.rank == 0 else array[places]
+    if me.rank:
+        dist.send(array, 0)
+    else:
+        dist.recv(array, 1)
+    ends.append(array[places].tolist())
+    me.say(ends=ends)
+    dist.barrier()

@@ -1,0 +1,216 @@
+"""What becomes of ranks of backend "mpi" whose calls cannot end: someone is named, and the job ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.mpi import MpiRun
+from support.processes import Me, Ranks, wait_until
+
+import rankmesh as dist
+
+SOON = 30.0
+"""Seconds: what is not to hang would do so for far longer."""
+
+
+def meet_without(me: Me, how: str, timeout: float = 120) -> None:
+    dist.init_process_group("mpi", timeout=timeout)
+    array = np.ones(3)
+    dist.all_reduce(array)
+    me.meet("there")
+    if me.rank == 1:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "exit":
+            os._exit(3)
+        elif how == "raise":
+            me.wait_for("in the call")
+            raise RuntimeError("a mistake")
+        elif how == "leave":
+            me.wait_for("in the call")
+            dist.destroy_process_group()
+        time.sleep(600)
+    threading.Timer(0.3, me.mark, ["in the call"]).start()
+    began = time.monotonic()
+    try:
+        dist.all_reduce(array)
+    except dist.DistBackendError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+    finally:
+        me.say(seconds=time.monotonic() - began)
+
+
+@pytest.mark.parametrize("how", ["killed", "exit", "raise", "leave"])
+def test_a_rank_that_is_gone_is_named(ranks: Ranks, how: str) -> None:
+    run = MpiRun(ranks, meet_without, 2, how=how)
+    run.end(SOON)
+    assert run.mpirun.code != 0
+    verb = {"raise": "left (it ended with RuntimeError: a mistake)", "leave": "left"}.get(how, "failed")
+    said = run.errors(0)
+    # mpirun ends all when a process dies: it may be faster than the guard.
+    if said or how == "leave":
+        assert "RankFailedError: rank 1 (" in said, run.told()
+        assert f") {verb}" in said, run.told()
+        assert re.search("(during|after) all_reduce #", said), run.told()
+
+
+def test_a_rank_that_is_late_is_named(ranks: Ranks) -> None:
+    run = MpiRun(ranks, meet_without, 3, how="sleep", timeout=2)
+    run.end(SOON)
+    assert run.mpirun.code != 0
+    said = run.errors(0) + run.errors(2)
+    assert "waited 2.0 s for rank 1 (" in said, run.told()
+    assert "arrived: 0, 2. MPI lets nothing end this call but the end of the job" in said, run.told()
+
+
+def test_calls_that_differ_are_named(ranks: Ranks) -> None:
+    run = MpiRun(ranks, differ, 2)
+    run.end(SOON)
+    assert run.mpirun.code != 0
+    said = run.errors(0) + run.errors(1)
+    assert "CollectiveMismatchError" in said
+    assert "rank 0: barrier(); rank 1: all_reduce(float64[3], SUM)" in said
+
+
+def differ(me: Me) -> None:
+    dist.init_process_group("mpi", timeout=120)
+    dist.all_reduce(np.ones(3)) if me.rank else dist.barrier()
+    dist.barrier()
+
+
+def test_in_detail_calls_are_compared_before(ranks: Ranks) -> None:
+    for said in MpiRun(ranks, differ_in_detail, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}).succeed():
+        assert said["error"] == "CollectiveMismatchError"
+        assert "rank 0: barrier()" in said["text"]
+        assert "rank 1: all_reduce(float64[3], SUM)" in said["text"]
+        assert "called at" in said["text"]
+        assert said["after"] == 2.0
+
+
+def differ_in_detail(me: Me) -> None:
+    dist.init_process_group("mpi", timeout=60)
+    array = np.ones(3)
+    me.say(**me.attempt(dist.all_reduce, array) if me.rank else me.attempt(dist.barrier))
+    dist.all_reduce(array)
+    me.say(after=float(array[0]))
+
+
+def test_splits_that_do_not_fit_are_named(ranks: Ranks) -> None:
+    for said in MpiRun(ranks, split_badly, 3).succeed():
+        assert said["error"] == "CollectiveMismatchError"
+        assert "rank 0: all_to_all(int64) (sends [1, 1, 1] elements to the ranks" in said["text"]
+        assert said["untouched"] == [-1, -1, -1]
+        assert said["after"] == 3.0
+
+
+def split_badly(me: Me) -> None:
+    dist.init_process_group("mpi", timeout=60)
+    sizes = [1, 2, 0] if me.rank == 2 else [1, 1, 1]
+    output = np.full(3, -1)
+    me.say(**me.attempt(dist.all_to_all_single, output, np.arange(3), None, sizes), untouched=output.tolist())
+    array = np.ones(1)
+    dist.all_reduce(array)
+    me.say(after=float(array[0]))
+
+
+def test_a_monitored_barrier_names_who_is_missing_and_nobody_dies(ranks: Ranks) -> None:
+    run = MpiRun(ranks, miss_the_barrier, 3)
+    said = run.succeed()
+    assert said[0]["error"] == "CollectiveTimeoutError"
+    assert said[0]["ranks"] == [1]
+    assert "rank 1 failed to pass monitored_barrier in 1000 ms" in said[0]["text"]
+
+
+def miss_the_barrier(me: Me) -> None:
+    dist.init_process_group("mpi", timeout=60)
+    if me.rank == 1:
+        me.wait_for("over")
+        return
+    me.say(**me.attempt(dist.monitored_barrier, timeout=1))
+    me.mark(f"over-{me.rank}")
+    me.wait_for("over-0", "over-2")
+    me.mark("over")
+
+
+def test_a_call_after_a_loss_raises(ranks: Ranks) -> None:
+    said = MpiRun(ranks, call_after_a_loss, 2).succeed()
+    assert said[0]["error"] == "RankFailedError"
+    assert said[0]["ranks"] == [1]
+
+
+def call_after_a_loss(me: Me) -> None:
+    dist.init_process_group("mpi", timeout=60)
+    dist.barrier()
+    if me.rank == 1:
+        dist.destroy_process_group()
+        me.mark("left")
+        me.wait_for("told")
+        return
+    me.wait_for("left")
+    lost = dist.group.WORLD._communicator.mesh.lost
+    wait_until(lambda: 1 in lost, "the goodbye")
+    me.say(**me.attempt(dist.all_reduce, np.ones(1)))
+    me.mark("told")
+
+
+def test_an_early_leaver_does_not_end_a_call_it_has_done_its_part_of(ranks: Ranks) -> None:
+    """Rank 0 of a broadcast has left when rank 2 comes."""
+    assert [said.get("got") for said in MpiRun(ranks, leave_early, 3).succeed()] == [None, 7, 7]
+
+
+def leave_early(me: Me) -> None:
+    dist.init_process_group("mpi", timeout=60)
+    pair = dist.new_group([1, 2])
+    array = np.full(1, 7 if me.rank == 0 else 0)
+    if me.rank == 2:
+        me.wait_for("left")
+        time.sleep(1)
+    dist.broadcast(array, 0)
+    if me.rank == 0:
+        dist.destroy_process_group()
+        me.mark("left")
+        me.wait_for("done")
+        return
+    dist.barrier(pair)
+    me.say(got=int(array[0]))
+    me.mark("done")
+
+
+def test_ctrl_c_ends_a_receive(ranks: Ranks) -> None:
+    said = MpiRun(ranks, interrupted, 2).succeed()
+    assert said[0]["error"] == "KeyboardInterrupt"
+
+
+def interrupted(me: Me) -> None:
+    dist.init_process_group("mpi", timeout=120)
+    if me.rank == 0:
+        me.interrupt_when_waiting()
+        me.say(**me.attempt(dist.recv, np.zeros(3), 1))
+        me.mark("over")
+    else:
+        me.wait_for("over")
+
+
+def test_ctrl_c_ends_mpirun(ranks: Ranks) -> None:
+    run = MpiRun(ranks, wait_for_ever, 2)
+    ranks.wait_for("waits")
+    time.sleep(0.5)
+    run.mpirun.kill(signal.SIGINT)
+    run.end(SOON)
+    assert run.mpirun.code != 0
+
+
+def wait_for_ever(me: Me) -> None:
+    dist.init_process_group("mpi", timeout=600)
+    if me.rank:
+        time.sleep(600)
+    me.mark("waits")
+    dist.barrier()

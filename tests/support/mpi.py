@@ -1,0 +1,130 @@
+"""Ranks that mpirun starts."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.once import Said
+from support.processes import Ranks
+
+_BESIDE = Path(sys.executable).parent / "mpirun"
+MPIRUN = str(_BESIDE) if _BESIDE.exists() else shutil.which("mpirun")
+"""The launcher: this environment's if it has one."""
+_OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+_STARTER = Path(__file__).parent / "mpi_rank.py"
+
+
+def missing() -> str:
+    """Return what these tests lack here, '' if nothing."""
+    lacking = [
+        name for name, there in (("mpi4py", importlib.util.find_spec("mpi4py")), ("mpirun", MPIRUN)) if not there
+    ]
+    return f"{' and '.join(lacking)} not installed: make .venv/.mpi" if lacking else ""
+
+
+class MpiRun:
+    """A program that mpirun runs.
+
+    Args:
+        ranks: starts processes, and sees to it that nothing of them is left.
+        body: what the ranks run: see support.processes.
+        size: how many there are.
+        uses, env, arguments: as for Ranks.start.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        body: Callable[..., Any],
+        size: int,
+        *,
+        uses: Sequence[Callable[..., Any]] = (),
+        env: Mapping[str, str] = {},  # never changed
+        **arguments: Any,
+    ) -> None:
+        self._ranks = ranks
+        self.size = size
+        self.prefix = ranks.folder / f"mpi-{len(ranks.started)}"
+        script = ranks.script(body, arguments=arguments, uses=uses)
+        assert MPIRUN is not None
+        self.mpirun = ranks.launch(
+            [MPIRUN, *_OPTIONS, "-n", str(size), sys.executable, str(_STARTER), str(self.prefix), str(script)],
+            name="mpirun",
+            **env,
+        )
+
+    def output(self, rank: int) -> str:
+        """Return what a rank wrote to standard output."""
+        return self._read(rank, "out")
+
+    def errors(self, rank: int) -> str:
+        """Return what a rank wrote to standard error."""
+        return self._read(rank, "err")
+
+    def said(self, rank: int) -> dict[str, Any]:
+        """Return what a rank said, merged."""
+        merged: dict[str, Any] = {}
+        for line in self.output(rank).splitlines():
+            if line.startswith("{"):
+                merged |= json.loads(line)
+        return merged
+
+    def succeed(self, seconds: float = 120) -> list[dict[str, Any]]:
+        """Wait until all have ended well, with nothing on standard error; return what they said."""
+        self.end(seconds)
+        quiet = not any(self.errors(rank) for rank in range(self.size))
+        assert (self.mpirun.code, quiet) == (0, True), self.told()
+        return [self.said(rank) for rank in range(self.size)]
+
+    def end(self, seconds: float = 120) -> None:
+        """Wait until all have ended."""
+        try:
+            self._ranks.wait([self.mpirun], seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.told()}") from None
+
+    def told(self) -> str:
+        """Return what all of them wrote."""
+        each = [f"--- rank {rank}\n{self.output(rank)}{self.errors(rank)}" for rank in range(self.size)]
+        return "\n".join([repr(self.mpirun), *each])
+
+    def _read(self, rank: int, kind: str) -> str:
+        path = Path(f"{self.prefix}-{rank}.{kind}")
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+def once(paths: pytest.TempPathFactory, body: Callable[..., Any], **options: Any) -> Callable[[int], Said]:
+    """Return a function that runs a body with so many ranks, and gives by rank what they said: one run for each number.
+
+    Args:
+        paths: where the runs get their folders.
+        body: what the ranks run.
+        options: see MpiRun.
+    """
+
+    @functools.cache
+    def run(size: int) -> Said | Exception:
+        ranks = Ranks(paths.mktemp("mpi"))
+        try:
+            return MpiRun(ranks, body, size, **options).succeed()
+        except Exception as error:
+            return error  # so that a run that fails is not tried again by every test
+        finally:
+            ranks.end()
+
+    def said(size: int) -> Said:
+        found = run(size)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return said
