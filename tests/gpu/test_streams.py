@@ -5,9 +5,11 @@ The double carries streams out late, in an order that a seed decides: what is no
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from support.once import Said, once
 from support.processes import Me, Rank, Ranks

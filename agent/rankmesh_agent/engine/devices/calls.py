@@ -58,6 +58,7 @@ class DeviceCalls(Calls):
         self._watch = Watch(
             host.name, engine, exchange, host.size, lambda: host.numbers, lambda: host.failure, host.abort
         )
+        self._queued: Work | None = None  # the latest asynchronous call, as far as its launch
         self._launching = threading.RLock()
         self._gathered: list[Launch] | None = None
         self._closed = False
@@ -105,7 +106,10 @@ class DeviceCalls(Calls):
 
         how = options._replace(after=None, user=[])
         queued = self._order.submit(key, (launches[0], launched, *arguments), how)
-        return LaunchedWork(launches, queued, options.user, self._watch.future_of) if options.async_op else None
+        if not options.async_op:
+            return None
+        self._queued = queued
+        return LaunchedWork(launches, queued, options.user, self._watch.future_of)
 
     def _begun(
         self, described: str, arrays: Sequence[DeviceArray], options: Options, after: After, peer: int | None = None
@@ -151,7 +155,14 @@ class DeviceCalls(Calls):
         Raises:
             DistError: one failed.
         """
-        self._watch.drain(Deadline(timeout))
+        deadline, queued = Deadline(timeout), self._queued
+        if queued is not None:  # calls are launched in order
+            try:
+                queued.wait(deadline.remaining())
+            except DistError:
+                if not queued.is_completed():
+                    raise
+        self._watch.drain(deadline)
 
     # Point-to-point
 
@@ -245,8 +256,8 @@ class DeviceCalls(Calls):
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(DistError):
-            self._watch.drain(Deadline(self.timeout))  # what was enqueued before the group's end belongs to it
+        with contextlib.suppress(RuntimeError):  # of a group that failed; or in a callback, which cannot wait
+            self.finish(self.timeout)  # what was called before the group's end belongs to it
         if self._watch.close() or self._host.failure is not None:
             self._engine.abort()
         self._engine.close()
