@@ -122,7 +122,8 @@ def test_ranks_that_make_different_calls_are_told_which(ranks: Ranks, machine: A
     environment, backend = machine.engine(engine, 2)
     for rank in ranks.run(astray, 2, env=environment, backend=backend):
         told = rank.said["told"]
-        assert told["error"] == ("CollectiveMismatchError" if engine == "cuda-ipc" else "CollectiveTimeoutError"), told
+        late = {"CollectiveTimeoutError", "GroupAbortedError"}  # one rank's time is over first, which tells the other
+        assert told["error"] in ({"CollectiveMismatchError"} if engine == "cuda-ipc" else late), told
         assert "rank 0: broadcast" in told["text"]
         assert "rank 1: all_reduce" in told["text"]
 
@@ -227,7 +228,7 @@ def test_a_group_ends_when_its_calls_have_been_carried_out(ranks: Ranks, machine
     environment, backend = machine.engine(engine, 2)
     for rank in ranks.run(leaving, 2, env=environment, backend=backend, how="destroyed"):
         assert rank.said["sums"] == [1.0 + 2 * number for number in range(10)]
-        assert rank.said["twice"]["error"] == "ValueError"
+        assert rank.said["twice"]["error"] is None
 
 
 @each_engine
