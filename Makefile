@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,batch collectives ctrl_c failure gather_scatter groups groups_shrink objects \
 	p2p registered stores_agent work)
 
-.PHONY: demo test test-attached test-torch test-torch-suite test-mpi test-browser test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
+.PHONY: demo test test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -41,6 +41,10 @@ test-mpi: $(VENV)/.mpi  ## Run the tests that need MPI: backend "mpi", under mpi
 # RANKMESH_REQUIRE_BROWSER=1 makes it an error that there is no Chromium; else the tests are skipped and say so.
 test-browser: $(VENV)/.browser  ## Run the dashboard's tests; need Chromium (apt-get install chromium)
 	$(BIN)/python -m pytest tests/dashboard $(PARALLEL) $(ARGS)
+
+# Over the double of CuPy where CuPy finds no GPU; then ARGS=-rs says which tests have to have one.
+test-gpu: $(VENV)/.dev  ## Run the tests of arrays on GPUs, on NVIDIA's where there are some (pip install '.[gpu]')
+	RANKMESH_TEST_GPU=all $(BIN)/python -m pytest tests/gpu $(PARALLEL) $(ARGS)
 
 test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts-howto.md on two test hosts; needs root and iproute2
 	$(BIN)/python -m pytest tests/hosts $(ARGS)

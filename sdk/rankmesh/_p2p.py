@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -197,7 +198,9 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         )
         for one in p2p_op_list
     ]
-    with members.together():
+    with contextlib.ExitStack() as together:
+        for carrier in {_carrying(members, one.group, one.tensor, one.group_peer) for one in p2p_op_list}:
+            together.enter_context(carrier.together())
         return [cast(Work, begin()) for begin in messages]
 
 

@@ -53,8 +53,9 @@ def _all_gather_single_stacked(at: At) -> None:
 
 def _all_gather_in_place(at: At) -> None:
     everyone = _behind_one_another(at.values(rank) for rank in at.ranks)
-    output = at.shaped(np.ones_like(everyone), everyone, at.size, at.cell.count)
-    output[at.rank] = at.values(at.rank)
+    before = np.ones_like(everyone).reshape(at.size, at.cell.count)
+    before[at.rank] = at.values(at.rank)
+    output = at.shaped(before, everyone, at.size, at.cell.count)
     at.call(dist.all_gather_into_tensor, output, output[at.rank])
 
 
@@ -198,8 +199,31 @@ def _batched_messages(at: At) -> None:
             dist.P2POp(dist.irecv, at.wanted(at.values((at.rank + 1) % at.size, lane=1)), right, at.group, tag=1),
         ]
     )
-    for work in works:
-        work.wait()
+    at.wait(works)
+
+
+def _messages_in_order(at: At) -> None:
+    """Round the ring, as where there are no tags, and every receive names its source: two, in the same order."""
+    right, left = at.numbers[(at.rank + 1) % at.size], at.numbers[(at.rank - 1) % at.size]
+    sent = [at.given(at.values(at.rank, lane=lane)) for lane in range(2)]
+    came = [at.wanted(at.values((at.rank - 1) % at.size, lane=lane)) for lane in range(2)]
+
+    def send() -> None:
+        for each in sent:
+            if at.cell.async_op:
+                at.wait([dist.isend(each, right, at.group)])
+            else:
+                dist.send(each, right, at.group)
+
+    def receive() -> None:
+        if at.cell.async_op:
+            at.wait([dist.irecv(each, left, at.group) for each in came])
+            return
+        for each in came:
+            assert dist.recv(each, left, at.group) == left
+
+    for step in (receive, send) if at.rank % 2 else (send, receive):
+        step()
 
 
 def _uneven(at: At, rank: int) -> int:
@@ -228,6 +252,8 @@ MOVING = _named(
     _all_to_all_single, _all_to_all_single_uneven, _all_to_all_single_of_rows,
 )  # fmt: skip
 MESSAGES = _named(_messages, _batched_messages)
+ORDERED = _named(_messages_in_order, _batched_messages)
+"""Messages as NCCL has them, too: without tags."""
 VARIANTS = frozenset({"reduce_scatter_in_place", "all_reduce_coalesced"})
 """Those of REDUCING that make calls which others make too."""
-CALLS = REDUCING | MOVING | MESSAGES
+CALLS = REDUCING | MOVING | MESSAGES | ORDERED

@@ -6,7 +6,7 @@ A cell is one of calls.CALLS with an operation, an element type, a container, a 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -14,7 +14,7 @@ import numpy as np
 
 import rankmesh as dist
 from support import oracle
-from support.matrix.containers import Array, Held, bits, fits, hold, same
+from support.matrix.containers import ON_GPUS, Array, Held, bits, fits, hold, same
 
 DTYPES: dict[str, np.dtype[Any]] = {
     np.dtype(kind).name: np.dtype(kind)
@@ -34,14 +34,15 @@ class Cell(NamedTuple):
         name: a key of calls.CALLS.
         dtype: a key of DTYPES.
         op: name of a ReduceOp, '' for calls that do not reduce.
-        container: a key of containers.CONTAINERS; what does not fit in is passed in a plain array.
+        container: a key of containers.CONTAINERS, or ON_GPUS; what does not fit in is passed in a plain array.
         count: elements a rank contributes, or gets.
         async_op: whether to make it asynchronously.
         root: group rank, for calls with a source or destination.
         numbers: ``any`` over all of the dtype's range; ``whole`` ones, small; ``special`` ones, NaN, infinities, zeros
             of both signs (``special, roughly``, if the order in which they are reduced is not known); or ``rounded``,
-            complex numbers whose products are not exact. Whether NumPy rounds one of these once or twice depends on
-            how it lies in memory: they are compared among the ranks, and only roughly with NumPy.
+            whose reduction is not exact. Whether NumPy rounds a product of complex numbers once or twice depends on how
+            it lies in memory, and NCCL has an order of its own: they are compared among the ranks, and only roughly
+            with NumPy.
     """
 
     name: str
@@ -83,7 +84,9 @@ class At:
         self.numbers = dist.get_process_group_ranks(group)
         self.dtype = DTYPES[cell.dtype]
         self.is_root = self.rank == cell.root
+        self.on_gpu = cell.container in ON_GPUS
         self.parts: list[Part] = []
+        self._works: list[dist.Work] = []
 
     # What ranks contribute, and what becomes of it
 
@@ -143,8 +146,12 @@ class At:
         """Return a container that the call is to fill with elements."""
         return self.becomes(self.values(MAX_SIZE, elements.size), elements, what="output", flat=flat)
 
-    def shaped(self, before: Array, after: Array, *shape: int, order: str = "C") -> Array:
+    def shaped(self, before: Array, after: Array, *shape: int, order: str = "C") -> Any:
         """Return an array of this shape with elements that the call is to change."""
+        if self.on_gpu:
+            held = hold(before, "gpu")
+            self.parts.append(Part(f"array {shape}", held, after))
+            return held.tensor.reshape(shape)
         array = np.array(before.reshape(shape), order=order)  # type: ignore[call-overload]
         self.parts.append(Part(f"array {shape}", Held(array, array.flatten), after))
         return array
@@ -162,15 +169,27 @@ class At:
         if not self.cell.async_op:
             assert work is None, f"a synchronous call returned {work!r}"
             return
-        work.wait()
-        if isinstance(work, dist.Work):
+        self.wait([work])
+
+    def wait(self, works: Sequence[Any]) -> None:
+        """Wait for Works: they are complete then, or on a GPU once this thread's stream has been waited for."""
+        for work in works:
+            work.wait()
+        self._works += [work for work in works if isinstance(work, dist.Work)]
+        if not self.on_gpu:
+            self._settle()
+
+    def _settle(self) -> None:
+        for work in self._works:
             assert work.is_completed()
-            assert work.is_success()
+            assert work.is_success(), f"{self.cell}: {work.exception()}"
+        self._works.clear()
 
     def wrong(self) -> Iterator[str]:
         """Return what is not as it must be, in words."""
-        for what, held, wanted in self.parts:
-            found = held.read()
+        found_all = [part.held.read() for part in self.parts]
+        self._settle()
+        for (what, held, wanted), found in zip(self.parts, found_all, strict=True):
             if not _COMPARED.get(self.cell.numbers, same)(found, wanted):
                 where = [index for index in range(wanted.size) if bits(found[index]) != bits(wanted[index])]
                 first = where[0] if where else "?"

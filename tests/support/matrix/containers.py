@@ -99,6 +99,26 @@ CONTAINERS: dict[str, Callable[[Array], Held]] = {
 }
 """By name, what puts elements into such a container; it owns them."""
 
+
+def _on_gpu(elements: Array) -> Held:
+    return _held_on_gpu(_cupy().asarray(elements))
+
+
+def _part_on_gpu(elements: Array) -> Held:
+    return _within_on_gpu(elements, elements.size + 7, np.s_[3 : 3 + elements.size])
+
+
+def _strided_on_gpu(elements: Array) -> Held:
+    return _within_on_gpu(elements, 3 * elements.size, np.s_[1::3])
+
+
+ON_GPUS: dict[str, Callable[[Array], Held]] = {
+    "gpu": _on_gpu,
+    "part on gpu": _part_on_gpu,
+    "strided on gpu": _strided_on_gpu,
+}
+"""Those in a GPU's memory, of CuPy's; all arrays of a call are in such ones, or none."""
+
 _NOT_FLAT = frozenset({"transposed", "block", "0-d"})
 
 
@@ -116,6 +136,8 @@ def fits(container: str, dtype: np.dtype[Any], count: int | None = None, *, flat
 
 def hold(elements: Array, container: str) -> Held:
     """Return a copy of elements in a container, or in a plain array if they do not fit."""
+    if container in ON_GPUS:
+        return ON_GPUS[container](elements)
     return CONTAINERS[container if fits(container, elements.dtype, elements.size) else "contiguous"](elements)
 
 
@@ -148,6 +170,30 @@ def _within(elements: Array, shape: tuple[int, ...], where: Any) -> Held:
         return same(whole, before)
 
     return Held(array, lambda: np.array(array).reshape(-1), intact)
+
+
+def _cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+def _held_on_gpu(array: Any, intact: Callable[[], bool] = lambda: True) -> Held:
+    """Return an array on a GPU, which is read on the current stream."""
+    return Held(array, lambda: array.get().reshape(-1), intact)
+
+
+def _within_on_gpu(elements: Array, size: int, where: slice) -> Held:
+    whole = np.ones(size, elements.dtype)
+    whole[where] = elements
+    there = _cupy().asarray(whole)
+    array = there[where]
+
+    def intact() -> bool:
+        whole[where] = array.get()
+        return same(there.get(), whole)
+
+    return _held_on_gpu(array, intact)
 
 
 def _sides(count: int) -> tuple[int, int]:

@@ -8,11 +8,13 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 import rankmesh as dist
 from support import oracle
-from support.matrix.calls import CALLS, MESSAGES, MOVING, REDUCING, VARIANTS
+from support.matrix.calls import CALLS, MESSAGES, MOVING, ORDERED, REDUCING, VARIANTS
 from support.matrix.cell import DTYPES, At, Cell
-from support.matrix.containers import CONTAINERS, bits, fits
+from support.matrix.containers import CONTAINERS, ON_GPUS, bits, fits
 from support.matrix.lists import LISTS
 from support.processes import Me
 
@@ -21,6 +23,9 @@ TOLD = 20
 LARGE, LARGER = 20_001, 70_001
 """Elements of float32 above the limits for small arrays; and several times above them. Over messages these may be
 reduced in another order, so they are whole numbers, whose sums are exact."""
+
+OVER_A_MEBIBYTE = (1 << 18) + 3
+"""Elements of float32 that take a little more than 1 MiB."""
 
 
 def reductions(choice: random.Random, size: int) -> Iterator[Cell]:
@@ -84,6 +89,36 @@ def messages(choice: random.Random, size: int) -> Iterator[Cell]:
         yield Cell(name, dtype, "", container, choice.choice((1, 15)), later)
     for name, count, later in itertools.product(MESSAGES, (0, LARGE), (False, True)):
         yield Cell(name, "float32", "", "strided", count, later)
+
+
+def on_gpus(choice: random.Random, size: int, *, exact: bool = True) -> Iterator[Cell]:
+    """Arrays on GPUs in every call: every element type with every operation, and every length.
+
+    Args:
+        choice: see PARTS.
+        size: see PARTS.
+        exact: whether reductions are to be NumPy's bit for bit.
+    """
+    dtypes = [dtype for dtype in DTYPES if DTYPES[dtype] != np.longdouble]  # CuPy has none
+
+    def cell(name: str, dtype: str, count: int) -> Iterator[Cell]:
+        ops = ops_of(dtype) if name in REDUCING else [""]
+        for op in [choice.choice(ops)] if name in VARIANTS or count > 33 else ops:
+            numbers = "any" if exact or not op or DTYPES[dtype].kind in "biu" else "rounded"
+            container = choice.choice(list(ON_GPUS))
+            yield Cell(name, dtype, op, container, count, choice.random() < 0.5, choice.randrange(size), numbers)
+
+    for name, dtype in itertools.product(REDUCING | MOVING | ORDERED, dtypes):
+        yield from cell(name, dtype, choice.choice((1, 7, 33)))
+    for name, count in itertools.product(REDUCING | MOVING | ORDERED, (0, 1000)):
+        yield from cell(name, choice.choice(dtypes), count)
+    for name in ("all_reduce", "reduce", "broadcast", "all_gather", "all_to_all_single_uneven", "messages_in_order"):
+        yield from cell(name, "float32", OVER_A_MEBIBYTE)
+
+
+def roughly_on_gpus(choice: random.Random, size: int) -> Iterator[Cell]:
+    """As on_gpus, but reductions of what is not exact have an order of their own, and rounding."""
+    return on_gpus(choice, size, exact=False)
 
 
 Part = Callable[[random.Random, int], Iterator[Cell]]

@@ -160,8 +160,10 @@ class NcclBackend(DeviceBackend):
 
     def _all_gather(self, seat: _Seat, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
         comm, stream = seat.comm, launch.stream
-        if _neighbours(outputs):
-            comm.allGather(array.pointer, outputs[0].pointer, array.nbytes, _UINT8, stream)
+        if _alike(outputs):  # at all ranks or none, unlike where they lie
+            rows = outputs if _neighbours(outputs) else self._rows(launch, array, seat.size)
+            comm.allGather(array.pointer, rows[0].pointer, array.nbytes, _UINT8, stream)
+            _copy_all(rows, outputs, stream)
             return
         with self.together():
             for root, output in enumerate(outputs):
@@ -195,9 +197,11 @@ class NcclBackend(DeviceBackend):
             arithmetic.combine(op, parts, [output], launch.stream, launch.device)
             return
         comm, stream = seat.comm, launch.stream
-        if _neighbours(inputs):
+        if _alike(inputs):
+            rows = inputs if _neighbours(inputs) else self._rows(launch, output, seat.size)
+            _copy_all(inputs, rows, stream)
             count = output.size * native.width
-            comm.reduceScatter(inputs[0].pointer, output.pointer, count, native.type, native.op, stream)
+            comm.reduceScatter(rows[0].pointer, output.pointer, count, native.type, native.op, stream)
             return
         with self.together():
             for root, part in enumerate(inputs):
@@ -357,12 +361,22 @@ def _within(deadline: Deadline, make: Callable[[], T], check: Callable[[], None]
     return made[0]
 
 
+def _alike(arrays: Sequence[DeviceArray]) -> bool:
+    """Whether arrays are as long as each other."""
+    return all(array.size == arrays[0].size for array in arrays)
+
+
 def _neighbours(arrays: Sequence[DeviceArray]) -> bool:
-    """Whether arrays are as long as each other and lie behind one another."""
+    """Whether arrays that are as long as each other lie behind one another."""
     nbytes = arrays[0].nbytes
-    return all(array.pointer == arrays[0].pointer + row * nbytes for row, array in enumerate(arrays)) and all(
-        array.nbytes == nbytes for array in arrays
-    )
+    return all(array.pointer == arrays[0].pointer + row * nbytes for row, array in enumerate(arrays))
+
+
+def _copy_all(sources: Sequence[DeviceArray], arrays: Sequence[DeviceArray], stream: int) -> None:
+    """Copy arrays to others, unless they are the same ones."""
+    if sources is not arrays:
+        for source, array in zip(sources, arrays, strict=True):
+            cuda.copy(array.pointer, source.pointer, array.nbytes, stream)
 
 
 _ALGORITHMS: dict[Kind, Callable[..., None]] = {

@@ -54,10 +54,11 @@ class DeviceCalls(Calls):
         self._exchange = exchange
         self._submit = self._launch
         self._events = Events()
-        self._streams: dict[int, int] = {}
+        self._streams: dict[tuple[int, int | None], int] = {}
         self._watch = Watch(
             host.name, engine, exchange, host.size, lambda: host.numbers, lambda: host.failure, host.abort
         )
+        self._queued: Work | None = None  # the latest asynchronous call, as far as its launch
         self._launching = threading.RLock()
         self._gathered: list[Launch] | None = None
         self._closed = False
@@ -105,10 +106,18 @@ class DeviceCalls(Calls):
 
         how = options._replace(after=None, user=[])
         queued = self._order.submit(key, (launches[0], launched, *arguments), how)
-        return LaunchedWork(launches, queued, options.user, self._watch.future_of) if options.async_op else None
+        if not options.async_op:
+            return None
+        self._queued = queued
+        return LaunchedWork(launches, queued, options.user, self._watch.future_of)
 
-    def _begun(self, described: str, arrays: Sequence[DeviceArray], options: Options, after: After) -> Launch:
-        """Return a launch on the caller's current stream, or if it is asynchronous behind that, on our own."""
+    def _begun(
+        self, described: str, arrays: Sequence[DeviceArray], options: Options, after: After, peer: int | None = None
+    ) -> Launch:
+        """Return a launch on the caller's current stream, or if it is asynchronous behind that, on one of our own.
+
+        Collectives have one, and the messages of each peer: else all ranks could send first, and none receive.
+        """
         for number, array in enumerate(arrays):
             if not isinstance(array, DeviceArray):
                 raise TypeError(
@@ -124,16 +133,16 @@ class DeviceCalls(Calls):
                 )
         stream = streams.current(device)
         if options.async_op:
-            stream = self._behind(stream, device)
+            stream = self._behind(stream, device, peer)
         deadline = Deadline(options.timeout)
         return Launch(described, arrays, stream, after, deadline, self._events)
 
-    def _behind(self, stream: int, device: int) -> int:
+    def _behind(self, stream: int, device: int, peer: int | None) -> int:
         """Return this group's own stream of a device, which waits for what another one has been given."""
         with cuda.on_device(device), self._launching:
-            own = self._streams.get(device)
+            own = self._streams.get((device, peer))
             if own is None:
-                own = self._streams[device] = cuda.new_stream()
+                own = self._streams[device, peer] = cuda.new_stream()
             event = self._events.take(device)
             cuda.record(event, stream)
             cuda.wait_for(event, own)
@@ -146,7 +155,14 @@ class DeviceCalls(Calls):
         Raises:
             DistError: one failed.
         """
-        self._watch.drain(Deadline(timeout))
+        deadline, queued = Deadline(timeout), self._queued
+        if queued is not None:  # calls are launched in order
+            try:
+                queued.wait(deadline.remaining())
+            except DistError:
+                if not queued.is_completed():
+                    raise
+        self._watch.drain(deadline)
 
     # Point-to-point
 
@@ -164,7 +180,7 @@ class DeviceCalls(Calls):
         peer = self.ranks.index(rank)
         towards = "dst" if op == "send" else "src"
         described = f"{op}({display(array.dtype)}[{array.size}], {towards}={self.numbers[peer]})"
-        launch = self._begun(described, [array], options, options.after)
+        launch = self._begun(described, [array], options, options.after, peer)
         with self._launching, cuda.on_device(launch.device), cuda.mapped(described):
             getattr(self._engine, op)(launch, array, peer)
             if self._gathered is None:
@@ -240,12 +256,12 @@ class DeviceCalls(Calls):
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(DistError):
-            self._watch.drain(Deadline(self.timeout))  # what was enqueued before the group's end belongs to it
+        with contextlib.suppress(RuntimeError):  # of a group that failed; or in a callback, which cannot wait
+            self.finish(self.timeout)  # what was called before the group's end belongs to it
         if self._watch.close() or self._host.failure is not None:
             self._engine.abort()
         self._engine.close()
-        for device, stream in self._streams.items():
+        for (device, _), stream in self._streams.items():
             with cuda.on_device(device):
                 cuda.drop_stream(stream)
         self._events.close()

@@ -57,6 +57,7 @@ class Choice:
         self._wanted = wanted
         self._lock = threading.Lock()
         self._told = False
+        self._peers: dict[int, Calls] = {}
         self._nccl: DeviceCalls | None = None
         self._collectives: DeviceCalls | None = None
         self._chosen = False
@@ -84,11 +85,13 @@ class Choice:
         """Return who carries an array on a GPU to or from a group rank: see for_collectives."""
         if self._wanted == "mpi":
             return self._host
-        with self._lock:
-            mine, theirs = self._facts(device, [self._host.rank, peer])
-            if mine.no_nccl or theirs.no_nccl or mine.gpu == theirs.gpu:
-                return self._host
-            return self._over_nccl()
+        found = self._peers.get(peer)
+        if found is None:
+            with self._lock:
+                mine, theirs = self._facts(device, [self._host.rank, peer])
+                through_host = mine.no_nccl or theirs.no_nccl or mine.gpu == theirs.gpu
+                found = self._peers[peer] = self._host if through_host else self._over_nccl()
+        return found
 
     @property
     def name(self) -> str:

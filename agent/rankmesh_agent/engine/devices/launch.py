@@ -99,7 +99,6 @@ class Launch:
         if self._after is not None:
             with self.streams.using(self.device, self.stream):
                 self._after()
-            self._after = None
         self._event = self._events.take(self.device)
         cuda.record(self._event, self.stream)
 
@@ -109,7 +108,7 @@ class Launch:
             if not self._ended and self._event is not None and (self.error is not None or cuda.happened(self._event)):
                 self._ended = True
                 self._events.give(self.device, self._event)
-                self._event = self._arrays = None
+                self._event = self._arrays = self._after = None
                 self._scratch.clear()
             return self._ended
 
@@ -121,7 +120,7 @@ class Launch:
             self.error = error
             self._ended = True
             # The event is not used again: a stream may still be about to wait for it.
-            self._event = self._arrays = None
+            self._event = self._arrays = self._after = None
             self._scratch.clear()
 
     def order(self, stream: int) -> None:

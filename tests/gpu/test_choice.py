@@ -1,0 +1,142 @@
+"""Which engine carries out calls on arrays on GPUs, and what is said of calls that none can."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+
+pytestmark = pytest.mark.processes
+
+
+def chosen(me: Me, backend: str | None) -> None:
+    import cupy
+
+    me.init(timeout=60, backend=backend)
+    array = cupy.full(1000, me.rank + 1.0)
+    dist.all_reduce(array)
+    choice = dist.group.WORLD._choice
+    found = None if choice is None else choice._collectives
+    me.say(
+        sum=float(array[-1].get()),
+        engine="host" if found is None else found.backend,
+        backend=dist.get_backend(),
+        config=dist.get_backend_config(),
+    )
+    host = np.full(3, me.rank + 1.0)
+    dist.all_reduce(host)
+    me.say(host=float(host[0]))
+    sent = cupy.full(3, me.rank + 1.0)
+    neighbour = (me.rank - 1) % me.size
+    received = cupy.zeros(3)
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, sent, (me.rank + 1) % me.size), dist.P2POp(dist.irecv, received, neighbour)]
+    ):
+        work.wait()
+    objects = [None] * me.size
+    dist.all_gather_object(objects, {"rank": me.rank})
+    me.say(received=float(received[0].get()), objects=objects)
+    me.say(mixed=me.attempt(dist.all_gather, [np.zeros(3) for _ in range(me.size)], sent))
+    if me.rank == 0:
+        me.say(anyone=me.attempt(dist.recv, received, timeout=0.1))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "without", "backend", "engine"),
+    [
+        ([0, 1], (), None, "nccl"),
+        ([0, 1], (), "nccl", "nccl"),
+        ([0, 1], (), "cpu:gloo,cuda:nccl", "nccl"),
+        ([0, 0], (), None, "cuda-ipc"),
+        ([0, 0, 1], (), None, "cuda-ipc"),
+        ([0, 0], ("ipc",), None, "host"),
+        ([0, 1], ("nccl", "ipc"), None, "host"),
+        ([0, 0], (), "gloo", "host"),
+    ],
+)
+def test_the_engine_fits_the_gpus(
+    ranks: Ranks, machine: Any, gpus: list[int], without: tuple[str, ...], backend: str | None, engine: str
+) -> None:
+    environment = machine.double(gpus, without=without)
+    started = ranks.start(chosen, len(gpus), env=environment, backend=backend)
+    ranks.wait(started)
+    assert all(rank.code == 0 for rank in started), ranks.told()
+    warned = [line for rank in started for line in rank.stderr.splitlines()]
+    if engine == "host" and backend is None:
+        assert len(warned) == 1, warned
+        assert "arrays on GPUs go through host memory in group 'world'" in warned[0]
+    else:
+        assert warned == []
+    size = len(gpus)
+    for number, rank in enumerate(started):
+        said = rank.said
+        assert said["engine"] == engine, said
+        assert said["sum"] == said["host"] == size * (size + 1) / 2
+        assert said["received"] == (number - 1) % size + 1
+        assert said["objects"] == [{"rank": other} for other in range(size)]
+        assert said["backend"] == ("nccl" if backend == "nccl" else "mesh")
+        assert said["config"].startswith("cpu:mesh")
+        if engine != "host":
+            assert said["mixed"]["error"] == "TypeError", said["mixed"]
+            assert "all arrays of a call have to be on one GPU, or all in host memory" in said["mixed"]["text"]
+    if backend != "gloo":
+        assert started[0].said["anyone"]["error"] == "ValueError"
+        assert "needs src" in started[0].said["anyone"]["text"]
+
+
+def without_nccl(me: Me) -> None:
+    me.say(told=me.attempt(me.init, backend="nccl", timeout=20))
+
+
+def test_nccl_that_is_not_there_is_an_error(ranks: Ranks, machine: Any) -> None:
+    environment = machine.double([0, 1], without=("nccl",))
+    for rank in ranks.run(without_nccl, 2, env=environment):
+        assert rank.said["told"]["error"] == "DistBackendError", rank.said
+        assert "built without NCCL" in rank.said["told"]["text"]
+
+
+def test_nccl_without_cupy_says_how_to_install_it(ranks: Ranks, machine: Any) -> None:
+    if machine.gpus:
+        pytest.skip("CuPy is installed")
+    (rank,) = ranks.run(without_nccl, 1)
+    assert rank.said["told"]["error"] == "DistBackendError", rank.said
+    assert "pip install 'rankmesh[gpu]'" in rank.said["told"]["text"]
+
+
+def everything_else(me: Me) -> None:
+    me.init(timeout=60)
+    array = np.ones(10)
+    dist.all_reduce(array)
+    dist.all_gather_object([None] * me.size, "object")
+    dist.all_reduce_multigpu([array])
+    dist.barrier()
+    me.say(nccl=dist.is_nccl_available(), loaded="cupy" in sys.modules)
+    dist.destroy_process_group()
+
+
+def imported(me: Me) -> None:
+    me.init(timeout=60)
+    array = np.ones(10)
+    dist.all_reduce(array)
+    dist.barrier()
+    dist.destroy_process_group()
+    me.say(loaded=[name for name in sys.modules if name.partition(".")[0] == "cupy"])
+
+
+def test_arrays_in_host_memory_load_no_cupy(ranks: Ranks, machine: Any) -> None:
+    for rank in ranks.run(imported, 2, env=machine.own(2) if machine.gpus > 1 else machine.shared(2)):
+        assert rank.said["loaded"] == []
+
+
+def test_without_cupy_all_but_arrays_on_gpus_works(ranks: Ranks, machine: Any) -> None:
+    if machine.gpus:
+        pytest.skip("CuPy is installed")
+    for rank in ranks.run(everything_else, 2):
+        assert rank.said == {"nccl": False, "loaded": False}
