@@ -11,6 +11,8 @@ finds where the table of algorithms switches.
     store, stores           the same for stores
     ddp, ddp_rank           training steps with torch's DistributedDataParallel
     mpi_overhead            what backend "mpi" adds to bare mpi4py
+    gpu, gpu_rank, gpu_report
+                            all_reduce of arrays on GPUs
     join, join_rank         how long a world takes to come together
     footprint               what an idle rank costs
     tune, tune_rank         where the table of algorithms switches

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks import ddp, page
+from benchmarks import ddp, gpu, gpu_report, page
 from benchmarks.compact import compact
 from benchmarks.operations import OPERATIONS
 from benchmarks.options import names_of, number, numbers, progress
@@ -17,7 +17,7 @@ from benchmarks.session import Session
 from benchmarks.team import PeerFailedError
 
 EXAMPLE = "for a part: python -m benchmarks --only all_reduce --ranks 2 --sizes 4,65536 --peers rankmesh-shm,gloo"
-STORES, JOIN, DDP, MPI = "stores", "join", "ddp", "mpi"
+STORES, JOIN, DDP, MPI, GPU = "stores", "join", "ddp", "mpi", "gpu"
 STORE_ROUNDS, JOIN_ROUNDS, DDP_ROUNDS = 7, 3, 5
 OF_A_PART = {"ranks": RANKS, "sizes": SIZES, "peers": tuple(PEERS), "rounds": 7, "budget": 10.0, "seconds": 0.03}
 """Options that choose within a part, and what they are when they are not given."""
@@ -44,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     elif whole:
         page.write([run])
         progress(f"written: {page.PAGE}")
-    print(compact(run.results))
+    if options.only != [GPU]:
+        print(compact(run.results))
+    print(gpu_report.section(run), end="")
     return 0
 
 
@@ -59,6 +61,13 @@ def part(options: argparse.Namespace) -> Session:
         join_rounds=options.rounds if JOIN in options.only else 0,
         ddp_rounds={ranks: options.rounds for ranks in options.ranks if ranks in ddp.RANKS and DDP in options.only},
         mpi_rounds=options.rounds if MPI in options.only else 0,
+        gpus=gpu.Plan(
+            options.rounds,
+            [ranks for ranks in options.ranks if ranks in gpu.RANKS],
+            gpu.SIZES if options.sizes is SIZES else options.sizes,
+        )
+        if GPU in options.only
+        else None,
     )
 
 
@@ -70,7 +79,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog=EXAMPLE,
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing there, and no page")
-    known = [*OPERATIONS, STORES, DDP, JOIN, MPI]
+    known = [*OPERATIONS, STORES, DDP, MPI, GPU, JOIN]
     choice = parser.add_argument_group("a part of it")
     choice.add_argument("--only", type=names_of(known), metavar="PART,...", help=", ".join(known))
     choice.add_argument("--ranks", type=numbers, metavar="NUMBER,...")

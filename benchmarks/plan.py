@@ -68,7 +68,7 @@ def cases(operations: Iterable[str], ranks: Sequence[int], sizes: Sequence[int])
 
 def takes_part(peer: Peer, case: Case) -> bool:
     """Whether a peer can do a case at all."""
-    return peer.library not in OPERATIONS[case.operation].without
+    return case.operation not in OPERATIONS or peer.library not in OPERATIONS[case.operation].without
 
 
 COLLECTIVES = ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather", "scatter", "send_recv")

@@ -41,11 +41,17 @@ def run(
         with ExitStack() as stack:
             teams = [stack.enter_context(Team(peer, ranks)) for peer in peers]
             results.versions.update({team.peer.name: team.version for team in teams})
-            _Rounds(teams, {case: effort(case) for case in same_ranks}, results).measure(say)
+            Rounds(teams, {case: effort(case) for case in same_ranks}, results).measure(say)
 
 
-class _Rounds:
-    """Cases measured in common rounds: those of one case are minutes apart, in whatever mood the machine is then."""
+class Rounds:
+    """Cases measured in common rounds: those of one case are minutes apart, in whatever mood the machine is then.
+
+    Args:
+        teams: who takes turns.
+        efforts: the cases, and how thoroughly each is measured.
+        results: what to add the figures to.
+    """
 
     def __init__(self, teams: Sequence[Team], efforts: dict[Case, Effort], results: Results) -> None:
         self._teams = list(teams)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from benchmarks import ddp, footprint, join, mpi_overhead, stores
+from benchmarks import ddp, footprint, gpu, join, mpi_overhead, stores
 from benchmarks.machine import Bystanders, describe
 from benchmarks.peers import Peer, available
 from benchmarks.plan import Case, Cell, Effort
@@ -31,6 +31,7 @@ class Session:
         join_rounds: how often worlds are started; 0: leave joins and idle ranks out.
         ddp_rounds: turns of each backend of training steps, by the number of ranks.
         mpi_rounds: turns of backend mpi and of bare mpi4py; 0: leave them out.
+        gpus: what to measure on GPUs; None: leave them out.
     """
 
     cases: Sequence[Case]
@@ -39,6 +40,7 @@ class Session:
     join_rounds: int = 0
     ddp_rounds: Mapping[int, int] = field(default_factory=dict)
     mpi_rounds: int = 0
+    gpus: gpu.Plan | None = None
 
     def measure(self, peers: Sequence[Peer], say: Say) -> Run:
         """Measure all of it.
@@ -49,11 +51,12 @@ class Session:
         began, bystanders = datetime.now(UTC), Bystanders()
         clock = time.monotonic()
         results = Results()
-        here, left_out = available(peers)
+        here, left_out = available(peers if self.cases else ())
         here_stores, no_stores = available(stores.PEERS if self.store_rounds else ())
         here_ddp, no_ddp = available(ddp.PEERS if self.ddp_rounds else ())
         here_mpi, no_mpi = available([mpi_overhead.PEER] if self.mpi_rounds else ())
-        left_out += [*no_stores, *no_ddp, *no_mpi]
+        no_gpu = gpu.missing() if self.gpus else []
+        left_out += [*no_stores, *no_ddp, *no_mpi, *no_gpu]
         for line in left_out:
             say(line)
         if self.cases and not here:
@@ -66,11 +69,15 @@ class Session:
             ddp.measure(here_ddp, self.ddp_rounds, results, say)
         if here_mpi:
             mpi_overhead.measure(self.mpi_rounds, results, say)
+        machine = describe()
+        if self.gpus and not no_gpu:
+            left_out += gpu.measure(self.gpus, results, say)
+            machine |= gpu.describe()
         if self.join_rounds:
             _joins(self.join_rounds, results, say)
         others = f"{bystanders.cores():.2f} cores, on average, while this was measured"
         minutes = (time.monotonic() - clock) / 60
-        return Run(results, {**describe(), "others used": others}, began, minutes, left_out)
+        return Run(results, {**machine, "others used": others}, began, minutes, left_out)
 
 
 def _joins(rounds: int, results: Results, say: Say) -> None:

@@ -101,7 +101,7 @@ class Team:
         hellos = [self._answer(channel, START_DEADLINE) for channel in self._channels]
         if sorted(hello["rank"] for hello in hellos) != list(range(self.ranks)):
             raise self._failure(f"did not become one world of {self.ranks}: {hellos}")
-        self.version = hellos[0]["version"]
+        self.version = next(hello["version"] for hello in hellos if hello["rank"] == 0)
 
     def _answer(self, channel: Channel, timeout: float) -> Message:
         try:

@@ -77,6 +77,11 @@ class Slurm:
         self.run("for _ in $(seq 50); do sinfo -h -o '%D %T' | grep -q '^2 idle' && break; sleep 0.2; done")
         assert self.run("sinfo -h -o '%D %T'") == "2 idle\n", self.told()
 
+    def end(self) -> None:
+        """Cancel what still runs, mpirun's daemons perhaps, and wait until nothing of it is left."""
+        self.run('scancel --user root; for _ in $(seq 150); do [ -z "$(squeue -h)" ] && break; sleep 0.2; done')
+        assert self.run("squeue -h") == "", self.told()
+
     def run(self, command: str, **variables: str) -> str:
         """Run a line of shell on host1; return what it wrote, to either stream."""
         done = self.hosts.start("host1", command, **self._environment, **variables)
@@ -90,7 +95,8 @@ def slurm(hosts):
         pytest.skip(f"Slurm: needs {', '.join(MISSING)} (apt-get install slurm-wlm munge)")
     cluster = Slurm(hosts)
     cluster.start()
-    return cluster
+    yield cluster
+    cluster.end()
 
 
 def ranks(output: str) -> list[str]:

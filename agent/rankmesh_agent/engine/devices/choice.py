@@ -126,8 +126,8 @@ class Choice:
         host = self._host
         if self._wanted == "mpi":
             return self._over_mpi()
-        if host.size == 1:
-            return self._over_nccl() if not cuda.why_no_nccl() else None
+        if host.size == 1 and cuda.why_no_nccl():
+            return None
         facts = self._facts(device, range(host.size))
         sharing = defaultdict(list)
         for number, fact in zip(host.numbers, facts, strict=True):
