@@ -12,7 +12,7 @@ from rankmesh._arrays import destination, source
 from rankmesh._call import Timeout, all_of, group_root, members_of, options
 from rankmesh._containers import Array
 from rankmesh._reduce_op import reduction
-from rankmesh._world import Group, finish_on_gpus
+from rankmesh._world import Group, NonMember, communicator, finish_on_gpus
 from rankmesh_agent.collectives.reduction import premultiplied
 from rankmesh_agent.engine.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
@@ -58,9 +58,6 @@ def all_reduce(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_reduce
     """
-    members = members_of(group, "all_reduce", tensor)
-    if members is None:
-        return None
     if (
         timeout is None
         and not async_op
@@ -69,8 +66,12 @@ def all_reduce(
         and tensor.ndim == 1
         and tensor.flags.carray  # contiguous and writable; what else there is to check, was the first time
         and _debug.plain
-        and members.all_reduce_again(tensor, op)
+        and not isinstance(group, NonMember)
+        and communicator(group).all_reduce_again(tensor, op)
     ):
+        return None
+    members = members_of(group, "all_reduce", tensor)
+    if members is None:
         return None
     array, after = destination(tensor, "tensor", members)
     how, factor = reduction(op, array.dtype)

@@ -15,17 +15,21 @@ import rankmesh as dist
 SIZES = (2, 3, 4)
 Swept = Callable[[int], Said]
 
+SOME = 2
+"""Four ranks, on a machine that has fewer cores, go through every second cell only."""
+
 each_size = pytest.mark.parametrize("size", SIZES)
 each_part = pytest.mark.parametrize("part", sweep.PARTS, ids=lambda part: part.__name__)
 
 
-def whole_matrix(me: Me) -> None:
+def whole_matrix(me: Me, some: int) -> None:
     from support.matrix import sweep
 
+    every = some if me.size == 4 else 1
     dist.init_process_group("mpi", timeout=60)
     assert dist.get_backend() == "mpi"
     for part in sweep.PARTS:
-        sweep.sweep(me, part, any_order=True)
+        sweep.sweep(me, part, every=every, any_order=True)
     downwards = list(range(me.size))[::-1]
     for ranks, name in (downwards, "all, reversed"), (downwards[::2], "every other one"):
         group = dist.new_group(ranks, group_desc=name, sort_ranks=False)
@@ -38,7 +42,7 @@ def whole_matrix(me: Me) -> None:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     """What the ranks of a number of ranks said."""
 
-    return once(tmp_path_factory, whole_matrix)
+    return once(tmp_path_factory, whole_matrix, some=SOME)
 
 
 @each_part
@@ -46,7 +50,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
 def test_results_are_those_of_numpy(swept: Swept, size: int, part: sweep.Part) -> None:
     said = [of_rank[part.__name__] for of_rank in swept(size)]
     assert not [text for found in said for text in found["wrong"]]
-    assert {found["cells"] for found in said} == {len(sweep.cells_of(part, size, any_order=True))}
+    assert {found["cells"] for found in said} == {
+        len(sweep.cells_of(part, size, any_order=True)[:: SOME if size == 4 else 1])
+    }
 
 
 @each_size

@@ -69,8 +69,8 @@ class Guarded:
         if standing.failure is None:
             try:
                 self._progress()
-            except DistError as error:
-                standing.give_up(error)
+            except DistError as failure:
+                standing.give_up(failure)
         standing.mesh.progress()
         call, seq, begun, deadline = standing.call, standing.seq, standing.begun, self._running.deadline.at
         if call is None or standing.mesh.closed:
