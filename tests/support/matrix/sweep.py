@@ -14,7 +14,7 @@ from support.matrix.calls import CALLS, MESSAGES, MOVING, REDUCING, VARIANTS
 from support.matrix.cell import DTYPES, At, Cell
 from support.matrix.containers import CONTAINERS, bits, fits
 from support.matrix.lists import LISTS
-from support.processes import Me
+from support.me import Me
 
 TOLD = 20
 """Mismatches a rank tells of each part."""
