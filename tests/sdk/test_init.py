@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import time
-import urllib.request
 
 import numpy as np
 import pytest
@@ -361,6 +360,8 @@ def job_a(me: Me, method: str) -> None:
 
 def job_b(me: Me, method: str) -> None:
     """Comes to the other job's gateway, outlives it, and is seen at the same address."""
+    import urllib.request
+
     me.wait_for("a-is-up")
     dist.init_process_group(init_method=method, rank=me.rank, world_size=2, group_name="b")
     me.mark(f"b-{me.rank}-is-up")

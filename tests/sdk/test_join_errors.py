@@ -7,7 +7,6 @@ import json
 import os
 import re
 import socket
-import urllib.request
 
 import numpy as np
 import pytest
@@ -23,6 +22,8 @@ SOON = 30.0
 
 def joined(gateway: str, rank: int) -> bool:
     """Whether a gateway knows a rank."""
+    import urllib.request
+
     with contextlib.suppress(OSError), urllib.request.urlopen(f"{gateway}/v1/ranks", timeout=5) as answer:
         return any(there["member"]["rank"] == rank for there in json.load(answer))
     return False

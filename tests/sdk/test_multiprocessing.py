@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 import rankmesh as dist
 import rankmesh.multiprocessing as mp
-from support.processes import wait_until
+from support.me import wait_until
 """
 METHODS = ("spawn", "fork", "forkserver")
 SOON = 30.0
@@ -82,7 +82,9 @@ def pids(ranks: Ranks, count: int) -> list[int]:
 
 
 def write_pid(i: int) -> None:
-    Path(f"pid.{i}").write_text(f"{os.getpid()}\n")
+    """All at once: who is seen to have begun may be ended before the next line."""
+    Path(f"begun.{i}").write_text(f"{os.getpid()}\n")
+    os.replace(f"begun.{i}", f"pid.{i}")
 
 
 def tell(error: BaseException, began: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +18,7 @@ pytestmark = pytest.mark.processes
 
 def job_store(timeout=None):
     """Return the job's store, and the function that asks this rank's agent over HTTP."""
+    import urllib.request
     from datetime import timedelta
 
     from rankmesh import _world

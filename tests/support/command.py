@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import threading
 import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from support.processes import Ranks, wait_until
 
@@ -62,6 +64,26 @@ def rankmesh(*arguments: str, stdin: bytes = b"", **variables: str) -> Done:
     return Done(done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode())
 
 
+def here(*arguments: str, stdin: bytes = b"", **variables: str) -> Done:
+    """Run a command to its end in this process, one at a time: a process takes longer to start than most take."""
+    from rankmesh.cli import main
+
+    given, stdout, stderr = io.BytesIO(stdin), io.BytesIO(), io.BytesIO()
+    with (
+        mock.patch.dict(os.environ, environment(**variables), clear=True),
+        mock.patch.object(sys, "argv", ["rankmesh", *arguments]),
+        mock.patch.object(sys, "stdin", io.TextIOWrapper(given)),
+        mock.patch.object(sys, "stdout", io.TextIOWrapper(stdout, write_through=True)),
+        mock.patch.object(sys, "stderr", io.TextIOWrapper(stderr, write_through=True)),
+    ):
+        code: Any = "none: it has returned"
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        return Done(code, stdout.getvalue().decode(errors="surrogateescape"), stderr.getvalue().decode())
+
+
 class Job:
     """A job of three ranks that runs until it is told to end.
 
@@ -94,12 +116,18 @@ class Job:
 
     def __call__(self, *arguments: str, stdin: bytes = b"", **variables: str) -> Done:
         """Run a command about this job."""
-        said = {"RANKMESH_GATEWAY": self.url, "RANKMESH_TOKEN": self.token, **variables}
-        return rankmesh(*arguments, stdin=stdin, **said)
+        return rankmesh(*arguments, stdin=stdin, **self._variables(variables))
+
+    def here(self, *arguments: str, stdin: bytes = b"", **variables: str) -> Done:
+        """Run a command about this job in this process: see here()."""
+        return here(*arguments, stdin=stdin, **self._variables(variables))
 
     def end(self) -> None:
         self._end.touch()
         assert self._launcher.process.wait(SECONDS) == 0, self._launcher
+
+    def _variables(self, others: dict[str, str]) -> dict[str, str]:
+        return {"RANKMESH_GATEWAY": self.url, "RANKMESH_TOKEN": self.token, **others}
 
 
 Answers = dict[str, Any]

@@ -19,8 +19,6 @@ import pytest
 
 ATTACHED = os.environ.get("RANKMESH_TEST_HOSTING", "embedded") == "attached"
 """Whether ranks attach."""
-GATEWAY = "TEST_GATEWAY"
-"""The variable in which ranks find the gateway that has agents."""
 _AGENTS = ("RANKMESH_TOKEN", "RANKMESH_TRANSPORT", "RANKMESH_SLOT_BYTES", "RANKMESH_EAGER_BYTES", "RANKMESH_SHM_DIR")
 """Variables that are as much the agents' as the ranks'."""
 _START_SECONDS = 60.0

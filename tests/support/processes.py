@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import http.server
 import inspect
 import json
 import os
-import re
 import secrets
 import signal
 import socket
@@ -24,36 +22,27 @@ import sys
 import textwrap
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from support import hosting
+from support.me import DEADLINE, GATEWAY
+from support.me import Me as Me  # for annotations of bodies, which the tests import with Ranks
+from support.me import wait_until as wait_until
 
-DEADLINE = 180.0
-"""Seconds any run or wait may take."""
 TESTS = Path(__file__).parent.parent
 HEADER = """\
 import json, os, signal, socket, sys, threading, time
 import numpy as np
 import rankmesh as dist
 dist.__version__  # it is loaded when the first name is used: now, and not when a test presses Ctrl-C
-from support.processes import Me, wait_until
-import contextlib, urllib.request
+from support.me import Me, wait_until
+import contextlib
 """
 _MARKER = "RANKS_OF_TEST"
 _OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "GLOO_", "NCCL_")
 _SHM = Path("/dev/shm")
-
-
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
-    """Wait until ``condition()`` is true and return it; fail after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.01)
-    return result
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -92,90 +81,6 @@ def plain_http_server() -> Iterator[int]:
 class _Silent(http.server.BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
-
-
-class Me:
-    """A rank, as the body that runs in its process sees it."""
-
-    def __init__(self, rank: int, size: int, folder: str) -> None:
-        # A shell's background jobs ignore SIGINT, and what they start does too.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.rank = rank
-        self.size = size
-        self.folder = Path(folder)
-
-    def init(self, **options: Any) -> None:
-        """Join the job of all ranks of this run."""
-        import rankmesh
-
-        method = os.environ.get(hosting.GATEWAY) or f"file://{self.folder}/rendezvous"
-        rankmesh.init_process_group(**{"init_method": method, "rank": self.rank, "world_size": self.size, **options})
-
-    def say(self, **what: Any) -> None:
-        """Tell the test something: it finds it in ``Rank.said``."""
-        print(json.dumps(what), flush=True)
-
-    def mark(self, name: str) -> None:
-        """Make a mark."""
-        (self.folder / name).touch()
-
-    def wait_for(self, *names: str, seconds: float = DEADLINE) -> None:
-        """Wait for marks."""
-        for name in names:
-            wait_until((self.folder / name).exists, f"the mark {name!r}", seconds)
-
-    def meet(self, name: str) -> None:
-        """Wait until all ranks have come here, without RankMesh."""
-        self.mark(f"{name}-{self.rank}")
-        self.wait_for(*(f"{name}-{rank}" for rank in range(self.size)))
-
-    def attempt(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Call something that is to fail; return the error as plain data, and how long it took."""
-        began = time.monotonic()
-        try:
-            call(*arguments, **options)
-        except BaseException as error:
-            caught: BaseException | None = error
-        else:
-            caught = None
-        now = time.monotonic()
-        return {
-            "error": type(caught).__name__ if caught is not None else None,
-            "is": [kind.__name__ for kind in type(caught).__mro__],
-            "text": str(caught) if caught is not None else "",
-            "ranks": list(getattr(caught, "ranks", ())),
-            "address": getattr(caught, "address", None),
-            "seconds": now - began,
-            "at": now,
-        }
-
-    def resources(self) -> tuple[list[str], dict[str, int]]:
-        """Return the names of the threads, and the open descriptors by kind and how many."""
-        gc.collect()
-        kinds: dict[str, int] = {}
-        for descriptor in os.listdir("/proc/self/fd"):
-            try:
-                target = re.sub(r":\[\d+\]|-[0-9a-f]{16}\b", "", os.readlink(f"/proc/self/fd/{descriptor}"))
-            except OSError:
-                continue  # the descriptor of the listing itself
-            kinds[target] = kinds.get(target, 0) + 1
-        return sorted(thread.name for thread in threading.enumerate()), kinds
-
-    def interrupt_when_waiting(self) -> None:
-        """Press Ctrl-C as soon as the main thread has been inside RankMesh for a moment; says ``interrupted_at``."""
-        main = threading.main_thread().ident
-        assert main is not None
-
-        def watch() -> None:
-            seen = 0
-            while seen < 10:
-                time.sleep(0.05)
-                frames = traceback.extract_stack(sys._current_frames()[main])
-                seen = seen + 1 if any("/rankmesh" in frame.filename for frame in frames) else 0
-            self.say(interrupted_at=time.monotonic())
-            os.kill(os.getpid(), signal.SIGINT)
-
-        threading.Thread(target=watch, daemon=True).start()
 
 
 class Rank:
@@ -301,7 +206,7 @@ class Ranks:
         variables = {rank: dict(env(rank) if callable(env) else env) for rank in started}
         if hosting.ATTACHED:
             for own in variables.values():
-                own[hosting.GATEWAY] = hosting.cluster(own, size).url
+                own[GATEWAY] = hosting.cluster(own, size).url
         return [
             self.command(str(script), str(rank), str(size), name=f"rank-{rank}", **variables[rank]) for rank in started
         ]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import rankmesh as dist
-from support.processes import Me
+from support.me import Me
 
 SIZE = 3
 LARGE = 40_000

@@ -105,7 +105,8 @@ def opened(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[Keys
         url, secret = base_url(agent), token(token_file)
     else:
         service = options.gateway(gateway, token_file)
-        url, secret = owner(service, job), service.token
+        with contextlib.closing(service):
+            url, secret = owner(service, job), service.token
     store = BlockingHttp(url, secret)
     try:
         yield Keys(store, url)

@@ -1,4 +1,4 @@
-"""``rankmesh store``: real processes, and the store of a real job."""
+"""``rankmesh store``: the store of a real job. Where how a process ends is at stake, commands are real processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import threading
 
 import pytest
-from support.command import COMMAND, Double, Job, environment, member, rankmesh, write_token
+from support.command import COMMAND, Double, Job, environment, here, member, rankmesh, write_token
 from support.processes import free_port, plain_http_server
 
 pytestmark = pytest.mark.processes
@@ -24,12 +24,12 @@ def test_bytes_in_and_out(job: Job):
 
 @pytest.mark.parametrize("value", ["", "text", "zwölf\n", "-x"])
 def test_a_value_as_an_argument(job: Job, value: str):
-    assert job("store", "set", "cli/text", "--", value) == (0, "", "")
-    assert job("store", "get", "cli/text") == (0, value, "")
+    assert job.here("store", "set", "cli/text", "--", value) == (0, "", "")
+    assert job.here("store", "get", "cli/text") == (0, value, "")
 
 
 def test_a_key_that_nobody_has_set(job: Job):
-    code, stdout, stderr = job("store", "get", "cli/none")
+    code, stdout, stderr = job.here("store", "get", "cli/none")
     assert (code, stdout) == (1, "")
     assert stderr == "rankmesh: nobody has set key 'cli/none'; --timeout waits\n"
 
@@ -63,57 +63,59 @@ def test_waiting_until_others_set_keys(job: Job):
 
 
 def test_numbers(job: Job):
-    job("store", "delete", "cli/n")
-    assert job("store", "add", "cli/n") == (0, "1\n", "")
-    assert job("store", "add", "cli/n", "-5") == (0, "-4\n", "")
-    assert job("store", "add", "cli/n", "14", "--json").document == {"key": "cli/n", "value": 10}
-    job("store", "set", "cli/text", "text")
-    code, stdout, stderr = job("store", "add", "cli/text")
+    job.here("store", "delete", "cli/n")
+    assert job.here("store", "add", "cli/n") == (0, "1\n", "")
+    assert job.here("store", "add", "cli/n", "-5") == (0, "-4\n", "")
+    assert job.here("store", "add", "cli/n", "14", "--json").document == {"key": "cli/n", "value": 10}
+    job.here("store", "set", "cli/text", "text")
+    code, stdout, stderr = job.here("store", "add", "cli/text")
     assert (code, stdout, stderr.count("\n")) == (5, "", 1)
     assert "not a number" in stderr
 
 
 def test_keys_and_their_end(job: Job):
     for key in ("cli/list/b", "cli/list/a", "cli/list/with\nbreak"):
-        assert job("store", "set", key, "1").code == 0
-    assert job("store", "keys", "cli/list/") == (0, "cli/list/a\ncli/list/b\ncli/list/with\\nbreak\n", "")
-    assert job("store", "keys", "cli/list/", "--json").document == ["cli/list/a", "cli/list/b", "cli/list/with\nbreak"]
-    assert job("store", "keys", "cli/nothing/") == (0, "", "")
-    assert job("store", "delete", "cli/list/a") == (0, "", "")
-    assert job("store", "delete", "cli/list/a") == (1, "", "rankmesh: nobody has set key 'cli/list/a'\n")
-    again = job("store", "delete", "cli/list/a", "--json")
+        assert job.here("store", "set", key, "1").code == 0
+    assert job.here("store", "keys", "cli/list/") == (0, "cli/list/a\ncli/list/b\ncli/list/with\\nbreak\n", "")
+    listed = job.here("store", "keys", "cli/list/", "--json")
+    assert listed.document == ["cli/list/a", "cli/list/b", "cli/list/with\nbreak"]
+    assert job.here("store", "keys", "cli/nothing/") == (0, "", "")
+    assert job.here("store", "delete", "cli/list/a") == (0, "", "")
+    assert job.here("store", "delete", "cli/list/a") == (1, "", "rankmesh: nobody has set key 'cli/list/a'\n")
+    again = job.here("store", "delete", "cli/list/a", "--json")
     assert (again.code, again.document) == (1, {"key": "cli/list/a", "deleted": False})
 
 
 @pytest.mark.parametrize("value", [b"text", b"\xff\x00"])
 def test_documents(job: Job, value: bytes):
     text = "text" if value == b"text" else None
-    assert job("store", "set", "cli/d", "-", "--json", stdin=value).document == {"key": "cli/d", "bytes": len(value)}
+    done = job.here("store", "set", "cli/d", "-", "--json", stdin=value)
+    assert done.document == {"key": "cli/d", "bytes": len(value)}
     expected = {"key": "cli/d", "bytes": len(value), "text": text, "base64": base64.b64encode(value).decode()}
-    assert job("store", "get", "cli/d", "--json").document == expected
-    assert job("store", "wait", "cli/d", "--json").document == {"keys": ["cli/d"]}
+    assert job.here("store", "get", "cli/d", "--json").document == expected
+    assert job.here("store", "wait", "cli/d", "--json").document == {"keys": ["cli/d"]}
 
 
 def test_any_agent_will_do(job: Job):
-    job("store", "set", "cli/any", "seen")
+    job.here("store", "set", "cli/any", "seen")
     for rank in job.alive():
         agent = rank["member"]["http"]
-        assert job("store", "get", "cli/any", "--agent", agent, RANKMESH_GATEWAY="") == (0, "seen", "")
+        assert job.here("store", "get", "cli/any", "--agent", agent, RANKMESH_GATEWAY="") == (0, "seen", "")
 
 
 def test_the_token(job: Job, tmp_path):
     get = ("store", "get", "cli/token", "--gateway", job.url)
-    job("store", "set", "cli/token", "seen")
-    assert rankmesh(*get, "--token-file", write_token(tmp_path / "token", f"{job.token}\n")) == (0, "seen", "")
-    code, stdout, stderr = rankmesh(*get, RANKMESH_TOKEN="another")
+    job.here("store", "set", "cli/token", "seen")
+    assert here(*get, "--token-file", write_token(tmp_path / "token", f"{job.token}\n")) == (0, "seen", "")
+    code, stdout, stderr = here(*get, RANKMESH_TOKEN="another")
     assert (code, stdout, stderr.count("\n")) == (4, "", 1)
     assert "refuses the token given; set RANKMESH_TOKEN to the job's, or give --token-file" in stderr
     agent = job.alive()[1]["member"]["http"]
-    code, stdout, stderr = rankmesh("store", "get", "k", "--agent", agent, RANKMESH_TOKEN="another")
+    code, stdout, stderr = here("store", "get", "k", "--agent", agent, RANKMESH_TOKEN="another")
     assert (code, stdout, stderr.count("\n")) == (4, "", 1)
-    code, stdout, stderr = rankmesh(*get, "--token-file", write_token(tmp_path / "empty", ""))
+    code, stdout, stderr = here(*get, "--token-file", write_token(tmp_path / "empty", ""))
     assert (code, stdout, stderr.count("\n")) == (2, "", 1)
-    assert rankmesh(*get, "--token-file", str(tmp_path / "none")).code == 2
+    assert here(*get, "--token-file", str(tmp_path / "none")).code == 2
 
 
 def test_on_the_jobs_host_the_token_need_not_be_given(job: Job):
@@ -124,13 +126,13 @@ def test_on_the_jobs_host_the_token_need_not_be_given(job: Job):
 
 def test_nobody_there(job: Job):
     place = f"127.0.0.1:{free_port()}"
-    code, stdout, stderr = job("store", "get", "k", "--gateway", place)
+    code, stdout, stderr = job.here("store", "get", "k", "--gateway", place)
     assert (code, stdout, stderr.count("\n")) == (3, "", 1)
     assert f"no gateway answers at http://{place}" in stderr
-    code, stdout, stderr = job("store", "get", "k", "--agent", place)
+    code, stdout, stderr = job.here("store", "get", "k", "--agent", place)
     assert (code, stdout, stderr.count("\n")) == (3, "", 1)
     with plain_http_server() as port:
-        code, stdout, stderr = job("store", "get", "k", "--gateway", f"127.0.0.1:{port}")
+        code, stdout, stderr = job.here("store", "get", "k", "--gateway", f"127.0.0.1:{port}")
         assert (code, stdout) == (5, "")
         assert "is not a RankMesh gateway" in stderr
 
@@ -140,14 +142,14 @@ def test_an_agent_that_only_its_peers_reach_by_its_first_address(double: Double)
     rank = {"job": "j", "epoch": 1, "state": "alive", "member": member(0, http=inside)}
     agent = {"agent": {"urls": [inside, double.url]}}
     double.answers = {"/v1/ranks": [rank], "/v1/agents": [agent], "/livez": {"ok": True}, "/v1/store/k?wait=0.0": "v"}
-    assert rankmesh("store", "get", "k", "--gateway", double.url) == (0, '"v"', "")
+    assert here("store", "get", "k", "--gateway", double.url) == (0, '"v"', "")
 
 
 def test_which_job(job: Job):
     name = job.alive()[0]["job"]
-    assert job("store", "keys", "--job", name).code == 0
-    assert job("store", "keys", RANKMESH_JOB=name).code == 0
-    code, stdout, stderr = job("store", "keys", "--job", "another")
+    assert job.here("store", "keys", "--job", name).code == 0
+    assert job.here("store", "keys", RANKMESH_JOB=name).code == 0
+    code, stdout, stderr = job.here("store", "keys", "--job", "another")
     assert (code, stdout) == (1, "")
     assert stderr == f"rankmesh: the gateway at {job.url} has no running job 'another'; there are: {name}\n"
 
@@ -168,17 +170,17 @@ def test_which_job(job: Job):
     ids=str,
 )
 def test_what_makes_no_sense(job: Job, arguments: list[str]):
-    code, stdout, stderr = job("store", *arguments)
+    code, stdout, stderr = job.here("store", *arguments)
     assert (code, stdout, stderr.count("\n")) == (2, "", 1), stderr
 
 
 def test_a_setting_that_makes_no_sense(job: Job):
-    code, stdout, stderr = job("store", "keys", RANKMESH_TIMEOUT="soon")
+    code, stdout, stderr = job.here("store", "keys", RANKMESH_TIMEOUT="soon")
     assert (code, stdout, stderr) == (2, "", "rankmesh: RANKMESH_TIMEOUT='soon' is not a number of seconds\n")
 
 
 def test_a_reader_that_goes(job: Job):
-    job("store", "set", "cli/large", "-", stdin=b"x" * (8 << 20))
+    job("store", "set", "cli/large", "-", stdin=b"x" * (1 << 20))  # a pipe holds less
     said = environment(RANKMESH_GATEWAY=job.url, RANKMESH_TOKEN=job.token)
     with subprocess.Popen(
         [*COMMAND, "store", "get", "cli/large"], env=said, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -16,7 +16,7 @@ from support.matrix.calls import CALLS, MESSAGES, MOVING, ORDERED, REDUCING, VAR
 from support.matrix.cell import DTYPES, At, Cell
 from support.matrix.containers import CONTAINERS, ON_GPUS, bits, fits
 from support.matrix.lists import LISTS
-from support.processes import Me
+from support.me import Me
 
 TOLD = 20
 """Mismatches a rank tells of each part."""
