@@ -23,7 +23,7 @@ LENGTHS = (0, 1, 7, 1000, SLOT_BYTES // 8, SLOT_BYTES // 8 + 1, SMALL // 8 + 1, 
 """Empty, one, odd, a slot of float64 and one past it, one past what rides along with an arrival, many chunks."""
 DTYPES = tuple(FROM_CODE.values())
 SMALL_WORLD = 4
-"""Ranks up to which everything is gone through: what dtype, operation and root have to do with their number shows there.
+"""Ranks up to which all is gone through: what dtype, operation and root have to do with their number shows there.
 Larger worlds take every so many of the same, and together all of them."""
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 

@@ -161,7 +161,7 @@ class NcclBackend(DeviceBackend):
     def _all_gather(self, seat: _Seat, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
         comm, stream = seat.comm, launch.stream
         if _alike(outputs):  # at all ranks or none, unlike where they lie
-            rows = outputs if _neighbours(outputs) else self._rows(launch, array, seat.size)
+            rows = outputs if _neighbours(outputs) else launch.rows(array, seat.size)
             comm.allGather(array.pointer, rows[0].pointer, array.nbytes, _UINT8, stream)
             _copy_all(rows, outputs, stream)
             return
@@ -198,7 +198,7 @@ class NcclBackend(DeviceBackend):
             return
         comm, stream = seat.comm, launch.stream
         if _alike(inputs):
-            rows = inputs if _neighbours(inputs) else self._rows(launch, output, seat.size)
+            rows = inputs if _neighbours(inputs) else launch.rows(output, seat.size)
             _copy_all(inputs, rows, stream)
             count = output.size * native.width
             comm.reduceScatter(rows[0].pointer, output.pointer, count, native.type, native.op, stream)
