@@ -251,12 +251,18 @@ def test_mpiexec_is_told_by_its_process_whatever_is_between():
         "import os; from rankmesh_agent.wire.launchers import launcher_in; there = launcher_in(os.environ);"
         "print(there.job(), there.port())"
     )
-    own = {**without(os.environ, "SLURM_STEP_ID"), "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
-    commands = [[sys.executable, "-c", code], ["sh", "-c", f'{sys.executable} -c "{code}"; true']]
-    for rank, command in enumerate(commands):
-        environ = {**own, "PMI_RANK": str(rank), "MPI_LOCALRANKID": str(rank)}
-        said = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
-        assert said.split() == [f"mpiexec-{os.getpid()}", str(FIRST_PORT + os.getpid() % PORTS)]
+    here = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI_", "SLURM_"))}
+    starter = """
+        echo $$
+        PMI_RANK=0 MPI_LOCALRANKID=0 "$PYTHON" -c "$CODE"
+        PMI_RANK=1 MPI_LOCALRANKID=1 sh -c '"$PYTHON" -c "$CODE"; true'
+        true
+    """
+    own = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PYTHON": sys.executable, "CODE": code}
+    shell = ["sh", "-ec", starter]
+    said = subprocess.run(shell, env={**here, **own}, capture_output=True, text=True, check=True, timeout=60).stdout
+    pid, *ranks = said.split()
+    assert ranks == [f"mpiexec-{pid}", str(FIRST_PORT + int(pid) % PORTS)] * 2
 
 
 @pytest.mark.parametrize(
