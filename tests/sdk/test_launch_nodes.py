@@ -57,6 +57,11 @@ def test_one_node_is_as_without(script):
     assert job.port == 0
 
 
+def test_a_world_size_is_of_ranks_and_not_compared_with_nodes(script):
+    job = job_of(script, {**SRUN, "WORLD_SIZE": "8"})
+    assert (job.ranks, job.environment(5, SRUN)["WORLD_SIZE"]) == (range(4, 8), "8")
+
+
 def test_a_number_is_taken_whatever_the_environment_says(script):
     options = parse(["--nnodes", "1", script])
     assert with_nodes(options, Settings.from_env(SRUN)) is options

@@ -41,7 +41,8 @@ from support.me import Me, wait_until
 import contextlib
 """
 _MARKER = "RANKS_OF_TEST"
-_OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "GLOO_", "NCCL_")
+_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_", "JOB_COMPLETION_INDEX", "TORCHELASTIC_")
+_OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GLOO_", "NCCL_", *_LAUNCHERS)
 _SHM = Path("/dev/shm")
 
 

@@ -41,7 +41,8 @@ class Launcher(ABC):
         world_size: how many processes there are, None if it is not told.
         local_rank: its number among those on its host, from 0.
         local_world_size: how many there are on its host.
-        wrong: why rank and world size are not known, and what to do; empty if they are.
+        wrong: why this process does not take its rank and world size from here, and what to do; empty if it does. They
+            are None then, unless it is only WORLD_SIZE that says something else.
     """
 
     name: ClassVar[str]
@@ -113,13 +114,14 @@ class Launcher(ABC):
         if self.rank is None or self.world_size is None:
             missing = rank if self.rank is None else world_size
             return self.useless(f"{self.name} started this process ({seen}), but {missing} is missing")
+        if self.rank >= self.world_size:
+            return self.useless(f"{self.name} started this process ({seen}): there is no such rank")
         if said not in (None, self.world_size):
-            return self.useless(
+            why = (
                 f"WORLD_SIZE={said}, but {self.name} started {self.world_size} processes ({seen}): unset WORLD_SIZE, "
                 "or start as many"
             )
-        if self.rank >= self.world_size:
-            return self.useless(f"{self.name} started this process ({seen}): there is no such rank")
+            return replace(self, wrong=why)
         return self
 
     def useless(self, why: str) -> Self:
@@ -196,7 +198,7 @@ class Slurm(Launcher):
 
     Attributes:
         job_id: the job's number.
-        step: the number of this srun in the job.
+        step: the number of this srun in the job, None for the process of a job of a single task, which needs none.
         nodes: the hosts of the step, as Slurm writes them: ``n[01-03,7],m2``.
     """
 
@@ -217,6 +219,9 @@ class Slurm(Launcher):
         if job is None and not shown(environ, "SLURM_PROCID", world_size, "SLURM_LOCALID"):
             return None
         if step is None or step >= _SPECIAL_STEPS:
+            if whole(environ, "SLURM_NTASKS") == 1 and environ.get("SLURM_PROCID"):
+                task = cls(whole(environ, "SLURM_PROCID"), 1, local_rank, local_world_size=1, job_id=job)
+                return task.checked(environ, "SLURM_PROCID", "SLURM_NTASKS")
             seen = shown(environ, "SLURM_JOB_ID", "SLURM_PROCID", world_size, "SLURM_LOCALID")
             why = f"this process runs in a Slurm job ({seen}), but not as a task of srun: start it with 'srun python …'"
             return cls(local_rank=local_rank, wrong=why)
@@ -230,8 +235,12 @@ class Slurm(Launcher):
             nodes=environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""),
         ).checked(environ, "SLURM_PROCID", world_size)
 
+    def port(self) -> int:
+        # A single task meets nobody, and its job may run others beside it: any port that is free.
+        return 0 if self.step is None else super().port()
+
     def _identity(self) -> str:
-        return "" if self.job_id is None else f"{self.job_id}.{self.step}"
+        return "" if self.job_id is None or self.step is None else f"{self.job_id}.{self.step}"
 
     def _number(self) -> int:
         # Jobs that run at a time mostly have numbers that are close, and so do a job's steps: neither shall meet.

@@ -29,8 +29,8 @@ class Settings:
 
     Attributes:
         rank: RANK, or the rank the launcher gave.
-        world_size: WORLD_SIZE, or what the launcher says.
-        local_rank: LOCAL_RANK, or what the launcher says.
+        world_size: WORLD_SIZE, or what the launcher says; where RANK is set, if it is the rank the launcher gave.
+        local_rank: LOCAL_RANK, or the same.
         launcher: Open MPI, MPICH, Slurm or Kubernetes, if one of them gave this process its rank, and not torchrun,
             ``rankmesh run`` or a person, who set RANK.
         master_addr: MASTER_ADDR, the host of the gateway.
@@ -105,9 +105,10 @@ class Settings:
         rank, local_rank = whole(environ, "RANK"), whole(environ, "LOCAL_RANK")
         world_size = whole(environ, "WORLD_SIZE", at_least=1)
         launcher = launcher_in(environ) if rank is None else None
-        if launcher is not None:
-            rank, world_size = launcher.rank, world_size or launcher.world_size
-            local_rank = launcher.local_rank if local_rank is None else local_rank
+        told = launcher if rank is None else _told_of(rank, environ)
+        if told is not None:
+            rank, world_size = None if told.wrong else told.rank, world_size or told.world_size
+            local_rank = told.local_rank if local_rank is None else local_rank
         return cls(
             rank=rank,
             world_size=world_size,
@@ -185,6 +186,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _told_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:
+    """Return the launcher that gave this rank, None if none did: RANK may be another launcher's, inside of this one.
+
+    Who set RANK needs no launcher, so what one may have left is not an error.
+    """
+    with contextlib.suppress(ValueError):
+        there = launcher_in(environ)
+        return there if there is not None and not there.wrong and there.rank == rank else None
+    return None
 
 
 def _token(environ: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ def with_nodes(options: Options, settings: Settings) -> Options:
             "--nnodes auto: neither srun, mpirun, mpiexec nor an Indexed Job of Kubernetes started this launcher; give "
             "--nnodes, --node-rank and --master-addr"
         )
-    if launcher.rank is None or launcher.world_size is None:
+    if launcher.rank is None or launcher.world_size is None:  # else WORLD_SIZE may be of ranks, and is not compared
         raise ValueError(f"--nnodes auto: {launcher.wrong}")
     if launcher.world_size == 1:
         return replace(options, nnodes=1)

@@ -49,6 +49,7 @@ INTERACTIVE_STEP = {
     "SLURM_STEP_NUM_TASKS": "1",
     "SLURM_STEP_TASKS_PER_NODE": "1",
 }
+SINGLE_TASK = {**BATCH_SCRIPT, "SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
 SRUN = {
     **BATCH_SCRIPT,
     "SLURM_LOCALID": "0",
@@ -77,6 +78,9 @@ STARTED = {
     "srun": (SRUN, Slurm, (2, 3, 0, 1)),
     "srun --mpi=pmi2": (PMI2, Slurm, (2, 3, 0, 1)),
     "srun --mpi=pmix": ({**SRUN, "PMIX_RANK": "2", "PMIX_NAMESPACE": "slurm.pmix.7.0"}, Slurm, (2, 3, 0, 1)),
+    "a batch script of one task": (SINGLE_TASK, Slurm, (0, 1, 0, 1)),
+    "salloc -n 1 on its node": ({**INTERACTIVE_STEP, "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}, Slurm, (0, 1, 0, 1)),
+    "MPICH in a batch script of one task": ({**SINGLE_TASK, **MPICH}, Pmi, (3, 4, 1, 2)),
     "Slurm in a pod": ({**POD, **SRUN, "WORLD_SIZE": "3"}, Slurm, (2, 3, 0, 1)),
     "Kubernetes": (POD, Kubernetes, (3, 4, 0, 1)),
 }
@@ -94,12 +98,33 @@ def test_the_innermost_launcher_counts(environ, kind, numbers):
     assert settings.job == Settings.job, "it is the rendezvous that takes the launcher's, if it takes its rank"
 
 
-@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH, SRUN, POD, BATCH_SCRIPT, SALLOC])
+@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH, SRUN, POD, BATCH_SCRIPT, SINGLE_TASK, SALLOC])
 def test_who_sets_the_rank_comes_before_all(environ):
     """torchrun, rankmesh run, or a person inside of what a launcher started."""
     ours = {"RANK": "1", "WORLD_SIZE": "2"}
     assert Settings.from_env({**environ, **ours}) == Settings(rank=1, world_size=2)
     assert Settings.from_env({**environ, **ours, "LOCAL_RANK": "0"}).local_rank == 0
+
+
+@pytest.mark.parametrize(("environ", "kind", "numbers"), STARTED.values(), ids=STARTED)
+def test_who_sets_the_rank_that_the_launcher_gave_gets_the_rest_from_it(environ, kind, numbers):
+    """``export RANK=$SLURM_PROCID``, with or without WORLD_SIZE."""
+    rank, world_size, local_rank, _ = numbers
+    expected = Settings(rank=rank, world_size=world_size, local_rank=local_rank)
+    assert Settings.from_env({**environ, "RANK": str(rank)}) == expected, "the launcher does not say where rank 0 is"
+    assert Settings.from_env({**environ, "RANK": str(rank), "WORLD_SIZE": str(world_size)}) == expected
+    other = {"RANK": str(rank), "WORLD_SIZE": "9"}
+    if kind is not Kubernetes:  # which has no world size of its own
+        assert Settings.from_env({**environ, **other}) == Settings(rank=rank, world_size=9), "of another world"
+    own = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "7"}
+    assert Settings.from_env({**environ, **own}).local_rank == 7
+
+
+def test_who_sets_the_rank_does_not_trip_over_what_a_launcher_left():
+    left = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "none", "PMI_RANK": "x", "OMPI_COMM_WORLD_SIZE": "0"}
+    assert Settings.from_env({**left, "RANK": "1"}) == Settings(rank=1)
+    with pytest.raises(ValueError, match=r"^OMPI_COMM_WORLD_SIZE="):
+        Settings.from_env(left)
 
 
 def test_nothing_of_a_launcher_is_none():
@@ -141,10 +166,8 @@ WRONG = {
         {**POD, "WORLD_SIZE": "3"},
         "(JOB_COMPLETION_INDEX=3, WORLD_SIZE=3): there is no such rank",
     ),
-    "another world size": (
-        {**SRUN, "WORLD_SIZE": "8"},
-        "WORLD_SIZE=8, but Slurm started 3 processes (SLURM_PROCID=2, SLURM_STEP_NUM_TASKS=3): unset WORLD_SIZE",
-    ),
+    "salloc -n 1": (without(SINGLE_TASK, "SLURM_PROCID"), "but not as a task of srun"),
+    "one task, no such rank": ({**SINGLE_TASK, "SLURM_PROCID": "1"}, "SLURM_NTASKS=1): there is no such rank"),
 }
 
 
@@ -154,6 +177,17 @@ def test_half_of_a_set_is_no_rank_and_said_in_words(environ, says):
     assert says in there.wrong
     assert (there.rank, there.world_size) == (None, None)
     assert Settings.from_env(environ).rank is None
+
+
+def test_another_world_size_is_said_and_what_the_launcher_says_is_kept():
+    """It may have started nodes, and WORLD_SIZE be of their ranks: nodes.py."""
+    environ = {**SRUN, "WORLD_SIZE": "8"}
+    there = launcher_in(environ)
+    assert (there.rank, there.world_size) == (2, 3)
+    says = "WORLD_SIZE=8, but Slurm started 3 processes (SLURM_PROCID=2, SLURM_STEP_NUM_TASKS=3): unset WORLD_SIZE"
+    assert says in there.wrong
+    settings = Settings.from_env(environ)
+    assert (settings.rank, settings.world_size) == (None, 8)
 
 
 def test_the_same_world_size_twice_is_fine():
@@ -166,6 +200,7 @@ ONE_HOST = {
     "Open MPI": {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
     "MPICH": {**MPICH, "MPI_LOCALNRANKS": "4"},
     "Slurm": {**SRUN, "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "3"},
+    "Slurm, a single task": SINGLE_TASK,
     "Kubernetes": {**POD, "JOB_COMPLETION_INDEX": "0", "WORLD_SIZE": "1"},
 }
 
@@ -185,12 +220,13 @@ def test_on_one_host_they_meet_on_loopback(environ):
         ({**SRUN, "SLURM_JOB_ID": "1234567"}, "n1", FIRST_PORT + 1234567 % PORTS, "srun-1234567.0"),
         ({**SRUN, "SLURM_STEP_NODELIST": "n2"}, "n2", FIRST_PORT + 7, "srun-7.0"),
         (without(SRUN, "SLURM_STEP_NODELIST"), "n1", FIRST_PORT + 7, "srun-7.0"),
+        (SINGLE_TASK, "127.0.0.1", 0, ""),
         (OPEN_MPI, "", 21530, "mpirun-prterun-vm-28285-1"),
         (without(OPEN_MPI, "PMIX_NAMESPACE"), "", DEFAULT_PORT, ""),
         (MPICH, "", DEFAULT_PORT, ""),
     ],
 )
-def test_on_several_hosts(environ, host, port, job):
+def test_where_they_meet(environ, host, port, job):
     there = launcher_in(environ)
     assert (there.host(), there.port(), there.job()) == (host, port, job)
 
@@ -215,12 +251,18 @@ def test_mpiexec_is_told_by_its_process_whatever_is_between():
         "import os; from rankmesh_agent.wire.launchers import launcher_in; there = launcher_in(os.environ);"
         "print(there.job(), there.port())"
     )
-    own = {**without(os.environ, "SLURM_STEP_ID"), "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
-    commands = [[sys.executable, "-c", code], ["sh", "-c", f'{sys.executable} -c "{code}"; true']]
-    for rank, command in enumerate(commands):
-        environ = {**own, "PMI_RANK": str(rank), "MPI_LOCALRANKID": str(rank)}
-        said = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
-        assert said.split() == [f"mpiexec-{os.getpid()}", str(FIRST_PORT + os.getpid() % PORTS)]
+    here = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI_", "SLURM_"))}
+    starter = """
+        echo $$
+        PMI_RANK=0 MPI_LOCALRANKID=0 "$PYTHON" -c "$CODE"
+        PMI_RANK=1 MPI_LOCALRANKID=1 sh -c '"$PYTHON" -c "$CODE"; true'
+        true
+    """
+    own = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PYTHON": sys.executable, "CODE": code}
+    shell = ["sh", "-ec", starter]
+    said = subprocess.run(shell, env={**here, **own}, capture_output=True, text=True, check=True, timeout=60).stdout
+    pid, *ranks = said.split()
+    assert ranks == [f"mpiexec-{pid}", str(FIRST_PORT + int(pid) % PORTS)] * 2
 
 
 @pytest.mark.parametrize(

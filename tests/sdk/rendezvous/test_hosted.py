@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from support.processes import wait_until
 
 from rankmesh._rendezvous.hosted import Address, HostedGateway
 from rankmesh_agent.wire.errors import AddressInUseError
@@ -34,7 +35,7 @@ class TestAddress:
         assert Address.decoded(text) is None
 
     def test_it_answers_while_that_very_gateway_is_there(self, hosted, settings):
-        assert hosted.address.answers()
+        wait_until(hosted.address.answers, "the gateway to answer, whose service may still be loading")
         assert not hosted.address._replace(id="another's").answers()
         hosted.close(settings.job)
         assert not hosted.address.answers()
