@@ -175,9 +175,7 @@ class IpcBackend(DeviceBackend):
         try:
             mesh.run(algorithm, (launch, *own), watch)
         finally:
-            if (
-                self._staged_now
-            ):  # the call's copies there and back, and the others' shares, are enqueued, or never will be
+            if self._staged_now:  # behind its copies there and back, and the others' shares
                 cuda.record(self._staged_done, launch.stream)
 
     def _all_reduce(self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
