@@ -60,6 +60,7 @@ def calls(me: Me, backend: str | None, rounds: int) -> None:
     for turn in range(rounds):
         some(turn)
     me.say(before=before, after=settled(), value=float(kept[0].get()))
+    me.meet("counted")  # who leaves takes its keys along
     dist.destroy_process_group()
 
 

@@ -6,6 +6,8 @@ that this one is built for GPUs.
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 from support.gpus import on_gpus, with_kernels
 from support.mpi import MpiRun
@@ -89,6 +91,31 @@ def test_an_mpi_that_takes_them_moves_and_reduces_them(ranks: Ranks) -> None:
 
     said = MpiRun(ranks, use_gpu, SIZE, env=GPUS, aware=True).succeed()
     assert said == [{"wrong": []}] * SIZE
+
+
+def held_up(me: Me) -> None:
+    """The stream does not get to the call: nobody is in MPI, and the call's timeout ends it."""
+    import cupy
+
+    from rankmesh_agent.engine.backends.mpi import library
+
+    library.cuda_aware = lambda: True  # see above
+    dist.init_process_group("mpi", timeout=60)
+    array, gate = cupy.ones(100), threading.Event()
+    dist.all_reduce(array)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    stream.launch_host_func(lambda _: gate.wait(30), None)
+    with stream:
+        me.say(**me.attempt(dist.all_reduce, array, timeout=1))
+    gate.set()
+
+
+@with_kernels
+def test_a_stream_that_holds_a_call_up_is_waited_for_until_its_timeout(ranks: Ranks) -> None:
+    for said in MpiRun(ranks, held_up, 2, env=GPUS).succeed():
+        assert said["error"] in ("CollectiveTimeoutError", "GroupAbortedError"), said  # one rank's is over first
+        assert "what the stream has to do before was not done within 1.0 s" in said["text"]
+        assert said["seconds"] < 20
 
 
 def test_an_mpi_that_does_not_says_what_to_do(ranks: Ranks) -> None:

@@ -10,7 +10,10 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import platform
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankmesh_agent.wire.errors import DistBackendError
@@ -23,6 +26,20 @@ _DEFAULT_KIND = 4
 """cudaMemcpyDefault: the runtime sees from the addresses which way a copy goes."""
 _BUFFER_ID = 7
 """CU_POINTER_ATTRIBUTE_BUFFER_ID."""
+_NOT_READY = 600
+"""cudaErrorNotReady."""
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_OURS = "rankmesh-"
+"""How the names of threads of ours begin."""
+
+
+class _Thread(threading.local):
+    """A thread, as far as GPUs go: whether it has been on one by way of on_device."""
+
+    placed = False
+
+
+_thread = _Thread()
 
 
 def why_not() -> str:
@@ -95,9 +112,17 @@ def mapped(what: str) -> Iterator[None]:
 
 
 def identity(device: int) -> str:
-    """Return what is equal for processes that use the same GPU, and different for others, of other hosts too."""
-    found: bytes = _runtime().getDeviceProperties(device)["uuid"]
-    return bytes(found[:16]).hex()
+    """Return what is equal for processes that use the same GPU, and different for others, of other hosts too.
+
+    The machine and the GPU's place on its bus, as NCCL tells them apart, which refuses two instances of one GPU (MIG),
+    though these have UUIDs of their own.
+    """
+    return f"{_machine()}/{_runtime().deviceGetPCIBusId(device)}"
+
+
+@functools.cache
+def _machine() -> str:
+    return _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
 
 
 def multiprocessors(device: int) -> int:
@@ -107,17 +132,23 @@ def multiprocessors(device: int) -> int:
 
 @contextlib.contextmanager
 def on_device(device: int) -> Iterator[None]:
-    """Make a device the thread's current one for a while."""
+    """Make a device the thread's current one for a while; that of a thread of ours, for good the first time.
+
+    A new thread's current device is 0, whoever uses it: to go back to that would make a context there, half a gigabyte
+    of a GPU that may be another rank's.
+    """
     runtime = _runtime()
     before = runtime.getDevice()
-    if before == device:
-        yield
-        return
-    runtime.setDevice(device)
+    if not _thread.placed:
+        _thread.placed = True
+        if threading.current_thread().name.startswith(_OURS):
+            before = device
+    runtime.setDevice(device)  # current already or not: the driver's functions need the context that this makes current
     try:
         yield
     finally:
-        runtime.setDevice(before)
+        if before != device:
+            runtime.setDevice(before)
 
 
 # Streams and events
@@ -187,8 +218,16 @@ def wait_for(event: int, stream: int) -> None:
 
 
 def happened(event: int) -> bool:
-    """Whether an event has happened since it was recorded last, or never was."""
-    return bool(_runtime().eventQuery(event) == 0)
+    """Whether an event has happened since it was recorded last, or never was.
+
+    Raises:
+        DistBackendError: the GPU has failed, so that it never will.
+    """
+    runtime = _runtime()
+    status = int(runtime.eventQuery(event))  # CuPy returns errors here, where its other functions raise them
+    if status not in (0, _NOT_READY):
+        raise DistBackendError(f"what was enqueued on a GPU failed: {runtime.CUDARuntimeError(status)}")
+    return status == 0
 
 
 def event_handle(event: int) -> bytes:

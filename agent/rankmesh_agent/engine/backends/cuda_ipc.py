@@ -64,6 +64,8 @@ class _Met:
         begin = number * _SHOWN.size
         if rank == backend.rank:
             pointer = self._mine[number]
+        elif not like.size:
+            pointer = 0
         else:
             pointer = backend.mapped(rank, self._shown[rank][begin : begin + _SHOWN.size])
         return DeviceArray(pointer, like.size, like.dtype, like.device, self, like.streams)
@@ -74,6 +76,10 @@ class _Place(NamedTuple):
 
     pointer: int
     shown: bytes
+
+
+_NOWHERE = _Place(0, bytes(_SHOWN.size))
+"""Of an array without elements."""
 
 
 class IpcBackend(DeviceBackend):
@@ -98,6 +104,8 @@ class IpcBackend(DeviceBackend):
         self._mapped: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._handles: dict[int, bytes] = {}
         self._staging = (0, 0)
+        self._staged_done = 0
+        self._staged_now = False
         self._closed = False
 
     @property
@@ -163,7 +171,12 @@ class IpcBackend(DeviceBackend):
             )
         mesh = self._host.order.backend
         assert isinstance(mesh, MeshBackend)  # see Choice
-        mesh.run(algorithm, (launch, *own), watch)
+        self._staged_now = False
+        try:
+            mesh.run(algorithm, (launch, *own), watch)
+        finally:
+            if self._staged_now:  # behind its copies there and back, and the others' shares
+                cuda.record(self._staged_done, launch.stream)
 
     def _all_reduce(self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
         met = self._met(segment, launch, [array])
@@ -280,13 +293,16 @@ class IpcBackend(DeviceBackend):
     def _places(self, launch: Launch, arrays: Sequence[DeviceArray]) -> list[_Place]:
         """Return where arrays are that the others may see: in memory of ours, where theirs cannot be shown."""
         try:
-            return [self._place(array.pointer) for array in arrays]
+            return [self._place(array.pointer) if array.size else _NOWHERE for array in arrays]
         except DistBackendError:
             pass
         # Memory of a pool of the driver's, or mapped piece by piece, has no handle of this kind.
         places, begin = [], 0
-        base = self._staged(sum(_aligned(array.nbytes) for array in arrays))
+        base = self._staged(sum(_aligned(array.nbytes) for array in arrays), launch.stream)
         for array in arrays:
+            if not array.size:
+                places.append(_NOWHERE)
+                continue
             cuda.copy(base + begin, array.pointer, array.nbytes, launch.stream)
             places.append(self._place(base + begin))
             begin += _aligned(array.nbytes)
@@ -303,8 +319,11 @@ class IpcBackend(DeviceBackend):
             self._handles[allocation.id] = handle
         return _Place(pointer, _SHOWN.pack(handle, allocation.id, pointer - allocation.base))
 
-    def _staged(self, nbytes: int) -> int:
-        """Return memory of ours that the others may see, which is kept."""
+    def _staged(self, nbytes: int, stream: int) -> int:
+        """Return the address of so many bytes in memory of ours that the others may see, which is kept.
+
+        It is the stream's from where the latest call that had it, on another stream maybe, is over at all ranks.
+        """
         pointer, room = self._staging
         if room < nbytes:
             if pointer:
@@ -312,6 +331,9 @@ class IpcBackend(DeviceBackend):
                 cuda.release(pointer)
             room = _aligned(nbytes)
             self._staging = cuda.allocate_alone(room), room
+        self._staged_done = self._staged_done or cuda.new_event()
+        cuda.wait_for(self._staged_done, stream)
+        self._staged_now = True
         return self._staging[0]
 
     def mapped(self, rank: int, shown: bytes) -> int:
@@ -322,12 +344,22 @@ class IpcBackend(DeviceBackend):
             while len(self._mapped) >= _MAPPED:
                 cuda.finish()
                 cuda.close_memory(self._mapped.popitem(last=False)[1])
-            with cuda.mapped(f"memory of rank {self._host.numbers[rank]} on the GPU cannot be mapped"):
-                base = cuda.open_memory(handle)
-            self._mapped[rank, number] = base
+            base = self._mapped[rank, number] = self._open(rank, handle)
         else:
             self._mapped.move_to_end((rank, number))
         return int(base + offset)
+
+    def _open(self, rank: int, handle: bytes) -> int:
+        """Map an allocation of another rank's."""
+        with cuda.mapped(f"memory of rank {self._host.numbers[rank]} on the GPU cannot be mapped"):
+            try:
+                return cuda.open_memory(handle)
+            except RuntimeError:
+                # It may lie where something was that the rank has freed, and that is mapped here still.
+                cuda.finish()
+                for key in [key for key in self._mapped if key[0] == rank]:
+                    cuda.close_memory(self._mapped.pop(key))
+                return cuda.open_memory(handle)
 
     # Ends
 
@@ -335,7 +367,11 @@ class IpcBackend(DeviceBackend):
         return ""
 
     def abort(self) -> None:
-        """Nothing to end: no kernel waits for another rank."""
+        """Nothing to end: no kernel waits for another rank.
+
+        A stream may, for the event of one that died before the GPU came to it. CUDA has no way to end that, and does
+        not say whether the end of the event's process does.
+        """
 
     def close(self) -> None:
         if self._closed:
@@ -348,6 +384,8 @@ class IpcBackend(DeviceBackend):
             for events in self._events:
                 for event in events:
                     cuda.drop_event(event)
+            if self._staged_done:
+                cuda.drop_event(self._staged_done)
             if self._staging[0]:
                 cuda.release(self._staging[0])
 

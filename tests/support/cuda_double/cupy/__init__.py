@@ -10,7 +10,8 @@ when they fail. Names, arguments and errors are CuPy 14's; tests/test_cuda_doubl
 
 Environment variables tell a process what it has:
 
-* ``CUDA_DOUBLE_GPUS``: names with commas, one a device; processes that give the same name share a GPU. None: no GPU.
+* ``CUDA_DOUBLE_GPUS``: names with commas, one a device; processes that give the same name share a GPU.
+  Instances of one (MIG) have names that differ behind a slash. None: no GPU.
 * ``CUDA_DOUBLE_WITHOUT``: ``ipc``, ``nccl``, or both with a comma, are not there.
 * ``CUDA_DOUBLE_MEMORY``: bytes that a process can have of a GPU.
 * ``CUDA_DOUBLE_DELAY``: the longest pause before some work, in seconds; ``CUDA_DOUBLE_SEED`` decides which.

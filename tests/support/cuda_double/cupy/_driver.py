@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from cupy import _memory
+from cupy import _gpus, _memory
 
-_INVALID_VALUE = 1
+_INVALID_VALUE, _INVALID_CONTEXT = 1, 201
 _BUFFER_ID = 7
 
 
@@ -15,6 +15,8 @@ class Driver:
     """Takes the same ctypes arguments as the driver's functions, and returns their errors."""
 
     def cuMemGetAddressRange_v2(self, base: Any, size: Any, pointer: Any) -> int:  # noqa: N802
+        if not _gpus.has_context():
+            return _INVALID_CONTEXT
         segment = _memory.find(_number(pointer))
         if segment is None or segment.gpu is None:
             return _INVALID_VALUE

@@ -21,6 +21,7 @@ _TEXTS = {
     101: "cudaErrorInvalidDevice: invalid device ordinal",
     201: "cudaErrorDeviceUninitialized: invalid device context",
     205: "cudaErrorMapBufferObjectFailed: mapping of buffer object failed",
+    208: "cudaErrorAlreadyMapped: resource already mapped",
     400: "cudaErrorInvalidResourceHandle: invalid resource handle",
     600: "cudaErrorNotReady: device not ready",
     700: "cudaErrorIllegalAddress: an illegal memory access was encountered",
@@ -42,9 +43,12 @@ class Gpu:
 
     Args:
         number: in this process.
-        name: which GPU of the machine it is; the same for processes that share it.
+        name: which GPU of the machine it is; the same for processes that share it. Instances of one (MIG) have what is
+            before a slash in common.
 
     Attributes:
+        bus: where it is on the machine's bus.
+        context: whether this process uses it, which takes memory there.
         queues: its streams; the first is the legacy default one.
         used: bytes of its memory that this process has allocated.
     """
@@ -53,6 +57,9 @@ class Gpu:
         self.number = number
         self.name = name
         self.uuid = hashlib.sha256(name.encode()).digest()[:16]
+        place = hashlib.sha256(name.partition("/")[0].encode()).hexdigest()
+        self.bus = f"0000:{place[:2]}:{place[2:4]}.0"
+        self.context = False
         self.capacity = _CAPACITY
         self.queues: list[Queue] = []
         self.used = 0
@@ -63,6 +70,7 @@ GPUS = [Gpu(*named) for named in enumerate(filter(None, os.environ.get("CUDA_DOU
 
 class _Current(threading.local):
     number = 0
+    context = False
 
 
 _current = _Current()
@@ -79,5 +87,16 @@ def gpu(number: int | None = None) -> Gpu:
 
 
 def use(number: int) -> None:
-    """Make a GPU the thread's current one."""
+    """Make a GPU, and its context, the thread's current one."""
     _current.number = gpu(number).number
+    touch()
+
+
+def touch() -> None:
+    """Do what all but a few functions of the runtime do first: make the current GPU's context the thread's."""
+    gpu().context = _current.context = True
+
+
+def has_context() -> bool:
+    """Whether the driver's functions can be used in this thread."""
+    return _current.context

@@ -60,18 +60,18 @@ class _Given(NamedTuple):
 def serve(listener: Listener) -> None:
     """Let ranks meet, then carry out their calls until all have gone."""
     ranks: dict[int, tuple[Connection, bool]] = {}
-    uuids = []
+    places = []
     size = 1
     with listener:
-        while len(uuids) < size:
+        while len(places) < size:
             try:
                 connection = listener.accept()
-                rank, size, pid, uuid = connection.recv()
+                rank, size, pid, place = connection.recv()
             except (OSError, EOFError, AuthenticationError):
                 continue
             ranks[rank] = connection, pid == os.getpid()
-            uuids.append(uuid)
-    status = _INVALID_USAGE if len(set(uuids)) < size or len(ranks) < size else 0  # "Duplicate GPU detected"
+            places.append(place)
+    status = _INVALID_USAGE if len(set(places)) < size or len(ranks) < size else 0  # "Duplicate GPU detected"
     for connection, _ in ranks.values():
         with contextlib.suppress(OSError):
             connection.send(status)

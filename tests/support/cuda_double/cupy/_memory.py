@@ -147,12 +147,12 @@ def new_file(what: str, size: int) -> int:
     return fd
 
 
-def handle_of(fd: int) -> bytes:
-    """Return what another process opens a file with."""
+def handle_of(fd: int, base: int = 0) -> bytes:
+    """Return what another process opens a file with, which is memory from ``base`` on here."""
     if "ipc" in WITHOUT:
         raise CUDARuntimeError(801)
     name = os.readlink(f"/proc/self/fd/{fd}").removeprefix("/memfd:").removesuffix(" (deleted)")
-    return f"{os.getpid()}/{fd}/{name}".encode().ljust(_HANDLE_BYTES, b"\0")
+    return f"{os.getpid()}/{fd}/{name}/{base:x}".encode().ljust(_HANDLE_BYTES, b"\0")
 
 
 def open_file(handle: bytes) -> int:
@@ -164,7 +164,7 @@ def open_file(handle: bytes) -> int:
     if "ipc" in WITHOUT:
         raise CUDARuntimeError(801)
     try:
-        pid, fd, name = handle.rstrip(b"\0").decode().split("/")
+        pid, fd, name, _ = handle.rstrip(b"\0").decode().split("/")
     except ValueError as error:
         raise CUDARuntimeError(1) from error
     if int(pid) == os.getpid():
@@ -180,15 +180,27 @@ def open_file(handle: bytes) -> int:
 
 
 def open_segment(handle: bytes, gpu: Gpu) -> int:
-    """Map another process's memory; return where. A handle opened twice gives the same address."""
+    """Map another process's memory; return where. A handle opened twice gives the same address.
+
+    Raises:
+        CUDARuntimeError: what was there in the other process before is mapped still; or see open_file.
+    """
     with _table.lock:
         segment = _table.opened.get(handle)
         if segment is not None:
             segment.uses += 1
             return segment.base
+        if _place(handle) in map(_place, _table.opened):
+            raise CUDARuntimeError(208)
         fd = open_file(handle)
         segment = _table.opened[handle] = _table.add(Segment(os.fstat(fd).st_size, gpu, fd))
         return segment.base
+
+
+def _place(handle: bytes) -> tuple[bytes, bytes]:
+    """Return the process and the address that a handle's memory is at."""
+    pid, *_, base = handle.rstrip(b"\0").split(b"/")
+    return pid, base
 
 
 def close_segment(base: int) -> None:

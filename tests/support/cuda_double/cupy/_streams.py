@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from cupy import _memory
-from cupy._gpus import GPUS, CUDARuntimeError, Gpu, gpu
+from cupy._gpus import GPUS, CUDARuntimeError, Gpu, gpu, touch
 
 _DELAY = float(os.environ.get("CUDA_DOUBLE_DELAY", "0.002"))
 """The longest pause, in seconds."""
@@ -101,6 +101,7 @@ class Queue:
             work: what to do, without a reference to what it works on, as on a GPU.
             after: what has to have ended before.
         """
+        touch()
         tidy()
         raise_failure()
         with _submitting:
@@ -145,7 +146,12 @@ class Queue:
 def raise_failure() -> None:
     """Raise the error of the first work that failed: after one, all that is asked of CUDA fails."""
     if _failed:
-        raise CUDARuntimeError(_failed[0].status)
+        raise CUDARuntimeError(failure())
+
+
+def failure() -> int:
+    """Return the number of the error that raise_failure raises, 0 if none."""
+    return _failed[0].status if _failed else 0
 
 
 for _gpu in GPUS:
@@ -158,6 +164,7 @@ _pointers = itertools.count(0x5000_0000_0000, 0x100)
 
 def new_stream(blocking: bool) -> int:
     """Make a stream on the current GPU; return its pointer."""
+    touch()
     pointer = next(_pointers)
     _streams[pointer] = Queue(gpu(), blocking)
     return pointer
@@ -243,6 +250,7 @@ def open_event(handle: bytes) -> int:
 
 
 def _kept(made: Event) -> int:
+    touch()
     pointer = next(_pointers)
     _events[pointer] = made
     return pointer

@@ -6,6 +6,7 @@ MPI knows no streams, so the host waits until the arrays are there, and until MP
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -21,10 +22,13 @@ from rankmesh_agent.engine.backends.mpi.backend import MpiBackend
 from rankmesh_agent.engine.backends.mpi.library import mpi
 from rankmesh_agent.engine.backends.mpi.types import datatype, is_native, operation
 from rankmesh_agent.engine.devices.launch import Launch
+from rankmesh_agent.wire.errors import CollectiveTimeoutError
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
 
 _PIECE = 1 << 30
 """Bytes of a message: MPI counts in C's int."""
+_LOOK_SECONDS = 0.0001
+"""How often is looked whether the GPU has got to a call."""
 
 Placed = Sequence[tuple[int, DeviceArray]]
 """Arrays with the group ranks that they come from, or go to."""
@@ -48,7 +52,7 @@ class MpiDevice(DeviceBackend):
         return functools.partial(_ALGORITHMS[call.kind], self)
 
     def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: Watch) -> None:
-        cuda.synchronize(launch.stream)
+        _wait(launch, watch)
         self._host.run(self._carry_out, (algorithm, launch, own), watch)
 
     def _carry_out(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any]) -> None:
@@ -134,6 +138,28 @@ class MpiDevice(DeviceBackend):
 
     def close(self) -> None:
         """Nothing to let go of: a communicator cannot be freed where a member may be gone."""
+
+
+def _wait(launch: Launch, watch: Watch) -> None:
+    """Wait until the arrays are there, or the call is in vain, or too late.
+
+    It is the caller's stream that may hold them up, which the group's guard does not look after: no rank is in MPI yet.
+    """
+    event = cuda.new_event()
+    try:
+        cuda.record(event, launch.stream)
+        while not cuda.happened(event):
+            watch.check(list)  # nobody is missing
+            if launch.deadline.passed():
+                raise CollectiveTimeoutError(
+                    f"{launch.described} #{watch.seq}: what the stream has to do before was not done within "
+                    f"{launch.deadline.seconds:.1f} s",
+                    op=watch.call.name,
+                    seq=watch.seq,
+                )
+            time.sleep(_LOOK_SECONDS)
+    finally:
+        cuda.drop_event(event)
 
 
 def _pieces(array: DeviceArray) -> list[DeviceArray]:

@@ -109,7 +109,7 @@ class NcclCommunicator:
         port, key = commId.rstrip(b"\0").decode().split(":")
         try:
             self._connection = Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key))
-            self._connection.send((rank, ndev, os.getpid(), self._gpu.uuid))
+            self._connection.send((rank, ndev, os.getpid(), self._gpu.bus))
         except (OSError, EOFError) as error:
             raise NcclError(_SYSTEM) from error
         if _group.depth:

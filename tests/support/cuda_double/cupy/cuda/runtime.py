@@ -46,6 +46,10 @@ def getDeviceProperties(device: int) -> dict[str, object]:
     }
 
 
+def deviceGetPCIBusId(device: int) -> str:
+    return _gpus.gpu(device).bus
+
+
 def deviceSynchronize() -> None:
     _streams.tidy()
     for queue in list(_gpus.gpu().queues):
@@ -57,6 +61,7 @@ def deviceSynchronize() -> None:
 
 
 def malloc(size: int) -> int:
+    _gpus.touch()
     _streams.raise_failure()
     return _memory.allocate(size, _gpus.gpu())
 
@@ -123,8 +128,9 @@ def streamSynchronize(stream: int) -> None:
 
 
 def streamQuery(stream: int) -> int:
-    _streams.raise_failure()
-    return 0 if _streams.stream(stream).tail.reached else _NOT_READY
+    """Return the error, if there is one: as in CuPy this raises none."""
+    _gpus.touch()
+    return _streams.failure() or (0 if _streams.stream(stream).tail.reached else _NOT_READY)
 
 
 def streamWaitEvent(stream: int, event: int, flags: int = 0) -> None:
@@ -162,9 +168,13 @@ def eventRecord(event: int, stream: int) -> None:
 
 
 def eventQuery(event: int) -> int:
-    _streams.raise_failure()
-    asked = _streams.event(event)
-    return 0 if asked.reached(asked.latest) else _NOT_READY
+    """Return the error, if there is one: as in CuPy this raises none."""
+    _gpus.touch()
+    try:
+        asked = _streams.event(event)
+    except CUDARuntimeError as error:
+        return error.status
+    return _streams.failure() or (0 if asked.reached(asked.latest) else _NOT_READY)
 
 
 def eventSynchronize(event: int) -> None:
@@ -180,7 +190,7 @@ def ipcGetMemHandle(devPtr: int) -> bytes:
     segment = _memory.find(devPtr)
     if segment is None or segment.gpu is None or not segment.own or segment.base != devPtr:
         raise CUDARuntimeError(1)
-    return _memory.handle_of(segment.fd)
+    return _memory.handle_of(segment.fd, segment.base)
 
 
 def ipcOpenMemHandle(handle: bytes, flags: int = 1) -> int:

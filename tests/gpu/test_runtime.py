@@ -1,0 +1,113 @@
+"""What CUDA says and does beside streams: errors of what was enqueued, contexts of threads, identities of GPUs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+
+pytestmark = pytest.mark.processes
+
+
+def failing(me: Me) -> None:
+    import cupy
+
+    from rankmesh_agent.device import cuda
+
+    runtime = cupy.cuda.runtime
+    pointer, stream, event = runtime.malloc(64), cupy.cuda.Stream(non_blocking=True), cuda.new_event()
+    gate = threading.Event()
+    stream.launch_host_func(lambda _: gate.wait(), None)
+    runtime.memsetAsync(pointer, 0, 64, stream.ptr)
+    cuda.record(event, stream.ptr)
+    me.say(before=cuda.happened(event))
+    cupy._memory.release(pointer)
+    gate.set()
+
+    def look() -> None:
+        until = time.monotonic() + 30
+        while not cuda.happened(event) and time.monotonic() < until:
+            time.sleep(0.001)
+
+    me.say(after=me.attempt(look))
+
+
+def test_an_error_of_the_gpu_is_not_taken_for_one_that_is_not_done(ranks: Ranks, machine: Any) -> None:
+    (rank,) = ranks.start(failing, 1, env=machine.double([0]))
+    ranks.wait([rank])
+    assert rank.said["before"] is False
+    assert rank.said["after"]["error"] == "DistBackendError", rank.said
+    assert "cudaErrorIllegalAddress" in rank.said["after"]["text"]
+
+
+def in_threads(me: Me) -> None:
+    """Use the second GPU: in a thread of ours, then in a user's."""
+    import cupy
+
+    from rankmesh_agent.device import cuda
+
+    runtime, gpus = cupy.cuda.runtime, cupy._gpus.GPUS
+    runtime.setDevice(1)
+    pointer = cuda.allocate_alone(64)
+    told = {}
+
+    def run(name: str) -> None:
+        with cuda.on_device(1):
+            found = cuda.allocation_of(pointer).base == pointer
+            stream = cuda.new_stream()
+        told[name] = {"found": found, "left_on": runtime.getDevice(), "context": gpus[0].context}
+        with cuda.on_device(1):
+            with cuda.on_device(0):
+                pass
+            told[name]["inside"] = runtime.getDevice()
+        cuda.drop_stream(stream)
+
+    def on_first() -> None:
+        """Without a call of the runtime's before, no context is current in a new thread."""
+        with cuda.on_device(0):
+            told["first"] = cuda.allocation_of(other).base == other
+
+    for name in ("rankmesh-world", "user"):
+        thread = threading.Thread(target=run, args=(name,), name=name)
+        thread.start()
+        thread.join()
+    with cuda.on_device(0):
+        other = cuda.allocate_alone(64)
+    thread = threading.Thread(target=on_first, name="user")
+    thread.start()
+    thread.join()
+    me.say(**told)
+
+
+def test_a_thread_of_ours_stays_on_the_gpu_that_it_is_used_for(ranks: Ranks, machine: Any) -> None:
+    (rank,) = ranks.run(in_threads, 1, env=machine.double([[0, 1]]))
+    assert rank.said["rankmesh-world"] == {"found": True, "left_on": 1, "context": False, "inside": 1}
+    assert rank.said["user"] == {"found": True, "left_on": 0, "context": True, "inside": 1}
+    assert rank.said["first"]
+
+
+def instances(me: Me) -> None:
+    import cupy
+
+    from rankmesh_agent.device import cuda
+
+    me.init(timeout=60)
+    array = cupy.full(10, me.rank + 1.0)
+    dist.all_reduce(array)
+    uuid = cupy.cuda.runtime.getDeviceProperties(0)["uuid"].hex()
+    me.say(sum=float(array[0].get()), backend=dist.get_backend_config(), identity=cuda.identity(0), uuid=uuid)
+    dist.destroy_process_group()
+
+
+def test_instances_of_one_gpu_are_one_gpu_to_nccl(ranks: Ranks, machine: Any) -> None:
+    fixed = machine.double([0, 0])
+    zero, one = ranks.run(instances, 2, env=lambda rank: {**fixed(rank), "CUDA_DOUBLE_GPUS": f"gpu-0/{rank}"})
+    assert zero.said["uuid"] != one.said["uuid"]
+    assert zero.said["identity"] == one.said["identity"]
+    assert [rank.said["sum"] for rank in (zero, one)] == [3.0, 3.0]
+    assert "nccl" not in zero.said["backend"]
