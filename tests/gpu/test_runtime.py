@@ -111,3 +111,27 @@ def test_instances_of_one_gpu_are_one_gpu_to_nccl(ranks: Ranks, machine: Any) ->
     assert zero.said["identity"] == one.said["identity"]
     assert [rank.said["sum"] for rank in (zero, one)] == [3.0, 3.0]
     assert "nccl" not in zero.said["backend"]
+
+
+def context(me: Me, backend: str | None) -> None:
+    """All arrays are on the second GPU: nothing of ours goes to the first, in whatever thread."""
+    import cupy
+
+    cupy.cuda.Device(1).use()
+    me.init(timeout=60, backend=backend)
+    array = cupy.ones(1000)
+    for _ in range(3):
+        dist.all_reduce(array, async_op=True).wait()
+        dist.all_reduce(array)
+    work = dist.all_reduce(array, async_op=True)
+    work.get_future().wait(60)
+    dist.barrier()
+    me.say(context=cupy._gpus.GPUS[0].context, value=float(array[0].get()))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("engine", ["nccl", "cuda-ipc"])
+def test_calls_make_no_context_on_a_gpu_that_has_no_arrays(ranks: Ranks, machine: Any, engine: str) -> None:
+    gpus = [[0, 1], [2, 3]] if engine == "nccl" else [[0, 1], [0, 1]]
+    for rank in ranks.run(context, 2, env=machine.double(gpus), backend="nccl" if engine == "nccl" else None):
+        assert rank.said == {"context": False, "value": 2.0**7}

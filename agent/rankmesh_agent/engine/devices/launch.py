@@ -112,12 +112,16 @@ class Launch:
     def ended(self) -> bool:
         """Whether the GPU has carried the call out, or the call has failed; lets go of what it kept then."""
         with self._lock:
-            if not self._ended and self._event is not None and (self.error is not None or cuda.happened(self._event)):
+            if not self._ended and self._event is not None and (self.error is not None or self._happened(self._event)):
                 self._ended = True
                 self._events.give(self.device, self._event)
                 self._event = self._arrays = self._after = None
                 self._scratch.clear()
             return self._ended
+
+    def _happened(self, event: int) -> bool:
+        with cuda.on_device(self.device):  # asked on another one, CUDA makes a context there
+            return cuda.happened(event)
 
     def fail(self, error: DistError) -> None:
         """End the call with an error: its engine has been aborted."""
