@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -77,11 +78,12 @@ def _new_choice(group: ProcessGroup) -> Choice:
     store = PrefixStore(f"gpu/{host.id:016x}", world.store.clone())
     store.set_timeout(timedelta(seconds=host.timeout))
 
-    def raise_if_failed() -> None:
-        if host.failure is not None:
-            raise host.failure
+    def check(ranks: Sequence[int]) -> None:
+        error = host.failure or host.gone(ranks, "connect")
+        if error is not None:
+            raise error
 
-    exchange = Exchange(store, host.rank, lambda: host.numbers, raise_if_failed)
+    exchange = Exchange(store, host.rank, lambda: host.numbers, check)
     hosts = [world.agent.host_of(rank) for rank in host.ranks]
     return Choice(host, exchange, hosts, group._engines.device)
 

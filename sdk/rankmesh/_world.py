@@ -130,7 +130,7 @@ class World:
         """End a group at this rank."""
         self.groups = [other for other in self.groups if other is not group]
         if group._choice is not None:
-            group._choice.close()
+            group._choice.end(in_order=True)
         self.agent.drop_group(group._communicator)
 
     def shrink_to(self, group: ProcessGroup) -> None:
@@ -187,7 +187,7 @@ class World:
     def close(self, reason: str) -> None:
         for group in [self.group, *self.groups]:
             if group._choice is not None:
-                group._choice.close()
+                group._choice.end(in_order=not reason)
         if "store" in vars(self):
             self.store.close()
         self.agent.close(reason)

@@ -138,6 +138,15 @@ class Calls(ABC):
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
 
+    def gone(self, members: Sequence[int], during: str) -> DistError | None:
+        """Return the error of waiting for members, group ranks, of which one has left; None as far as all are there.
+
+        Args:
+            members: whom a call waits for.
+            during: the call, in words.
+        """
+        return None
+
     @abstractmethod
     def info(self) -> GroupInfo:
         """Return the group as this rank sees it."""

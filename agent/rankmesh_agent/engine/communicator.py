@@ -129,6 +129,14 @@ class Communicator(Calls, Port):
         """End the group at all members because of an error here."""
         self._standing.give_up(error)
 
+    def gone(self, members: Sequence[int], during: str) -> DistError | None:
+        """See Calls."""
+        try:
+            self._standing.raise_if_gone([self.ranks[member] for member in members], during)
+        except DistError as error:
+            return error
+        return None
+
     def start(self, hosts: Sequence[Hashable], sharing: Sharing, timeout: float) -> None:
         """Meet the other members and set up what the calls run over; a collective call.
 

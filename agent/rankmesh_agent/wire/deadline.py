@@ -27,6 +27,10 @@ class Deadline:
         """Seconds left: never below 0, nor above a day, as no system call can wait for ever."""
         return min(max(0.0, self.at - time.monotonic()), _DAY)
 
+    def elapsed(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.begun
+
     def passed(self) -> bool:
         """Whether it is too late."""
         return time.monotonic() >= self.at

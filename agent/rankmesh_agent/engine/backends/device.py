@@ -6,7 +6,7 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import cuda
@@ -25,22 +25,27 @@ class DeviceBackend(Backend):
     when all is enqueued on the launch's stream.
     """
 
+    waits_inside: ClassVar[bool] = False
+    """Whether enqueuing may wait for other ranks where nothing but ``abort`` ends the wait."""
+
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
         """Enqueue a call.
 
         Args:
             algorithm: see above.
-            arguments: the Launch, what to call when all is enqueued, and the call's own.
+            arguments: the Launch, the context in which it is looked after, and the call's own.
             watch: see Backend.
         """
-        launch, launched, *own = arguments
-        with cuda.on_device(launch.device), cuda.mapped(launch.described):
+        launch, attended, *own = arguments
+        with cuda.on_device(launch.device), attended, cuda.mapped(launch.described):
             self.enqueue(algorithm, launch, own, watch)
-            launched()
 
     def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: Watch) -> None:
         """Enqueue a call, its device being the current one."""
         algorithm(launch, *own)
+
+    def connect(self, launch: Launch, sender: int, receiver: int) -> None:
+        """Make what messages from a group rank to another need, one of which is this one; waits for the other."""
 
     def send(self, launch: Launch, array: DeviceArray, peer: int) -> None:
         """Enqueue that an array is sent to a group rank."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -26,6 +27,7 @@ from rankmesh_agent.wire.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
 
+_log = logging.getLogger("rankmesh")
 _UINT8 = 1
 _TYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.int8): 0,
@@ -52,15 +54,28 @@ _BOOLEAN = {
 """Of bytes that are 0 or 1 'or' is the largest, 'and' the smallest."""
 _ADDED = (ReduceOp.SUM, ReduceOp.PREMUL_SUM, ReduceOp.AVG)
 _POLL_SECONDS = 0.05
+_DESTROY_SECONDS = 30.0
+"""How long communicators may take to end in order: they do so together with the other ranks' of their host."""
+_GROUPED_ABORT = 22200
+"""NCCL's version from which communicators can be aborted together: one by one, the first may wait for the others."""
 T = TypeVar("T")
+_Key = tuple[tuple[int, ...], tuple[int, ...]]
+"""What a communicator is for: the sender and the receiver of messages, or nothing for all ranks; and our devices."""
 
 
 class _Seat(NamedTuple):
-    """A place in a communicator: this rank's, or one of several it has there, on a GPU each."""
+    """A place in a communicator: this rank's, or one of several it has there, on a GPU each.
+
+    Attributes:
+        comm: the communicator.
+        rank, size: there.
+        several: whether this rank has others; what it does there goes out together.
+    """
 
     comm: Any
     rank: int
     size: int
+    several: bool
 
 
 class _Native:
@@ -103,6 +118,7 @@ class NcclBackend(DeviceBackend):
 
     name: ClassVar[str] = "nccl"
     medium = "nccl"
+    waits_inside = True
 
     def __init__(self, exchange: Exchange, rank: int, size: int, group: str) -> None:
         self._exchange = exchange
@@ -110,7 +126,7 @@ class NcclBackend(DeviceBackend):
         self._size = size
         self._group = group
         self._nccl = cuda.nccl()
-        self._connections: dict[tuple[str, tuple[int, ...]], list[_Seat]] = {}
+        self._connections: dict[_Key, list[_Seat]] = {}
         self._lock = threading.Lock()
         self._aborted = False
 
@@ -120,13 +136,13 @@ class NcclBackend(DeviceBackend):
         return functools.partial(self._several if call.subject else self._alone, method)
 
     def _alone(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
-        (seat,) = self._seats("all", (launch.device,), range(self._size), launch)
+        (seat,) = self._seats((), (launch.device,), range(self._size), launch)
         method(self, seat, launch, *own)
 
     def _several(
         self, method: Callable[..., None], first: Launch, launches: Sequence[Launch], each: Sequence[Sequence[Any]]
     ) -> None:
-        seats = self._seats("all", tuple(launch.device for launch in launches), range(self._size), first)
+        seats = self._seats((), tuple(launch.device for launch in launches), range(self._size), first)
         with self.together():
             for seat, launch, own in zip(seats, launches, each, strict=True):
                 with cuda.on_device(launch.device):
@@ -160,7 +176,8 @@ class NcclBackend(DeviceBackend):
 
     def _all_gather(self, seat: _Seat, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
         comm, stream = seat.comm, launch.stream
-        if _alike(outputs):  # at all ranks or none, unlike where they lie
+        # At all ranks or none, unlike where they lie; and what goes out together comes after any copy made here.
+        if _alike(outputs) and not seat.several:
             rows = outputs if _neighbours(outputs) else launch.rows(array, seat.size)
             comm.allGather(array.pointer, rows[0].pointer, array.nbytes, _UINT8, stream)
             _copy_all(rows, outputs, stream)
@@ -212,12 +229,15 @@ class NcclBackend(DeviceBackend):
 
     # Messages
 
+    def connect(self, launch: Launch, sender: int, receiver: int) -> None:
+        self._seats((sender, receiver), (launch.device,), sorted((sender, receiver)), launch)
+
     def send(self, launch: Launch, array: DeviceArray, peer: int) -> None:
-        comm, there = self._pair(launch, peer)
+        comm, there = self._pair(launch, self._rank, peer)
         comm.send(array.pointer, array.nbytes, _UINT8, there, launch.stream)
 
     def recv(self, launch: Launch, array: DeviceArray, peer: int) -> None:
-        comm, there = self._pair(launch, peer)
+        comm, there = self._pair(launch, peer, self._rank)
         comm.recv(array.pointer, array.nbytes, _UINT8, there, launch.stream)
 
     @contextlib.contextmanager
@@ -241,12 +261,25 @@ class NcclBackend(DeviceBackend):
         return ""
 
     def abort(self) -> None:
-        for comm in self._taken():
-            comm.abort()
+        comms = self._taken()
+        grouped = len(comms) > 1 and self._nccl.get_version() >= _GROUPED_ABORT
+        with self.together() if grouped else contextlib.nullcontext():
+            for comm in comms:
+                comm.abort()
 
     def close(self) -> None:
-        for comm in self._taken():
-            comm.destroy()
+        comms = self._taken()
+        if not comms:
+            return
+
+        def destroy() -> None:
+            for comm in comms:
+                comm.destroy()
+
+        try:
+            _within(Deadline(_DESTROY_SECONDS), destroy, lambda: None, f"group {self._group!r} ends")
+        except CollectiveTimeoutError as error:
+            _log.warning("%s; the GPU's memory that it had is given back when the process ends", error.message)
 
     def _taken(self) -> list[Any]:
         """Return the communicators there are, and make no more."""
@@ -257,7 +290,8 @@ class NcclBackend(DeviceBackend):
         return comms
 
     def _comms(self) -> list[Any]:
-        return [seat.comm for seats in self._connections.values() for seat in seats]
+        """Return the communicators in an order that is the same at all ranks. With the lock held."""
+        return [seat.comm for _, seats in sorted(self._connections.items()) for seat in seats]
 
     # Parts
 
@@ -289,13 +323,18 @@ class NcclBackend(DeviceBackend):
 
     # Communicators
 
-    def _pair(self, launch: Launch, peer: int) -> tuple[Any, int]:
-        """Return the communicator of this rank and another one, and that one's rank there."""
-        ranks = sorted((self._rank, peer))
-        (seat,) = self._seats(f"{ranks[0]}-{ranks[1]}", (launch.device,), ranks, launch)
-        return seat.comm, ranks.index(peer)
+    def _pair(self, launch: Launch, sender: int, receiver: int) -> tuple[Any, int]:
+        """Return the communicator of messages from a rank to another, and the other one's rank there.
 
-    def _seats(self, which: str, devices: tuple[int, ...], ranks: Sequence[int], launch: Launch) -> list[_Seat]:
+        Each way has its own: what is enqueued on one goes out in order, and two ranks may both send first.
+        """
+        ranks = sorted((sender, receiver))
+        (seat,) = self._seats((sender, receiver), (launch.device,), ranks, launch)
+        return seat.comm, 1 - seat.rank
+
+    def _seats(
+        self, which: tuple[int, ...], devices: tuple[int, ...], ranks: Sequence[int], launch: Launch
+    ) -> list[_Seat]:
         """Return this rank's seats in the communicator of some ranks, one a device; made when it is first needed."""
         seats = self._connections.get((which, devices))
         if seats is not None:
@@ -303,8 +342,10 @@ class NcclBackend(DeviceBackend):
         if self._aborted:
             raise GroupAbortedError(f"group {self._group!r} has ended")
         # Ranks make the communicators of the same ranks in the same order, whatever their devices' numbers are.
-        number = sum(other == which for other, _ in self._connections)
-        seats = self._connected(f"nccl/{which}/{number}", devices, ranks, launch)
+        with self._lock:
+            number = sum(other == which for other, _ in self._connections)
+        name = ">".join(map(str, which)) or "all"
+        seats = self._connected(f"nccl/{name}/{number}", devices, ranks, launch)
         with self._lock:
             self._connections[which, devices] = seats
         return seats
@@ -318,14 +359,16 @@ class NcclBackend(DeviceBackend):
         size, first = len(ranks) * len(devices), list(ranks).index(self._rank) * len(devices)
 
         def connect() -> list[_Seat]:
-            seats = []
-            with self.together() if len(devices) > 1 else contextlib.nullcontext():
+            seats, several = [], len(devices) > 1
+            with self.together() if several else contextlib.nullcontext():
                 for rank, device in enumerate(devices, first):
                     with cuda.on_device(device):
-                        seats.append(_Seat(self._nccl.NcclCommunicator(size, found, rank), rank, size))
+                        seats.append(
+                            _Seat(self._nccl.NcclCommunicator(size, found, rank), rank, size, len(devices) > 1)
+                        )
             return seats
 
-        return _within(deadline, connect, self._exchange.check, why)
+        return _within(deadline, connect, lambda: self._exchange.check(ranks), why)
 
 
 def _within(deadline: Deadline, make: Callable[[], T], check: Callable[[], None], why: str) -> T:

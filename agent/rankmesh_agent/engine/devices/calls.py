@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,13 +54,15 @@ class DeviceCalls(Calls):
         self._exchange = exchange
         self._submit = self._launch
         self._events = Events()
-        self._streams: dict[tuple[int, int | None], int] = {}
+        self._streams: dict[tuple[int, str], int] = {}
+        self._everyone = [rank for rank in range(host.size) if rank != host.rank]
         self._watch = Watch(
-            host.name, engine, exchange, host.size, lambda: host.numbers, lambda: host.failure, host.abort
+            host.name, engine, exchange, host.size, lambda: host.numbers, lambda: host.failure, host.gone, host.abort
         )
         self._queued: Work | None = None  # the latest asynchronous call, as far as its launch
-        self._launching = threading.RLock()
-        self._gathered: list[Launch] | None = None
+        self._making = threading.Lock()
+        self._sending = threading.RLock()
+        self._gathered: list[_Given] | None = None
         self._closed = False
 
     # Collectives
@@ -98,25 +100,50 @@ class DeviceCalls(Calls):
     def _submitted(
         self, key: tuple[Any, ...], launches: Sequence[Launch], arguments: Sequence[Any], options: Options
     ) -> Work | None:
-        def launched() -> None:
-            for number, launch in enumerate(launches):
-                with cuda.on_device(launch.device):
-                    launch.launched()
-                self._watch.add(launch, collective=number == 0)
-
         how = options._replace(after=None, user=[])
-        queued = self._order.submit(key, (launches[0], launched, *arguments), how)
+        queued = self._order.submit(key, (launches[0], self._attended(launches), *arguments), how)
         if not options.async_op:
             return None
         self._queued = queued
         return LaunchedWork(launches, queued, options.user, self._watch.future_of)
 
+    @contextlib.contextmanager
+    def _attended(self, launches: Sequence[Launch], *, collective: bool = True) -> Iterator[None]:
+        """Have calls that are launched in the block looked after; meanwhile too, where that may wait for others."""
+        early = self._engine.waits_inside
+        if early:
+            self._watch_all(launches, collective)
+        try:
+            yield
+            for launch in launches:
+                with cuda.on_device(launch.device):
+                    launch.launched()
+        except BaseException as error:
+            for launch in launches:
+                self._watch.remove(launch)
+            failure = self._host.failure
+            if failure is not None and isinstance(error, Exception):
+                raise failure from error  # the engine was aborted because of it
+            raise
+        if not early:
+            self._watch_all(launches, collective)
+
+    def _watch_all(self, launches: Sequence[Launch], collective: bool) -> None:
+        for number, launch in enumerate(launches):
+            self._watch.add(launch, collective=collective and number == 0)
+
     def _begun(
-        self, described: str, arrays: Sequence[DeviceArray], options: Options, after: After, peer: int | None = None
+        self,
+        described: str,
+        arrays: Sequence[DeviceArray],
+        options: Options,
+        after: After,
+        partners: Sequence[int] | None = None,
+        lane: str = "",
     ) -> Launch:
         """Return a launch on the caller's current stream, or if it is asynchronous behind that, on one of our own.
 
-        Collectives have one, and the messages of each peer: else all ranks could send first, and none receive.
+        Collectives have one, and the messages from and to each peer: else two could send first, and none receive.
         """
         for number, array in enumerate(arrays):
             if not isinstance(array, DeviceArray):
@@ -133,16 +160,17 @@ class DeviceCalls(Calls):
                 )
         stream = streams.current(device)
         if options.async_op:
-            stream = self._behind(stream, device, peer)
+            stream = self._behind(stream, device, lane)
         deadline = Deadline(options.timeout)
-        return Launch(described, arrays, stream, after, deadline, self._events)
+        waits_for = self._everyone if partners is None else partners
+        return Launch(described, arrays, stream, after, deadline, self._events, waits_for)
 
-    def _behind(self, stream: int, device: int, peer: int | None) -> int:
+    def _behind(self, stream: int, device: int, lane: str) -> int:
         """Return this group's own stream of a device, which waits for what another one has been given."""
-        with cuda.on_device(device), self._launching:
-            own = self._streams.get((device, peer))
+        with cuda.on_device(device), self._making:
+            own = self._streams.get((device, lane))
             if own is None:
-                own = self._streams[device, peer] = cuda.new_stream()
+                own = self._streams[device, lane] = cuda.new_stream()
             event = self._events.take(device)
             cuda.record(event, stream)
             cuda.wait_for(event, own)
@@ -180,14 +208,13 @@ class DeviceCalls(Calls):
         peer = self.ranks.index(rank)
         towards = "dst" if op == "send" else "src"
         described = f"{op}({display(array.dtype)}[{array.size}], {towards}={self.numbers[peer]})"
-        launch = self._begun(described, [array], options, options.after, peer)
-        with self._launching, cuda.on_device(launch.device), cuda.mapped(described):
-            getattr(self._engine, op)(launch, array, peer)
+        launch = self._begun(described, [array], options, options.after, [peer], f"{op} {peer}")
+        with self._sending:
+            given = _Given(launch, op, array, peer)
             if self._gathered is None:
-                launch.launched()
-                self._watch.add(launch, collective=False)
+                self._send_all([given])
             else:
-                self._gathered.append(launch)
+                self._gathered.append(given)
         if not options.async_op:
             return None
         number = self.numbers[peer]
@@ -196,17 +223,28 @@ class DeviceCalls(Calls):
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Have the messages that are begun in the block go out together at its end: none waits for another."""
-        with self._launching:
+        with self._sending:
             self._gathered = []
             try:
-                with self._engine.together():
-                    yield
-                for launch in self._gathered:
-                    with cuda.on_device(launch.device):
-                        launch.launched()
-                    self._watch.add(launch, collective=False)
+                yield
+                given = self._gathered
             finally:
                 self._gathered = None
+            self._send_all(given)
+
+    def _send_all(self, given: Sequence[_Given]) -> None:
+        """Enqueue messages together. Whoever they are from and to connect in one order first, so that all get there."""
+        launches = [each.launch for each in given]
+        pairs = {(each.peer, self.rank) if each.op == "recv" else (self.rank, each.peer): each for each in given}
+        with self._attended(launches, collective=False), cuda.mapped("messages between GPUs"):
+            for sender, receiver in sorted(pairs):
+                launch = pairs[sender, receiver].launch
+                with cuda.on_device(launch.device):
+                    self._engine.connect(launch, sender, receiver)
+            with self._engine.together() if len(given) > 1 else contextlib.nullcontext():
+                for launch, op, array, peer in given:
+                    with cuda.on_device(launch.device):
+                        (self._engine.send if op == "send" else self._engine.recv)(launch, array, peer)
 
     @property
     def engine(self) -> DeviceBackend:
@@ -251,13 +289,25 @@ class DeviceCalls(Calls):
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         return self._host.empty(dtype, count, options)
 
+    def gone(self, members: Sequence[int], during: str) -> DistError | None:
+        return self._host.gone(members, during)
+
     def close(self) -> None:
-        """End the calls on GPUs; those on host memory are not touched. Does nothing the second time."""
+        """End the calls on GPUs, those under way too, so that nothing waits for them: see end."""
+        self.end(in_order=False)
+
+    def end(self, *, in_order: bool) -> None:
+        """End the calls on GPUs; those on host memory are not touched. Does nothing the second time.
+
+        Args:
+            in_order: what was called before is carried out first, as long as it may take.
+        """
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(RuntimeError):  # of a group that failed; or in a callback, which cannot wait
-            self.finish(self.timeout)  # what was called before the group's end belongs to it
+        if in_order:
+            with contextlib.suppress(RuntimeError):  # of a group that failed; or in a callback, which cannot wait
+                self.finish(self.timeout)
         if self._watch.close() or self._host.failure is not None:
             self._engine.abort()
         self._engine.close()
@@ -266,6 +316,15 @@ class DeviceCalls(Calls):
                 cuda.drop_stream(stream)
         self._events.close()
         self._exchange.forget()
+
+
+class _Given(NamedTuple):
+    """A message to be enqueued: ``send`` or ``recv``, to or from a group rank."""
+
+    launch: Launch
+    op: str
+    array: DeviceArray
+    peer: int
 
 
 class _Message(LaunchedWork):

@@ -55,7 +55,9 @@ class Choice:
         self._exchange = exchange
         self._hosts = hosts
         self._wanted = wanted
-        self._lock = threading.Lock()
+        self._choosing = threading.Lock()  # held while others are waited for; two, as threads may wait crosswise
+        self._asking = threading.Lock()
+        self._making = threading.Lock()
         self._told = False
         self._peers: dict[int, Calls] = {}
         self._nccl: DeviceCalls | None = None
@@ -70,7 +72,7 @@ class Choice:
             CollectiveTimeoutError: a rank did not come with an array on a GPU; names it.
         """
         if not self._chosen:
-            with self._lock:
+            with self._choosing:
                 if not self._chosen:
                     self._collectives = self._choose(device)
                     self._chosen = True
@@ -87,7 +89,7 @@ class Choice:
             return self._host
         found = self._peers.get(peer)
         if found is None:
-            with self._lock:
+            with self._asking:
                 mine, theirs = self._facts(device, [self._host.rank, peer])
                 through_host = mine.no_nccl or theirs.no_nccl or mine.gpu == theirs.gpu
                 found = self._peers[peer] = self._host if through_host else self._over_nccl()
@@ -106,11 +108,11 @@ class Choice:
             if calls is not None:
                 calls.finish(timeout)
 
-    def close(self) -> None:
-        """End the calls on GPUs. Does nothing the second time."""
+    def end(self, *, in_order: bool) -> None:
+        """End the calls on GPUs; what was called before is carried out first, or not. Does nothing the second time."""
         for calls in {self._nccl, self._collectives}:
             if calls is not None:
-                calls.close()
+                calls.end(in_order=in_order)
         self._exchange.forget()
 
     def _facts(self, device: int, ranks: Sequence[int]) -> list[_Fact]:
@@ -179,8 +181,9 @@ class Choice:
         return DeviceCalls(self._host, engine, self._exchange)
 
     def _over_nccl(self) -> DeviceCalls:
-        if self._nccl is None:
-            host = self._host
-            engine = NcclBackend(self._exchange, host.rank, host.size, host.name)
-            self._nccl = DeviceCalls(host, engine, self._exchange)
-        return self._nccl
+        with self._making:
+            if self._nccl is None:
+                host = self._host
+                engine = NcclBackend(self._exchange, host.rank, host.size, host.name)
+                self._nccl = DeviceCalls(host, engine, self._exchange)
+            return self._nccl

@@ -40,21 +40,21 @@ class Exchange:
         store: for the group's own keys; closed by its owner.
         rank: this group rank.
         numbers: returns the numbers the user knows the members by.
-        raise_if_failed: raises the group's failure, if there was one.
+        check: raises if some group ranks will not come: the group has failed, or one of them has left.
     """
 
     def __init__(
-        self, store: Store, rank: int, numbers: Callable[[], Sequence[int]], raise_if_failed: Callable[[], None]
+        self, store: Store, rank: int, numbers: Callable[[], Sequence[int]], check: Callable[[Sequence[int]], None]
     ) -> None:
         self._store = store
         self._rank = rank
         self._numbers = numbers
-        self._raise_if_failed = raise_if_failed
+        self._check = check
         self._told: set[str] = set()
 
-    def check(self) -> None:
-        """Raise the group's failure, if there was one."""
-        self._raise_if_failed()
+    def check(self, ranks: Sequence[int]) -> None:
+        """Raise if these group ranks will not come: the group has failed, or one of them has left."""
+        self._check(ranks)
 
     def tell(self, what: str, mine: bytes) -> None:
         """Let the others know something of this rank."""
@@ -82,7 +82,7 @@ class Exchange:
         """
         keys = [f"{what}/{rank}" for rank in ranks]
         while not self._store.check(keys):
-            self._raise_if_failed()
+            self._check([rank for rank in ranks if self.known(what, rank) is None])
             if deadline.passed():
                 numbers = self._numbers()
                 missing = [numbers[rank] for rank in ranks if self.known(what, rank) is None]

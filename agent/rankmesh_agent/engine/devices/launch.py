@@ -54,12 +54,14 @@ class Launch:
         after: what the call's user wants done on the stream behind it (copy a staged array back).
         deadline: when it has to be over.
         events: where its event comes from.
+        partners: group ranks without which it does not end.
 
     Attributes:
         device, streams: of the arrays.
         stream: see above.
         deadline: see above.
         described: see ``call``.
+        partners: see above.
         error: why it failed, None while it has not.
     """
 
@@ -71,7 +73,9 @@ class Launch:
         after: After,
         deadline: Deadline,
         events: Events,
+        partners: Sequence[int],
     ) -> None:
+        self.partners = partners
         self.described = call
         self.device = arrays[0].device
         self.streams: Streams = arrays[0].streams
@@ -99,8 +103,11 @@ class Launch:
         if self._after is not None:
             with self.streams.using(self.device, self.stream):
                 self._after()
-        self._event = self._events.take(self.device)
-        cuda.record(self._event, self.stream)
+        event = self._events.take(self.device)
+        cuda.record(event, self.stream)  # before anybody asks it: one that is used again has happened
+        with self._lock:
+            if not self._ended:
+                self._event = event
 
     def ended(self) -> bool:
         """Whether the GPU has carried the call out, or the call has failed; lets go of what it kept then."""

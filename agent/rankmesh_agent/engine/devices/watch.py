@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rankmesh_agent.engine.devices.exchange import Exchange
@@ -21,6 +21,8 @@ from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError,
 
 _SECONDS = 0.005
 """How often the thread looks while calls are under way."""
+_CLOSE_SECONDS = 5.0
+"""How long closing waits for the thread, which may be at an abort that takes its time."""
 _SLOW_SECONDS = 1.0
 """How long a call is under way when its rank tells the others so: who has not told that when it is over is missing."""
 
@@ -45,6 +47,7 @@ class Watch:
         size: ranks in the group.
         numbers: returns the numbers the user knows the members by.
         failure: returns the group's first failure, None while it can go on.
+        gone: returns the error of some group ranks of which one has left, None if all are there.
         give_up: ends the group at all members because of an error.
     """
 
@@ -56,6 +59,7 @@ class Watch:
         size: int,
         numbers: Callable[[], tuple[int, ...]],
         failure: Callable[[], DistError | None],
+        gone: Callable[[Sequence[int], str], DistError | None],
         give_up: Callable[[BaseException], None],
     ) -> None:
         self._name = name
@@ -64,6 +68,7 @@ class Watch:
         self._size = size
         self._numbers = numbers
         self._failure = failure
+        self._gone = gone
         self._give_up = give_up
         self._launches: list[Launch] = []
         self._count = 0
@@ -74,7 +79,7 @@ class Watch:
         self._closed = False
 
     def add(self, launch: Launch, *, collective: bool) -> None:
-        """Look after a call that has been launched; collective ones are launched by all members, in one order."""
+        """Look after a call that is being launched; collective ones are so by all members, in one order."""
         with self._changed:
             if collective:
                 self._count += 1
@@ -85,6 +90,14 @@ class Watch:
                 self._thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._thread.start()
             if len(self._launches) == 1:
+                self._changed.notify_all()
+
+    def remove(self, launch: Launch) -> None:
+        """Look after a call no more: it could not be launched."""
+        with self._changed:
+            if launch in self._launches:
+                self._launches.remove(launch)
+                self._numbered.pop(launch, None)
                 self._changed.notify_all()
 
     def future_of(self, launch: Launch) -> Future:
@@ -117,7 +130,7 @@ class Watch:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_CLOSE_SECONDS)
         return bool(self._launches)
 
     def _work(self) -> None:
@@ -128,7 +141,12 @@ class Watch:
                 if self._closed:
                     return
                 launches = self._launches.copy()
-            self._look(launches)
+            try:
+                self._look(launches)
+            except Exception as error:  # CUDA's: nothing more is to be had of the GPU. Or a fault of ours
+                failure = error if isinstance(error, DistError) else DistBackendError(f"on the GPU: {error}")
+                self._give_up(failure)
+                self._abort(failure)
             with self._changed:
                 if self._launches and not self._closed:
                     self._changed.wait(_SECONDS)
@@ -152,8 +170,11 @@ class Watch:
             elif late is not None:
                 error = self._late(late)
             else:
-                self._tell_if_slow()
-                return
+                with contextlib.suppress(DistError):  # the store's rank is gone: who that is shows soon
+                    self._tell_if_slow()
+                error = self._left(launches)
+                if error is None:
+                    return
             self._give_up(error)
         self._abort(error)
 
@@ -177,6 +198,13 @@ class Watch:
         if future is not None:
             _complete(future, launch)
 
+    def _left(self, launches: list[Launch]) -> DistError | None:
+        """Return the error of a call that takes long, and waits for a rank that has left."""
+        for launch in launches:
+            if launch.deadline.elapsed() > _SLOW_SECONDS and not launch.ended():
+                return self._gone(launch.partners, launch.described.partition("(")[0])
+        return None
+
     def _tell_if_slow(self) -> None:
         """Say that a call is under way for long, once."""
         with self._changed:
@@ -184,14 +212,16 @@ class Watch:
             number = 0 if first is None else self._numbered.get(first, 0)
         if first is None or number <= self._slow:
             return
-        if first.deadline.seconds - first.deadline.remaining() > min(_SLOW_SECONDS, first.deadline.seconds / 2):
+        if first.deadline.elapsed() > min(_SLOW_SECONDS, first.deadline.seconds / 2):
             self._slow = number
             self._exchange.tell("slow", f"{number} {first.described}".encode())
 
     def _late(self, launch: Launch) -> CollectiveTimeoutError:
         """Return the error of a call that is not over in time: who did not make it, as far as that is known."""
         number = self._numbered.get(launch, 0)
-        told = [self._exchange.known("slow", rank) for rank in range(self._size)]
+        told: list[bytes | None] = [None] * self._size
+        with contextlib.suppress(DistError):
+            told = [self._exchange.known("slow", rank) for rank in range(self._size)]
         said = [(0, "") if each is None else _read(each) for each in told]
         numbers = self._numbers()
         missing = [numbers[rank] for rank, (at, _) in enumerate(said) if at < number]
