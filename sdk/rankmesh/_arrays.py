@@ -75,6 +75,8 @@ def destination(tensor: Any, name: str, members: Calls | None = None) -> tuple[A
 
     def copy_back() -> None:
         array[...] = staged.reshape(array.shape)
+        if store is not None:
+            store()
 
     return staged.reshape(-1), copy_back
 
