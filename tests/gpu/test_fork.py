@@ -23,14 +23,12 @@ def forking(me: Me) -> None:
 
     parent = os.getpid()
     me.init(timeout=60)
-    dist.group.WORLD._choice, kept = None, Freed()
-    dist.group.WORLD._communicator.kept = kept
-    del kept
+    dist.group.WORLD.kept = Freed()
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)
         me.say(status=status)
-        del dist.group.WORLD._communicator.kept
+        del dist.group.WORLD.kept
         dist.destroy_process_group()
     else:
         gc.collect()
