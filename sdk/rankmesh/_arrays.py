@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rankmesh._containers import Array, Store, kind_of, memory
+from rankmesh._containers import Array, Layout, Store, kind_of, layout_of, memory
 from rankmesh_agent.engine.calls import Calls
 from rankmesh_agent.wire.dtypes import FROM_CODE, display
 
@@ -54,9 +54,14 @@ def destination(tensor: Any, name: str, members: Calls | None = None) -> tuple[A
         store: Store | None = None
         native = array.dtype
     elif members is not None and members.on_device:
-        return _on_device(tensor, name)
+        _, own = found = _on_device(tensor, name)
+        if own is not None:
+            _refuse_shared(layout_of(tensor), name)
+        return found
     else:
         array, store = memory(tensor, name)
+        if store is not None:  # the array is a copy, in which each element has memory of its own
+            _refuse_shared(layout_of(tensor), name)
         native = supported(array.dtype, name)
     flags = array.flags
     if not flags.writeable:
@@ -65,15 +70,13 @@ def destination(tensor: Any, name: str, members: Calls | None = None) -> tuple[A
         )
     if flags.c_contiguous and array.dtype is native:
         return (array if array.ndim == 1 else array.reshape(-1)), store
-    if _overlaps(array):
-        raise ValueError(
-            f"{name} has elements that share memory (it is expanded, or its strides overlap), and the operation writes "
-            f"to it; pass a copy: numpy.array({name})"
-        )
+    _refuse_shared(Layout(array.shape, array.strides, array.itemsize), name)
     staged = np.ascontiguousarray(array, native)
 
     def copy_back() -> None:
         array[...] = staged.reshape(array.shape)
+        if store is not None:
+            store()
 
     return staged.reshape(-1), copy_back
 
@@ -132,12 +135,20 @@ def describe(tensor: Any) -> str:
         return kind_of(tensor)
 
 
-def _overlaps(array: Array) -> bool:
+def _refuse_shared(layout: Layout, name: str) -> None:
+    if _overlaps(layout):
+        raise ValueError(
+            f"{name} has elements that share memory (it is expanded, or its strides overlap), and the operation writes "
+            f"to it; pass a copy: numpy.array({name})"
+        )
+
+
+def _overlaps(layout: Layout) -> bool:
     """Tell whether two elements of an array share a byte."""
-    if not array.size:
+    if 0 in layout.shape:
         return False
-    steps = sorted((abs(step), size) for step, size in zip(array.strides, array.shape, strict=True) if size > 1)
-    reach = array.itemsize
+    steps = sorted((abs(step), size) for step, size in zip(layout.strides, layout.shape, strict=True) if size > 1)
+    reach = layout.itemsize
     for step, size in steps:
         if step < reach:
             break
@@ -149,4 +160,4 @@ def _overlaps(array: Array) -> bool:
     addresses = np.zeros(1, np.int64)
     for step, size in steps:
         addresses = np.add.outer(addresses, np.arange(size) * step).reshape(-1)
-    return bool((np.diff(np.sort(addresses)) < array.itemsize).any())
+    return bool((np.diff(np.sort(addresses)) < layout.itemsize).any())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,14 @@ _HOST_DEVICES = frozenset((1, 3, 11))
 """DLPack's device types whose memory the CPU reads: CPU, pinned for CUDA, pinned for ROCm."""
 _CUDA_DEVICES = frozenset((2, 13))
 """Those of NVIDIA's GPUs: a GPU's memory, and memory that the driver moves."""
+
+
+class Layout(NamedTuple):
+    """Where an array's elements lie: how many each dimension has, and the bytes from one to the next."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
 
 
 def memory(tensor: Any, name: str) -> tuple[Array, Store | None]:
@@ -44,7 +52,7 @@ def memory(tensor: Any, name: str) -> tuple[Array, Store | None]:
         return np.asarray(tensor), None  # a subclass, np.matrix say, may have its own idea of shapes
     torch = sys.modules.get("torch")  # who has a tensor has imported it
     if torch is not None and isinstance(tensor, torch.Tensor):
-        _refuse_not_dense(torch, tensor, name)
+        refuse_not_dense(torch, tensor, name)
         return _staged(tensor, name) if tensor.is_cuda else _of_torch(torch, tensor, name)
     if on_cuda(tensor):
         return _staged(tensor, name)
@@ -63,6 +71,18 @@ def device_of(tensor: Any) -> int | None:
     from rankmesh._devices import as_cupy
 
     return int(as_cupy(tensor).device.id)
+
+
+def layout_of(tensor: Any) -> Layout:
+    """Return where the elements of a torch tensor, or of an array on a GPU, lie."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        size = tensor.element_size()
+        return Layout(tuple(tensor.shape), tuple(step * size for step in tensor.stride()), size)
+    from rankmesh._devices import as_cupy
+
+    array = as_cupy(tensor)
+    return Layout(array.shape, array.strides, array.itemsize)
 
 
 def on_cuda(tensor: Any) -> bool:
@@ -90,13 +110,15 @@ def _of_torch(torch: Any, tensor: Any, name: str) -> tuple[Array, Store | None]:
         return _shared(torch, plain, name), None
     # A conjugated or negated view differs from its memory by a bit that torch keeps: the numbers exist in a copy only.
     resolved = plain.resolve_conj().resolve_neg().contiguous()
-    array = _shared(torch, resolved, name)
-    if not all(stride for stride, size in zip(plain.stride(), plain.shape, strict=True) if size > 1):
-        array.flags.writeable = False  # an expanded view: its elements have no memory each
-    return array, lambda: plain.copy_(resolved)
+    return _shared(torch, resolved, name), lambda: plain.copy_(resolved)
 
 
-def _refuse_not_dense(torch: Any, tensor: Any, name: str) -> None:
+def refuse_not_dense(torch: Any, tensor: Any, name: str) -> None:
+    """Refuse a tensor that is no plain array of numbers.
+
+    Raises:
+        TypeError: it is sparse, quantized, nested, or on another device.
+    """
     if not (tensor.is_cpu or tensor.is_cuda):
         raise TypeError(
             f"{name} is a torch tensor on device {tensor.device}: only tensors in host memory, or on NVIDIA's GPUs, "
@@ -114,14 +136,22 @@ def _shared(torch: Any, tensor: Any, name: str) -> Array:
     plain = type(tensor) is torch.Tensor
     try:
         array = None if plain else _through_numpy(torch, tensor)
-        # Before its memory is looked at: a view into a storage that was freed has an address, too.
-        if tensor.numel() and not tensor.untyped_storage().nbytes():
-            raise ValueError(f"{name} is a torch tensor whose storage was freed (resized to 0); allocate it first")
+        refuse_freed(tensor, name)
         return _lent(torch, tensor) if array is None else array
     except (RuntimeError, TypeError) as error:
         raise TypeError(
             f"{name} is a {kind_of(tensor)} whose memory cannot be shared ({error}); pass a plain torch.Tensor"
         ) from error
+
+
+def refuse_freed(tensor: Any, name: str) -> None:
+    """Refuse a tensor without memory. Before that is looked at: a view into a storage that was freed has an address.
+
+    Raises:
+        ValueError: its storage was resized to 0.
+    """
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
+        raise ValueError(f"{name} is a torch tensor whose storage was freed (resized to 0); allocate it first")
 
 
 class _Lent:

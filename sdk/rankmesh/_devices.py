@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh._backend import needs
-from rankmesh._containers import Array, Store, kind_of, on_cuda
+from rankmesh._containers import Array, Store, kind_of, memory, on_cuda, refuse_freed, refuse_not_dense
 from rankmesh._containers import carried as torch_dtype
 from rankmesh._world import Group, ProcessGroup, communicator, require_world
 from rankmesh_agent.device import cuda
@@ -97,6 +97,7 @@ def array_of(tensor: Any, name: str) -> tuple[DeviceArray, Store | None]:
 
     Raises:
         TypeError: it is none of these, or its elements cannot be communicated.
+        ValueError: it is a tensor whose storage was freed.
     """
     from rankmesh._arrays import supported
 
@@ -104,7 +105,9 @@ def array_of(tensor: Any, name: str) -> tuple[DeviceArray, Store | None]:
     if torch is not None and isinstance(tensor, torch.Tensor):
         if not tensor.is_cuda:
             raise TypeError(_mixed(tensor, name))
+        refuse_not_dense(torch, tensor, name)
         plain = tensor.detach()
+        refuse_freed(plain, name)
         store: Store | None = None
         if plain.is_conj() or plain.is_neg() or not plain.is_contiguous():
             whole, plain = plain, plain.resolve_conj().resolve_neg().contiguous()
@@ -119,7 +122,9 @@ def array_of(tensor: Any, name: str) -> tuple[DeviceArray, Store | None]:
         raise TypeError(f"{name} is in another byte order than this machine's: pass {name}.astype({native.name!r})")
     store = None
     if not array.flags.c_contiguous:
-        whole, array = _bits(array), cuda.cupy().ascontiguousarray(_bits(array))
+        whole = _bits(array)
+        with array.device:  # CuPy copies on the current one
+            array = cuda.cupy().ascontiguousarray(whole)
         store = _write_back(whole, array)
     return DeviceArray(array.data.ptr, array.size, native, array.device.id, array, _CUPY), store
 
@@ -136,6 +141,9 @@ def as_cupy(tensor: Any) -> Any:
 
 def staged(tensor: Any, name: str) -> tuple[Array, Store | None]:
     """Return a copy in host memory of an array on a GPU, and what brings it back there: see _containers.memory."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return _staged_by_torch(torch, tensor, name)
     why = cuda.why_not()
     if why:
         raise TypeError(f"{name} is a {kind_of(tensor)} on a GPU, which cannot be read: {why}")
@@ -149,6 +157,22 @@ def staged(tensor: Any, name: str) -> tuple[Array, Store | None]:
             cuda.synchronize(cuda.current_stream())  # nobody who waits for the call looks at a stream
 
     return host.view(np.dtype(array.dtype)), bring_back
+
+
+def _staged_by_torch(torch: Any, tensor: Any, name: str) -> tuple[Array, Store]:
+    """Return a tensor's copy: torch knows about its current stream, gradients and conjugated views."""
+    plain = tensor.detach()
+    refuse_freed(plain, name)
+    host = plain.cpu()
+    array, resolve = memory(host, name)
+
+    def bring_back() -> None:
+        if resolve is not None:
+            resolve()
+        plain.copy_(host)
+        torch.cuda.current_stream(plain.device).synchronize()  # nobody who waits for the call looks at a stream
+
+    return array, bring_back
 
 
 def _bits(array: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 import threading
@@ -433,6 +434,9 @@ def _forget_after_fork() -> None:
     atexit.unregister(leave_at_exit)
     for world in _gone():
         world.forget()
+        # For good, the child's end included: to let go of what uses a GPU would be a call to CUDA, which a child that
+        # was forked must not make.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(world))
 
 
 def _gone() -> list[World]:

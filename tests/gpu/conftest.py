@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -33,11 +34,13 @@ class Machine:
 
     Attributes:
         name: ``gpu`` or ``double``.
+        thorough: whether all cases are to be tried: on GPUs, or with RANKMESH_TEST_GPU=all.
     """
 
     def __init__(self) -> None:
         self.gpus, self._why = why_no_gpu()
         self.name = "gpu" if self.gpus else "double"
+        self.thorough = bool(self.gpus) or os.environ.get("RANKMESH_TEST_GPU") == "all"
 
     def own(self, size: int, **options: object) -> Variables:
         """Return the ranks' variables where each has a GPU of its own."""

@@ -14,10 +14,16 @@ import rankmesh as dist
 pytestmark = pytest.mark.processes
 
 
-def chosen(me: Me, backend: str | None) -> None:
+def chosen(me: Me, backend: str | None, refused: bool) -> None:
+    if refused:
+        me.say(nccl=me.attempt(me.init, backend="nccl", timeout=20))
+    me.init(timeout=60, backend=backend)
+    host = np.full(3, me.rank + 1.0)
+    dist.all_reduce(host)
+    dist.barrier()
+    me.say(loaded=[name for name in sys.modules if name.partition(".")[0] == "cupy"], host=float(host[0]))
     import cupy
 
-    me.init(timeout=60, backend=backend)
     array = cupy.full(1000, me.rank + 1.0)
     dist.all_reduce(array)
     choice = dist.group.WORLD._choice
@@ -28,9 +34,6 @@ def chosen(me: Me, backend: str | None) -> None:
         backend=dist.get_backend(),
         config=dist.get_backend_config(),
     )
-    host = np.full(3, me.rank + 1.0)
-    dist.all_reduce(host)
-    me.say(host=float(host[0]))
     sent = cupy.full(3, me.rank + 1.0)
     neighbour = (me.rank - 1) % me.size
     received = cupy.zeros(3)
@@ -64,8 +67,11 @@ def chosen(me: Me, backend: str | None) -> None:
 def test_the_engine_fits_the_gpus(
     ranks: Ranks, machine: Any, gpus: list[int], without: tuple[str, ...], backend: str | None, engine: str
 ) -> None:
+    if backend == "nccl" and not machine.thorough:
+        pytest.skip("only with RANKMESH_TEST_GPU=all (make test-gpu): test_results.py asks for NCCL, too")
     environment = machine.double(gpus, without=without)
-    started = ranks.start(chosen, len(gpus), env=environment, backend=backend)
+    refused = "nccl" in without
+    started = ranks.start(chosen, len(gpus), env=environment, backend=backend, refused=refused)
     ranks.wait(started)
     assert all(rank.code == 0 for rank in started), ranks.told()
     warned = [line for rank in started for line in rank.stderr.splitlines()]
@@ -78,6 +84,10 @@ def test_the_engine_fits_the_gpus(
     for number, rank in enumerate(started):
         said = rank.said
         assert said["engine"] == engine, said
+        assert refused or backend == "nccl" or said["loaded"] == [], "before there was an array on a GPU"
+        if refused:
+            assert said["nccl"]["error"] == "DistBackendError", said
+            assert "built without NCCL" in said["nccl"]["text"]
         assert said["sum"] == said["host"] == size * (size + 1) / 2
         assert said["received"] == (number - 1) % size + 1
         assert said["objects"] == [{"rank": other} for other in range(size)]
@@ -91,26 +101,8 @@ def test_the_engine_fits_the_gpus(
         assert "needs src" in started[0].said["anyone"]["text"]
 
 
-def without_nccl(me: Me) -> None:
-    me.say(told=me.attempt(me.init, backend="nccl", timeout=20))
-
-
-def test_nccl_that_is_not_there_is_an_error(ranks: Ranks, machine: Any) -> None:
-    environment = machine.double([0, 1], without=("nccl",))
-    for rank in ranks.run(without_nccl, 2, env=environment):
-        assert rank.said["told"]["error"] == "DistBackendError", rank.said
-        assert "built without NCCL" in rank.said["told"]["text"]
-
-
-def test_nccl_without_cupy_says_how_to_install_it(ranks: Ranks, machine: Any) -> None:
-    if machine.gpus:
-        pytest.skip("CuPy is installed")
-    (rank,) = ranks.run(without_nccl, 1)
-    assert rank.said["told"]["error"] == "DistBackendError", rank.said
-    assert "pip install 'rankmesh[gpu]'" in rank.said["told"]["text"]
-
-
 def everything_else(me: Me) -> None:
+    me.say(told=me.attempt(me.init, backend="nccl", timeout=20))
     me.init(timeout=60)
     array = np.ones(10)
     dist.all_reduce(array)
@@ -121,22 +113,11 @@ def everything_else(me: Me) -> None:
     dist.destroy_process_group()
 
 
-def imported(me: Me) -> None:
-    me.init(timeout=60)
-    array = np.ones(10)
-    dist.all_reduce(array)
-    dist.barrier()
-    dist.destroy_process_group()
-    me.say(loaded=[name for name in sys.modules if name.partition(".")[0] == "cupy"])
-
-
-def test_arrays_in_host_memory_load_no_cupy(ranks: Ranks, machine: Any) -> None:
-    for rank in ranks.run(imported, 2, env=machine.own(2) if machine.gpus > 1 else machine.shared(2)):
-        assert rank.said["loaded"] == []
-
-
 def test_without_cupy_all_but_arrays_on_gpus_works(ranks: Ranks, machine: Any) -> None:
     if machine.gpus:
         pytest.skip("CuPy is installed")
     for rank in ranks.run(everything_else, 2):
-        assert rank.said == {"nccl": False, "loaded": False}
+        assert not rank.said["nccl"]
+        assert not rank.said["loaded"]
+        assert rank.said["told"]["error"] == "DistBackendError", rank.said
+        assert "pip install 'rankmesh[gpu]'" in rank.said["told"]["text"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from support.hosting import embedded_only
-from support.processes import Me, Ranks
+from support.once import Said, once
+from support.processes import Me, Rank, Ranks
 
 import rankmesh as dist
 
@@ -65,84 +67,151 @@ def test_a_rank_that_is_killed_is_named_and_the_others_go_on(ranks: Ranks, machi
         assert (rank.said["size"], rank.said["sum"]) == (2, 4.0)
 
 
-def absent(me: Me, backend: str | None) -> None:
+def absent(me: Me) -> dict[str, Any]:
     """Rank 1 makes no call in time: of a group that has met before, and of one whose first call it is."""
     import cupy
 
-    me.init(timeout=60, backend=backend)
-    fresh, second = dist.new_group(timeout=2), dist.new_group()
+    met, fresh, later = dist.new_group(), dist.new_group(timeout=2), dist.new_group()
     array = cupy.ones(100)
-    dist.all_reduce(array)
+    dist.all_reduce(array, group=met)
+    told = {}
     if me.rank == 0:
-        me.say(first=me.attempt(dist.all_reduce, array, group=fresh))
+        told["first"] = me.attempt(dist.all_reduce, array, group=fresh)
 
         def call() -> None:
-            dist.all_reduce(array, timeout=1)
+            dist.all_reduce(array, group=met, timeout=1)
             array.get()  # of NCCL's, the call is on the stream by now
-            dist.all_reduce(array)
+            dist.all_reduce(array, group=met)
 
-        me.say(told=me.attempt(call))
+        told["told"] = me.attempt(call)
     me.meet("over")
-    me.say(second=me.attempt(dist.all_reduce, cupy.ones(1), group=second))
-    dist.destroy_process_group()
+    return told | {"later": me.attempt(dist.all_reduce, cupy.ones(1), group=later)}
+
+
+def astray(me: Me) -> dict[str, Any]:
+    import cupy
+
+    group = dist.new_group()
+    array = cupy.ones(100, np.float32)
+    dist.all_reduce(array, group=group)
+
+    def call() -> None:
+        if me.rank:
+            dist.all_reduce(array, dist.ReduceOp.MAX, group=group, timeout=3)
+        else:
+            dist.broadcast(array, 0, group=group, timeout=3)
+        array.get()
+        dist.barrier(group)
+
+    return me.attempt(call)
+
+
+def mixed(me: Me) -> dict[str, Any]:
+    """One rank has its array on a GPU, the other one in host memory: in a group that has met before, and in another."""
+    import cupy
+
+    met, fresh = dist.new_group(), dist.new_group(timeout=3)
+    dist.all_reduce(cupy.ones(1), group=met)
+    array = cupy.ones(10) if me.rank == 0 else np.ones(10)
+    told = me.attempt(dist.all_reduce, array, group=met, timeout=3)
+    return {"told": told, "first": me.attempt(dist.all_reduce, array, group=fresh)}
+
+
+def interrupted(me: Me) -> dict[str, Any]:
+    """Ctrl-C while rank 1 does not come."""
+    import cupy
+
+    told = {}
+    for how in ("first", "work", "barrier"):
+        group = dist.new_group()
+        array = cupy.ones(100)
+        if how != "first":
+            dist.all_reduce(array, group=group)
+            array.get()
+        if me.rank == 0:
+
+            def call(group: Any = group, array: Any = array, how: str = how) -> None:
+                if how == "work":
+                    dist.all_reduce(array, group=group, async_op=True).wait(60)
+                else:
+                    dist.all_reduce(array, group=group)
+                    dist.barrier(group)
+
+            me.interrupt_when_waiting()
+            told[how] = me.attempt(call)
+        me.meet(f"interrupted-{how}")
+        if me.rank == 1 and how != "first":
+            me.attempt(dist.all_reduce, array, group=group, timeout=1)  # so that what is on the stream ends
+    return told
+
+
+def ending(me: Me) -> dict[str, Any]:
+    """End a group with calls on the GPU under way."""
+    import cupy
+
+    group = dist.new_group()
+    arrays = [cupy.full(2000, float(me.rank + number)) for number in range(10)]
+    for array in arrays:
+        dist.all_reduce(array, group=group, async_op=True)
+    dist.destroy_process_group(group)
+    sums = [float(array[-1].get()) for array in arrays]
+    return {"sums": sums, "twice": me.attempt(dist.destroy_process_group, group)}
+
+
+PARTS = (absent, astray, mixed, interrupted, ending)
+
+
+def everything(me: Me, backend: str | None) -> None:
+    import cupy
+
+    me.init(timeout=60, backend=backend)
+    for part in (absent, astray, mixed, interrupted, ending):
+        me.say(**{part.__name__: part(me)})
+        me.meet(part.__name__)
+    # The process ends with calls on the GPU under way, of groups that it does not destroy.
+    group = dist.new_group()
+    for number in range(10):
+        dist.all_reduce(cupy.full(2000, float(me.rank + number)), group=group, async_op=True)
+    dist.barrier(group)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, str], Said]:
+    """What the ranks of an engine said; each part has groups of its own, which fail without the others."""
+
+    def start(ranks: Ranks, machine: Any, engine: str) -> list[Rank]:
+        environment, backend = machine.engine(engine, 2)
+        return ranks.run(everything, 2, env=environment, backend=backend, uses=PARTS)
+
+    return once(tmp_path_factory, start)
+
+
+Told = Callable[[Any, str], Said]
 
 
 @each_engine
-def test_a_rank_that_does_not_come_is_named(ranks: Ranks, machine: Any, engine: str) -> None:
-    environment, backend = machine.engine(engine, 2)
-    first, _ = (rank.said for rank in ranks.run(absent, 2, env=environment, backend=backend))
+def test_a_rank_that_does_not_come_is_named(said: Told, machine: Any, engine: str) -> None:
+    first, second = (of_rank["absent"] for of_rank in said(machine, engine))
     for name in ("first", "told"):
         assert first[name]["error"] == "CollectiveTimeoutError", first[name]
         assert first[name]["ranks"] == [1]
         assert first[name]["seconds"] < SOON
-    assert first["second"]["error"] is None
-
-
-def astray(me: Me, backend: str | None) -> None:
-    import cupy
-
-    me.init(timeout=60, backend=backend)
-    array = cupy.ones(100, np.float32)
-    dist.all_reduce(array)
-
-    def call() -> None:
-        if me.rank:
-            dist.all_reduce(array, dist.ReduceOp.MAX, timeout=3)
-        else:
-            dist.broadcast(array, 0, timeout=3)
-        array.get()
-        dist.barrier()
-
-    me.say(told=me.attempt(call))
-    dist.destroy_process_group()
+    assert first["later"]["error"] is second["later"]["error"] is None
 
 
 @each_engine
-def test_ranks_that_make_different_calls_are_told_which(ranks: Ranks, machine: Any, engine: str) -> None:
-    environment, backend = machine.engine(engine, 2)
-    for rank in ranks.run(astray, 2, env=environment, backend=backend):
-        told = rank.said["told"]
+def test_ranks_that_make_different_calls_are_told_which(said: Told, machine: Any, engine: str) -> None:
+    for of_rank in said(machine, engine):
+        told = of_rank["astray"]
         late = {"CollectiveTimeoutError", "GroupAbortedError"}  # one rank's time is over first, which tells the other
         assert told["error"] in ({"CollectiveMismatchError"} if engine == "cuda-ipc" else late), told
         assert "rank 0: broadcast" in told["text"]
         assert "rank 1: all_reduce" in told["text"]
 
 
-def mixed(me: Me, backend: str | None) -> None:
-    """One rank has its array on a GPU, the other one in host memory."""
-    import cupy
-
-    me.init(timeout=60, backend=backend)
-    dist.all_reduce(cupy.ones(1))
-    array = cupy.ones(10) if me.rank == 0 else np.ones(10)
-    me.say(told=me.attempt(lambda: dist.all_reduce(array, timeout=3)))
-    dist.destroy_process_group()
-
-
 @each_engine
-def test_a_rank_with_its_array_in_host_memory_is_named(ranks: Ranks, machine: Any, engine: str) -> None:
-    environment, backend = machine.engine(engine, 2)
-    on_gpu, on_host = (rank.said["told"] for rank in ranks.run(mixed, 2, env=environment, backend=backend))
+def test_a_rank_with_its_array_in_host_memory_is_named(said: Told, machine: Any, engine: str) -> None:
+    on_gpu, on_host = (of_rank["mixed"]["told"] for of_rank in said(machine, engine))
     if engine == "cuda-ipc":
         for told in (on_gpu, on_host):
             assert told["error"] == "CollectiveMismatchError", told
@@ -153,88 +222,30 @@ def test_a_rank_with_its_array_in_host_memory_is_named(ranks: Ranks, machine: An
         assert on_host["ranks"]
 
 
-def first_mixed(me: Me, backend: str | None) -> None:
-    import cupy
-
-    me.init(timeout=3, backend=backend)
-    array = cupy.ones(10) if me.rank == 0 else np.ones(10)
-    me.say(told=me.attempt(lambda: dist.all_reduce(array)))
-    dist.destroy_process_group()
-
-
 @each_engine
-def test_a_rank_with_its_first_array_in_host_memory_is_named(ranks: Ranks, machine: Any, engine: str) -> None:
-    environment, backend = machine.engine(engine, 2)
-    for rank in ranks.run(first_mixed, 2, env=environment, backend=backend):
-        told = rank.said["told"]
+def test_a_rank_with_its_first_array_in_host_memory_is_named(said: Told, machine: Any, engine: str) -> None:
+    for of_rank in said(machine, engine):
+        told = of_rank["mixed"]["first"]
         assert told["error"] in ("CollectiveTimeoutError", "GroupAbortedError"), told
         assert told["ranks"]
         assert told["seconds"] < SOON
 
 
-def interrupted(me: Me, backend: str | None, how: str) -> None:
-    import cupy
-
-    me.init(timeout=5, backend=backend)
-    array = cupy.ones(100)
-    if how != "first":
-        dist.all_reduce(array)
-        array.get()
-    if me.rank == 0:
-        me.interrupt_when_waiting()
-
-        def call() -> None:
-            if how == "work":
-                dist.all_reduce(array, async_op=True).wait(60)
-            else:
-                dist.all_reduce(array)
-                dist.barrier()
-
-        me.say(told=me.attempt(call))
-    else:
-        me.wait_for("interrupted")
-    me.mark("interrupted")
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("how", ["first", "work", "barrier"])
 @each_engine
-def test_ctrl_c_ends_a_wait(ranks: Ranks, machine: Any, engine: str, how: str) -> None:
-    environment, backend = machine.engine(engine, 2)
-    first, _ = ranks.run(interrupted, 2, env=environment, backend=backend, how=how)
-    assert first.said["told"]["error"] == "KeyboardInterrupt", first.said
-    assert first.said["told"]["at"] - first.said["interrupted_at"] < SOON
-
-
-def leaving(me: Me, backend: str | None, how: str) -> None:
-    """End with calls on the GPU under way."""
-    import cupy
-
-    me.init(timeout=60, backend=backend)
-    group = dist.new_group()
-    arrays = [cupy.full(2000, float(me.rank + number)) for number in range(10)]
-    for array in arrays:
-        dist.all_reduce(array, group=group, async_op=True)
-    if how == "without":
-        dist.barrier(group)
-        return
-    dist.destroy_process_group(group)
-    me.say(sums=[float(array[-1].get()) for array in arrays], twice=me.attempt(dist.destroy_process_group, group))
-    dist.destroy_process_group()
+def test_ctrl_c_ends_a_wait(said: Told, machine: Any, engine: str, how: str) -> None:
+    told = said(machine, engine)[0]["interrupted"][how]
+    assert told["error"] == "KeyboardInterrupt", told
+    assert told["seconds"] < SOON
 
 
 @each_engine
-def test_a_group_ends_when_its_calls_have_been_carried_out(ranks: Ranks, machine: Any, engine: str) -> None:
-    environment, backend = machine.engine(engine, 2)
-    for rank in ranks.run(leaving, 2, env=environment, backend=backend, how="destroyed"):
-        assert rank.said["sums"] == [1.0 + 2 * number for number in range(10)]
-        assert rank.said["twice"]["error"] is None
+def test_a_group_ends_when_its_calls_have_been_carried_out(said: Told, machine: Any, engine: str) -> None:
+    for of_rank in said(machine, engine):
+        assert of_rank["ending"]["sums"] == [1.0 + 2 * number for number in range(10)]
+        assert of_rank["ending"]["twice"]["error"] is None
 
 
 @each_engine
-def test_a_process_may_end_without_destroying_its_groups(ranks: Ranks, machine: Any, engine: str) -> None:
-    environment, backend = machine.engine(engine, 2)
-    started = ranks.start(leaving, 2, env=environment, backend=backend, how="without")
-    ranks.wait(started)
-    assert [rank.code for rank in started] == [0, 0], ranks.told()
-    assert not any("Traceback" in rank.stderr for rank in started), ranks.told()
+def test_a_process_may_end_without_destroying_its_groups(said: Told, machine: Any, engine: str) -> None:
+    assert len(said(machine, engine)) == 2  # both exited with code 0, and wrote nothing to standard error

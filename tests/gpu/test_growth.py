@@ -50,7 +50,8 @@ def calls(me: Me, backend: str | None, rounds: int) -> None:
             "threads": sum(name.startswith("rankmesh") for name in threads),
             "events": 0 if engine is None else sum(map(len, engine._events._free.values())),
             "mapped": len(getattr(getattr(engine, "engine", None), "_mapped", ())),
-            "keys": dist.get_default_store().num_keys(),
+            # A rank may say, once, that a call takes long: on a busy machine one does.
+            "keys": sorted(key for key in dist.get_default_store().list_keys() if "/slow/" not in key),
             "descriptors": sum(descriptors.values()),
         }
 
@@ -59,16 +60,17 @@ def calls(me: Me, backend: str | None, rounds: int) -> None:
     before = settled()
     for turn in range(rounds):
         some(turn)
-    me.say(before=before, after=settled(), value=float(kept[0].get()))
-    me.meet("counted")  # who leaves takes its keys along
+    after = settled()
+    dist.barrier()  # who ends removes its keys
+    me.say(before=before, after=after, value=float(kept[0].get()))
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("engine", ["nccl", "cuda-ipc", "staged"])
-def test_a_thousand_calls_leave_nothing_behind(ranks: Ranks, machine: Any, engine: str) -> None:
+def test_hundreds_of_calls_leave_nothing_behind(ranks: Ranks, machine: Any, engine: str) -> None:
     """Six calls a round; what is made as it is needed first may be there later than before the rounds."""
     environment, backend = machine.engine(engine, 2, delay=0.0)
-    for rank in ranks.run(calls, 2, env=environment, backend=backend, rounds=170):
+    for rank in ranks.run(calls, 2, env=environment, backend=backend, rounds=170 if machine.thorough else 50):
         before, after = rank.said["before"], rank.said["after"]
         for name in ("memory", "keys"):
             assert after[name] == before[name], (name, before, after)
