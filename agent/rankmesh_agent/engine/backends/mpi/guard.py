@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from rankmesh_agent.engine.backends.mpi.backend import MpiBackend
 from rankmesh_agent.engine.backends.mpi.library import mpi
+from rankmesh_agent.engine.backends.mpi.messages import see_off
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import RunningCall
@@ -180,6 +181,7 @@ class _Guard:
                     self._thread = None
                     return
                 groups = list(self._groups)
+            see_off()
             for group in groups:
                 try:
                     group.look()
