@@ -31,7 +31,7 @@ class MpiGroup:
         self, joined: Joined, standing: Standing, running: RunningCall, link: MessageLink, matching: Matching
     ) -> None:
         self._mesh = mesh = standing.mesh
-        self.backend = MpiBackend(joined.comm, link, mesh.lost, joined.compares)
+        self.backend = MpiBackend(joined.comm, link, mesh.lost, standing.ranks, joined.compares)
         self.messages = MpiMessages(joined.comm, standing.ranks, mesh, matching, standing.number)
         self._guarded = Guarded(standing, running, link, self.backend, self.messages.progress)
         if link.size > 1:
