@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,17 @@ import rankmesh as dist
 
 GIB = 1 << 30
 NEEDED = 8 * GIB
-FREE = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def free() -> int:
+    """Return how many bytes of memory these processes may take."""
+    limit = Path("/sys/fs/cgroup/memory.max")
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    there = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return there if allowed == "max" else min(there, int(allowed))
+
+
+FREE = free()
 
 
 def in_pieces(me: Me, most: int) -> None:
