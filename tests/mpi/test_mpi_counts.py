@@ -27,14 +27,16 @@ def free() -> int:
 FREE = free()
 
 
-def in_pieces(me: Me, most: int) -> None:
+def in_pieces(me: Me, limits: list[int]) -> None:
+    import itertools
+
     from mpi4py import MPI
     from support import oracle
 
     from rankmesh_agent.engine.backends.mpi.collectives import Collectives
     from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
 
-    calls, wrong = Collectives(MPI.COMM_WORLD.Dup(), most), []
+    comm, wrong = MPI.COMM_WORLD.Dup(), []
     rank, size, everyone = me.rank, me.size, range(me.size)
 
     def make(kind, dtype, count, arguments, op=None, counts=None):
@@ -42,12 +44,13 @@ def in_pieces(me: Me, most: int) -> None:
 
     def check(what, found, wanted):
         if not np.array_equal(found.view(np.uint8), wanted.view(np.uint8)):
-            wrong.append(str(what))
+            wrong.append(str((most, *what)))
 
     def values(of, count, lane=0):
         return oracle.values(of + size * lane, count, dtype)
 
-    for name in ("uint8", "float16", "float32", "complex128"):
+    for most, name in itertools.product(limits, ("uint8", "float16", "float32", "complex128")):
+        calls = Collectives(comm, most)
         dtype = np.dtype(name)
         for count in (0, 1, 2, 5, 13, 30):
             lengths = [count + (2 * each + 1) % 3 for each in everyone]
@@ -92,9 +95,8 @@ def in_pieces(me: Me, most: int) -> None:
     me.say(wrong=wrong, done=True)
 
 
-@pytest.mark.parametrize("most", [1, 7, 1000])
-def test_calls_are_cut_into_what_can_be_counted(ranks: Ranks, most: int) -> None:
-    for said in MpiRun(ranks, in_pieces, 3, most=most).succeed():
+def test_calls_are_cut_into_what_can_be_counted(ranks: Ranks) -> None:
+    for said in MpiRun(ranks, in_pieces, 3, limits=[1, 7, 1000]).succeed():
         assert said["done"]
         assert said["wrong"] == []
 
