@@ -13,7 +13,7 @@ from support.processes import Me, Ranks
 import rankmesh as dist
 
 GIB = 1 << 30
-NEEDED = 8 * GIB
+NEEDED = 4 * GIB
 
 
 def free() -> int:
@@ -104,22 +104,24 @@ def test_calls_are_cut_into_what_can_be_counted(ranks: Ranks) -> None:
 @pytest.mark.skipif(FREE < NEEDED, reason=f"needs {NEEDED // GIB} GiB of free memory, and {FREE // GIB} GiB are there")
 def test_more_than_2_gib(ranks: Ranks) -> None:
     for said in MpiRun(ranks, more_than_2_gib, 2).succeed():
-        assert said["ends"] == [[1, 2, 3]] * 2
+        assert said["ends"] == [[1, 2, 3], [4, 5, 6]]
 
 
 def more_than_2_gib(me: Me) -> None:
+    """Rank 0, which only sends, needs hardly any memory: the kernel has one page for all zeros that are only read."""
     dist.init_process_group("mpi", timeout=100)
     count, ends = (1 << 31) + 5, []
     array = np.zeros(count, np.uint8)
     places = [0, count // 2, count - 1]
-    array[places] = [1, 2, 3] if me.rank == 0 else 0
+    if me.rank == 0:
+        array[places] = [1, 2, 3]
     dist.broadcast(array, 0)
     ends.append(array[places].tolist())
-    array[places] = 0 if me.rank == 0 else array[places]
-    if me.rank:
-        dist.send(array, 0)
+    if me.rank == 0:
+        array[places] = [4, 5, 6]
+        dist.send(array, 1)
     else:
-        dist.recv(array, 1)
+        dist.recv(array, 0)
     ends.append(array[places].tolist())
     me.say(ends=ends)
     dist.barrier()
