@@ -183,6 +183,29 @@ def call_after_a_loss(me: Me) -> None:
     me.mark("told")
 
 
+def test_a_group_without_the_lost_rank_ends_as_ever(ranks: Ranks) -> None:
+    said = MpiRun(ranks, end_beside_a_loss, 3).succeed()
+    assert [each.get("freed") for each in said] == [True, True, None]
+
+
+def end_beside_a_loss(me: Me) -> None:
+    """Rank 2 has left when the group of the others ends."""
+    from mpi4py import MPI
+
+    dist.init_process_group("mpi", timeout=60)
+    pair = dist.new_group([0, 1])
+    if me.rank == 2:
+        dist.destroy_process_group()
+        me.wait_for("done-0", "done-1")
+        return
+    lost = dist.group.WORLD._communicator.mesh.lost
+    wait_until(lambda: 2 in lost, "the goodbye")
+    comm = pair._communicator._mpi.backend.comm
+    dist.destroy_process_group(pair)
+    me.say(freed=comm == MPI.COMM_NULL)
+    me.mark(f"done-{me.rank}")
+
+
 def test_an_early_leaver_does_not_end_a_call_it_has_done_its_part_of(ranks: Ranks) -> None:
     """Rank 0 of a broadcast has left when rank 2 comes."""
     assert [said.get("got") for said in MpiRun(ranks, leave_early, 3).succeed()] == [None, 7, 7]
