@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import numpy as np
-import pytest
 from support.mpi import MpiRun
 from support.processes import Me, Ranks, wait_until
 
@@ -141,17 +140,19 @@ def gone(me: Me) -> None:
         me.wait_for("told")
 
 
-@pytest.mark.parametrize("tag", [1 << 40, -(1 << 40)])
-def test_tags_that_mpi_does_not_have_are_refused(ranks: Ranks, tag: int) -> None:
-    for said in MpiRun(ranks, tagged, 2, tag=tag).succeed():
-        assert said["error"] == "ValueError"
-        assert f"tag {tag} is more than this MPI has" in said["text"]
+def test_tags_that_mpi_does_not_have_are_refused(ranks: Ranks) -> None:
+    tags = [1 << 40, -(1 << 40)]
+    for said in MpiRun(ranks, tagged, 2, tags=tags).succeed():
+        for tag in tags:
+            assert said[str(tag)]["error"] == "ValueError"
+            assert f"tag {tag} is more than this MPI has" in said[str(tag)]["text"]
 
 
-def tagged(me: Me, tag: int) -> None:
+def tagged(me: Me, tags: list[int]) -> None:
     dist.init_process_group("mpi", timeout=60)
     call: Any = dist.send if me.rank else dist.recv
-    me.say(**me.attempt(call, np.zeros(1), 1 - me.rank, tag=tag))
+    for tag in tags:
+        me.say(**{str(tag): me.attempt(call, np.zeros(1), 1 - me.rank, tag=tag)})
 
 
 def test_messages_move_while_nobody_waits(ranks: Ranks) -> None:
@@ -173,4 +174,83 @@ def asleep(me: Me) -> None:
         dist.recv(array, 0)
         me.say(last=float(array[-1]))
         me.mark("received")
+    dist.barrier()
+
+
+def test_a_receive_does_not_wait_for_one_from_another_rank(ranks: Ranks) -> None:
+    said = MpiRun(ranks, crossed, 3).succeed()[0]
+    assert said["before"] == [[2.0], [2.0, 2.0]]
+    assert said["got"] == [1.0, 1.0]
+
+
+def crossed(me: Me) -> None:
+    """What rank 0 asks rank 1 for first is sent when rank 0 has what it asks for next."""
+    dist.init_process_group("mpi", timeout=60)
+    if me.rank == 0:
+        got, first, second = np.zeros(1000), np.zeros(1), np.zeros(1000)
+        work = dist.irecv(got, 1)
+        dist.recv(first, 2)
+        dist.recv(second)
+        me.say(before=[first.tolist(), [second[0], second[-1]]])
+        me.mark("had")
+        work.wait()
+        me.say(got=[got[0], got[-1]])
+    elif me.rank == 1:
+        me.wait_for("had")
+        dist.send(np.full(1000, 1.0), 0)
+    else:
+        dist.send(np.full(1, 2.0), 0)
+        dist.send(np.full(1000, 2.0), 0)
+    dist.barrier()
+
+
+def test_a_group_may_end_before_what_was_sent_in_it_has_gone(ranks: Ranks) -> None:
+    assert MpiRun(ranks, send_and_end, 2).succeed()[1]["got"] == [0xAB]
+
+
+def send_and_end(me: Me) -> None:
+    """The array is forgotten, and its memory used for others."""
+    dist.init_process_group("mpi", timeout=60)
+    group, size = dist.new_group([0, 1]), 1 << 22
+    if me.rank == 0:
+        array = np.full(size, 0xAB, np.uint8)
+        work = dist.isend(array, 1, group=group)
+        dist.destroy_process_group(group)
+        del work, array
+        others = [np.full(size, 0x11, np.uint8) for _ in range(8)]
+        dist.barrier()
+        me.wait_for("got")
+        del others
+    else:
+        dist.barrier()
+        array = np.zeros(size, np.uint8)
+        dist.recv(array, 0, group=group)
+        me.say(got=np.unique(array).tolist())
+        me.mark("got")
+    dist.barrier()
+
+
+def test_what_comes_for_a_group_that_has_ended_is_written_nowhere(ranks: Ranks) -> None:
+    """Neither what comes with the head, nor a body."""
+    assert MpiRun(ranks, receive_and_end, 2, counts=[1000, 1 << 22]).succeed()[0]["written"] == []
+
+
+def receive_and_end(me: Me, counts: list[int]) -> None:
+    """The arrays are forgotten, and their memory used for others, before the messages are sent."""
+    dist.init_process_group("mpi", timeout=60)
+    group = dist.new_group([0, 1])
+    if me.rank == 0:
+        works = [dist.irecv(np.zeros(count, np.uint8), 1, group=group) for count in counts]
+        dist.destroy_process_group(group)
+        del works
+        # As large as the arrays, and as what comes with the head.
+        others = [np.zeros(each, np.uint8) for each in (*counts, 4048) for _ in range(50)]
+        dist.barrier()
+        me.wait_for("sent")
+        me.say(written=[each.size for each in others if each.any()])
+    else:
+        dist.barrier()
+        works = [dist.isend(np.full(count, 0xAB, np.uint8), 0, group=group) for count in counts]
+        time.sleep(0.5)
+        me.mark("sent")
     dist.barrier()

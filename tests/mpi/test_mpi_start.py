@@ -5,86 +5,82 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from support.mpi import MpiRun
+from support.mpi import MpiRun, once
 from support.processes import Me, Ranks, free_port
 
 import rankmesh as dist
 
 
-def join(me: Me, options: list[dict[str, Any]]) -> None:
-    me.say(**me.attempt(dist.init_process_group, "mpi", timeout=30, **options[me.rank]))
-    if dist.is_initialized():
-        array = np.ones(2)
-        dist.all_reduce(array)
-        me.say(sum=array.tolist(), gateway=dist.get_default_store() is not None)
-
-
-def said_by(ranks: Ranks, options: list[dict[str, Any]], **env: str) -> list[dict[str, Any]]:
-    return MpiRun(ranks, join, len(options), env=env, options=options).succeed()
-
-
-def test_nothing_has_to_be_said(ranks: Ranks) -> None:
-    assert [said["sum"] for said in said_by(ranks, [{}, {}])] == [[2.0, 2.0]] * 2
-
-
-def test_what_is_said_may_be_said_again(ranks: Ranks) -> None:
-    options = [{"rank": rank, "world_size": 2} for rank in range(2)]
-    assert [said["sum"] for said in said_by(ranks, options)] == [[2.0, 2.0]] * 2
-
-
-@pytest.mark.parametrize(("name", "given", "true"), [("rank", 1, 0), ("world_size", 3, 2)])
-def test_what_is_said_must_be_mpis(ranks: Ranks, name: str, given: int, true: int) -> None:
-    for said in said_by(ranks, [{name: given}, {}]):
-        assert said["error"] == "ValueError"
-        assert f"{name}={given}, but under backend 'mpi' it is MPI's, {true}: leave it out" in said["text"]
-
-
-def test_the_environment_may_say_where(ranks: Ranks) -> None:
-    port = free_port()
-    options = [{}, {}]
-    for said in said_by(ranks, options, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)):
-        assert said["sum"] == [2.0, 2.0]
-
-
-def test_an_init_method_may_say_where(ranks: Ranks) -> None:
-    method = f"file://{ranks.folder}/rendezvous"
-    assert [said["sum"] for said in said_by(ranks, [{"init_method": method}] * 2)] == [[2.0, 2.0]] * 2
-
-
-def test_all_say_where_or_none(ranks: Ranks) -> None:
-    for said in said_by(ranks, [{}, {"init_method": f"file://{ranks.folder}/rendezvous"}]):
-        assert said["error"] == "ValueError"
-        assert "only ranks [1] say how the ranks find each other" in said["text"]
-
-
-def test_a_token_of_rank_0_is_everyones(ranks: Ranks) -> None:
-    run = MpiRun(ranks, with_a_token, 2)
-    assert [said["token"] for said in run.succeed()] == ["of rank 0"] * 2
-
-
-def with_a_token(me: Me) -> None:
-    if me.rank == 0:
-        os.environ["RANKMESH_TOKEN"] = "of rank 0"
-    dist.init_process_group("mpi", timeout=30)
+def every_way(me: Me, port: int) -> None:
+    """Start, and end, again and again; what is refused is so at both ranks."""
     from rankmesh._world import current
 
-    me.say(token=current().agent.settings.token)
+    def start(name, variables=(), **options):
+        os.environ.update(variables)
+        told = me.attempt(dist.init_process_group, "mpi", timeout=30, **options)
+        if dist.is_initialized():
+            array = np.ones(2)
+            dist.all_reduce(array)
+            told.update(sum=array.tolist(), token=current().agent.settings.token)
+            dist.destroy_process_group()
+        for variable in variables:
+            del os.environ[variable]
+        me.say(**{name: told})
+
+    def only(at, **what):
+        return what if me.rank == at else {}
+
+    method = f"file://{me.folder}/rendezvous"
+    start("nothing")
+    start("the same", rank=me.rank, world_size=2)
+    start("another rank", **only(0, rank=1))
+    start("another size", **only(0, world_size=3))
+    start("environment", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    start("one has a method", **only(1, init_method=method))
+    start("method", init_method=method)
+    start("token", only(0, RANKMESH_TOKEN="of rank 0"))
+    start("no host", {"RANKMESH_BIND": "192.0.2.1", "RANKMESH_TOKEN": "t"})
+    start("attached", {"RANKMESH_HOSTING": "attached"})
 
 
-def test_rank_0_says_why_it_cannot_host_the_gateway(ranks: Ranks) -> None:
-    for said in said_by(ranks, [{}, {}], RANKMESH_BIND="192.0.2.1", RANKMESH_TOKEN="t"):
-        assert "192.0.2.1" in said["text"]
-        assert said["error"] == "DistNetworkError"
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], list[dict[str, Any]]]:
+    """What both ranks were told, by the way in which they started."""
+    run = once(tmp_path_factory, every_way, port=free_port())
+    return lambda: run(2)
 
 
-def test_agents_of_their_own_processes_cannot_call_mpi(ranks: Ranks) -> None:
-    for said in said_by(ranks, [{}, {}], RANKMESH_HOSTING="attached"):
-        assert said["error"] == "ValueError"
-        assert "needs the rank's agent in this process" in said["text"]
+@pytest.mark.parametrize("way", ["nothing", "the same", "environment", "method"])
+def test_ranks_find_each_other(started: Callable[[], list[dict[str, Any]]], way: str) -> None:
+    """Nothing has to be said; and what is known may be said again."""
+    assert [said[way]["sum"] for said in started()] == [[2.0, 2.0]] * 2
+
+
+def test_a_token_of_rank_0_is_everyones(started: Callable[[], list[dict[str, Any]]]) -> None:
+    assert [said["token"]["token"] for said in started()] == ["of rank 0"] * 2
+
+
+@pytest.mark.parametrize(
+    ("way", "error", "text"),
+    [
+        ("another rank", "ValueError", "rank=1, but under backend 'mpi' it is MPI's, 0: leave it out"),
+        ("another size", "ValueError", "world_size=3, but under backend 'mpi' it is MPI's, 2: leave it out"),
+        ("one has a method", "ValueError", "only ranks [1] say how the ranks find each other"),
+        ("no host", "DistNetworkError", "192.0.2.1"),
+        ("attached", "ValueError", "needs the rank's agent in this process"),
+    ],
+)
+def test_all_are_told_what_is_wrong(
+    started: Callable[[], list[dict[str, Any]]], way: str, error: str, text: str
+) -> None:
+    for said in started():
+        assert said[way]["error"] == error
+        assert text in said[way]["text"]
 
 
 def test_threads_may_call_mpi(ranks: Ranks) -> None:

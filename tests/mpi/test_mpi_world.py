@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.request
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +19,8 @@ World = Callable[[int], Said]
 
 
 def whole_world(me: Me) -> None:
+    import urllib.request
+
     dist.init_process_group("mpi", timeout=60)
     members = dist.group.WORLD._communicator
     from rankmesh._world import current

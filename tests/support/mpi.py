@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -67,7 +70,7 @@ class MpiRun:
         return self._read(rank, "out")
 
     def errors(self, rank: int) -> str:
-        """Return what a rank wrote to standard error."""
+        """Return what a rank wrote to Python's standard error: what MPI itself says is not in it."""
         return self._read(rank, "err")
 
     def said(self, rank: int) -> dict[str, Any]:
@@ -79,7 +82,7 @@ class MpiRun:
         return merged
 
     def succeed(self, seconds: float = 120) -> list[dict[str, Any]]:
-        """Wait until all have ended well, with nothing on standard error; return what they said."""
+        """Wait until all have ended well, with nothing in ``errors``; return what they said."""
         self.end(seconds)
         quiet = not any(self.errors(rank) for rank in range(self.size))
         assert (self.mpirun.code, quiet) == (0, True), self.told()
@@ -90,11 +93,17 @@ class MpiRun:
         try:
             self._ranks.wait([self.mpirun], seconds)
         except AssertionError as error:
+            self.mpirun.kill(signal.SIGTERM)  # it ends its ranks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.mpirun.process.wait(10)
             raise AssertionError(f"{error}\n{self.told()}") from None
 
     def told(self) -> str:
         """Return what all of them wrote."""
-        each = [f"--- rank {rank}\n{self.output(rank)}{self.errors(rank)}" for rank in range(self.size)]
+        each = [
+            f"--- rank {rank}\n{self.output(rank)}{self.errors(rank)}{self._read(rank, 'mpi')}"
+            for rank in range(self.size)
+        ]
         return "\n".join([repr(self.mpirun), *each])
 
     def _read(self, rank: int, kind: str) -> str:

@@ -1,10 +1,17 @@
-"""What mpirun starts for a test: one rank, whose output goes to files of its own."""
+"""What mpirun starts for a test: one rank, whose output goes to files of its own.
+
+What MPI and the libraries under it say, of the machine for the most part, goes to another file than Python's errors.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import runpy
+import signal
 import sys
+
+_PR_SET_PDEATHSIG = 1
 
 
 def main(prefix: str, script: str) -> None:
@@ -14,11 +21,13 @@ def main(prefix: str, script: str) -> None:
         prefix: of the paths of the files.
         script: takes rank and size from its command line.
     """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a rank does not outlive an mpirun that is killed
     rank, size = os.environ["OMPI_COMM_WORLD_RANK"], os.environ["OMPI_COMM_WORLD_SIZE"]
-    for stream, kind in (sys.stdout, "out"), (sys.stderr, "err"):
+    for stream, kind in (sys.stdout, "out"), (sys.stderr, "mpi"):
         descriptor = os.open(f"{prefix}-{rank}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(descriptor, stream.fileno())
         os.close(descriptor)
+    sys.stderr = sys.__stderr__ = open(f"{prefix}-{rank}.err", "a", buffering=1)  # noqa: SIM115  # until the end
     sys.argv = [script, rank, size]
     runpy.run_path(script, run_name="__main__")
 

@@ -23,6 +23,7 @@ class MpiBackend(Backend):
         comm: the group's communicator, whose ranks are the group's; freed on ``close``.
         link: messages among the members.
         lost: the ranks that are gone, by the mesh's numbers: MPI would wait for them for ever.
+        ranks: the members, by the mesh's numbers.
         compares: whether the ranks compare their calls over the link before each.
         most: see Collectives.
 
@@ -34,13 +35,20 @@ class MpiBackend(Backend):
     medium = "mpi"
 
     def __init__(
-        self, comm: Any, link: MessageLink, lost: Mapping[int, object], compares: bool = False, most: int = MOST
+        self,
+        comm: Any,
+        link: MessageLink,
+        lost: Mapping[int, object],
+        ranks: Sequence[int],
+        compares: bool = False,
+        most: int = MOST,
     ) -> None:
         self.inside = False
         self._comm = comm
         self._collectives = Collectives(comm, most)
         self._link = link
         self._lost = lost
+        self._ranks = ranks
         self._compares = compares
         self._error: type[Exception] = mpi().Exception
 
@@ -80,5 +88,6 @@ class MpiBackend(Backend):
     def close(self) -> None:
         comm, self._comm = self._comm, None
         # With a member missing, or a call under way, it might wait for ever.
-        if comm is not None and not self._lost and not self.inside and not mpi().Is_finalized():
+        missing = any(rank in self._lost for rank in self._ranks)
+        if comm is not None and not missing and not self.inside and not mpi().Is_finalized():
             comm.Free()

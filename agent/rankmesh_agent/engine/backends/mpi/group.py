@@ -30,8 +30,8 @@ class MpiGroup:
     def __init__(
         self, joined: Joined, standing: Standing, running: RunningCall, link: MessageLink, matching: Matching
     ) -> None:
-        mesh = standing.mesh
-        self.backend = MpiBackend(joined.comm, link, mesh.lost, joined.compares)
+        self._mesh = mesh = standing.mesh
+        self.backend = MpiBackend(joined.comm, link, mesh.lost, standing.ranks, joined.compares)
         self.messages = MpiMessages(joined.comm, standing.ranks, mesh, matching, standing.number)
         self._guarded = Guarded(standing, running, link, self.backend, self.messages.progress)
         if link.size > 1:
@@ -45,4 +45,5 @@ class MpiGroup:
         """Have nothing look at the calls any more. The backend is closed by whoever has it."""
         GUARD.end(self._guarded)
         self._guarded.tell()  # who waits for this rank in a later call is to know that it does so in vain
-        self.messages.close()
+        with self._mesh.lock:
+            self.messages.close()

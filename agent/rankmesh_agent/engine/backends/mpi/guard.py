@@ -18,10 +18,11 @@ from collections.abc import Callable
 
 from rankmesh_agent.engine.backends.mpi.backend import MpiBackend
 from rankmesh_agent.engine.backends.mpi.library import mpi
+from rankmesh_agent.engine.backends.mpi.messages import see_off
 from rankmesh_agent.engine.rounds import MessageLink
 from rankmesh_agent.engine.standing import Standing
 from rankmesh_agent.engine.waits import RunningCall
-from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError
+from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import Call
 
 LOOK_SECONDS = 0.1
@@ -85,7 +86,7 @@ class Guarded:
             return
         error = self._trouble(call, seq)
         if error is None and late and now > max(deadline, self._told_at) + _PATIENCE:
-            error = standing.late(self._missing(seq), f"{call.name} #{seq}", self._running.deadline, seq)
+            error = self._late(call, seq)
         if error is not None:
             self._end(error, seq)
 
@@ -99,6 +100,20 @@ class Guarded:
     def _missing(self, seq: int) -> list[int]:
         """Return the members that have not come to a call, by the mesh's numbers."""
         return [self._standing.ranks[member] for member in self._link.behind(seq)]
+
+    def _late(self, call: Call, seq: int) -> DistError:
+        """Return the error of a call whose deadline passed. Ranks that are in other calls may be why."""
+        standing = self._standing
+        error = standing.late(self._missing(seq), f"{call.name} #{seq}", self._running.deadline, seq)
+        elsewhere = [
+            f"rank {standing.numbers[member]} has come to {told.words} #{told.seq}"
+            for member, told in sorted(self._link.reached.items())
+            if told.seq != seq
+        ]
+        if not elsewhere:
+            return error
+        message = f"{error.message}. This is {call} #{seq}; {'; '.join(elsewhere)}"
+        return CollectiveTimeoutError(message, **error.details())
 
     def _trouble(self, call: Call, seq: int) -> DistError | None:
         """Return why the call under way cannot end."""
@@ -180,6 +195,7 @@ class _Guard:
                     self._thread = None
                     return
                 groups = list(self._groups)
+            see_off()
             for group in groups:
                 try:
                     group.look()

@@ -11,10 +11,14 @@ between two ranks with one tag in order. A receive with another dtype or size th
 and raises; its sender is told over the mesh, and its next message to or from that rank raises. What is under way moves
 while somebody waits, or begins a message, and when the guard looks. Every method is called with the mesh's lock held,
 but ``wait`` and ``progress``.
+
+MPI can give up a receive whose head has not come, and nothing else: what is under way when the group ends stays here,
+with the memory that MPI reads or writes, until MPI is done with it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 import time
@@ -41,6 +45,21 @@ _YIELDS = 300
 """How often a wait looks before it sleeps, giving its core to whoever wants it."""
 _SHORTEST, _LONGEST = 2e-5, 1e-3
 """Seconds that it sleeps then, at first and at last."""
+_left: list[Any] = []
+"""Requests of groups that have ended; they keep their memory. Only the guard's thread takes something out."""
+# It outlives the interpreter: MPI moves messages as long as it is not finalized, and mpi4py does that later.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_left))
+
+
+def see_off() -> None:
+    """Move what groups that have ended left under way, and forget what is done; for the guard's thread."""
+    for request in _left[:]:
+        try:
+            done = request.Test()
+        except mpi().Exception:
+            done = True  # nobody is left to be told
+        if done:
+            _left.remove(request)
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +77,13 @@ class _Receive:
     head: Any
     status: Any
     requests: list[Any]
-    begun: bool = False  # the head is there, and the requests are the body's
+    source: int  # the rank in MPI, or ANY_SOURCE until it is known
+    there: bool = False  # the head is
+    begun: bool = False  # the requests are the body's
+
+    def arrive(self) -> None:
+        """Take note that the head is there."""
+        self.there, self.source = True, self.status.Get_source()
 
 
 @dataclass(eq=False)
@@ -123,7 +148,7 @@ class MpiMessages:
         head = np.empty(_HEAD.size + INLINE, np.uint8)
         who = self._mpi.ANY_SOURCE if source == ANY else self.ranks.index(source)
         request = self.comm.Irecv((head, head.size, self._mpi.BYTE), who, number)
-        begun = _Receive(number, dtype, view, Transfer(), head, self._mpi.Status(), [request])
+        begun = _Receive(number, dtype, view, Transfer(), head, self._mpi.Status(), [request], who)
         self._receives.append(begun)
         self._progress()
         return begun.transfer
@@ -135,21 +160,26 @@ class MpiMessages:
         """Undo a transfer that has not begun; False if data may be on its way."""
         self._progress()
         posted = next((each for each in self._receives if each.transfer is transfer), None)
-        if posted is not None and not posted.begun:
-            posted.requests[0].Cancel()
-            posted.requests[0].Wait(posted.status)
-            if not posted.status.Is_cancelled():
-                self._take(posted)
-                self._progress()
-            else:
+        if posted is not None and not posted.there:
+            if self._undo(posted):
                 self._receives.remove(posted)
                 transfer.error = DistBackendError("this message was given up before, nobody waits for it any more")
                 transfer.done = True
+            else:
+                self._progress()
         return transfer.done
 
     def close(self) -> None:
-        """Look at no message any more; what is under way is MPI's affair."""
+        """Look at no message any more: give up what can be given up, and leave the rest to ``see_off``."""
+        sends, receives = self._sends, self._receives
         self._sends, self._receives = [], []
+        for posted in receives:
+            if posted.begun:
+                _left.extend(posted.requests)
+            elif not posted.there:
+                self._undo(posted)
+        for sent in sends:
+            _left.extend(sent.requests)
 
     # Without the lock
 
@@ -193,12 +223,15 @@ class MpiMessages:
                 self._sends.remove(sent)
 
     def _look_at_receives(self) -> None:
-        held_up: set[int] = set()
+        # Bodies have to be asked for in the order in which the heads came, of those between two ranks with one tag.
+        held_up: set[tuple[int, int]] = set()
         for posted in self._receives[:]:
             if not posted.begun:
-                # Bodies have to be asked for in the order in which the heads came.
-                if posted.tag in held_up or not posted.requests[0].Test(posted.status):
-                    held_up.add(posted.tag)
+                if not posted.there and posted.requests[0].Test(posted.status):
+                    posted.arrive()
+                tag = posted.tag
+                if not posted.there or (posted.source, tag) in held_up or (self._mpi.ANY_SOURCE, tag) in held_up:
+                    held_up.add((posted.source, tag))
                     continue
                 self._take(posted)
             while posted.requests and posted.requests[-1].Test():
@@ -207,10 +240,19 @@ class MpiMessages:
                 posted.transfer.done = True
                 self._receives.remove(posted)
 
+    def _undo(self, posted: _Receive) -> bool:
+        """Give up a receive whose head was not there; return whether that could be done."""
+        posted.requests[0].Cancel()
+        posted.requests[0].Wait(posted.status)
+        undone: bool = posted.status.Is_cancelled()
+        if not undone:
+            posted.arrive()
+        return undone
+
     def _take(self, posted: _Receive) -> None:
         """Take a message whose head is there: what came with it, or the body, when that comes."""
         posted.begun, posted.requests = True, []
-        came_from = posted.status.Get_source()
+        came_from = posted.source
         source = posted.transfer.source = self.ranks[came_from]
         dtype, nbytes = _HEAD.unpack_from(posted.head)
         fits = dtype == posted.dtype and nbytes == len(posted.view)
