@@ -62,6 +62,8 @@ class MpiRun:
         self.mpirun = ranks.launch(
             [MPIRUN, *OPTIONS, "-n", str(size), sys.executable, str(_STARTER), str(self.prefix), str(script)],
             name="mpirun",
+            # Ranks that are killed leave its files behind.
+            OMPI_MCA_btl_sm_backing_directory=str(ranks.folder),
             **env,
         )
 
