@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gpus import DOUBLE
+from support.gpus import DOUBLE, TESTS
 
 from benchmarks import gpu, gpu_report
 from benchmarks.__main__ import parse, part
@@ -42,7 +42,7 @@ dist.destroy_process_group()
 
 
 def on_the_double(program: str, gpus: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(DOUBLE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(DOUBLE), str(ROOT), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {"PYTHONPATH": path, "CUDA_DOUBLE_GPUS": gpus, "CUDA_DOUBLE_DELAY": "0"}
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],

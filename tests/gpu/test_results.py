@@ -13,8 +13,7 @@ import rankmesh as dist
 pytestmark = pytest.mark.processes
 
 WORLDS = {
-    ("nccl", 2): 17, ("nccl", 3): 41, ("cuda-ipc", 2): 17, ("cuda-ipc", 3): 23, ("cuda-ipc", 4): 41, ("staged", 2): 17,
-    ("staged", 3): 23,
+    ("nccl", 2): 23, ("nccl", 3): 41, ("cuda-ipc", 2): 23, ("cuda-ipc", 3): 41, ("cuda-ipc", 4): 41, ("staged", 2): 23,
 }  # fmt: skip
 """Engines and numbers of ranks, and of how many cells one is gone through over the double; on GPUs it is all of them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from support.cpu_kernels import COMPILER
 
-DOUBLE = Path(__file__).resolve().parent / "cuda_double"
+TESTS = Path(__file__).resolve().parents[1]
+DOUBLE = TESTS / "support" / "cuda_double"
 with_kernels = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler for the kernels")
 """For tests whose ranks launch kernels."""
 
@@ -29,7 +31,7 @@ def on_gpus(
         memory: bytes that a rank can have of a GPU.
         delay: the longest pause of a stream before some of its work, in seconds.
     """
-    fixed = {"PYTHONPATH": str(DOUBLE), "CUDA_DOUBLE_WITHOUT": ",".join(without)}
+    fixed = {"PYTHONPATH": f"{DOUBLE}{os.pathsep}{TESTS}", "CUDA_DOUBLE_WITHOUT": ",".join(without)}
     if memory is not None:
         fixed["CUDA_DOUBLE_MEMORY"] = str(memory)
     if delay is not None:

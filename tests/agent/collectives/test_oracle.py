@@ -17,7 +17,7 @@ from rankmesh_agent.wire.dtypes import FROM_CODE, display
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import ReduceOp
 
-SIZES = range(1, 10)
+SIZES = range(1, 9)
 SLOT_BYTES = 1 << 14
 LENGTHS = (0, 1, 7, 1000, SLOT_BYTES // 8, SLOT_BYTES // 8 + 1, SMALL // 8 + 1, 50_021)
 """Empty, one, odd, a slot of float64 and one past it, one past what rides along with an arrival, many chunks."""

@@ -186,6 +186,18 @@ def eventSynchronize(event: int) -> None:
 # Between processes
 
 
+def runtimeGetVersion() -> int:
+    return 12_090
+
+
+def driverGetVersion() -> int:
+    return 12_090
+
+
+def eventElapsedTime(start: int, end: int) -> float:
+    return (_streams.event(end).at - _streams.event(start).at) * 1e3
+
+
 def ipcGetMemHandle(devPtr: int) -> bytes:
     segment = _memory.find(devPtr)
     if segment is None or segment.gpu is None or not segment.own or segment.base != devPtr:

@@ -38,6 +38,10 @@ class Event:
         runtime.eventSynchronize(self.ptr)
 
 
+def get_elapsed_time(start_event: Event, end_event: Event) -> float:
+    return runtime.eventElapsedTime(start_event.ptr, end_event.ptr)
+
+
 class _BaseStream:
     def __init__(self, ptr: int, device_id: int) -> None:
         self.ptr = ptr
