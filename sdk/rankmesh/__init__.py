@@ -1,6 +1,6 @@
 """torch.distributed as a mesh of services: ``import rankmesh as dist``.
 
-The functions have the names, arguments and meaning of torch.distributed and take NumPy arrays, CPU torch tensors and
+The functions have the names, arguments and meaning of torch.distributed and take NumPy arrays, CuPy arrays, torch tensors and
 what else exports a buffer or DLPack. A rank that dies or strays is named in the errors of the others. See the README
 for the three ways to use it.
 

@@ -36,8 +36,9 @@ def all_reduce(
     'and'.
 
     Args:
-        tensor: array of any shape, with the same number of elements and dtype on all ranks: a NumPy array, a CPU torch
-            tensor, or what else exports a writable buffer or DLPack. Non-contiguous ones work (through a copy).
+        tensor: array of any shape, with the same number of elements and dtype on all ranks: a NumPy array, a torch
+            tensor, a CuPy array, or what else exports a writable buffer or DLPack. Non-contiguous ones work (through a
+            copy). On GPUs the call is enqueued on the current stream: see docs/gpu.md.
         op: SUM, PRODUCT or AVG of integers (AVG not of bool), floats and complex numbers; MIN or MAX of integers, bool
             and floats; BAND, BOR or BXOR of integers and bool; ``ReduceOp.PREMUL_SUM(factor)``, the sum of what each
             rank multiplies by its own factor first.

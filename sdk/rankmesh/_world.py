@@ -220,8 +220,9 @@ def init_process_group(
     Args:
         backend: what carries out the collectives: ``"mesh"`` (default; ``"gloo"`` and ``"tcp"`` mean the same), the
             CPU data plane; ``"mpi"``, a cluster's own MPI, which then says rank, world size and where the gateway is
-            (``mpirun -n 4 python script.py``); a name given to Backend.register_backend(); or pairs of device and
-            name, as in ``"cpu:gloo,cuda:nccl"``.
+            (``mpirun -n 4 python script.py``); ``"nccl"``, NCCL for arrays on GPUs and the mesh for others; a name
+            given to Backend.register_backend(); or pairs of device and name, as in ``"cpu:gloo,cuda:nccl"``. Left out,
+            arrays on GPUs go over NCCL where it can be used; with ``"gloo"`` they go through host memory.
         init_method: where the ranks find each other. All of these end at a gateway's HTTP address:
 
             * ``"env://"`` (default): MASTER_ADDR and MASTER_PORT; rank 0 hosts the gateway unless the launcher does.
@@ -246,12 +247,12 @@ def init_process_group(
             ``world_size``.
         group_name: keeps several jobs apart at one address, gateway or file; RANKMESH_JOB if left out.
         pg_options: passed to the creator of a backend registered with ``extended_api``; ignored otherwise.
-        device_id: accepted for torch's sake and ignored: arrays are in host memory.
+        device_id: accepted for torch's sake and ignored: arrays say which GPU they are on.
 
     Raises:
         ValueError: called twice without destroy_process_group in between; an argument or environment variable is
             missing or makes no sense.
-        DistBackendError: the backend is one of torch's that is not available here.
+        DistBackendError: the backend cannot be used here; says why, and which can.
         AddressInUseError: rank 0 cannot host the gateway because somebody else listens there.
         GatewayUnreachableError: no gateway answers there.
         JoinTimeoutError: ranks are missing when the timeout is over; names them.
