@@ -1,8 +1,8 @@
 """torch.distributed as a mesh of services: ``import rankmesh as dist``.
 
-The functions have the names, arguments and meaning of torch.distributed and take NumPy arrays, CuPy arrays, torch tensors and
-what else exports a buffer or DLPack. A rank that dies or strays is named in the errors of the others. See the README
-for the three ways to use it.
+The functions have the names, arguments and meaning of torch.distributed and take NumPy arrays, CuPy arrays, torch
+tensors and what else exports a buffer or DLPack. A rank that dies or strays is named in the errors of the others. See
+the README for the three ways to use it.
 
 The names are in ``rankmesh._face``, which is loaded when the first of them is used: with NumPy and the engine it takes
 longer than all the rest of the command ``rankmesh``, most of whose work, and a shell's completion, needs none of it.
