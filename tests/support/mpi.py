@@ -34,6 +34,11 @@ def missing() -> str:
     return f"{' and '.join(lacking)} not installed: make .venv/.mpi" if lacking else ""
 
 
+def files_in(folder: Path) -> dict[str, str]:
+    """Return the variable that has Open MPI make its files in a folder: killed ranks, and single ones, leave them."""
+    return {"OMPI_MCA_btl_sm_backing_directory": str(folder)}
+
+
 class MpiRun:
     """A program that mpirun runs.
 
@@ -62,8 +67,7 @@ class MpiRun:
         self.mpirun = ranks.launch(
             [MPIRUN, *OPTIONS, "-n", str(size), sys.executable, str(_STARTER), str(self.prefix), str(script)],
             name="mpirun",
-            # Ranks that are killed leave its files behind.
-            OMPI_MCA_btl_sm_backing_directory=str(ranks.folder),
+            **files_in(ranks.folder),
             **env,
         )
 
