@@ -6,13 +6,12 @@ The double carries streams out late, in an order that a seed decides: what is no
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from support.once import Said, once
-from support.processes import Me, Rank, Ranks
+from support.gpus import Told, each_engine_once
+from support.processes import Me, Ranks
 
 import rankmesh as dist
 
@@ -187,17 +186,9 @@ def everything(me: Me, backend: str | None) -> None:
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, str], Said]:
+def said(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """What the ranks of an engine said."""
-
-    def start(ranks: Ranks, machine: Any, engine: str) -> list[Rank]:
-        environment, backend = machine.engine(engine, 2)
-        return ranks.run(everything, 2, env=environment, backend=backend, uses=PARTS)
-
-    return once(tmp_path_factory, start)
-
-
-Told = Callable[[Any, str], Said]
+    return each_engine_once(tmp_path_factory, everything, PARTS)
 
 
 @each_engine

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.cpu_kernels import COMPILER
+from support.once import Said, once
+from support.processes import Rank, Ranks
 
 TESTS = Path(__file__).resolve().parents[1]
 DOUBLE = TESTS / "support" / "cuda_double"
 with_kernels = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler for the kernels")
 """For tests whose ranks launch kernels."""
+Told = Callable[[Any, str], Said]
+"""Given the machine and an engine: what the ranks of a world of two said."""
 
 
 def on_gpus(
@@ -43,3 +48,21 @@ def on_gpus(
         return {**fixed, "CUDA_DOUBLE_GPUS": names, "CUDA_DOUBLE_SEED": str(rank)}
 
     return variables
+
+
+def each_engine_once(
+    paths: pytest.TempPathFactory, body: Callable[..., Any], uses: Sequence[Callable[..., Any]]
+) -> Told:
+    """Return what runs a body with two ranks over an engine, once for each engine, and gives by rank what they said.
+
+    Args:
+        paths: where the runs get their folders.
+        body: what the ranks run.
+        uses: functions that the body uses.
+    """
+
+    def start(ranks: Ranks, machine: Any, engine: str) -> list[Rank]:
+        environment, backend = machine.engine(engine, 2)
+        return ranks.run(body, 2, env=environment, backend=backend, uses=uses)
+
+    return once(paths, start)

@@ -262,13 +262,8 @@ def release(pointer: int) -> None:
     _runtime().free(pointer)
 
 
-def pinned(nbytes: int) -> Any:
-    """Return host memory that GPUs copy from and to without the processor, as an object with a buffer."""
-    return cupy().cuda.alloc_pinned_memory(max(nbytes, 1))
-
-
 def copy(destination: int, source: int, nbytes: int, stream: int) -> None:
-    """Enqueue a copy, within a device, between devices or between a device and pinned memory."""
+    """Enqueue a copy, within a device or between devices."""
     if nbytes:
         _runtime().memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream)
 

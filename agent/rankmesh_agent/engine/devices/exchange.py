@@ -37,10 +37,13 @@ class Exchange:
     """One rank's side.
 
     Args:
-        store: for the group's own keys; closed by its owner.
+        store: for the group's own keys.
         rank: this group rank.
         numbers: returns the numbers the user knows the members by.
         check: raises if some group ranks will not come: the group has failed, or one of them has left.
+
+    Attributes:
+        check: see above.
     """
 
     def __init__(
@@ -49,12 +52,8 @@ class Exchange:
         self._store = store
         self._rank = rank
         self._numbers = numbers
-        self._check = check
+        self.check = check
         self._told: set[str] = set()
-
-    def check(self, ranks: Sequence[int]) -> None:
-        """Raise if these group ranks will not come: the group has failed, or one of them has left."""
-        self._check(ranks)
 
     def tell(self, what: str, mine: bytes) -> None:
         """Let the others know something of this rank."""
@@ -82,7 +81,7 @@ class Exchange:
         """
         keys = [f"{what}/{rank}" for rank in ranks]
         while not self._store.check(keys):
-            self._check([rank for rank in ranks if self.known(what, rank) is None])
+            self.check([rank for rank in ranks if self.known(what, rank) is None])
             if deadline.passed():
                 numbers = self._numbers()
                 missing = [numbers[rank] for rank in ranks if self.known(what, rank) is None]
