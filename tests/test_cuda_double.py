@@ -142,7 +142,7 @@ def memory(me: Me) -> None:
     me.say(refused=[me.attempt(*call)["error"] for call in refused], moved=(narrow.copy().get() == 0).all().item())
     me.say(same=cupy.from_dlpack(array[8:]).data.ptr - array.data.ptr, adopted=cupy.asarray(Foreign(array)).size)
 
-    pinned = cuda.pinned(80)
+    pinned = cupy.cuda.alloc_pinned_memory(80)
     host = np.frombuffer(pinned, np.float64, 10)
     gate = threading.Event()
     stream = cuda.new_stream()
