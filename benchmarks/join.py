@@ -77,7 +77,7 @@ def threads(ranks: int, environment: Mapping[str, str] | None = None) -> Start:
     """Have threads of this process join as ranks, each with an agent of its own, and return how long it took."""
     from rankmesh._rendezvous.hosted import HostedGateway
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.wire.settings import Settings
+    from rankmesh_agent.config.settings import Settings
 
     settings = replace(Settings.from_env({**clean_environment(), **(environment or {})}), job=f"join-{os.getpid()}")
     gateway = HostedGateway("127.0.0.1", 0, settings)

@@ -39,10 +39,11 @@ def main() -> None:
     import rankmesh as dist
 
     note("rankmesh")
-    from rankmesh_agent import agent, gateway
+    from rankmesh_agent import agent
+    from rankmesh_agent.membership import gateway_client
 
     note("agent")
-    noting(gateway.GatewayClient, "join", "gateway")
+    noting(gateway_client.GatewayClient, "join", "gateway")
     noting(agent, "connect_all", "peers")
     noting(agent.Agent, "_make_group", "group")
     dist.init_process_group()

@@ -25,10 +25,10 @@ from benchmarks.plan import KIB, Effort
 from benchmarks.run import Say, in_turn
 from benchmarks.tables import microseconds, size, table
 from benchmarks.team import PeerFailedError, Team
-from rankmesh_agent.collectives import limits as limits_module
+from rankmesh_agent.collectives import thresholds as limits_module
 from rankmesh_agent.collectives.select import Medium, candidates, row_of
 from rankmesh_agent.wire.ops import Kind
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 Limits = Mapping[tuple[str, str], Mapping[str, Mapping[int, int]]]
 RANKS = (2, 4)

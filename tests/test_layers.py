@@ -22,24 +22,24 @@ MAY_IMPORT = {
     "rankmesh_agent.device": {"device", "wire"},
     "rankmesh_agent.collectives": {"collectives", "transports", "device", "wire"},
     "rankmesh_agent.store": {"store", "wire"},
-    "rankmesh_agent.engine": {"engine", "collectives", "store", "transports", "device", "wire"},
-    "rankmesh_agent.attach": {"attach", "agent", "engine", "collectives", "store", "transports", "wire"},
-    "rankmesh_agent.web": {"wire"},
-    "rankmesh_agent.exposition": set(),
-    "rankmesh_agent.stacks": {"wire"},
-    "rankmesh_agent.routes": {"routes", "web", "exposition", "stacks", "engine", "collectives", "store", "wire"},
+    "rankmesh_agent.group": {"engine", "collectives", "store", "transports", "device", "wire"},
+    "rankmesh_agent.remote": {"attach", "agent", "engine", "collectives", "store", "transports", "wire"},
+    "rankmesh_agent.http.application": {"wire"},
+    "rankmesh_agent.http.prometheus": set(),
+    "rankmesh_agent.diagnostics.stacks": {"wire"},
+    "rankmesh_agent.http.routes": {"routes", "web", "exposition", "stacks", "engine", "collectives", "store", "wire"},
 }
 """Layers of the agent, from the ground up, and what each may import of the agent."""
-FOR_THE_GATEWAY = ("rankmesh_agent.wire", "rankmesh_agent.web", "rankmesh_agent.exposition")
+FOR_THE_GATEWAY = ("rankmesh_agent.wire", "rankmesh_agent.http.application", "rankmesh_agent.http.prometheus")
 """What both services stand on."""
 
 LIBRARIES = {
-    "pydantic": {"rankmesh_agent.routes", "rankmesh_gateway.routes"},
-    "fastapi": {"rankmesh_agent.app", "rankmesh_agent.web", "rankmesh_agent.routes", "rankmesh_gateway.routes"},
-    "starlette": {"rankmesh_agent.web", "rankmesh_agent.routes", "rankmesh_gateway.routes"},
-    "uvicorn": {"rankmesh_agent.serving", "rankmesh_agent.quiet_server", "rankmesh_gateway.server"},
-    "httpx": {"rankmesh_agent.store.client", "rankmesh_gateway.members"},
-    "prometheus_client": {"rankmesh_agent.exposition", "rankmesh_agent.routes.metrics", "rankmesh_gateway.routes"},
+    "pydantic": {"rankmesh_agent.http.routes", "rankmesh_gateway.routes"},
+    "fastapi": {"rankmesh_agent.http.app", "rankmesh_agent.http.application", "rankmesh_agent.http.routes", "rankmesh_gateway.routes"},
+    "starlette": {"rankmesh_agent.http.application", "rankmesh_agent.http.routes", "rankmesh_gateway.routes"},
+    "uvicorn": {"rankmesh_agent.http.server", "rankmesh_agent.http.uvicorn_server", "rankmesh_gateway.server"},
+    "httpx": {"rankmesh_agent.store.http_client", "rankmesh_gateway.members"},
+    "prometheus_client": {"rankmesh_agent.http.prometheus", "rankmesh_agent.http.routes.metrics", "rankmesh_gateway.routes"},
     "typer": {"rankmesh.cli", "rankmesh._cli"},
     "rich": {"rankmesh._cli"},
     "cupy": {"rankmesh_agent.device"},

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.settings import Settings, token_in
+from rankmesh_agent.config.settings import Settings, token_in
 from rankmesh_agent.wire.version import __version__
 
 USAGE_ERROR = 2

@@ -17,26 +17,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.door import Door
-from rankmesh_agent.engine.backends.sharing import Sharing
-from rankmesh_agent.engine.calls import Calls
-from rankmesh_agent.engine.communicator import Communicator
-from rankmesh_agent.engine.establish import connect_all
-from rankmesh_agent.engine.mesh import Mesh
-from rankmesh_agent.engine.records import Recorder
-from rankmesh_agent.engine.vigil import Vigil
-from rankmesh_agent.gateway import GatewayClient, Heart
-from rankmesh_agent.over_http import OverHttp, kind_of
+from rankmesh_agent.http.listener import Door
+from rankmesh_agent.backends.segment_setup import Sharing
+from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.progress.connect import connect_all
+from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.group.flight_recorder import Recorder
+from rankmesh_agent.progress.disconnects import Vigil
+from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
+from rankmesh_agent.groups import OverHttp, kind_of
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
-from rankmesh_agent.store.fast_server import FastPath
+from rankmesh_agent.store.server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.transports import shared
+from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.base import Transport
-from rankmesh_agent.transports.ring import RingTransport
+from rankmesh_agent.transports.shm_ring import RingTransport
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
@@ -50,9 +50,9 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
 )
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.version import __version__
-from rankmesh_agent.wire.vitals import Vitals
+from rankmesh_agent.wire.stats import Vitals
 
 ESTABLISH_SECONDS = 60.0
 """How long connecting all pairs may take once everyone has joined."""
@@ -123,7 +123,7 @@ class Agent:
                 rank,
                 instance or secrets.token_hex(16),
                 socket.gethostname(),
-                shared.host_id(settings.shm_dir),
+                shared_memory.host_id(settings.shm_dir),
                 os.getpid(),
                 [f"{address}:{fast_port}" for address in door.addresses],
                 door.urls[0],
@@ -181,8 +181,8 @@ class Agent:
         store = self.store
         if isinstance(store, MemoryStore):
             return BlockingMemory(store.table)
-        from rankmesh_agent.store.client import RemoteStore
-        from rankmesh_agent.store.fast_client import BlockingRemote
+        from rankmesh_agent.store.http_client import RemoteStore
+        from rankmesh_agent.store.client import BlockingRemote
 
         assert isinstance(store, RemoteStore)
         return BlockingRemote(store.url, store.token)
@@ -270,7 +270,7 @@ class Agent:
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         group = Communicator(self.mesh, number, name or f"group-{number:016x}"[:14], members, self._members, timeout)
         sharing = Sharing(
-            allowed=self._settings.transport != "tcp" and not shared.unsupported(),
+            allowed=self._settings.transport != "tcp" and not shared_memory.unsupported(),
             directory=self._settings.shm_dir,
             job=self._settings.job,
             slot_bytes=self._settings.slot_bytes,
@@ -442,13 +442,13 @@ class Agent:
     def _make_store(self) -> Store:
         if self.member.rank == 0:
             return MemoryStore()
-        from rankmesh_agent.store.client import RemoteStore  # brings httpx, which takes a quarter of a rank's start
+        from rankmesh_agent.store.http_client import RemoteStore  # brings httpx, which takes a quarter of a rank's start
 
         return RemoteStore(self._members[0].http, self._settings.token)
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:
-            from rankmesh_agent.app import create_app
+            from rankmesh_agent.http.app import create_app
 
             return create_app(self, token=self._settings.token, names=names, max_tensor=self._settings.max_body)
 

@@ -19,15 +19,15 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from rankmesh_agent.agent import Agent
-from rankmesh_agent.attach.attendance import Attendance
-from rankmesh_agent.door import Door
-from rankmesh_agent.engine.communicator import Communicator
-from rankmesh_agent.gateway import GatewayClient, Heart
-from rankmesh_agent.serving import Taker
+from rankmesh_agent.remote.server import Attendance
+from rankmesh_agent.http.listener import Door
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
+from rankmesh_agent.http.server import Taker
 from rankmesh_agent.store.base import Store
-from rankmesh_agent.transports import shared
+from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames, store_frames
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
@@ -46,10 +46,10 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
 )
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
-from rankmesh_agent.wire.vitals import Vitals
+from rankmesh_agent.wire.stats import Vitals
 
 _log = logging.getLogger("rankmesh")
 
@@ -120,7 +120,7 @@ class Standalone:
     @property
     def host_id(self) -> str:
         """Equal for processes that can share memory with this one."""
-        return shared.host_id(self._settings.shm_dir)
+        return shared_memory.host_id(self._settings.shm_dir)
 
     def start(self) -> None:
         """Serve, and tell the gateway."""
@@ -455,7 +455,7 @@ class Standalone:
         return AgentBeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
 
     def _app(self) -> object:
-        from rankmesh_agent.app import create_app
+        from rankmesh_agent.http.app import create_app
 
         names = [*self._door.names, self.name, *(_host_in(url) for url in self.urls)]
         return create_app(

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 from rankmesh_agent.wire.errors import DistError, NoFreeAgentError
-from rankmesh_agent.wire.guard import problem, problem_of
+from rankmesh_agent.http.middleware import problem, problem_of
 from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     GatewayHealth,

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.guard import PROBLEM_TYPE, Application, Message, Receive, Send, bug
+from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug
 from rankmesh_agent.wire.schemas import AgentBeat, AgentGoodbye, Done, Heartbeat, JoinRequest, LeaseRequest, Leave
 from rankmesh_gateway import answers
 from rankmesh_gateway.checks import InvalidRequestError, closing

@@ -6,8 +6,8 @@ import socket
 
 import uvicorn
 
-from rankmesh_agent.wire.guard import Application
-from rankmesh_agent.wire.sockets import url_of
+from rankmesh_agent.http.middleware import Application
+from rankmesh_agent.net.sockets import url_of
 from rankmesh_gateway.registry import Registry
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.web import WebApplication
+from rankmesh_agent.http.application import WebApplication
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_gateway import answers
 from rankmesh_gateway.checks import InvalidRequestError

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from rankmesh._containers import Array, Layout, Store, kind_of, layout_of, memory
-from rankmesh_agent.engine.calls import Calls
+from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.wire.dtypes import FROM_CODE, display
 
 _SUPPORTED = frozenset(FROM_CODE.values())

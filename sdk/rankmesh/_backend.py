@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
 
 from rankmesh_agent.wire.errors import DistBackendError
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 _MESH = ("mesh", "gloo", "tcp")
 """Names that mean the CPU data plane: scripts written for gloo, or for torch's first 'tcp', run unchanged."""
@@ -195,11 +195,11 @@ def _known() -> list[str]:
 def _why_not(name: str) -> str:
     """Return why a backend cannot be used, and how to get it; nothing if it can."""
     if name == "nccl":
-        from rankmesh_agent.device import cuda
+        from rankmesh_agent.device import runtime
 
-        return cuda.why_no_nccl()
+        return runtime.why_no_nccl()
     if name == "mpi":
-        from rankmesh_agent.engine.backends import mpi
+        from rankmesh_agent import mpi
 
         return mpi.why_not()
     if name in _ABSENT:

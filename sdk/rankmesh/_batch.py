@@ -10,7 +10,7 @@ from rankmesh._call import Timeout, listed, members_of, options
 from rankmesh._collectives import all_reduce
 from rankmesh._gather_scatter import all_gather
 from rankmesh._world import Group, NonMember, communicator
-from rankmesh_agent.engine.work import Work
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 

@@ -16,8 +16,8 @@ from rankmesh._groups import get_process_group_ranks, get_rank
 from rankmesh._objects import all_gather_object
 from rankmesh._world import Group
 from rankmesh_agent.collectives.reduction import refuse
-from rankmesh_agent.engine.work import Work
-from rankmesh_agent.wire.deadline import Deadline, seconds_of
+from rankmesh_agent.group.work import Work
+from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import ReduceOp

@@ -12,10 +12,10 @@ import numpy as np
 import rankmesh._debug as _debug
 from rankmesh._containers import device_of
 from rankmesh._world import Group, NonMember, communicator
-from rankmesh_agent.engine.calls import Calls
-from rankmesh_agent.engine.order import Options
-from rankmesh_agent.engine.waits import After, Note
-from rankmesh_agent.wire.deadline import seconds_of
+from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.pending import After, Note
+from rankmesh_agent.net.deadline import seconds_of
 
 Timeout = timedelta | float | None
 

@@ -14,7 +14,7 @@ from rankmesh._containers import Array
 from rankmesh._reduce_op import reduction
 from rankmesh._world import Group, NonMember, communicator, finish_on_gpus
 from rankmesh_agent.collectives.reduction import premultiplied
-from rankmesh_agent.engine.work import Work
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 

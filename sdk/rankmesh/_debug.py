@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankmesh._arrays import describe
-from rankmesh_agent.engine.waits import Note
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.group.pending import Note
+from rankmesh_agent.config.settings import Settings
 
 
 class DebugLevel(enum.IntEnum):

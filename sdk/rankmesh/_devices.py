@@ -13,13 +13,13 @@ from rankmesh._backend import needs
 from rankmesh._containers import Array, Store, kind_of, memory, on_cuda, refuse_freed, refuse_not_dense
 from rankmesh._containers import carried as torch_dtype
 from rankmesh._world import Group, ProcessGroup, communicator, require_world
-from rankmesh_agent.device import cuda
+from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.device.streams import CupyStreams, TorchStreams
-from rankmesh_agent.engine.calls import Calls
-from rankmesh_agent.engine.devices.calls import DeviceCalls
-from rankmesh_agent.engine.devices.choice import Choice
-from rankmesh_agent.engine.devices.exchange import Exchange
+from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.gpu.communicator import DeviceCalls
+from rankmesh_agent.gpu.selection import Choice
+from rankmesh_agent.gpu.store_exchange import Exchange
 
 _CUPY = CupyStreams()
 _WIDEST_BITS = 8
@@ -124,14 +124,14 @@ def array_of(tensor: Any, name: str) -> tuple[DeviceArray, Store | None]:
     if not array.flags.c_contiguous:
         whole = _bits(array)
         with array.device:  # CuPy copies on the current one
-            array = cuda.cupy().ascontiguousarray(whole)
+            array = runtime.cupy().ascontiguousarray(whole)
         store = _write_back(whole, array)
     return DeviceArray(array.data.ptr, array.size, native, array.device.id, array, _CUPY), store
 
 
 def as_cupy(tensor: Any) -> Any:
     """Return a CuPy array over the memory of what is on a GPU."""
-    cupy = cuda.cupy()
+    cupy = runtime.cupy()
     if isinstance(tensor, cupy.ndarray):
         return tensor
     if hasattr(type(tensor), "__cuda_array_interface__"):
@@ -144,7 +144,7 @@ def staged(tensor: Any, name: str) -> tuple[Array, Store | None]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _staged_by_torch(torch, tensor, name)
-    why = cuda.why_not()
+    why = runtime.why_not()
     if why:
         raise TypeError(f"{name} is a {kind_of(tensor)} on a GPU, which cannot be read: {why}")
     array = as_cupy(tensor)
@@ -153,8 +153,8 @@ def staged(tensor: Any, name: str) -> tuple[Array, Store | None]:
 
     def bring_back() -> None:
         with bits.device:
-            bits[...] = cuda.cupy().asarray(host)
-            cuda.synchronize(cuda.current_stream())  # nobody who waits for the call looks at a stream
+            bits[...] = runtime.cupy().asarray(host)
+            runtime.synchronize(runtime.current_stream())  # nobody who waits for the call looks at a stream
 
     return host.view(np.dtype(array.dtype)), bring_back
 

@@ -83,7 +83,7 @@ from rankmesh._world import (
     is_initialized,
 )
 from rankmesh._world import _get_default_store as _get_default_store
-from rankmesh_agent.engine.work import Future, Work
+from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.wire.errors import (
     AddressInUseError,
     AgentTakenError,

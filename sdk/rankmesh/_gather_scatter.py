@@ -12,8 +12,8 @@ from rankmesh._containers import Array
 from rankmesh._reduce_op import reduction
 from rankmesh._world import Group
 from rankmesh_agent.collectives.reduction import premultiplied
-from rankmesh_agent.engine.calls import Calls
-from rankmesh_agent.engine.work import Work
+from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 

@@ -11,8 +11,8 @@ from typing import Any
 from rankmesh._backend import Backend, Engines, is_nccl_available, resolve
 from rankmesh._call import whole
 from rankmesh._world import Group, GroupMember, NonMember, ProcessGroup, communicator, require_world
-from rankmesh_agent.wire.deadline import seconds_of
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.net.deadline import seconds_of
+from rankmesh_agent.config.settings import Settings
 
 SHRINK_DEFAULT = 0
 """shrink_group waits for nothing."""

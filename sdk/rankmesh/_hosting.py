@@ -8,9 +8,9 @@ from dataclasses import asdict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from rankmesh_agent.asking import Answer, Asker, NoAnswerError
-from rankmesh_agent.transports import shared
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.net.http_client import Answer, Asker, NoAnswerError
+from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
     AuthenticationError,
@@ -19,12 +19,12 @@ from rankmesh_agent.wire.errors import (
     from_code,
 )
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentBeat, LeaseRequest
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.attach.agent import AttachedAgent
+    from rankmesh_agent.remote.agent import AttachedAgent
 
 _RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
@@ -71,7 +71,7 @@ def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> Attach
             offer = _offered(asker, meeting, settings, deadline, failure)
             if offer is None:
                 return None
-            from rankmesh_agent.attach.agent import AttachedAgent
+            from rankmesh_agent.remote.agent import AttachedAgent
 
             try:
                 return AttachedAgent(
@@ -118,7 +118,7 @@ def _offered(
         url = meeting.find()
         if url is not None:
             wait = min(LONG_POLL_SECONDS, deadline.remaining())
-            host_id = shared.host_id(settings.shm_dir)
+            host_id = shared_memory.host_id(settings.shm_dir)
             asked = LeaseRequest(settings.job, meeting.rank, meeting.world_size, host_id, wait)
             try:
                 answer = asker.ask("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)

@@ -19,12 +19,12 @@ from rankmesh._containers import Array, device_of
 from rankmesh._reduce_op import reduction
 from rankmesh._world import Group
 from rankmesh_agent.collectives.reduction import combine, premultiplied
-from rankmesh_agent.engine.work import Work
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 if TYPE_CHECKING:
-    from rankmesh_agent.engine.devices.calls import DeviceCalls
+    from rankmesh_agent.gpu.communicator import DeviceCalls
 
 
 def broadcast_multigpu(

@@ -17,9 +17,9 @@ from rankmesh._call import Timeout, group_root, listed, members_of, options
 from rankmesh._parcels import HEAD_BYTES, RECORD_TAG, Incoming, Outgoing, move_rests, pack, records
 from rankmesh._serialize import dumps
 from rankmesh._world import Group
-from rankmesh_agent.engine.calls import Calls
-from rankmesh_agent.engine.order import Options
-from rankmesh_agent.engine.p2p import ANY
+from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
 
 

@@ -16,11 +16,11 @@ from rankmesh._containers import Array, device_of
 from rankmesh._reduce_op import reduction
 from rankmesh._world import Group
 from rankmesh_agent.collectives.reduction import premultiplied
-from rankmesh_agent.engine.backends import nccl
-from rankmesh_agent.engine.devices.calls import DeviceCalls
-from rankmesh_agent.engine.order import Options
-from rankmesh_agent.engine.waits import After
-from rankmesh_agent.engine.work import Work
+from rankmesh_agent.gpu import nccl
+from rankmesh_agent.gpu.communicator import DeviceCalls
+from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.pending import After
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.ops import Kind, PremulSum, ReduceOp
 
 Tensors = Sequence[Any]

@@ -12,9 +12,9 @@ from rankmesh._arrays import destination, source
 from rankmesh._call import Timeout, group_root, members_of, options, whole
 from rankmesh._containers import device_of
 from rankmesh._world import Group, require_world
-from rankmesh_agent.engine.calls import Calls
-from rankmesh_agent.engine.p2p import ANY
-from rankmesh_agent.engine.work import Work
+from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.progress.matching import ANY
+from rankmesh_agent.group.work import Work
 
 
 def send(

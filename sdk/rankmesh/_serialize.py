@@ -16,7 +16,7 @@ import numpy as np
 
 from rankmesh._containers import kind_of, memory
 from rankmesh._world import require_world
-from rankmesh_agent.wire import codec
+from rankmesh._collectives import codec
 from rankmesh_agent.wire.errors import ProtocolError
 
 _PICKLE = "pickle"

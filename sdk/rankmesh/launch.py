@@ -28,8 +28,8 @@ from rankmesh._launcher.report import failure_report, stop_report
 from rankmesh._launcher.signals import SignalInbox
 from rankmesh._launcher.supervisor import Supervisor
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.settings import Settings
-from rankmesh_agent.wire.sockets import bind
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.sockets import bind
 
 
 def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: bool = True) -> int:

@@ -26,7 +26,7 @@ from typing import Any
 from rankmesh._launcher.child import Report, run
 from rankmesh._launcher.interrupts import interrupts_held
 from rankmesh._launcher.plan import token_of
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 __all__ = [
     "ProcessContext",

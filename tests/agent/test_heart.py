@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rankmesh_agent import gateway as gateway_module
-from rankmesh_agent.gateway import Heart
+from rankmesh_agent.membership import gateway_client as gateway_module
+from rankmesh_agent.membership.gateway_client import Heart
 
 DEADLINE = 20.0
 

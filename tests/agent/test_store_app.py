@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from rankmesh_agent.app import create_app, create_store_app
+from rankmesh_agent.http.app import create_app, create_store_app
 from rankmesh_agent.store.commands import Set
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.version import __version__

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import tune
 from benchmarks.tune import Row, Sample, merged, rows, switching, written
-from rankmesh_agent.collectives.limits import LIMITS
+from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.wire.ops import Kind
 
 THREE = [(100, "small"), (1000, "middle"), (math.inf, "large")]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rankmesh_agent.wire.launchers import FIRST_PORT, PORTS, Kubernetes
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.launchers import FIRST_PORT, PORTS, Kubernetes
+from rankmesh_agent.config.settings import Settings
 
 yaml = pytest.importorskip("yaml", reason="PyYAML reads the manifest; it comes with the development dependencies")
 

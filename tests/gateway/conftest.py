@@ -20,7 +20,7 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
 )
-from rankmesh_agent.wire.sockets import bind, url_of
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_gateway.app import create_app
 from rankmesh_gateway.registry import Registry
 from rankmesh_gateway.server import GatewayServer

@@ -16,9 +16,9 @@ ROUNDS = 40
 
 def without_handles() -> None:
     """Have no memory of the users' be shown, as if it came from cudaMallocAsync."""
-    from rankmesh_agent.device import cuda
+    from rankmesh_agent.device import runtime
 
-    alone, allocate, handle = set(), cuda.allocate_alone, cuda.memory_handle
+    alone, allocate, handle = set(), runtime.allocate_alone, runtime.memory_handle
 
     def allocate_alone(nbytes: int) -> int:
         base = allocate(nbytes)
@@ -30,7 +30,7 @@ def without_handles() -> None:
             raise RuntimeError("it has no handle")
         return handle(base)
 
-    cuda.allocate_alone, cuda.memory_handle = allocate_alone, memory_handle
+    runtime.allocate_alone, runtime.memory_handle = allocate_alone, memory_handle
 
 
 def staged(me: Me, rounds: int) -> None:
@@ -94,9 +94,9 @@ def again(me: Me, rounds: int) -> None:
     """Free an array, and have the next one where it was: the peer has it mapped still."""
     import cupy
 
-    from rankmesh_agent.device import cuda
+    from rankmesh_agent.device import runtime
 
-    pool, refused, open_memory = cupy.get_default_memory_pool(), [], cuda.open_memory
+    pool, refused, open_memory = cupy.get_default_memory_pool(), [], runtime.open_memory
 
     def opened(handle: bytes) -> int:
         try:
@@ -105,7 +105,7 @@ def again(me: Me, rounds: int) -> None:
             refused.append(str(error))
             raise
 
-    cuda.open_memory = opened
+    runtime.open_memory = opened
     me.init(timeout=60)
     wrong = 0
     for turn in range(rounds):

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from support.views import FakeAgent
 
-from rankmesh_agent.app import create_app, create_store_app
+from rankmesh_agent.http.app import create_app, create_store_app
 from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.wire.guard import OPEN_PATHS
+from rankmesh_agent.http.middleware import OPEN_PATHS
 from rankmesh_gateway.app import create_app as create_gateway
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ import pytest
 from support.openapi import FEW, HOST, LONG_POLL_SECONDS, TOKEN, put_to_the_test, schema_of
 from support.views import FakeAgent
 
-from rankmesh_agent.app import create_app
+from rankmesh_agent.http.app import create_app
 from rankmesh_agent.store.memory import MemoryStore
 
 _CALLS = "all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all barrier send recv"
@@ -19,7 +19,7 @@ schema = schema_of(create_app(agent, token=TOKEN, names=[HOST]))
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankmesh_agent.routes.store.LONG_POLL_SECONDS", LONG_POLL_SECONDS)
+    monkeypatch.setattr("rankmesh_agent.http.routes.store.LONG_POLL_SECONDS", LONG_POLL_SECONDS)
 
 
 @schema.parametrize()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.openapi import FEW, HOST, LONG_POLL_SECONDS, TOKEN, Fresh, put_to_the_test, schema_of
 
-from rankmesh_agent.app import create_store_app
+from rankmesh_agent.http.app import create_store_app
 from rankmesh_agent.store.memory import MemoryStore
 
 keys = Fresh(MemoryStore)
@@ -16,7 +16,7 @@ schema = schema_of(create_store_app(keys, token=TOKEN, names=[HOST]))
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankmesh_agent.routes.store.LONG_POLL_SECONDS", LONG_POLL_SECONDS)
+    monkeypatch.setattr("rankmesh_agent.http.routes.store.LONG_POLL_SECONDS", LONG_POLL_SECONDS)
 
 
 @schema.parametrize()

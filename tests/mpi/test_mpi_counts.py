@@ -33,7 +33,7 @@ def in_pieces(me: Me, limits: list[int]) -> None:
     from mpi4py import MPI
     from support import oracle
 
-    from rankmesh_agent.engine.backends.mpi.collectives import Collectives
+    from rankmesh_agent.mpi.collectives import Collectives
     from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
 
     comm, wrong = MPI.COMM_WORLD.Dup(), []

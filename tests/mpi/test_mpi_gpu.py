@@ -23,7 +23,7 @@ def use_gpu(me: Me, aware: bool) -> None:
     import cupy
     import ml_dtypes
 
-    from rankmesh_agent.engine.backends.mpi import library
+    from rankmesh_agent.mpi import library
 
     library.cuda_aware = lambda: aware  # it is not: see above
     dist.init_process_group("mpi", timeout=60)
@@ -97,7 +97,7 @@ def held_up(me: Me) -> None:
     """The stream does not get to the call: nobody is in MPI, and the call's timeout ends it."""
     import cupy
 
-    from rankmesh_agent.engine.backends.mpi import library
+    from rankmesh_agent.mpi import library
 
     library.cuda_aware = lambda: True  # see above
     dist.init_process_group("mpi", timeout=60)

@@ -14,7 +14,7 @@ import rankmesh as dist
 
 def test_sizes_around_what_goes_with_the_head(ranks: Ranks) -> None:
     """Also in pieces, as more than MPI can count would go."""
-    from rankmesh_agent.engine.backends.mpi.messages import INLINE
+    from rankmesh_agent.mpi.messages import INLINE
 
     sizes = [0, 1, INLINE - 1, INLINE, INLINE + 1, 10 * INLINE]
     run = MpiRun(ranks, all_sizes, 2, sizes=sizes)

@@ -177,5 +177,5 @@ def test_the_error_says_what_is_missing() -> None:
 
 
 def test_it_says_whether_it_takes_arrays_on_gpus(tmp_path: Path) -> None:
-    code = "from rankmesh_agent.engine.backends.mpi import cuda_aware; print(cuda_aware())"
+    code = "from rankmesh_agent.mpi import cuda_aware; print(cuda_aware())"
     assert asked(code, **files_in(tmp_path)).strip() in ("True", "False")

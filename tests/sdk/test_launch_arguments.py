@@ -11,7 +11,7 @@ import pytest
 from rankmesh._launcher import arguments, devices
 from rankmesh._launcher.arguments import DEFAULT_PORT, parse
 from rankmesh._launcher.plan import plan
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 
 @pytest.fixture

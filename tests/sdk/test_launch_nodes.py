@@ -9,7 +9,7 @@ import pytest
 from rankmesh._launcher.arguments import AUTO, parse
 from rankmesh._launcher.nodes import with_nodes
 from rankmesh._launcher.plan import plan
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 SRUN = {
     "SLURM_JOB_ID": "7",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankmesh._parcels import HEAD_BYTES, RECORD_BYTES, RECORD_TAG, Incoming, Outgoing, pack, records
-from rankmesh_agent.wire.codec import encode
+from rankmesh._collectives.codec import encode
 from rankmesh_agent.wire.errors import ProtocolError
 
 FITS = RECORD_BYTES - HEAD_BYTES

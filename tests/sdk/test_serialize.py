@@ -17,7 +17,7 @@ import pytest
 
 import rankmesh as dist
 from rankmesh._serialize import dumps, loads
-from rankmesh_agent.wire import codec
+from rankmesh._collectives import codec
 
 
 class Colour(enum.Enum):

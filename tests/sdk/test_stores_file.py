@@ -13,7 +13,7 @@ import pytest
 
 import rankmesh as dist
 from rankmesh._stores.log import SET, Log, Record
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from rankmesh_agent.serving import HttpThread
-from rankmesh_agent.wire.sockets import bind, url_of
+from rankmesh_agent.http.server import HttpThread
+from rankmesh_agent.net.sockets import bind, url_of
 
 Answer = tuple[int, Any]
 Play = Callable[[str, str, Any], Awaitable[Answer] | Answer]

@@ -6,7 +6,7 @@ import select
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.transports.base import Attempt, Buffer, Connection, Listener, Transport
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline
 
 SECONDS = 10.0
 

@@ -13,8 +13,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from rankmesh_agent.wire.guard import Guard
-from rankmesh_agent.wire.sockets import bind, url_of
+from rankmesh_agent.http.middleware import Guard
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_gateway import dashboard as files
 from rankmesh_gateway.routes import dashboard
 

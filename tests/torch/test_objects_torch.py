@@ -13,7 +13,7 @@ from support.processes import Me, Ranks
 
 import rankmesh as dist
 from rankmesh._serialize import dumps, loads
-from rankmesh_agent.wire import codec
+from rankmesh._collectives import codec
 
 DTYPES = [
     found

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array
-from rankmesh_agent.wire import half
+from rankmesh_agent.collectives import float16
 from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, WIDE, display, family, narrow, widen
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
@@ -110,7 +110,7 @@ def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
     if ufunc is np.add and out.dtype in _HALVES:
         divisor = len(parts) if average else 1
         if divisor & (divisor - 1) == 0:
-            half.add([part.view(np.float16) for part in parts], out.view(np.float16), divisor)
+            float16.add([part.view(np.float16) for part in parts], out.view(np.float16), divisor)
             return
     wide = _accumulator(out.dtype, average)
     if wide is not None:

@@ -27,7 +27,7 @@ from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hos
 from rankmesh_agent.collectives.hierarchical import broadcast as broadcast_hosts
 from rankmesh_agent.collectives.hierarchical import reduce as reduce_hosts
 from rankmesh_agent.collectives.hierarchical import reduce_scatter as reduce_scatter_hosts
-from rankmesh_agent.collectives.limits import LIMITS
+from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from rankmesh_agent.device import cuda
+from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.device.kernels import Kernels
 from rankmesh_agent.wire.ops import ReduceOp
@@ -29,7 +29,7 @@ def combine(op: ReduceOp, parts: Sequence[DeviceArray], outs: Sequence[DeviceArr
 def premultiplied(factor: complex, array: DeviceArray) -> DeviceArray:
     """Return a copy of ``array`` multiplied by ``factor``, rounded once, made on the current stream."""
     out = array.empty_like()
-    with cuda.on_device(array.device):
+    with runtime.on_device(array.device):
         stream = array.streams.current(array.device)
         _kernels(array.device).scale(factor, array.dtype, array.pointer, out.pointer, array.size, stream)
     return out
@@ -37,4 +37,4 @@ def premultiplied(factor: complex, array: DeviceArray) -> DeviceArray:
 
 @functools.cache
 def _kernels(device: int) -> Kernels:
-    return Kernels(cuda.multiprocessors(device))
+    return Kernels(runtime.multiprocessors(device))

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rankmesh_agent.device import cuda
+from rankmesh_agent.device import runtime
 
 
 class Streams(Protocol):
@@ -59,14 +59,14 @@ class DeviceArray:
     def __setitem__(self, part: slice, other: DeviceArray) -> None:
         """Copy another array's elements to some here, on the current stream."""
         into = self[part]
-        with cuda.on_device(self.device):
-            cuda.copy(into.pointer, other.pointer, into.nbytes, self.streams.current(self.device))
+        with runtime.on_device(self.device):
+            runtime.copy(into.pointer, other.pointer, into.nbytes, self.streams.current(self.device))
 
     def empty_like(self, size: int | None = None) -> DeviceArray:
         """Return memory for ``size`` such elements, as many as here by default, for the current stream's use."""
         count = self.size if size is None else size
-        with cuda.on_device(self.device):
-            memory = cuda.allocate(max(count * self.dtype.itemsize, 1), self.streams.current(self.device))
+        with runtime.on_device(self.device):
+            memory = runtime.allocate(max(count * self.dtype.itemsize, 1), self.streams.current(self.device))
         return DeviceArray(memory.ptr, count, self.dtype, self.device, memory, self.streams)
 
     def copy(self) -> DeviceArray:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from rankmesh_agent.device import cuda
+from rankmesh_agent.device import runtime
 
 
 class CupyStreams:
@@ -14,12 +14,12 @@ class CupyStreams:
 
     def current(self, device: int) -> int:
         """See Streams."""
-        return cuda.current_stream(device)
+        return runtime.current_stream(device)
 
     @contextlib.contextmanager
     def using(self, device: int, stream: int) -> Iterator[None]:
         """See Streams."""
-        with cuda.on_device(device), cuda.stream_object(stream):
+        with runtime.on_device(device), runtime.stream_object(stream):
             yield
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-from rankmesh_agent.wire.vitals import StoreVitals
+from rankmesh_agent.wire.stats import StoreVitals
 
 Values = Mapping[str, bytes]
 Changes = Mapping[str, bytes | None]

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.transports.shared import LINE, Mapping, sleep, slice_of, wake
+from rankmesh_agent.transports.shared_memory import LINE, Mapping, sleep, slice_of, wake
 from rankmesh_agent.transports.windows import Windows
 from rankmesh_agent.wire.errors import DistBackendError
 

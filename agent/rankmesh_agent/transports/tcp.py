@@ -35,11 +35,11 @@ from rankmesh_agent.transports.base import (
     Transport,
     lost,
 )
-from rankmesh_agent.transports.conversation import Conversation, Script
+from rankmesh_agent.transports.handshaking import Conversation, Script
 from rankmesh_agent.wire import handshake
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
-from rankmesh_agent.wire.sockets import bind, notice_silent_peer, silence
+from rankmesh_agent.net.sockets import bind, notice_silent_peer, silence
 
 CHALLENGE_SECONDS = 10.0
 """How long a stranger may take to prove that it belongs here."""

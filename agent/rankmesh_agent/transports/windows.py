@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.transports import vmread
-from rankmesh_agent.transports.shared import Mapping
+from rankmesh_agent.transports import process_vm
+from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire.errors import DistNetworkError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Windows:
         return words
 
     def _locate(self, array: Typed) -> tuple[int, int]:
-        address = vmread.address_of(array)
+        address = process_vm.address_of(array)
         for number, region in self.regions.items():
             if region.begin <= address < region.end:
                 return number, address - region.begin
@@ -141,14 +141,14 @@ class Windows:
         """Find out, with all others, whether process_vm_readv is allowed; two steps."""
         segment = self._segment
         nonce = np.frombuffer(os.urandom(16), np.uint8)
-        mine = np.array([os.getpid(), vmread.address_of(nonce)], _WORD)
+        mine = np.array([os.getpid(), process_vm.address_of(nonce)], _WORD)
         slots = segment.slots(np.dtype(np.uint8), 32)
         slots[segment.rank][:16] = mine.view(np.uint8)
         slots[segment.rank][16:] = nonce
         segment.step()
         said = [(slot[:16].view(_WORD).tolist(), slot[16:].tobytes()) for slot in slots]
         self.pids = [pid for (pid, _), _ in said]
-        allowed = all(vmread.allowed(pid, address, expected) for (pid, address), expected in said)
+        allowed = all(process_vm.allowed(pid, address, expected) for (pid, address), expected in said)
         verdicts = segment.slots(np.dtype(np.uint8), 1)
         verdicts[segment.rank][:] = allowed
         segment.step()
@@ -210,7 +210,7 @@ class Shown:
             into[:] = self._regions[region].parts[owner][where : where + into.nbytes].view(into.dtype)
             return
         try:
-            vmread.read_into(self._pids[owner], where, into, two_cores=alone and not self._segment.crowded)
+            process_vm.read_into(self._pids[owner], where, into, two_cores=alone and not self._segment.crowded)
         except DistNetworkError:
             self._segment.suspect(owner)
 

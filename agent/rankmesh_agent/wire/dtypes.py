@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.wire import half
+from rankmesh_agent.collectives import float16
 
 Family = Literal["bool", "int", "float", "complex", "opaque"]
 
@@ -119,9 +119,9 @@ def widen(array: npt.NDArray[Any], out: npt.NDArray[Any] | None = None) -> npt.N
     if out is None:
         out = np.empty(array.size, WIDE[array.dtype])
     if array.dtype == _HALF:
-        half.widen(array, out)
+        float16.widen(array, out)
     elif array.dtype == COMPLEX32:
-        half.widen(array.view(np.float16), out.view(np.float32))
+        float16.widen(array.view(np.float16), out.view(np.float32))
     else:
         out[:] = array
     return out
@@ -133,8 +133,8 @@ def narrow(wide: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     ``wide`` may be changed. Overflow and NaN are reported the way the caller's ``numpy.errstate`` says.
     """
     if out.dtype == _HALF:
-        half.narrow(wide, out)
+        float16.narrow(wide, out)
     elif out.dtype == COMPLEX32:
-        half.narrow(wide.view(np.float32), out.view(np.float16))
+        float16.narrow(wide.view(np.float32), out.view(np.float16))
     else:
         out[:] = wide

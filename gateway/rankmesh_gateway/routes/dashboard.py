@@ -7,7 +7,7 @@ from http import HTTPStatus
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse
 
-from rankmesh_agent.web import Responses
+from rankmesh_agent.http.application import Responses
 from rankmesh_gateway import dashboard
 from rankmesh_gateway.routes.problems import documented
 

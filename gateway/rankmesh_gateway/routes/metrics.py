@@ -36,7 +36,7 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 @router.get("/metrics", response_class=Response, responses=_METRICS)
 async def metrics(registry: TheRegistry, request: Request) -> Response:
     """Show how many jobs, ranks, groups and agents there are, what was asked, and the process's memory and time."""
-    from rankmesh_agent.exposition import exposition
+    from rankmesh_agent.http.prometheus import exposition
 
     content, media_type = exposition(lambda: _metrics(registry), request.headers.get("accept"))
     return Response(content, headers={"Content-Type": media_type})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.web import documenting
+from rankmesh_agent.http.application import documenting
 
 MEANINGS = {
     400: "The request body cannot be read (`bad-request`).",

@@ -14,12 +14,12 @@ from typing import Any
 
 from rankmesh._cli.leaving import CommandError
 from rankmesh._cli.service import Service
-from rankmesh_agent.probing import measure, shm_room
-from rankmesh_agent.transports import shared
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.diagnostics.probe import measure, shm_room
+from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest
-from rankmesh_agent.wire.settings import Settings
-from rankmesh_agent.wire.sockets import address_of_interface
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.sockets import address_of_interface
 from rankmesh_agent.wire.version import __version__
 
 AT_ONCE = 16
@@ -136,7 +136,7 @@ def here(settings: Settings, token: str) -> dict[str, Any]:
         "shm_dir": settings.shm_dir,
         "shm_total": total,
         "shm_free": free,
-        "shm_trouble": shared.unsupported(),
+        "shm_trouble": shared_memory.unsupported(),
         "token": bool(token),
     }
 

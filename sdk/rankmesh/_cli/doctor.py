@@ -37,7 +37,7 @@ def doctor(
     """
     from rankmesh._cli import checkup
     from rankmesh._cli.diagnosis import diagnose
-    from rankmesh_agent.wire.deadline import Deadline
+    from rankmesh_agent.net.deadline import Deadline
 
     service = options.gateway(gateway, token_file)
     secret = service.token

@@ -12,7 +12,7 @@ import typer
 from rankmesh._cli.leaving import USAGE, CommandError
 from rankmesh._cli.nearby import nearby
 from rankmesh._cli.service import Service
-from rankmesh_agent.wire.settings import Settings, token_in
+from rankmesh_agent.config.settings import Settings, token_in
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8700"
 """Where 'rankmesh gateway' listens unless told otherwise."""

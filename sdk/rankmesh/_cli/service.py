@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rankmesh._cli.leaving import FAILED, NOBODY, REFUSED, CommandError
 
 if TYPE_CHECKING:
-    from rankmesh_agent.asking import Answer
+    from rankmesh_agent.net.http_client import Answer
 
 ANSWER_SECONDS = 20.0
 """How long an answer may take: an agent that nobody has asked before has to load its web framework."""
@@ -25,7 +25,7 @@ class Service:
     """
 
     def __init__(self, what: str, url: str, token: str, patience: float = ANSWER_SECONDS) -> None:
-        from rankmesh_agent.asking import Asker
+        from rankmesh_agent.net.http_client import Asker
 
         self.what = what
         self.url = url
@@ -39,7 +39,7 @@ class Service:
         Raises:
             CommandError: there is none.
         """
-        from rankmesh_agent.asking import NoAnswerError
+        from rankmesh_agent.net.http_client import NoAnswerError
 
         try:
             return self._asker.ask(method, self.url + path, document, timeout=self._patience)

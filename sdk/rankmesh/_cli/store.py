@@ -27,10 +27,10 @@ from rankmesh._cli.leaving import (
 )
 from rankmesh._cli.options import GatewayOption, JsonOption, TokenFileOption, base_url, settings, token
 from rankmesh._cli.service import Service
-from rankmesh_agent.wire.settings import DEFAULT_TIMEOUT, Settings
+from rankmesh_agent.config.settings import DEFAULT_TIMEOUT, Settings
 
 if TYPE_CHECKING:
-    from rankmesh_agent.store.client import BlockingHttp
+    from rankmesh_agent.store.http_client import BlockingHttp
     from rankmesh_agent.store.command import Command
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ def opened(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[Keys
     Raises:
         CommandError: it cannot be found.
     """
-    from rankmesh_agent.store.client import BlockingHttp
+    from rankmesh_agent.store.http_client import BlockingHttp
 
     if agent:
         url, secret = base_url(agent), token(token_file)
@@ -147,7 +147,7 @@ def _first_that_answers(urls: list[str]) -> str:
 
     A standalone agent may have addresses that only its peers reach, and a port that is published for others.
     """
-    from rankmesh_agent.asking import Asker, NoAnswerError
+    from rankmesh_agent.net.http_client import Asker, NoAnswerError
 
     for url in urls if len(urls) > 1 else ():
         asker = Asker()

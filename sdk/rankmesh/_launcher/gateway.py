@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh._launcher.plan import Plan
 from rankmesh._launcher.rank import Rank
-from rankmesh_agent.serving import HttpThread
+from rankmesh_agent.http.server import HttpThread
 
 if TYPE_CHECKING:
     from rankmesh_gateway.registry import Registry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankmesh._launcher.arguments import AUTO, Options
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 
 def with_nodes(options: Options, settings: Settings) -> Options:

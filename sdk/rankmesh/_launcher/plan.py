@@ -7,8 +7,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from rankmesh._launcher.arguments import Options
-from rankmesh_agent.wire.launchers import plain
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.launchers import plain
+from rankmesh_agent.config.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rankmesh._rendezvous.meeting import Meeting, listen_on
 from rankmesh._rendezvous.urls import url_for
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 
 class AtAddress(Meeting):
@@ -69,7 +69,7 @@ class AtAddress(Meeting):
             self._url = self._hosted.address.url
 
     def _answers(self) -> bool:
-        from rankmesh_agent.gateway import gateway_id
+        from rankmesh_agent.membership.gateway_client import gateway_id
 
         return self._port != 0 and gateway_id(self._url) is not None
 

@@ -25,7 +25,7 @@ from typing import Any
 from rankmesh._rendezvous.hosted import Address, HostedGateway
 from rankmesh._rendezvous.meeting import LOOPBACK, Meeting, chosen_host
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 _WRITER = 1 << 40
 _JOBS = 1 << 41

@@ -6,8 +6,8 @@ import json
 import logging
 from typing import Any, NamedTuple
 
-from rankmesh_agent.wire.settings import Settings, is_loopback, require_token_beyond_loopback
-from rankmesh_agent.wire.sockets import bind, reachable_addresses, url_of
+from rankmesh_agent.config.settings import Settings, is_loopback, require_token_beyond_loopback
+from rankmesh_agent.net.sockets import bind, reachable_addresses, url_of
 
 _log = logging.getLogger("rankmesh")
 
@@ -28,7 +28,7 @@ class Address(NamedTuple):
 
     def answers(self) -> bool:
         """Whether this very gateway is there."""
-        from rankmesh_agent.gateway import gateway_id
+        from rankmesh_agent.membership.gateway_client import gateway_id
 
         return gateway_id(self.url) == self.id
 
@@ -72,7 +72,7 @@ class HostedGateway:
 
     def __init__(self, host: str, port: int, settings: Settings, names: tuple[str, ...] = ()) -> None:
         require_token_beyond_loopback(host, settings.token, "the gateway")
-        from rankmesh_agent.serving import HttpThread
+        from rankmesh_agent.http.server import HttpThread
         from rankmesh_gateway.registry import Registry
 
         listener = bind(host, port, what="this process hosts the gateway")

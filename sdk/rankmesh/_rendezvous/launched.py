@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankmesh._rendezvous.meeting import chosen_host
-from rankmesh_agent.wire.launchers import Launcher
-from rankmesh_agent.wire.settings import Settings, is_loopback
-from rankmesh_agent.wire.sockets import address_towards
+from rankmesh_agent.config.launchers import Launcher
+from rankmesh_agent.config.settings import Settings, is_loopback
+from rankmesh_agent.net.sockets import address_towards
 
 
 def placed(settings: Settings, launcher: Launcher) -> Settings:

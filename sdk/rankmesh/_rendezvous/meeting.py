@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from rankmesh._rendezvous.hosted import HostedGateway
-from rankmesh_agent.wire.settings import Settings, is_loopback
-from rankmesh_agent.wire.sockets import address_of_interface, address_towards
+from rankmesh_agent.config.settings import Settings, is_loopback
+from rankmesh_agent.net.sockets import address_of_interface, address_towards
 
 LOOPBACK = "127.0.0.1"
 

@@ -18,7 +18,7 @@ from rankmesh._rendezvous.store import AtStore
 from rankmesh._rendezvous.torchrun import store_at
 from rankmesh._rendezvous.urls import hosting_in, is_multicast, number_in, path_of, place_of, url_for
 from rankmesh_agent.wire.schemas import UNASSIGNED
-from rankmesh_agent.wire.settings import Hosting, Settings
+from rankmesh_agent.config.settings import Hosting, Settings
 
 _STARTERS = "'rankmesh run', torchrun, srun, mpirun, mpiexec, and an Indexed Job of Kubernetes"
 """Who tells a process which rank it is, and where rank 0 is."""

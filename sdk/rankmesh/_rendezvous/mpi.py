@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 from rankmesh._rendezvous.address import AtAddress
 from rankmesh._rendezvous.meeting import LOOPBACK, Known, Meeting, chosen_host
 from rankmesh._rendezvous.methods import Rendezvous, at, rendezvous
-from rankmesh_agent.engine.backends.mpi.library import mpi
-from rankmesh_agent.transports import shared
+from rankmesh_agent.mpi.library import mpi
+from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, from_code
-from rankmesh_agent.wire.settings import Settings
-from rankmesh_agent.wire.sockets import address_towards
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.sockets import address_towards
 
 _ANY_PORT = 9
 """Of an address that is only to be faced, not reached."""
@@ -64,7 +64,7 @@ def among_mpi(
     why = _contradiction(rank, world_size, settings, comm.rank, comm.size)
     said = [
         _Said(*each)
-        for each in comm.allgather((shared.host_id(settings.shm_dir), mpi().Get_processor_name(), own_way, why))
+        for each in comm.allgather((shared_memory.host_id(settings.shm_dir), mpi().Get_processor_name(), own_way, why))
     ]
     for number, each in enumerate(said):
         if each.why:

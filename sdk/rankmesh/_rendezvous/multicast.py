@@ -17,8 +17,8 @@ from rankmesh._rendezvous.hosted import Address, HostedGateway
 from rankmesh._rendezvous.meeting import Meeting, chosen_host
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
-from rankmesh_agent.wire.settings import Settings, require_token_beyond_loopback
-from rankmesh_agent.wire.sockets import address_towards
+from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
+from rankmesh_agent.net.sockets import address_towards
 
 ASK_SECONDS = 0.1
 """How long an answer is waited for before asking again."""

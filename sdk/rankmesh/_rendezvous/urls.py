@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast, get_args
 from urllib.parse import SplitResult, parse_qs, unquote
 
-from rankmesh_agent.wire.settings import Hosting
+from rankmesh_agent.config.settings import Hosting
 
 
 def url_for(host: str, port: int) -> str:

@@ -10,7 +10,7 @@ from rankmesh._stores.commands import CommandStore, Refusing
 
 if TYPE_CHECKING:
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.attach.agent import AttachedAgent
+    from rankmesh_agent.remote.agent import AttachedAgent
 
 
 class AgentStore(CommandStore):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import NoReturn
 
-from rankmesh_agent.wire.deadline import seconds_of
+from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.wire.errors import InvalidKeyError, UnsupportedStoreError
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)

@@ -17,12 +17,12 @@ from rankmesh._stores.server import Served, serve
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Count
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import StoreTimeoutError
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 if TYPE_CHECKING:
-    from rankmesh_agent.store.fast_client import BlockingRemote
+    from rankmesh_agent.store.client import BlockingRemote
 
 _WORKERS = "rankmesh/workers"
 """The key that counts the participants, when there is a world size."""
@@ -173,7 +173,7 @@ class _Later(BlockingStore):
 
 
 def _remote(url: str, token: str) -> BlockingRemote:
-    from rankmesh_agent.store.fast_client import BlockingRemote
+    from rankmesh_agent.store.client import BlockingRemote
 
     return BlockingRemote(url, token)
 

@@ -24,8 +24,8 @@ from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._untraced import untraced
 from rankmesh.torch._work import Done, Message, Pending
-from rankmesh_agent.engine.order import Options
-from rankmesh_agent.engine.work import Work
+from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 

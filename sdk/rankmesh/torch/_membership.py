@@ -18,10 +18,10 @@ from rankmesh._rendezvous.meeting import LOOPBACK
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._group import ProcessGroup
 from rankmesh.torch._reducer import keep_works
-from rankmesh_agent.transports import shared
-from rankmesh_agent.wire.deadline import Deadline, seconds_of
+from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.errors import DistError, JoinTimeoutError
-from rankmesh_agent.wire.settings import Settings, is_loopback
+from rankmesh_agent.config.settings import Settings, is_loopback
 
 _ELSEWHERE = "elsewhere"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
@@ -117,7 +117,7 @@ def _agreed(settings: Settings, store: Any, rank: int, size: int, deadline: Dead
     """
     # Who is told to listen elsewhere than on loopback can be reached from elsewhere.
     told = settings.interface is not None if settings.bind is None else not is_loopback(settings.bind)
-    store.set(f"host/{rank}", _ELSEWHERE if told else shared.host_id(settings.shm_dir))
+    store.set(f"host/{rank}", _ELSEWHERE if told else shared_memory.host_id(settings.shm_dir))
     if rank == 0:
         keys = [f"host/{each}" for each in range(size)]
         _await(store, keys, deadline)

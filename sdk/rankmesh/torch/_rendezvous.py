@@ -15,7 +15,7 @@ from rankmesh import _world
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._store import fresh_job_store
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 _NAMES = ("rank", "world_size")
 

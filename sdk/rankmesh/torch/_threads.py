@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from rankmesh._world import leave_at_exit
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.net.deadline import Deadline
 
 _PATIENCE = 5.0
 """Seconds the process waits at its end for callbacks that run."""

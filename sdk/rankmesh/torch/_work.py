@@ -14,7 +14,7 @@ import torch.distributed as c10d
 
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._threads import soon
-from rankmesh_agent.engine import work as engine
+from rankmesh_agent.group import work as engine
 from rankmesh_agent.wire.errors import DistError
 
 

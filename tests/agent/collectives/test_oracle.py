@@ -11,8 +11,8 @@ import pytest
 from support.oracle import OPS, average, expected, ops_of, values
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
-from rankmesh_agent.engine.communicator import Communicator
-from rankmesh_agent.engine.work import Work
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import FROM_CODE, display
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import ReduceOp

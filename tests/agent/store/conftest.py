@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankmesh_agent.app import create_app
-from rankmesh_agent.serving import HttpThread, bind, url_of
-from rankmesh_agent.store.fast_server import FastPath
+from rankmesh_agent.http.app import create_app
+from rankmesh_agent.http.server import HttpThread, bind, url_of
+from rankmesh_agent.store.server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.store_frames import UPGRADE
 

@@ -21,9 +21,11 @@ from urllib.parse import urlsplit
 import pytest
 from support.processes import wait_until
 
-from rankmesh_agent.app import create_store_app
-from rankmesh_agent.serving import HttpThread, bind, url_of
-from rankmesh_agent.store import fast_client, fast_server, forms
+from rankmesh_agent.http.app import create_store_app
+from rankmesh_agent.http.server import HttpThread, bind, url_of
+from rankmesh_agent.store import client
+from rankmesh_agent.store import server
+from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import (
     Add,
@@ -38,9 +40,9 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
-from rankmesh_agent.store.fast_client import BlockingRemote, _Line
-from rankmesh_agent.store.fast_server import FastPath
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.store.client import BlockingRemote, _Line
+from rankmesh_agent.store.server import FastPath
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
     DistNetworkError,
@@ -110,13 +112,13 @@ class Raw:
 
     def send(self, command: Command, seq: int = 1, again: bytes = b"") -> None:
         """Ask for a command."""
-        self.sock.sendall(forms.request(command, seq, again=again))
+        self.sock.sendall(codec.request(command, seq, again=again))
 
     def result(self, command: Command) -> Any:
         """Return the answer to a command."""
         header = self.read(24)
         kind, _, count, length, number = decode_answer(header)
-        return forms.result(command, kind, number, decode_parts(header + self.read(length), count))
+        return codec.result(command, kind, number, decode_parts(header + self.read(length), count))
 
     def ask(self, command: Command, seq: int = 1, again: bytes = b"") -> Any:
         """Ask for a command and return the answer."""
@@ -252,7 +254,7 @@ class TestAConnection:
 
     def test_byte_by_byte(self, raw):
         one = raw()
-        for byte in forms.request(Set("key", b"value"), 1):
+        for byte in codec.request(Set("key", b"value"), 1):
             one.sock.sendall(bytes([byte]))
         assert one.result(Set("key", b"value")) is None
         assert one.ask(Get("key")) == b"value"
@@ -262,19 +264,19 @@ class TestAConnection:
         wait_until(lambda: len(owned.table._watches.get("k", ())) == 40, "40 waits")
         store.do(Set("k", b"v"))
         assert [wait.result(30) for wait in waits] == [b"v"] * 40
-        assert len(store._idle) == len(store._lines) <= fast_client.MOST_IDLE
-        wait_until(lambda: len(fast_path._connections) <= fast_client.MOST_IDLE, "the rest to be closed")
+        assert len(store._idle) == len(store._lines) <= client.MOST_IDLE
+        wait_until(lambda: len(fast_path._connections) <= client.MOST_IDLE, "the rest to be closed")
 
     def test_an_answer_that_comes_in_pieces(self, pieces):
-        line = pieces(forms.answer(1, b"v" * 100), 10, pause=0.05)
+        line = pieces(codec.answer(1, b"v" * 100), 10, pause=0.05)
         assert line.ask(Get("k"), 10.0) == b"v" * 100
 
     def test_an_answer_that_stops_in_the_middle(self, pieces):
-        line = pieces(forms.answer(1, b"v" * 100)[:-1], 100, pause=0.0)
-        with pytest.raises(fast_client._Late):
+        line = pieces(codec.answer(1, b"v" * 100)[:-1], 100, pause=0.0)
+        with pytest.raises(client._Late):
             line.ask(Get("k"), 0.1)
 
-    @pytest.mark.parametrize("frame", [forms.answer(2, 1), forms.answer(1, 1) * 2, b"\xff" * 24], ids=range(3))
+    @pytest.mark.parametrize("frame", [codec.answer(2, 1), codec.answer(1, 1) * 2, b"\xff" * 24], ids=range(3))
     def test_what_is_no_answer(self, pieces, frame):
         with pytest.raises(ProtocolError):
             pieces(frame, len(frame), pause=0.0).ask(Add("k"), 10.0)
@@ -292,7 +294,7 @@ class TestAConnection:
         (line,) = store._lines
         twin = line.sock.dup()  # as a parent has it, when its child forgets
         store.forget()
-        twin.sendall(forms.request(Get("k"), 5))
+        twin.sendall(codec.request(Get("k"), 5))
         assert twin.recv(100)
         twin.close()
 
@@ -374,7 +376,7 @@ class TestStrangers:
             encode_request(4, 0, 1, 0.0, [b"k"]),
             encode_request(4, 0x80, 1, 0.0, [b"not a name", b"k", b"1"]),
             encode_request(4, 0x80, 1, 0.0, []),
-            forms.request(Get("k"), 1) * 2,
+            codec.request(Get("k"), 1) * 2,
             b"\xff" * 100,
         ],
         ids=range(10),
@@ -386,7 +388,7 @@ class TestStrangers:
 
     def test_half_a_request(self, raw):
         one = raw()
-        one.sock.sendall(forms.request(Set("k", bytes(1000)), 1)[:-1])
+        one.sock.sendall(codec.request(Set("k", bytes(1000)), 1)[:-1])
         one.close()
 
     def test_who_speaks_while_he_waits(self, raw, owned):
@@ -593,7 +595,7 @@ class TestConnectionsThatBreak:
             asked.append(command.seconds)
             if len(asked) == 1:
                 time.sleep(0.05)
-                raise fast_client._Lost
+                raise client._Lost
             return b"v"
 
         monkeypatch.setattr(_Line, "ask", ask)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from support.processes import free_port
 
-from rankmesh_agent.store.client import RemoteStore
+from rankmesh_agent.store.http_client import RemoteStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import (
     Add,
@@ -29,8 +29,8 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
-from rankmesh_agent.store.fast_client import BlockingRemote
-from rankmesh_agent.wire.deadline import Deadline
+from rankmesh_agent.store.client import BlockingRemote
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     InvalidValueError,
@@ -38,7 +38,7 @@ from rankmesh_agent.wire.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from rankmesh_agent.wire.guard import MAX_BODY_BYTES
+from rankmesh_agent.http.middleware import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -211,7 +211,7 @@ class TestAnswersThatAreLost:
 class TestLongWaits:
     @pytest.fixture(autouse=True)
     def short_polls(self, monkeypatch):
-        monkeypatch.setattr("rankmesh_agent.store.client.LONG_POLL_SECONDS", 0.02)
+        monkeypatch.setattr("rankmesh_agent.store.http_client.LONG_POLL_SECONDS", 0.02)
 
     async def test_they_are_asked_for_again(self, owner, owned, monkeypatch):
         third = asyncio.Event()

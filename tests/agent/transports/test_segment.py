@@ -13,7 +13,7 @@ from support.threads import in_threads
 
 from rankmesh_agent.transports import segment as segment_module
 from rankmesh_agent.transports.segment import NOTES, DisagreementError, Segment
-from rankmesh_agent.transports.shared import Mapping
+from rankmesh_agent.transports.shared_memory import Mapping
 
 I8, F4, U1 = np.dtype("int64"), np.dtype("float32"), np.dtype("uint8")
 SLOT = 4096

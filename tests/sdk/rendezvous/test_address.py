@@ -10,7 +10,7 @@ from support.processes import free_port, plain_http_server
 from rankmesh._rendezvous.address import AtAddress
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 HERE = "127.0.0.1"
 

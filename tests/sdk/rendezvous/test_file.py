@@ -17,13 +17,13 @@ from support.processes import free_port
 from rankmesh._rendezvous.file import AtFile
 from rankmesh._rendezvous.hosted import HostedGateway
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 OTHER_PROCESS = """\
 import sys
 from pathlib import Path
 from rankmesh._rendezvous.file import AtFile
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 meeting = AtFile(Path(sys.argv[1]), Settings(job=sys.argv[2]))
 print(meeting.find(), flush=True)
 if sys.stdin.readline():

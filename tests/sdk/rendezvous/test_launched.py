@@ -7,8 +7,8 @@ from support.processes import free_port
 
 from rankmesh._rendezvous import launched, rendezvous
 from rankmesh._rendezvous.launched import placed
-from rankmesh_agent.wire import launchers
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config import launchers
+from rankmesh_agent.config.settings import Settings
 
 SRUN = {
     "SLURM_JOB_ID": "7",

@@ -10,7 +10,7 @@ import pytest
 from support.processes import free_port
 
 from rankmesh._rendezvous import Rendezvous, handlers, rendezvous
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 
 @pytest.fixture

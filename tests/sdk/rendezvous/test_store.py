@@ -10,7 +10,7 @@ import pytest
 from rankmesh._rendezvous.hosted import Address
 from rankmesh._rendezvous.store import AtStore
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.settings import Settings
+from rankmesh_agent.config.settings import Settings
 
 
 class Plain:

@@ -41,7 +41,7 @@ from support.torch_suite import FAILED, PASSED, SKIPPED, Outcome, Plan, host_mem
 OF_A_RANK = (
     "rankmesh.torch._membership",
     "rankmesh_agent.agent",
-    "rankmesh_agent.quiet_server",
+    "rankmesh_agent.http.uvicorn_server",
     "rankmesh_gateway.app",
 )
 """What a rank would load when its first group is made, half a second of processor time."""

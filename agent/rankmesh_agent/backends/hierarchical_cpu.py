@@ -1,0 +1,58 @@
+"""The CPU data plane of a group on several hosts: messages between them, and shared memory inside each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rankmesh_agent.collectives.hierarchical.hosts import Hosts
+from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, algorithm
+from rankmesh_agent.backends import registered
+from rankmesh_agent.backends.base import Watch
+from rankmesh_agent.backends.fingerprint import disagree
+from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.progress.message_link import MessageLink
+from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.wire.errors import GroupAbortedError
+from rankmesh_agent.wire.ops import Call, Kind
+
+
+class HostsBackend(MeshBackend):
+    """Runs calls over a Link and the segments of the hosts.
+
+    Every algorithm begins by arriving at the Link, where the ranks compare their calls, whatever it does then.
+
+    Args:
+        link: messages among the members.
+        ranks: global ranks of the members, by group rank.
+        hosts: the same link, and the memory of this rank's host.
+    """
+
+    def __init__(self, link: MessageLink, ranks: Sequence[int], hosts: Hosts) -> None:
+        super().__init__(link, ranks, None)
+        self.medium = "shm+tcp"
+        self._hosts: Hosts | None = hosts
+
+    def algorithm(self, call: Call) -> Algorithm:
+        if call.kind is Kind.EMPTY:
+            return registered.over_link
+        return algorithm(call.kind, "hosts", call.nbytes, self._link.size)
+
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+        hosts = self._hosts
+        if hosts is None:
+            raise GroupAbortedError("the group has been destroyed")
+        here = hosts.here
+        try:
+            self._link.begin(watch.seq, watch.call.fingerprint, watch.wait)
+            hosts.local.begin(
+                watch.seq,
+                watch.call.fingerprint,
+                lambda missing: watch.check(lambda: [here[place] for place in missing()]),
+            )
+            self._quiet.run(algorithm, hosts if algorithm in OVER_HOSTS else self._link, *arguments)
+        except DisagreementError:
+            disagree(self._link, watch)
+
+    def close(self) -> None:
+        self._hosts = None

@@ -1,0 +1,356 @@
+"""Who started this process as one of several: what mpirun, mpiexec, srun and Kubernetes tell their processes.
+
+Each launcher's variables are taken together. Where several launchers have left theirs, as mpirun does inside a Slurm
+job, the innermost counts: it is the one that comes first in LAUNCHERS. RANK, which torchrun and ``rankmesh run`` set,
+comes before them all; Settings sees to that.
+
+Sources: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html,
+https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES,
+https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/; of MPICH's what ``mpiexec -n 2 env`` prints.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+from rankmesh_agent.config.env import shown, whole
+
+LOOPBACK = "127.0.0.1"
+FIRST_PORT, PORTS = 20_000, 9_000
+"""Where ports are that come from a job's number: below those that kernels give to who asks for any, 32768 and up."""
+DEFAULT_PORT = 29_500
+"""torchrun's port, for jobs without a number that all of their processes know."""
+_SPECIAL_STEPS = 0xFFFF_FFF0
+"""From here on (slurm.h) a step is none of srun's: an allocation's interactive shell, a batch script."""
+
+
+@dataclass(frozen=True)
+class Launcher(ABC):
+    """What a launcher tells one of its processes.
+
+    Attributes:
+        rank: this process's rank, None if it is not told.
+        world_size: how many processes there are, None if it is not told.
+        local_rank: its number among those on its host, from 0.
+        local_world_size: how many there are on its host.
+        wrong: why this process does not take its rank and world size from here, and what to do; empty if it does. They
+            are None then, unless it is only WORLD_SIZE that says something else.
+    """
+
+    name: ClassVar[str]
+    """What people call it."""
+    command: ClassVar[str]
+    """What they start their script with."""
+    token: ClassVar[str]
+    """How they give all processes a token."""
+    address: ClassVar[str] = ""
+    """How they say where rank 0 is, if the launcher does not."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    wrong: str = ""
+
+    @classmethod
+    @abstractmethod
+    def found(cls, environ: Mapping[str, str]) -> Self | None:
+        """Return what the launcher says, None if it did not start this process.
+
+        Raises:
+            ValueError: a variable of its has no number in it.
+        """
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all processes are on this host."""
+        return self.world_size is not None and self.world_size == self.local_world_size
+
+    def job(self) -> str:
+        """Return a name that this job alone has, the same in all processes; empty if they have nothing in common."""
+        return plain(f"{self.command}-{self._identity()}") if self._identity() else ""
+
+    def host(self) -> str:
+        """Return where rank 0 is, empty if the launcher does not say it."""
+        return LOOPBACK if self.one_host else self._first_host()
+
+    def port(self) -> int:
+        """Return the port on which rank 0 can host the gateway, the same in all processes."""
+        return FIRST_PORT + self._number() % PORTS if self._identity() else DEFAULT_PORT
+
+    def own_address(self) -> str:
+        """Return the address to listen on, empty if it is whichever faces rank 0's host."""
+        return ""
+
+    def _identity(self) -> str:
+        """What tells this job from others."""
+        return ""
+
+    def _number(self) -> int:
+        """A number for the job's port."""
+        return zlib.crc32(self._identity().encode())
+
+    def _first_host(self) -> str:
+        return ""
+
+    def checked(self, environ: Mapping[str, str], rank: str, world_size: str) -> Self:
+        """Return the same with what is wrong with it, if anything is.
+
+        Args:
+            environ: the environment.
+            rank: the variable that has the rank.
+            world_size: the variable that has the world size.
+        """
+        seen = shown(environ, rank, world_size)
+        said = whole(environ, "WORLD_SIZE", at_least=1)
+        if self.rank is None or self.world_size is None:
+            missing = rank if self.rank is None else world_size
+            return self.useless(f"{self.name} started this process ({seen}), but {missing} is missing")
+        if self.rank >= self.world_size:
+            return self.useless(f"{self.name} started this process ({seen}): there is no such rank")
+        if said not in (None, self.world_size):
+            why = (
+                f"WORLD_SIZE={said}, but {self.name} started {self.world_size} processes ({seen}): unset WORLD_SIZE, "
+                "or start as many"
+            )
+            return replace(self, wrong=why)
+        return self
+
+    def useless(self, why: str) -> Self:
+        """Return the same as a launcher that does not say who this process is."""
+        return replace(self, rank=None, world_size=None, wrong=why)
+
+
+@dataclass(frozen=True)
+class OpenMpi(Launcher):
+    """Open MPI's mpirun, 4 and 5.
+
+    Attributes:
+        namespace: what its runtime calls the job.
+    """
+
+    name = "Open MPI"
+    command = "mpirun"
+    token = "export RANKMESH_TOKEN=$(openssl rand -hex 32), and start with 'mpirun -x RANKMESH_TOKEN …'"
+    address = "start on the first host with 'mpirun -x MASTER_ADDR=$(hostname) -x RANKMESH_TOKEN …'"
+
+    namespace: str = ""
+
+    @classmethod
+    def found(cls, environ: Mapping[str, str]) -> Self | None:
+        names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+        if not shown(environ, *names):
+            return None
+        return cls(
+            rank=whole(environ, names[0]),
+            world_size=whole(environ, names[1], at_least=1),
+            local_rank=whole(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
+            local_world_size=whole(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", at_least=1),
+            namespace=environ.get("PMIX_NAMESPACE", ""),
+        ).checked(environ, *names)
+
+    def _identity(self) -> str:
+        return self.namespace
+
+
+@dataclass(frozen=True)
+class Pmi(Launcher):
+    """mpiexec of MPICH, and of those that come from it: Intel MPI, MVAPICH.
+
+    The environment has no name for the job. On one host, the process that started all ranks makes one.
+    """
+
+    name = "mpiexec (PMI)"
+    command = "mpiexec"
+    token = "export RANKMESH_TOKEN=$(openssl rand -hex 32) before 'mpiexec …'"
+    address = "start on the first host, with 'mpiexec -genv MASTER_ADDR $(hostname) …'"
+
+    @classmethod
+    def found(cls, environ: Mapping[str, str]) -> Self | None:
+        names = ("PMI_RANK", "PMI_SIZE")
+        if not shown(environ, *names) or _is_srun(environ):
+            return None
+        return cls(
+            rank=whole(environ, names[0]),
+            world_size=whole(environ, names[1], at_least=1),
+            local_rank=whole(environ, "MPI_LOCALRANKID"),
+            local_world_size=whole(environ, "MPI_LOCALNRANKS", at_least=1),
+        ).checked(environ, *names)
+
+    def _identity(self) -> str:
+        return str(_starter("PMI_RANK")) if self.one_host else ""
+
+    def _number(self) -> int:
+        return int(self._identity())
+
+
+@dataclass(frozen=True)
+class Slurm(Launcher):
+    """Slurm's srun.
+
+    Attributes:
+        job_id: the job's number.
+        step: the number of this srun in the job, None for the process of a job of a single task, which needs none.
+        nodes: the hosts of the step, as Slurm writes them: ``n[01-03,7],m2``.
+    """
+
+    name = "Slurm"
+    command = "srun"
+    token = "write 'export RANKMESH_TOKEN=$(openssl rand -hex 32)' before srun, in the batch script or by hand"
+    address = "export MASTER_ADDR, the first host of the step, before srun"
+
+    job_id: int | None = None
+    step: int | None = None
+    nodes: str = ""
+
+    @classmethod
+    def found(cls, environ: Mapping[str, str]) -> Self | None:
+        job, step = whole(environ, "SLURM_JOB_ID"), whole(environ, "SLURM_STEP_ID")
+        local_rank = whole(environ, "SLURM_LOCALID")
+        world_size = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+        if job is None and not shown(environ, "SLURM_PROCID", world_size, "SLURM_LOCALID"):
+            return None
+        if step is None or step >= _SPECIAL_STEPS:
+            if whole(environ, "SLURM_NTASKS") == 1 and environ.get("SLURM_PROCID"):
+                task = cls(whole(environ, "SLURM_PROCID"), 1, local_rank, local_world_size=1, job_id=job)
+                return task.checked(environ, "SLURM_PROCID", "SLURM_NTASKS")
+            seen = shown(environ, "SLURM_JOB_ID", "SLURM_PROCID", world_size, "SLURM_LOCALID")
+            why = f"this process runs in a Slurm job ({seen}), but not as a task of srun: start it with 'srun python …'"
+            return cls(local_rank=local_rank, wrong=why)
+        return cls(
+            rank=whole(environ, "SLURM_PROCID"),
+            world_size=whole(environ, world_size, at_least=1),
+            local_rank=local_rank,
+            local_world_size=_tasks_on(whole(environ, "SLURM_NODEID"), environ.get("SLURM_STEP_TASKS_PER_NODE", "")),
+            job_id=job,
+            step=step,
+            nodes=environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""),
+        ).checked(environ, "SLURM_PROCID", world_size)
+
+    def port(self) -> int:
+        # A single task meets nobody, and its job may run others beside it: any port that is free.
+        return 0 if self.step is None else super().port()
+
+    def _identity(self) -> str:
+        return "" if self.job_id is None or self.step is None else f"{self.job_id}.{self.step}"
+
+    def _number(self) -> int:
+        # Jobs that run at a time mostly have numbers that are close, and so do a job's steps: neither shall meet.
+        return (self.job_id or 0) + 1000 * (self.step or 0)
+
+    def _first_host(self) -> str:
+        return first_of(self.nodes)
+
+
+@dataclass(frozen=True)
+class Kubernetes(Launcher):
+    """An Indexed Job of Kubernetes, one rank a pod."""
+
+    name = "Kubernetes"
+    command = "kubectl"
+    token = "give the pods RANKMESH_TOKEN out of a Secret"
+    address = "give the pods a 'subdomain', the name of a headless Service"
+
+    @classmethod
+    def found(cls, environ: Mapping[str, str]) -> Self | None:
+        index = whole(environ, "JOB_COMPLETION_INDEX")
+        if index is None:
+            return None
+        pod = cls(rank=index, world_size=whole(environ, "WORLD_SIZE", at_least=1), local_rank=0, local_world_size=1)
+        if pod.world_size is None:
+            return pod.useless(
+                f"Kubernetes started this pod (JOB_COMPLETION_INDEX={index}), but does not say how many there are: "
+                "give the pods WORLD_SIZE, the same number as the Job's completions"
+            )
+        return pod.checked(environ, "JOB_COMPLETION_INDEX", "WORLD_SIZE")
+
+    def own_address(self) -> str:
+        # Not the one that faces the first pod: that has no name until it runs, which may take minutes.
+        return _own_name_and_address()[1]
+
+    def _first_host(self) -> str:
+        return first_pod(_own_name_and_address()[0], self.rank)
+
+
+LAUNCHERS: tuple[type[Launcher], ...] = (OpenMpi, Pmi, Slurm, Kubernetes)
+"""The innermost first, as they are found inside each other."""
+
+
+def launcher_in(environ: Mapping[str, str]) -> Launcher | None:
+    """Return the launcher that started a process with this environment as one of several, None if none did.
+
+    Raises:
+        ValueError: a variable of its has no number in it.
+    """
+    return next((there for kind in LAUNCHERS if (there := kind.found(environ)) is not None), None)
+
+
+def first_of(nodes: str) -> str:
+    """Return the first host of a list as Slurm writes it: ``n01`` of ``n[01-03,7],m2``."""
+    first = re.match(r"(?:\[[^\]]*\]|[^,\[])*", nodes)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
+
+
+def first_pod(own_name: str, index: int | None) -> str:
+    """Return the full name of an Indexed Job's first pod: ``train-0.mesh.default.svc.cluster.local`` of train-3's.
+
+    It is empty if the own name has no domain, for then no name stands for another pod, or does not end with the index.
+    """
+    name, _, domain = own_name.partition(".")
+    stem, dash, end = name.rpartition("-")
+    return f"{stem}-0.{domain}" if domain and dash and end == str(index) else ""
+
+
+def plain(text: str) -> str:
+    """Return the text with what does not belong into a file name or a URL replaced."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+
+
+def _own_name_and_address() -> tuple[str, str]:
+    """Return this host's full name and its address, as /etc/hosts has them; empty if it has not."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME)
+    except OSError:
+        return "", ""
+    return found[0][3], str(found[0][4][0])
+
+
+def _is_srun(environ: Mapping[str, str]) -> bool:
+    """Whether it was srun that set PMI_RANK, as ``srun --mpi=pmi2`` does, and not an mpiexec inside of its step."""
+    pairs = (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"), ("MPI_LOCALRANKID", ""))
+    return bool(environ.get("SLURM_STEP_ID")) and all(environ.get(mpi) == environ.get(slurm) for mpi, slurm in pairs)
+
+
+def _tasks_on(node: int | None, tasks: str) -> int | None:
+    """Return how many tasks a node has: 2 for node 1 of ``2(x2),1``."""
+    if node is None:
+        return None
+    for count, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
+        node -= int(nodes or 1)
+        if node < 0:
+            return int(count)
+    return None
+
+
+def _starter(variable: str) -> int:
+    """Return the id of the closest process above this one that does not have a variable: its launcher.
+
+    Between the two there may be shells, which inherit the variable.
+    """
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            if f"\0{variable}=".encode() not in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+                break
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # another user's, which is not between
+            break
+    return pid

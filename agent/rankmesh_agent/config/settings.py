@@ -1,0 +1,235 @@
+"""All configuration from the environment, read in this one file."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from rankmesh_agent.config.launchers import Launcher, launcher_in
+from rankmesh_agent.config.env import whole
+
+Transport = Literal["auto", "tcp", "shm"]
+Pickle = Literal["authenticated", "never"]
+Hosting = Literal["auto", "attached", "embedded"]
+
+DEFAULT_TIMEOUT = 1800.0
+"""Seconds an operation may take when nobody says otherwise: torch's 30 minutes."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says. Names people already set for torch, Slurm and Open MPI are taken as they are.
+
+    Attributes:
+        rank: RANK, or the rank the launcher gave.
+        world_size: WORLD_SIZE, or what the launcher says; where RANK is set, if it is the rank the launcher gave.
+        local_rank: LOCAL_RANK, or the same.
+        launcher: Open MPI, MPICH, Slurm or Kubernetes, if one of them gave this process its rank, and not torchrun,
+            ``rankmesh run`` or a person, who set RANK.
+        master_addr: MASTER_ADDR, the host of the gateway.
+        master_port: MASTER_PORT, the port of the gateway.
+        gateway: RANKMESH_GATEWAY, the URL of a gateway that already runs; the launcher sets it.
+        job: RANKMESH_JOB, keeps jobs at one gateway apart.
+        token: RANKMESH_TOKEN, the secret all processes of a job share; or what is in the file RANKMESH_TOKEN_FILE.
+        transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
+            host.
+        bind: RANKMESH_BIND, the address to listen on.
+        advertise: RANKMESH_ADVERTISE, the addresses peers are told, comma-separated.
+        interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, the network interface to listen on.
+        shm_dir: RANKMESH_SHM_DIR, where shared memory files are made.
+        slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory.
+        eager_bytes: RANKMESH_EAGER_BYTES, largest message sent before its receiver asked for it.
+        timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
+        pickle: RANKMESH_PICKLE, whether objects that are not plain data may be pickled: only ``authenticated`` ranks do
+            (those of a job with a token), or ``never``.
+        max_body: RANKMESH_MAX_BODY, largest array in bytes that an agent takes or gives over HTTP.
+        hosting: RANKMESH_HOSTING, whether this process attaches to a standalone agent (``attached``) or has its own
+            (``embedded``); ``auto`` attaches where an http:// gateway has standalone agents.
+        elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
+        torchrun_store: TORCHELASTIC_USE_AGENT_STORE, whether torchrun has a store at MASTER_ADDR and MASTER_PORT.
+        flight_recorder: RANKMESH_FLIGHT_RECORDER, how many of the latest operations to remember; 0 for none.
+        debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    launcher: Launcher | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    gateway: str | None = None
+    job: str = "default"
+    token: str = ""
+    transport: Transport = "auto"
+    bind: str | None = None
+    advertise: tuple[str, ...] = ()
+    interface: str | None = None
+    shm_dir: str = "/dev/shm"
+    slot_bytes: int = 1 << 20
+    eager_bytes: int = 1 << 16
+    timeout: float = DEFAULT_TIMEOUT
+    pickle: Pickle = "authenticated"
+    max_body: int = 1 << 30
+    hosting: Hosting = "auto"
+    elastic_run: str | None = None
+    torchrun_store: bool = False
+    flight_recorder: int = 1000
+    debug: str = "OFF"
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Settings:
+        """Read the settings from ``environ`` (usually ``os.environ``).
+
+        Raises:
+            ValueError: a variable is set to something that makes no sense; the message names it.
+            OSError: the token's file cannot be read.
+        """
+        transport = (environ.get("RANKMESH_TRANSPORT") or "auto").lower()
+        if transport not in ("auto", "tcp", "shm"):
+            raise ValueError(f"RANKMESH_TRANSPORT={transport!r}: set it to 'tcp' or 'shm', or leave it out")
+        pickle = (environ.get("RANKMESH_PICKLE") or "authenticated").lower()
+        if pickle not in ("authenticated", "never"):
+            raise ValueError(f"RANKMESH_PICKLE={pickle!r}: set it to 'authenticated' or 'never', or leave it out")
+        hosting = (environ.get("RANKMESH_HOSTING") or "auto").lower()
+        if hosting not in get_args(Hosting):
+            raise ValueError(f"RANKMESH_HOSTING={hosting!r}: set it to 'attached' or 'embedded', or leave it out")
+        interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
+        timeout = environ.get("RANKMESH_TIMEOUT")
+        rank, local_rank = whole(environ, "RANK"), whole(environ, "LOCAL_RANK")
+        world_size = whole(environ, "WORLD_SIZE", at_least=1)
+        launcher = launcher_in(environ) if rank is None else None
+        told = launcher if rank is None else _told_of(rank, environ)
+        if told is not None:
+            rank, world_size = None if told.wrong else told.rank, world_size or told.world_size
+            local_rank = told.local_rank if local_rank is None else local_rank
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            launcher=launcher,
+            master_addr=environ.get("MASTER_ADDR") or None,
+            master_port=whole(environ, "MASTER_PORT", at_most=65535),
+            gateway=environ.get("RANKMESH_GATEWAY") or None,
+            job=environ.get("RANKMESH_JOB") or "default",
+            token=_token(environ),
+            transport=cast(Transport, transport),
+            bind=environ.get("RANKMESH_BIND") or None,
+            advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
+            interface=_first_interface(interface) if interface else None,
+            shm_dir=environ.get("RANKMESH_SHM_DIR") or "/dev/shm",
+            slot_bytes=whole(environ, "RANKMESH_SLOT_BYTES", at_least=4096) or cls.slot_bytes,
+            eager_bytes=_or_default(whole(environ, "RANKMESH_EAGER_BYTES", at_most=1 << 20), cls.eager_bytes),
+            timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
+            pickle=cast(Pickle, pickle),
+            max_body=whole(environ, "RANKMESH_MAX_BODY", at_least=1) or cls.max_body,
+            hosting=cast(Hosting, hosting),
+            elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
+            torchrun_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            flight_recorder=_or_default(
+                whole(environ, "RANKMESH_FLIGHT_RECORDER", at_most=1 << 20), cls.flight_recorder
+            ),
+            debug=_debug(environ),
+        )
+
+
+def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
+    """Refuse to listen where other machines can reach us when nobody has to prove who they are.
+
+    Raises:
+        ValueError: ``host`` is not a loopback address and ``token`` is empty.
+    """
+    if not token and not is_loopback(host):
+        raise ValueError(
+            f"{what} would listen on {host}, which other machines can reach, without a token. "
+            "Set RANKMESH_TOKEN to the same secret on every rank (for example the output of 'openssl rand -hex 32'), "
+            "or listen on 127.0.0.1."
+        )
+
+
+def token_in(path: Path) -> str:
+    """Return the token that a file holds.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: there is none in it.
+    """
+    token = path.read_text().strip()
+    if not token:
+        raise ValueError(f"{path} is empty; put the token in it, for example the output of 'openssl rand -hex 32'")
+    return token
+
+
+def make_token(path: Path) -> None:
+    """Put a fresh token into a file, for its owner alone to read, unless there is such a file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with contextlib.suppress(FileExistsError), tempfile.NamedTemporaryFile("w", dir=path.parent) as fresh:
+        fresh.write(f"{secrets.token_hex(32)}\n")
+        fresh.flush()
+        os.link(fresh.name, path)  # complete from the first moment, and of two makers' tokens only one
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. A name other than localhost counts as reachable from elsewhere."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _told_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:
+    """Return the launcher that gave this rank, None if none did: RANK may be another launcher's, inside of this one.
+
+    Who set RANK needs no launcher, so what one may have left is not an error.
+    """
+    with contextlib.suppress(ValueError):
+        there = launcher_in(environ)
+        return there if there is not None and not there.wrong and there.rank == rank else None
+    return None
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    token, path = environ.get("RANKMESH_TOKEN"), environ.get("RANKMESH_TOKEN_FILE")
+    if token or not path:
+        return token or ""
+    return token_in(Path(path))
+
+
+def _debug(environ: Mapping[str, str]) -> str:
+    for name in ("RANKMESH_DEBUG", "TORCH_DISTRIBUTED_DEBUG"):
+        text = environ.get(name)
+        if text:
+            if text.upper() not in ("OFF", "INFO", "DETAIL"):
+                raise ValueError(f"{name}={text!r}: set it to OFF, INFO or DETAIL, or leave it out")
+            return text.upper()
+    return "OFF"
+
+
+def _first_interface(names: str) -> str | None:
+    """Return the first of the interfaces to use; NCCL's ``^a,b`` says only which not to use."""
+    return None if names.startswith("^") else names.split(",")[0].removeprefix("=")
+
+
+def _or_default(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} is not a number of seconds") from None
+    if not value > 0:
+        raise ValueError(f"{name}={text} must be more than 0 seconds")
+    return value

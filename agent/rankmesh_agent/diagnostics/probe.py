@@ -1,0 +1,267 @@
+"""What an agent finds out for ``rankmesh doctor``: what its host has, and how the ways to other agents are.
+
+An agent asks only those that its gateway lists, so nobody can have it ask what else it may reach. What it says of a way
+that does not work is where it ended and what that means, as far as it can be told from here.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import os
+import platform
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from rankmesh_agent.net.http_client import Asker, NoAnswerError
+from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.schemas import (
+    MAX_PROBE_BYTES,
+    MAX_PROBE_SECONDS,
+    HostReport,
+    ProbeReply,
+    ProbeRequest,
+    ProbeStage,
+)
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.version import __version__
+
+_GATEWAY_SECONDS = 5.0
+_LISTED_SECONDS = 5.0
+"""How long the gateway's list is taken as it was; an address that is not on it has it asked again."""
+_QUESTIONS = 5
+"""How often a question is asked to find how long it takes."""
+_PIECE = 256 << 10
+_BUSY_SECONDS = 0.05
+
+
+class AddressNotListedError(DistNetworkError):
+    """An agent probes only addresses of agents that the gateway lists."""
+
+    code = "address-not-listed"
+    status = 403
+
+
+class _EndedError(Exception):
+    """The way ended here."""
+
+    def __init__(self, stage: ProbeStage, why: str) -> None:
+        super().__init__(why)
+        self.stage = stage
+        self.why = why
+
+
+class Prober:
+    """Measures from this process.
+
+    Args:
+        gateway: returns the gateway's URL.
+        settings: returns what the environment said.
+        token: the job's token, empty for none.
+    """
+
+    def __init__(self, gateway: Callable[[], str], settings: Callable[[], Settings], token: str) -> None:
+        self._gateway = gateway
+        self._settings = settings
+        self._token = token
+        self._lock = threading.Lock()
+        self._listed: frozenset[str] = frozenset()
+        self._listed_at = float("-inf")
+
+    def host(self) -> HostReport:
+        """Return what this host has."""
+        settings = self._settings()
+        total, free = shm_room(settings.shm_dir)
+        return HostReport(
+            socket.gethostname(),
+            shared_memory.host_id(settings.shm_dir),
+            time.time(),
+            __version__,
+            platform.python_version(),
+            f"{platform.system()} {platform.release()} {platform.machine()}",
+            len(os.sched_getaffinity(0)),
+            settings.transport,
+            settings.shm_dir,
+            total,
+            free,
+            shared_memory.unsupported() or ("" if total is not None else f"there is no directory {settings.shm_dir}"),
+            settings.slot_bytes,
+            bool(self._token),
+        )
+
+    def probe(self, asked: ProbeRequest) -> ProbeReply:
+        """Measure the way to an agent; blocks for at most MAX_PROBE_SECONDS.
+
+        Raises:
+            AddressNotListedError: the gateway does not list the address.
+            DistNetworkError: the gateway cannot be asked.
+        """
+        if not self._is_listed(asked.url):
+            raise AddressNotListedError(
+                f"the gateway lists no agent at {asked.url!r}; /v1/ranks and /v1/agents there say which it lists",
+                address=asked.url,
+            )
+        return measure(asked.url, self._token, asked.bytes, asked.seconds)
+
+    def _is_listed(self, url: str) -> bool:
+        with self._lock:
+            fresh = time.monotonic() - self._listed_at < _LISTED_SECONDS
+            if not (fresh and url in self._listed):
+                self._listed = frozenset(self._ask())
+                self._listed_at = time.monotonic()
+            return url in self._listed
+
+    def _ask(self) -> Iterator[str]:
+        gateway = self._gateway()
+        asker = Asker(self._token)
+        try:
+            for path in ("ranks", "agents"):
+                answer = asker.ask("GET", f"{gateway}/v1/{path}", timeout=_GATEWAY_SECONDS)
+                if answer.status != HTTPStatus.OK:
+                    raise ValueError(f"it answered {answer.status}")
+                for entry in answer.json():
+                    if path == "agents":
+                        yield from entry["agent"]["urls"]
+                    elif entry["state"] != "left":  # another program may have its port by now
+                        yield entry["member"]["http"]
+        except (NoAnswerError, ValueError, TypeError, KeyError) as error:
+            raise DistNetworkError(
+                f"the gateway at {gateway} does not say which agents there are: {error}", address=gateway
+            ) from error
+        finally:
+            asker.close()
+
+
+def shm_room(directory: str) -> tuple[int | None, int | None]:
+    """Return the bytes of a directory's file system, and how many of them are free; None if there is none."""
+    try:
+        room = os.statvfs(directory)
+    except OSError:
+        return None, None
+    return room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+
+
+def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:
+    """Measure the way from here to an agent.
+
+    Args:
+        url: its base URL.
+        token: the job's token, empty for none.
+        nbytes: how many bytes to fetch.
+        seconds: how long it may take.
+    """
+    deadline = Deadline(min(MAX_PROBE_SECONDS, max(0.1, seconds)))
+    nbytes = min(MAX_PROBE_BYTES, max(0, nbytes))
+    reply = ProbeReply(url, reached=False)
+    try:
+        place = urlsplit(url)
+        with _connected(place.hostname or "", place.port or 80, deadline, reply) as connection:
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            for _ in range(_QUESTIONS):
+                took = _fetch(connection, 0, headers, deadline)
+                reply.round_trip = min(took, reply.round_trip or took)
+            if nbytes:
+                took = _fetch(connection, nbytes, headers, deadline)
+                reply.bytes, reply.seconds = nbytes, max(1e-9, took - (reply.round_trip or 0.0))
+        reply.reached = True
+    except _EndedError as end:
+        reply.stage, reply.error = end.stage, end.why
+    return reply
+
+
+@contextmanager
+def _connected(host: str, port: int, deadline: Deadline, reply: ProbeReply) -> Iterator[http.client.HTTPConnection]:
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise _EndedError("name", f"the name {host!r} cannot be resolved on {socket.gethostname()}: {error}") from error
+    sock = socket.socket(*address[:3])
+    connection = http.client.HTTPConnection(host, port)
+    try:
+        sock.settimeout(deadline.remaining())
+        began = time.perf_counter()
+        try:
+            sock.connect(address[4])
+        except OSError as error:
+            raise _not_connected(error, address[4][0], port, deadline) from error
+        reply.connect = time.perf_counter() - began
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sock = sock
+        yield connection
+    finally:
+        connection.close()
+        sock.close()
+
+
+def _not_connected(error: OSError, host: object, port: int, deadline: Deadline) -> _EndedError:
+    if isinstance(error, TimeoutError):
+        return _EndedError(
+            "connect",
+            f"no answer to a connection to {host} port {port} within {deadline.seconds:g} s: packets are dropped on "
+            "the way; look for a firewall, a route that is missing, or a cable",
+        )
+    if error.errno == errno.ECONNREFUSED:
+        return _EndedError(
+            "refused",
+            f"{host} refuses connections to port {port}: nothing listens there; has the process ended, or is the "
+            "address another host's?",
+        )
+    return _EndedError(
+        "route", f"no way to {host} port {port}: {error.strerror or error}; look at routes and addresses"
+    )
+
+
+def _fetch(connection: http.client.HTTPConnection, nbytes: int, headers: dict[str, str], deadline: Deadline) -> float:
+    """Fetch so many bytes and return the seconds it took.
+
+    Raises:
+        _EndedError: it did not work.
+    """
+    arrived = 0
+    sock = connection.sock
+    place = f"{connection.host} port {connection.port}"
+    try:
+        while True:
+            began = time.perf_counter()
+            sock.settimeout(max(1e-3, deadline.remaining()))
+            connection.request("GET", f"/v1/probe?bytes={nbytes}", headers=headers)
+            response = connection.getresponse()
+            if response.status != HTTPStatus.SERVICE_UNAVAILABLE or deadline.remaining() < _BUSY_SECONDS:
+                break
+            response.read(_PIECE)
+            select.select([], [], [], _BUSY_SECONDS)
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            raise _EndedError("token", f"the agent at {place} refuses this one's token: they are not of one job")
+        if response.status != HTTPStatus.OK:
+            raise _EndedError("stranger", f"{place} answers {response.status}: that is not an agent, or an older one")
+        while piece := response.read1(_PIECE):
+            arrived += len(piece)
+            if arrived > nbytes:
+                raise _EndedError("stranger", f"{place} answers with what was not asked for: that is not an agent")
+            sock.settimeout(max(1e-3, deadline.remaining()))
+        if arrived < nbytes:
+            raise ConnectionResetError("the connection ended")
+        response.read()  # nothing, but it ends the answer: the connection is free for the next question
+        return time.perf_counter() - began
+    except TimeoutError:
+        if arrived or nbytes:
+            raise _EndedError(
+                "transfer",
+                f"{arrived} of {nbytes} bytes came from {place} within {deadline.seconds:g} s, although short answers "
+                "do: large packets get lost (MTU, a bad cable), or the way is that slow",
+            ) from None
+        raise _EndedError(
+            "answer",
+            f"{place} accepts connections, but does not answer within {deadline.seconds:g} s: the process is stopped "
+            "or too busy, or the way broke meanwhile",
+        ) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise _EndedError("answer", f"{place} ended the connection: {error or type(error).__name__}") from error

@@ -1,5 +1,0 @@
-"""The data plane of a cluster's own MPI, by way of mpi4py; loads neither before ``library.mpi()`` is called."""
-
-from rankmesh_agent.engine.backends.mpi.library import cuda_aware, why_not
-
-__all__ = ["cuda_aware", "why_not"]

@@ -1,0 +1,185 @@
+"""Arrays on GPUs over an MPI that takes them: it is given their addresses, and what it cannot reduce our kernel does.
+
+MPI knows no streams, so the host waits until the arrays are there, and until MPI has moved them.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rankmesh_agent.collectives.reduction import partial_dtype
+from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.device import arithmetic
+from rankmesh_agent.device import runtime
+from rankmesh_agent.device.array import DeviceArray
+from rankmesh_agent.backends.base import Watch
+from rankmesh_agent.gpu.backend import DeviceBackend
+from rankmesh_agent.mpi.backend import MpiBackend
+from rankmesh_agent.mpi.library import mpi
+from rankmesh_agent.mpi.types import datatype, is_native, operation
+from rankmesh_agent.gpu.launch import Launch
+from rankmesh_agent.wire.errors import CollectiveTimeoutError
+from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+
+_PIECE = 1 << 30
+"""Bytes of a message: MPI counts in C's int."""
+_LOOK_SECONDS = 0.0001
+"""How often is looked whether the GPU has got to a call."""
+
+Placed = Sequence[tuple[int, DeviceArray]]
+"""Arrays with the group ranks that they come from, or go to."""
+
+
+class MpiDevice(DeviceBackend):
+    """Carries calls out by an MPI that is aware of CUDA.
+
+    Args:
+        host: the group's calls on arrays in host memory, which go over MPI, too.
+    """
+
+    name: ClassVar[str] = "mpi"
+    medium = "mpi"
+
+    def __init__(self, host: MpiBackend) -> None:
+        self._host = host
+        self._comm: Any = None
+
+    def algorithm(self, call: Call) -> Algorithm:
+        return functools.partial(_ALGORITHMS[call.kind], self)
+
+    def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: Watch) -> None:
+        _wait(launch, watch)
+        self._host.run(self._carry_out, (algorithm, launch, own), watch)
+
+    def _carry_out(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any]) -> None:
+        if self._comm is None:
+            self._comm = self._host.comm.Dup()  # messages of ours, and users', are not to be taken for each other
+        algorithm(launch, *own)
+
+    # Collectives
+
+    def _all_reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
+        if self._native(array.dtype, op):
+            for piece in _pieces(array):
+                into = _buffer(piece), piece.size, datatype(array.dtype)
+                self._comm.Allreduce(mpi().IN_PLACE, into, operation(op, array.dtype))
+            return
+        parts = self._rows(launch, array)
+        self._all_gather(launch, parts, array)
+        arithmetic.combine(op, parts, [array], launch.stream, launch.device)
+
+    def _reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
+        parts = self._rows(launch, array) if self._comm.rank == root else []
+        self._gather(launch, parts, array, root)
+        if parts:
+            arithmetic.combine(op, parts, [array], launch.stream, launch.device)
+
+    def _reduce_scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp) -> None:
+        parts = self._rows(launch, output)
+        self._all_to_all(launch, parts, inputs)
+        arithmetic.combine(op, parts, [output], launch.stream, launch.device)
+
+    def _broadcast(self, launch: Launch, array: DeviceArray, root: int) -> None:
+        for piece in _pieces(array):
+            self._comm.Bcast((_buffer(piece), piece.nbytes, mpi().BYTE), root)
+
+    def _all_gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
+        self._move(launch, list(enumerate(outputs)), [(rank, array) for rank in range(self._comm.size)])
+
+    def _gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int) -> None:
+        self._move(launch, list(enumerate(outputs)), [(root, array)])
+
+    def _scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int) -> None:
+        self._move(launch, [(root, output)], list(enumerate(inputs)))
+
+    def _all_to_all(self, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]) -> None:
+        self._move(launch, list(enumerate(outputs)), list(enumerate(inputs)))
+
+    # Parts
+
+    def _native(self, dtype: np.dtype[Any], op: ReduceOp) -> bool:
+        """Whether MPI's own arithmetic is that of the reduction: ours, in Python, cannot read a GPU's memory."""
+        own = op is not ReduceOp.AVG and is_native(dtype) and partial_dtype(op, dtype, self._comm.size) == dtype
+        return own and bool(operation(op, dtype).is_predefined)
+
+    def _rows(self, launch: Launch, like: DeviceArray) -> list[DeviceArray]:
+        """Return arrays like another one to work in, one a rank."""
+        rows = launch.rows(like, self._comm.size)
+        runtime.synchronize(launch.stream)  # whose the memory was may be at it still, and MPI does not wait for the stream
+        return rows
+
+    def _move(self, launch: Launch, incoming: Placed, outgoing: Placed) -> None:
+        """Move arrays from and to ranks; what is for this rank itself is copied on the GPU."""
+        comm, me, byte = self._comm, self._comm.rank, mpi().BYTE
+        requests = []
+        for rank, array in incoming:
+            if rank != me:
+                requests += [comm.Irecv((_buffer(one), one.nbytes, byte), rank) for one in _pieces(array)]
+        for rank, array in outgoing:
+            if rank != me:
+                requests += [comm.Isend((_buffer(one), one.nbytes, byte), rank) for one in _pieces(array)]
+        mine = dict(outgoing).get(me)
+        for rank, array in incoming:
+            if rank == me and mine is not None and mine.pointer != array.pointer:
+                runtime.copy(array.pointer, mine.pointer, array.nbytes, launch.stream)
+        mpi().Request.Waitall(requests)
+
+    # Ends
+
+    def trouble(self) -> str:
+        return ""
+
+    def abort(self) -> None:
+        """Nothing to end on the GPU: it is the host that waits in MPI, which the group's guard looks after."""
+
+    def close(self) -> None:
+        """Nothing to let go of: a communicator cannot be freed where a member may be gone."""
+
+
+def _wait(launch: Launch, watch: Watch) -> None:
+    """Wait until the arrays are there, or the call is in vain, or too late.
+
+    It is the caller's stream that may hold them up, which the group's guard does not look after: no rank is in MPI yet.
+    """
+    event = runtime.new_event()
+    try:
+        runtime.record(event, launch.stream)
+        while not runtime.happened(event):
+            watch.check(list)  # nobody is missing
+            if launch.deadline.passed():
+                raise CollectiveTimeoutError(
+                    f"{launch.described} #{watch.seq}: what the stream has to do before was not done within "
+                    f"{launch.deadline.seconds:.1f} s",
+                    op=watch.call.name,
+                    seq=watch.seq,
+                )
+            time.sleep(_LOOK_SECONDS)
+    finally:
+        runtime.drop_event(event)
+
+
+def _pieces(array: DeviceArray) -> list[DeviceArray]:
+    """Return the parts of an array that MPI can count."""
+    step = _PIECE // array.dtype.itemsize
+    return [array[begin : begin + step] for begin in range(0, array.size, step)]
+
+
+def _buffer(array: DeviceArray) -> Any:
+    return mpi().buffer.fromaddress(array.pointer, array.nbytes)
+
+
+_ALGORITHMS: dict[Kind, Callable[..., None]] = {
+    Kind.ALL_REDUCE: MpiDevice._all_reduce,
+    Kind.REDUCE: MpiDevice._reduce,
+    Kind.BROADCAST: MpiDevice._broadcast,
+    Kind.ALL_GATHER: MpiDevice._all_gather,
+    Kind.GATHER: MpiDevice._gather,
+    Kind.SCATTER: MpiDevice._scatter,
+    Kind.ALL_TO_ALL: MpiDevice._all_to_all,
+    Kind.REDUCE_SCATTER: MpiDevice._reduce_scatter,
+}

@@ -1,0 +1,236 @@
+"""What is kept of every call and message: the latest ones (a flight recorder), and tallies of all.
+
+Both are written on the way of a call of a few microseconds and read seldom, so what is written is the least: one tuple,
+whose words are made when somebody asks, and three additions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from rankmesh_agent.wire.dtypes import display
+from rankmesh_agent.wire.ops import Call
+from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
+from rankmesh_agent.wire.stats import BOUNDS, Operations
+
+KEPT = 1000
+"""How many calls and messages the flight recorder keeps unless somebody says otherwise."""
+MOST_GROUPS = 100
+"""How many groups are counted each by itself; the others together, under OTHER_GROUPS."""
+OTHER_GROUPS = "(other)"
+ENDED_GROUPS = "(ended)"
+"""What the tallies of the groups that are no more go under, together: sums over groups never go down."""
+
+
+class Owner(Protocol):
+    """Whose a call is: a group at one rank."""
+
+    @property
+    def id(self) -> str:
+        """The group's id, as people are told."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def is_called(self, name: str) -> bool:
+        """Whether that is the group's name or id."""
+
+    def number(self, rank: int) -> int:
+        """Return the number the user knows a member by."""
+
+
+Message = tuple[str, np.dtype[Any], int, int, int]
+"""A message between two ranks: ``send`` or ``recv``, dtype and elements, the other rank or -1 for any, tag."""
+Entry = tuple[Owner, Call | Message, int, float, float | None, str, int]
+"""A call or message: whose, what, its number, begin and end by the monotonic clock, its error's text, its bytes. The
+end is None while it is under way. A bare tuple, as making one takes a fifth of what making a named one takes."""
+
+
+class Tally:
+    """The calls of one kind in one group, counted as they end: see vitals.Operations."""
+
+    __slots__ = ("buckets", "failures", "nbytes", "seconds")
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.seconds = 0.0
+        self.failures = 0
+        self.buckets = [0] * (len(BOUNDS) + 1)
+
+    def count(self, seconds: float, nbytes: int) -> None:
+        """Count a call that has ended."""
+        self.seconds += seconds
+        self.nbytes += nbytes
+        self.buckets[bisect_left(BOUNDS, seconds)] += 1
+
+    def add(self, other: Tally) -> None:
+        """Count another tally's calls, too."""
+        self.nbytes += other.nbytes
+        self.seconds += other.seconds
+        self.failures += other.failures
+        self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
+
+    def counted(self, group: str, op: str) -> Operations:
+        """Return what has been counted."""
+        return Operations(group, op, self.nbytes, self.seconds, self.failures, list(self.buckets))
+
+
+class Recorded(Protocol):
+    """A group whose calls are recorded."""
+
+    name: str
+
+    def is_called(self, name: str) -> bool:
+        """Whether that is its name or id."""
+
+    def tallies(self) -> Mapping[str, Tally]:
+        """Return its tallies, by kind of call."""
+
+    def under_way(self) -> list[Entry]:
+        """Return its calls and messages that have begun and not ended."""
+
+
+class Recorder:
+    """One process's flight recorder and tallies.
+
+    Args:
+        kept: how many calls and messages to remember, 0 for none.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._entries: deque[Entry] = deque(maxlen=kept)
+        self.record = self._entries.append
+        """Takes a call or message that has ended."""
+        self._since = time.time() - time.monotonic()
+        self._lock = threading.Lock()
+        self._groups: list[Recorded] = []
+        self._ended: dict[str, Operations] = {}
+
+    def taken(self) -> list[Entry]:
+        """Return what is remembered of calls that have ended, and forget it."""
+        found: list[Entry] = []
+        with contextlib.suppress(IndexError):
+            while len(found) < (self._entries.maxlen or 0):
+                found.append(self._entries.popleft())
+        return found
+
+    def begin(self, group: Recorded) -> None:
+        """Take note of a group."""
+        with self._lock:
+            self._groups.append(group)
+
+    def end(self, group: Recorded) -> None:
+        """Take note that a group is no more: its calls are counted with those of others that are no more."""
+        with self._lock:
+            self._groups.remove(group)
+            for op, tally in group.tallies().items():
+                self._ended.setdefault(op, Operations(ENDED_GROUPS, op)).add(tally.counted(ENDED_GROUPS, op))
+
+    def operations(self) -> list[Operations]:
+        """Return what has been counted and what is in flight, by group in the order they were made, ended ones last.
+
+        There are at most MOST_GROUPS + 2 groups, as metrics want it; groups of one name count as one.
+        """
+        found: dict[tuple[str, str], Operations] = {}
+
+        def at(group: str, op: str) -> Operations:
+            return found.setdefault((group, op), Operations(group, op))
+
+        with self._lock:
+            now = time.monotonic()
+            names: set[str] = set()
+            for group in self._groups:
+                if len(names) < MOST_GROUPS:
+                    names.add(group.name)
+                name = group.name if group.name in names else OTHER_GROUPS
+                for op, tally in sorted(group.tallies().items()):
+                    at(name, op).add(tally.counted(name, op))
+                for entry in group.under_way():
+                    counted = at(name, name_of(entry[1]))
+                    counted.in_flight += 1
+                    counted.oldest = max(counted.oldest, now - entry[3])
+            for op, ended in self._ended.items():
+                at(ENDED_GROUPS, op).add(ended)
+        return list(found.values())
+
+    def in_flight(self, group: str) -> list[InFlight] | None:
+        """Return the calls and messages of a group that have begun and not ended, as GroupInfo lists them, but all.
+
+        Args:
+            group: name or id.
+
+        Returns:
+            None if there is no such group; one that is being made is one already.
+        """
+        now = time.monotonic()
+        with self._lock:
+            groups = [each for each in self._groups if each.is_called(group)]
+            return [in_flight(entry, now) for each in groups for entry in each.under_way()] if groups else None
+
+    def records(self, group: str | None = None, last: int | None = None) -> list[FlightRecord]:
+        """Return what is remembered: what has ended, in that order, then what is under way.
+
+        Args:
+            group: only of the groups with this name or id.
+            last: only so many, the latest.
+        """
+        with self._lock:
+            entries = [*self._entries.copy(), *(entry for group in self._groups for entry in group.under_way())]
+        wanted = [entry for entry in entries if group is None or entry[0].is_called(group)]
+        first = 0 if last is None else max(0, len(wanted) - last)
+        return [_record(entry, self._since) for entry in wanted[first:]]
+
+
+def in_flight(entry: Entry, now: float) -> InFlight:
+    """Return a call under way as others are told."""
+    _, _, seq, begun, _, _, nbytes = entry
+    return InFlight(words(entry), seq, max(0.0, now - begun), nbytes)
+
+
+def words(entry: Entry) -> str:
+    """Return a call or message in words."""
+    standing, what = entry[:2]
+    if isinstance(what, Call):
+        return str(what)
+    op, _, _, rank, tag = what
+    other = "any rank" if rank < 0 else f"rank {standing.number(rank)}"
+    return f"{op} {'to' if op == 'send' else 'from'} {other} (tag {tag})"
+
+
+def name_of(what: Call | Message) -> str:
+    """Return a call's or message's name in the API."""
+    return what.name if isinstance(what, Call) else what[0]
+
+
+def error_text(error: BaseException) -> str:
+    """Return an error as it is remembered: itself it would keep the frames it went through, and their arrays."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _record(entry: Entry, since: float) -> FlightRecord:
+    standing, what, seq, begun, ended, error, nbytes = entry
+    dtype, elements = (what.dtype, what.count) if isinstance(what, Call) else what[1:3]
+    state: FlightState = "failed" if error else "in-flight" if ended is None else "completed"
+    return FlightRecord(
+        standing.id,
+        standing.name,
+        seq,
+        name_of(what),
+        words(entry),
+        "" if dtype is None else display(dtype),
+        elements,
+        nbytes,
+        since + begun,
+        None if ended is None else since + ended,
+        state,
+        error,
+    )

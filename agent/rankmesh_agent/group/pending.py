@@ -1,0 +1,203 @@
+"""How a call, and a message, of a group wait: until it is done, or cannot be any more, or the deadline passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Protocol
+
+from rankmesh_agent.group.message_stats import Messages
+from rankmesh_agent.progress.framing import Transfer
+from rankmesh_agent.group.flight_recorder import Entry, words
+from rankmesh_agent.group.state import Standing
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
+from rankmesh_agent.wire.ops import Call
+
+After = Callable[[], None] | None
+"""What to do with the arrays once the data is there (copy a staged one back)."""
+Note = Callable[[], str] | None
+"""Says what else there is to say of a call when the ranks' calls do not fit together (splits, shapes, call site)."""
+
+
+class RunningCall:
+    """A group's collective call under way, one after the other: a backends.base.Watch.
+
+    Args:
+        standing: of the group.
+
+    Attributes:
+        deadline: when the latest call has to be over.
+    """
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self.deadline = Deadline(0)
+        self._note: Note = None
+
+    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Note = None) -> float:
+        """Go on to another call; return when it began, by the monotonic clock.
+
+        Args:
+            call: what it is.
+            seq: its number.
+            nbytes: what its arrays hold.
+            seconds: how long it may take.
+            note: see Options.
+        """
+        standing = self._standing
+        self.call = standing.call = call
+        self.seq = standing.seq = seq
+        standing.nbytes = nbytes
+        self._note = note
+        # Written out here what Deadline.restart does: calling it would take longer than doing it.
+        deadline = self.deadline
+        deadline.seconds = seconds
+        begun = standing.begun = deadline.begun = monotonic()
+        deadline.at = begun + seconds
+        return begun
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """See Watch."""
+        return self._standing.numbers
+
+    def note(self) -> str:
+        """See Watch."""
+        return "" if self._note is None else self._note()
+
+    def check(self, missing: Callable[[], list[int]]) -> None:
+        """See Watch."""
+        standing = self._standing
+        standing.mesh.progress()
+        standing.raise_if_failed()
+        if standing.mesh.closed:
+            raise GroupAbortedError("this process has left the job")
+        waiting_for = [standing.ranks[member] for member in missing()]
+        if not waiting_for:
+            return  # the last one came meanwhile, and may have left since
+        words = f"{self.call.name} #{self.seq}"
+        standing.raise_if_gone(waiting_for, words)
+        if self.deadline.passed():
+            raise standing.late(waiting_for, words, self.deadline, self.seq)
+
+    def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+        """See Watch."""
+        standing = self._standing
+        mesh = standing.mesh
+
+        def settled() -> bool:
+            if ready():
+                return True
+            if standing.failure is None and not mesh.lost:
+                return False
+            return standing.hopeless([standing.ranks[member] for member in missing()])
+
+        while True:
+            mesh.wait(settled, self.deadline)
+            with mesh.lock:
+                if ready():
+                    return
+            self.check(missing)
+
+
+class Carrier(Protocol):
+    """What carries a group's messages: see p2p.Matching, which does over the mesh."""
+
+    def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
+        """Begin to send ``view`` to a rank."""
+
+    def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
+        """Begin to receive into ``view`` from a rank, or from any."""
+
+    def hold(self, transfer: Transfer) -> None:
+        """See to it that a message moves while nobody waits for it."""
+
+    def cancel(self, transfer: Transfer) -> bool:
+        """Undo a transfer that has not begun; False if data may be on its way."""
+
+    def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
+        """Wait until ``ready()``; without the mesh's lock, which the others need, and ``ready`` is called with."""
+
+    def progress(self) -> None:
+        """Move what can be moved now, also without the lock."""
+
+
+class Message:
+    """A point-to-point message under way; what MessageWork asks for.
+
+    Args:
+        standing: of its group.
+        carrier: where it was begun.
+        transfer: what was begun.
+        entry: what is kept of it.
+        messages: where it is noted.
+        partners: the ranks at the other end: one, or any of several.
+        deadline: the operation's own.
+        after: what to do once the data is there.
+    """
+
+    def __init__(
+        self,
+        standing: Standing,
+        carrier: Carrier,
+        transfer: Transfer,
+        entry: Entry,
+        messages: Messages,
+        partners: Sequence[int],
+        deadline: Deadline,
+        after: After,
+    ) -> None:
+        self.transfer = transfer
+        self.deadline = deadline
+        self._standing = standing
+        self._carrier = carrier
+        self._entry = entry
+        self._messages = messages
+        self._partners = partners
+        self._after = after
+        messages.begin(entry, transfer)
+
+    def settle(self, deadline: Deadline | None) -> bool:
+        """Wait for the message until a deadline, or with None just look; return whether it is done, or raise."""
+        try:
+            done = self.transfer.done or self._await(deadline)
+        except BaseException as error:
+            # A wait shorter than the operation's own deadline may end without ending the operation.
+            if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
+                self.abandon(error)
+                self._messages.end(self._entry, error)
+            raise
+        if done:
+            self._messages.end(self._entry, self.transfer.error)
+            if self.transfer.error is not None:
+                raise self.transfer.error
+        if done and self._after is not None:
+            self._after()
+            self._after = None
+        return done
+
+    def _await(self, deadline: Deadline | None) -> bool:
+        standing, transfer = self._standing, self.transfer
+        if deadline is None:
+            self._carrier.progress()
+        else:
+            self._carrier.wait(lambda: transfer.done or self._hopeless(), deadline)
+        if transfer.done:
+            return True
+        standing.raise_if_failed()
+        standing.raise_if_gone(self._partners, words(self._entry), any_will_do=True)
+        if deadline is None:
+            return False
+        raise standing.late(self._partners, words(self._entry), deadline, None)
+
+    def _hopeless(self) -> bool:
+        return self._standing.hopeless(self._partners, any_will_do=True)
+
+    def abandon(self, error: BaseException) -> None:
+        """Undo a message that will not be waited for any longer; if its data is on the way, give the group up."""
+        with self._standing.mesh.lock:
+            undone = self._carrier.cancel(self.transfer)
+            undone |= all(rank in self._standing.mesh.lost for rank in self._partners)
+        if not undone:
+            self._standing.give_up(error)

@@ -1,0 +1,336 @@
+"""What an asynchronous call returns, after torch.distributed.Work."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from rankmesh_agent.net.deadline import Deadline, seconds_of
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
+
+_GRACE_SECONDS = 1.0
+"""How much later than at its deadline a message ends, at most: the thread that finds that has to have its turn."""
+
+
+class Future:
+    """The result of a Work, after torch.futures.Future.
+
+    A callback given to ``then`` runs in the thread that completes the operation, or at once if it is complete.
+
+    Args:
+        worker: returns the thread that will complete it, None if it is not known.
+        release: see ``release``.
+    """
+
+    def __init__(
+        self, worker: Callable[[], threading.Thread | None] = lambda: None, release: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._worker = worker
+        self._release = release
+        self._lock = threading.Lock()
+        self._complete = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    def done(self) -> bool:
+        """Whether the operation has ended, well or not."""
+        return self._complete.is_set()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end, at most ``timeout`` seconds; return the value or raise the operation's error.
+
+        Raises:
+            TimeoutError: the operation goes on.
+            RuntimeError: this is a callback, and the operation comes after it.
+        """
+        if not self._complete.is_set() and threading.current_thread() is self._worker():
+            raise RuntimeError("waiting in a callback for a later call of the group would wait for itself: use then()")
+        if not self._complete.wait(timeout):
+            raise TimeoutError(f"the operation did not end within {timeout} s")
+        return self.value()
+
+    def value(self) -> Any:
+        """Return the value of a future that is done, or raise its error.
+
+        Raises:
+            RuntimeError: it is not done.
+        """
+        if not self._complete.is_set():
+            raise RuntimeError("value() before the operation is complete; call wait() first")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def release(self) -> bool:
+        """Say whether this thread, which runs a callback, holds no call up, and see to it if that is possible.
+
+        A callback that is about to do what takes long, or waits for later calls, asks that first. The thread that
+        completes calls is let go of that, unless there is one to complete already: then the answer is no.
+        """
+        return self._release()
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        """Return a future of what ``callback(self)`` will return."""
+        following = Future(self._worker, self._release)
+
+        def run() -> None:
+            try:
+                following.set_result(callback(self))
+            except BaseException as error:
+                following.set_exception(error)
+
+        with self._lock:
+            if not self._complete.is_set():
+                self._callbacks.append(run)
+                return following
+        run()
+        return following
+
+    def set_result(self, value: Any) -> None:
+        """Complete the future with a value."""
+        self._finish(value, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Complete the future with an error."""
+        self._finish(None, error)
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        with self._lock:
+            self._value, self._error = value, error
+            self._complete.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+class Work(ABC):
+    """An operation that goes on while its caller does something else."""
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """Whether the operation has ended, well or not."""
+
+    @abstractmethod
+    def exception(self) -> BaseException | None:
+        """Return the error of an operation that failed."""
+
+    @abstractmethod
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Wait for the end.
+
+        Args:
+            timeout: how long, as timedelta or seconds; by default as long as the operation itself may take.
+
+        Returns:
+            True.
+
+        Raises:
+            CollectiveTimeoutError: ``timeout`` passed; the operation goes on.
+            DistError: the operation failed.
+        """
+
+    def synchronize(self) -> None:
+        """Wait for the end, as ``wait()``: there is no stream of a device to wait for instead."""
+        self.wait()
+
+    @abstractmethod
+    def result(self) -> list[Any]:
+        """Return the arrays of the operation, once it is complete."""
+
+    @abstractmethod
+    def get_future(self) -> Future:
+        """Return a future whose value is ``result()``."""
+
+    def is_success(self) -> bool:
+        """Whether the operation has ended well."""
+        return self.is_completed() and self.exception() is None
+
+    def source_rank(self) -> int:
+        """Return the global rank a receive got its message from.
+
+        Raises:
+            RuntimeError: this is not a receive.
+        """
+        raise RuntimeError("source_rank() is only known for a receive")
+
+
+class QueuedWork(Work):
+    """A call in a group's queue.
+
+    Args:
+        run: carries the call out.
+        arrays: the user's arrays that it fills.
+        described: the call in words.
+        worker: returns the thread that will carry it out.
+        release: lets that thread go; see Future.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], None],
+        arrays: list[Any],
+        described: str,
+        worker: Callable[[], threading.Thread | None] = lambda: None,
+        release: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._run = run
+        self._arrays = arrays
+        self._described = described
+        self._future = Future(worker, release)
+        self._claimed = threading.Lock()
+        self._withdrawn = False
+
+    def run(self, ended: Callable[[], object] = lambda: None) -> None:
+        """Carry the call out, in the group's worker thread; what it needed, its arrays too, is let go of then.
+
+        Args:
+            ended: called between its end and the callbacks.
+        """
+        run, self._run = self._run, _nothing
+        try:
+            run()
+        except BaseException as error:
+            ended()
+            self._future.set_exception(error)
+        else:
+            ended()
+            if not self._withdrawn:
+                self._future.set_result(self._arrays)
+
+    def claim(self) -> bool:
+        """Begin: say whether the call is still to be made; from now on it cannot be withdrawn."""
+        return self._claimed.acquire(False)
+
+    def withdraw(self, error: BaseException) -> bool:
+        """Fail with an error instead of being carried out; return whether that was possible: it had not begun."""
+        if not self._claimed.acquire(False):
+            return False
+        self._withdrawn = True
+        self._future.set_exception(error)
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """End a call that will not be carried out."""
+        self._future.set_exception(error)
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def exception(self) -> BaseException | None:
+        return self._future._error
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        seconds = None if timeout is None else seconds_of(timeout, 0.0)
+        try:
+            self._future.wait(seconds)
+        except TimeoutError as error:
+            if self._future.done():
+                raise
+            raise CollectiveTimeoutError(
+                f"{self._described} did not end within {seconds:.3g} s of waiting; it goes on", op=self._described
+            ) from error
+        return True
+
+    def result(self) -> list[Any]:
+        if not self._future.done():
+            raise RuntimeError("result() before the operation is complete; call wait() first")
+        self._future.value()
+        return self._arrays
+
+    def get_future(self) -> Future:
+        return self._future
+
+
+def _nothing() -> None:
+    pass
+
+
+class MessageWork(Work):
+    """A point-to-point message under way. Several threads may wait for it: one settles it, the others wait for that.
+
+    Args:
+        settle: waits for the message until a deadline and raises its error; with None it does not wait, and tells
+            whether the message is done.
+        arrays: the user's arrays.
+        deadline: the operation's own.
+        source: returns the rank a received message came from.
+        abandon: gives the message up because of an error.
+    """
+
+    def __init__(
+        self,
+        settle: Callable[[Deadline | None], bool],
+        arrays: list[Any],
+        deadline: Deadline,
+        source: Callable[[], int] | None = None,
+        abandon: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self._settle = settle
+        self._arrays = arrays
+        self._deadline = deadline
+        self._source = source
+        self._abandon = abandon
+        self._settling = threading.Lock()
+        self._complete = False
+        self._error: BaseException | None = None
+
+    def abandon(self, error: BaseException) -> None:
+        """Give the message up: who waits for it here fails. If its data is on the way, the group ends, too."""
+        self._abandon(error)
+
+    def is_completed(self) -> bool:
+        if not self._complete and self._settling.acquire(False):
+            try:
+                self._complete = self._complete or self._settle(None)
+            except DistError as error:
+                self._error, self._complete = error, True
+            finally:
+                self._settling.release()
+        return self._complete
+
+    def exception(self) -> BaseException | None:
+        self.is_completed()
+        return self._error
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        own = self._deadline if timeout is None else Deadline(seconds_of(timeout, 0.0))
+        if not self._complete:
+            # Where another thread settles it, that one's error, at the operation's deadline, says who is missing.
+            grace = _GRACE_SECONDS if timeout is None else 0.0
+            if not self._settling.acquire(False) and not self._settling.acquire(timeout=own.remaining() + grace):
+                raise CollectiveTimeoutError(
+                    f"the message did not end within {own.seconds:.3g} s of waiting; another thread still waits for it"
+                )
+            try:
+                self._complete = self._complete or self._settle(own)
+            except DistError as error:
+                if timeout is None or not isinstance(error, CollectiveTimeoutError):
+                    self._error, self._complete = error, True
+                raise
+            finally:
+                self._settling.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._arrays
+
+    def get_future(self) -> Future:
+        """Not available.
+
+        Raises:
+            RuntimeError: always; torch has none for point-to-point operations either.
+        """
+        raise RuntimeError("get_future() is not available for point-to-point operations; use wait()")
+
+    def source_rank(self) -> int:
+        if self._source is None:
+            return super().source_rank()
+        self.wait()
+        return self._source()

@@ -1,0 +1,158 @@
+"""Who the agent is, the groups its rank is in, and groups that are made over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from concurrent.futures import Future
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from starlette.requests import ClientDisconnect
+
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.http.routes.tensor_io import InvalidCallError
+from rankmesh_agent.http.routes.group_calls import TheGroup, Threads, leaving
+from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import BEARER, AgentView, TheAgent
+from rankmesh_agent.wire.errors import GroupAbortedError
+from rankmesh_agent.wire.fields import MAX_WORLD_SIZE, NUMBER
+from rankmesh_agent.wire.schemas import AgentInfo, GroupInfo, GroupWanted
+
+router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
+
+_DAY = 86_400.0
+_MAX_REASON = 500
+_LIKE_AN_ID = re.compile("[0-9a-f]{16}")
+_Ranks = list[Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE), NUMBER]]
+
+
+@dataclass
+class GroupBody:
+    """Make a group of some ranks of the job: every member's agent is asked the same.
+
+    Attributes:
+        ranks: global ranks of the members, by group rank.
+        name: its name, which no other group of the members has.
+        timeout: seconds to wait for the members, and the default of the group's calls; the world's if left out.
+        instance: random name of this very group, equal at all members: asking again is harmless then, and a group that
+            failed does not stand in the way of its successor. Left out, the members count the groups they make.
+    """
+
+    ranks: Annotated[_Ranks, Field(min_length=1, max_length=MAX_WORLD_SIZE)]
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+    timeout: Annotated[float, Field(gt=0, le=_DAY), NUMBER] | None = None
+    instance: Annotated[str, Field(max_length=64)] = ""
+
+
+@dataclass
+class AbortBody:
+    """End a group at all members.
+
+    Attributes:
+        reason: why, for their errors.
+    """
+
+    reason: Annotated[str, Field(max_length=_MAX_REASON)] = ""
+
+
+@router.get("/info")
+async def info(agent: TheAgent) -> AgentInfo:
+    """Say who this agent is, and how it reaches its peers."""
+    return agent.info()
+
+
+@router.get("/groups")
+async def groups(agent: TheAgent) -> list[GroupInfo]:
+    """List the groups this rank is a member of."""
+    return agent.groups()
+
+
+@router.get("/groups/{group_id}", responses=documented(404, 422, 503))
+async def group(found: TheGroup) -> GroupInfo:
+    """Describe one group."""
+    return found.info()
+
+
+@router.post(
+    "/groups",
+    status_code=HTTPStatus.CREATED,
+    responses={
+        200: {"model": GroupInfo, "description": "This very group, by its instance, is there already."},
+        201: {"headers": {"Location": {"description": "The group.", "schema": {"type": "string"}}}},
+        **documented(400, 409, 410, 422, 500, 503, 504),
+    },
+)
+async def make_group(body: GroupBody, request: Request, response: Response, agent: TheAgent) -> GroupInfo:
+    """Make a group at this rank; answered when all members' agents have been asked for it and have met."""
+    wanted = GroupWanted(body.ranks, body.name, body.timeout, body.instance)
+    _refuse(wanted, agent.info())
+    made, is_new = await _make(wanted, request, agent)
+    response.status_code = HTTPStatus.CREATED if is_new else HTTPStatus.OK
+    if is_new:
+        response.headers["Location"] = f"/v1/groups/{made.id:016x}"
+    return made.info()
+
+
+@router.delete(
+    "/groups/{group_id}",
+    status_code=HTTPStatus.NO_CONTENT,
+    response_class=Response,
+    responses=documented(404, 409, 422, 503),
+)
+async def delete_group(found: TheGroup, agent: TheAgent) -> None:
+    """End a group that was made over HTTP, at this rank; the other members are asked the same."""
+    await asyncio.to_thread(agent.delete_group, found)
+
+
+@router.post("/groups/{group_id}/abort", responses=documented(400, 404, 422, 503))
+async def abort_group(found: TheGroup, body: AbortBody | None = None) -> GroupInfo:
+    """End a group at all members: what waits fails there, and says why. The world's end is the job's."""
+    rank = found.numbers[found.rank]
+    why = body.reason if body is not None and body.reason else "no reason was given"
+    text = f"group {found.name!r} was aborted over HTTP at rank {rank}: {why}"
+    await asyncio.to_thread(found.abort, GroupAbortedError(text, group=found.name))
+    return found.info()
+
+
+async def _make(wanted: GroupWanted, request: Request, agent: AgentView) -> tuple[Communicator, bool]:
+    """Make a group while the client is there."""
+    begun: list[Communicator] = []
+    outcome: Future[tuple[Communicator, bool]] = Future()
+
+    def make() -> None:
+        try:
+            outcome.set_result(agent.make_group(wanted, begun.append))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threads: Threads = request.app.state.threads
+    async with leaving(request) as gone:
+        if await threads.run(threads.take("group"), make, gone):
+            return outcome.result()
+        error = GroupAbortedError(f"the HTTP client that made group {wanted.name!r} went away", group=wanted.name)
+        for group in begun:
+            await asyncio.to_thread(group.abort, error)
+        raise ClientDisconnect
+
+
+def _refuse(wanted: GroupWanted, info: AgentInfo) -> None:
+    """Refuse ranks that cannot be a group's.
+
+    Raises:
+        InvalidCallError: there are.
+    """
+    ranks, size = wanted.ranks, info.world_size
+    if len(set(ranks)) != len(ranks):
+        raise InvalidCallError(f"ranks has a rank twice: {ranks}")
+    if ranks and max(ranks) >= size > 0:
+        raise InvalidCallError(f"ranks={ranks}, but the job's ranks are 0 to {size - 1}")
+    if info.member.rank not in ranks and size > 0:
+        raise InvalidCallError(
+            f"this agent's rank, {info.member.rank}, is not among ranks={ranks}; each member's agent is asked"
+        )
+    if _LIKE_AN_ID.fullmatch(wanted.name):
+        raise InvalidCallError(f"the name {wanted.name!r} could be mistaken for an id; take another")

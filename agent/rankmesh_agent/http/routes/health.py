@@ -1,0 +1,44 @@
+"""Whether the agent works; asked without a token."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Response
+
+from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import TheAgent
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.schemas import AgentHealth, Done
+
+router = APIRouter(tags=["health"], responses=documented(403, 413, 421))
+
+
+class NotReadyError(DistError):
+    """The rank does not take part in its job."""
+
+    code = "not-ready"
+    status = 503
+
+
+@router.get("/health", responses={503: {"model": AgentHealth, "description": "The agent fails; the reasons say why."}})
+async def health(agent: TheAgent, response: Response) -> AgentHealth:
+    """Say whether the rank can do its work, and if not, why."""
+    found = agent.health()
+    if found.status == "failing":
+        response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+    return found
+
+
+@router.get("/livez")
+async def livez() -> Done:
+    """Answer while the process runs, however its peers are."""
+    return Done()
+
+
+@router.get("/readyz", responses=documented(503))
+async def readyz(agent: TheAgent) -> Done:
+    """Answer 200 when the rank has joined, its groups work and it is not leaving."""
+    if not agent.ready():
+        raise NotReadyError("the rank has not joined, is leaving, or has a failed group; /health says which group")
+    return Done()

@@ -1,0 +1,63 @@
+"""Watching an agent at work: what is in flight, what was, and where its threads are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from rankmesh_agent.http.routes.group_calls import GroupNotFoundError
+from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import BEARER, TheAgent
+from rankmesh_agent.diagnostics.stacks import as_text, stacks
+from rankmesh_agent.wire.fields import MAX_NAME
+from rankmesh_agent.wire.schemas import FlightRecord, InFlight, ThreadStack
+
+router = APIRouter(prefix="/v1", tags=["watching"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
+
+Group = Annotated[str, Path(min_length=1, max_length=MAX_NAME, description="The group's id, or its name.")]
+OfGroup = Annotated[
+    str | None, Query(alias="group", max_length=MAX_NAME, description="Only this group's: its id, or its name.")
+]
+Last = Annotated[int | None, Query(ge=0, description="Only so many, the latest; all that are kept when left out.")]
+
+_PLAIN: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+
+@router.get("/groups/{group_id}/inflight", responses=documented(404, 422))
+async def in_flight(group_id: Group, agent: TheAgent) -> list[InFlight]:
+    """List a group's operations that have begun, or are queued, and not ended; also of a group that is being made."""
+    found = agent.in_flight(group_id)
+    if found is None:
+        raise GroupNotFoundError(f"this rank is in no group {group_id!r}; /v1/groups lists those it is in")
+    return found
+
+
+@router.get("/flight-recorder", responses=documented(422))
+async def flight_recorder(agent: TheAgent, of_group: OfGroup = None, last: Last = None) -> list[FlightRecord]:
+    """List the latest operations of all groups: those that have ended, in that order, then those in flight."""
+    return agent.flight_records(of_group, last)
+
+
+@router.get("/stacks", response_model=list[ThreadStack], responses=_PLAIN)
+async def thread_stacks(request: Request) -> Response:
+    """Show the Python stacks of all threads of the agent's process; as text if the Accept header prefers that."""
+    found, accept = stacks(), ", ".join(request.headers.getlist("accept"))
+    if _quality(accept, "text/plain") > _quality(accept, "application/json"):
+        return PlainTextResponse(as_text(found))
+    return JSONResponse([asdict(each) for each in found])
+
+
+def _quality(accept: str, media_type: str) -> float:
+    """Return how much a media type is wanted (RFC 9110, section 12.5.1): 0 to 1; 1 where nothing is said."""
+    ranges = {media_type: 2, media_type.partition("/")[0] + "/*": 1, "*/*": 0}
+    best, found = -1, 0.0 if accept.strip() else 1.0
+    for each in accept.split(","):
+        name, *parameters = (part.strip().lower() for part in each.split(";"))
+        if ranges.get(name, -1) > best:
+            best = ranges[name]
+            said = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+            found = float(said) if said.replace(".", "", 1).isdecimal() else 0.0
+    return found

@@ -1,0 +1,259 @@
+"""The job's key-value store: raw bytes for values, JSON for the rest."""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from pydantic import StringConstraints, WithJsonSchema
+from starlette.convertors import StringConvertor, register_url_convertor
+
+from rankmesh_agent.http.routes.disconnect import unless_gone
+from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import BEARER, TheStore
+from rankmesh_agent.store import commands
+from rankmesh_agent.store.commands import from_base64, to_base64
+from rankmesh_agent.store.condition import Condition, etag
+from rankmesh_agent.store.keys import MAX_KEYS, check_values
+from rankmesh_agent.wire.errors import KeyNotFoundError
+from rankmesh_agent.wire.schemas import (
+    LONG_POLL_SECONDS,
+    MAX_KEY_BYTES,
+    Done,
+    StoreAdd,
+    StoreCompareSet,
+    StoreFound,
+    StoreKey,
+    StoreKeys,
+    StoreNumber,
+    StorePop,
+    StoreQueue,
+    StoreValues,
+    StoreWait,
+)
+
+
+class _AnyText(StringConvertor):
+    regex = r"[\s\S]*"  # Starlette's own 'path' loses a line break at the end
+
+
+register_url_convertor("any_text", _AnyText())
+
+router = APIRouter(
+    prefix="/v1/store",
+    tags=["store"],
+    dependencies=[BEARER],
+    responses=documented(401, 403, 413, 421, 422, 502),
+)
+
+_A_KEY = f"1 to {MAX_KEY_BYTES} bytes of UTF-8"
+Key = Annotated[StoreKey, Path(description=f"{_A_KEY}; may contain slashes.")]
+KeyAsked = Annotated[StoreKey, Query(alias="key", description=_A_KEY)]
+Seconds = Annotated[
+    float, Query(alias="wait", description="Seconds to wait for the key to be set; 20 at most, ask again for more.")
+]
+Prefix = Annotated[str, Query(max_length=MAX_KEY_BYTES, description="Only keys that begin with this.")]
+Limit = Annotated[int | None, Query(ge=0, le=MAX_KEYS, description="Only the first so many keys.")]
+Once = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        max_length=255,
+        description="A name for this request. If it comes again under the same name within a minute, it is not carried "
+        "out again but gets the same answer: so it is safe to repeat when the answer was lost.",
+    ),
+]
+_A_TAG = r'(?:W/)?"[!#-~]*"'
+_A_LIST = rf"^(?:|\*|{_A_TAG}(?:[ \t]*,[ \t]*(?:{_A_TAG})?)*)$"
+_AN_EXAMPLE = '"cae66941d9efbd404e4d88758ea67670"'
+_Tags = Annotated[
+    Annotated[str, StringConstraints(pattern=_A_LIST)] | None,
+    WithJsonSchema({"type": "string", "pattern": _A_LIST, "examples": ["*", _AN_EXAMPLE]}),
+]
+IfMatch = Annotated[
+    _Tags, Header(alias="If-Match", description="Only if the value has one of these ETags; * is any value's.")
+]
+IfNoneMatch = Annotated[
+    _Tags,
+    Header(
+        alias="If-None-Match",
+        description="Only if the value has none of these ETags; *: only if the key has no value.",
+    ),
+]
+
+_OCTETS: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_OCTETS_IN = {"requestBody": {"description": "The value; none is an empty one.", "content": _OCTETS}}
+_OCTETS_OUT: dict[int | str, dict[str, Any]] = {200: {"content": _OCTETS}}
+_ETAG = {"ETag": {"description": "Equal for equal values.", "schema": {"type": "string"}}}
+_TAGS = re.compile(r'(W/)?("[^"]*"|\*)')
+_NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
+    304: {"headers": _ETAG, "description": "The value has one of the ETags of If-None-Match."}
+}
+
+
+class Octets(Response):
+    """A value as it was stored."""
+
+    media_type = "application/octet-stream"
+
+
+@router.get("")
+async def list_keys(store: TheStore, prefix: Prefix = "", limit: Limit = None) -> list[str]:
+    """List the keys, sorted."""
+    return (await store.do(commands.Keys(prefix)))[:limit]
+
+
+@router.post("/count")
+async def count(store: TheStore, prefix: Prefix = "") -> StoreNumber:
+    """Say how many keys there are."""
+    return StoreNumber(await store.do(commands.Count(prefix)))
+
+
+@router.post("/check", responses=documented(400))
+async def check(body: StoreKeys, store: TheStore) -> StoreFound:
+    """Say whether all of some keys exist; a queue with something in it does, too."""
+    return StoreFound(await store.do(commands.Check(tuple(body.keys))))
+
+
+@router.post("/wait", responses=documented(400, 408))
+async def wait(body: StoreWait, request: Request, store: TheStore) -> Done:
+    """Answer when all keys are set; after 20 s at most, ask again for more."""
+    await unless_gone(request, store.do(commands.Wait(tuple(body.keys), _slice(body.timeout))))
+    return Done()
+
+
+@router.post("/add", responses=documented(400, 409))
+async def add(body: StoreAdd, store: TheStore, once: Once = "") -> StoreNumber:
+    """Add to a number, and say the sum."""
+    return StoreNumber(await store.do(commands.Add(body.key, body.amount), once))
+
+
+@router.post("/compare_set", response_class=Octets, responses=_OCTETS_OUT | documented(400))
+async def compare_set(body: StoreCompareSet, store: TheStore, once: Once = "") -> Octets:
+    """Replace a value if it is the expected one; return the value now, the expected one if there is none."""
+    expected, desired = from_base64(body.expected), from_base64(body.desired)
+    return Octets(await store.do(commands.CompareSet(body.key, expected, desired), once))
+
+
+@router.post("/append", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
+async def append(key: KeyAsked, request: Request, store: TheStore, once: Once = "") -> None:
+    """Append the request's body to the key's value, or set it if there is none."""
+    await store.do(commands.Append(key, await request.body()), once)
+
+
+@router.post("/multi_get", responses=documented(400, 408))
+async def multi_get(body: StoreWait, request: Request, store: TheStore) -> StoreValues:
+    """Return several values, waiting for the keys as ``wait`` does."""
+    values = await unless_gone(request, store.do(commands.MultiGet(tuple(body.keys), _slice(body.timeout))))
+    check_values(*values)
+    return StoreValues({key: to_base64(value) for key, value in zip(body.keys, values, strict=True)})
+
+
+@router.post("/multi_set", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=documented(400))
+async def multi_set(body: StoreValues, store: TheStore, once: Once = "") -> None:
+    """Set several values in one step."""
+    await store.do(commands.MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
+
+
+@router.post("/queue_push", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
+async def queue_push(key: KeyAsked, request: Request, store: TheStore, once: Once = "") -> None:
+    """Append the request's body to a queue as one value."""
+    await store.do(commands.QueuePush(key, await request.body()), once)
+
+
+@router.post("/queue_pop", response_class=Octets, responses=_OCTETS_OUT | documented(400, 404))
+async def queue_pop(body: StorePop, request: Request, store: TheStore, once: Once = "") -> Octets:
+    """Take the first value of a queue, waiting for one if asked to.
+
+    A value leaves the queue for a client that is there. If the answer is lost on its way, the same request with the
+    same Idempotency-Key gets it again.
+    """
+    return Octets(await unless_gone(request, store.do(commands.QueuePop(body.key, _slice(body.timeout)), once)))
+
+
+@router.post("/queue_len", responses=documented(400))
+async def queue_len(body: StoreQueue, store: TheStore) -> StoreNumber:
+    """Say how many values are in a queue."""
+    return StoreNumber(await store.do(commands.QueueLen(body.key)))
+
+
+@router.get(
+    "/{key:any_text}",
+    response_class=Octets,
+    responses={200: {"content": _OCTETS, "headers": _ETAG}, **_NOT_MODIFIED, **documented(404, 412)},
+)
+async def get_value(
+    key: Key,
+    request: Request,
+    store: TheStore,
+    seconds: Seconds = 0.0,
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Return a value, waiting for it if asked to."""
+    condition = _condition(request)
+    value = await unless_gone(request, store.do(commands.Get(key, _slice(seconds))))
+    Condition(condition.tags).check(key, value)
+    tag = etag(value)
+    if condition.absent or tag in condition.others:
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": tag})
+    return Octets(value, headers={"ETag": tag})
+
+
+@router.put(
+    "/{key:any_text}",
+    status_code=HTTPStatus.NO_CONTENT,
+    response_class=Response,
+    responses={204: {"headers": _ETAG}, **documented(412)},
+    openapi_extra=_OCTETS_IN,
+)
+async def set_value(
+    key: Key,
+    request: Request,
+    store: TheStore,
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+    once: Once = "",
+) -> Response:
+    """Store the request's body as the key's value."""
+    value = await request.body()
+    await store.do(commands.Set(key, value, _condition(request)), once)
+    return Response(status_code=HTTPStatus.NO_CONTENT, headers={"ETag": etag(value)})
+
+
+@router.delete(
+    "/{key:any_text}",
+    status_code=HTTPStatus.NO_CONTENT,
+    response_class=Response,
+    responses=documented(404, 412),
+)
+async def delete_value(
+    key: Key,
+    request: Request,
+    store: TheStore,
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+    once: Once = "",
+) -> None:
+    """Remove a key."""
+    if not await store.do(commands.Delete(key, _condition(request)), once):
+        raise KeyNotFoundError(f"nobody has set key {key!r}")
+
+
+def _condition(request: Request) -> Condition:
+    """Return what the request's headers ask for (RFC 9110, section 13.1); each may come in several lines."""
+    wanted, unwanted = (
+        [tag for line in request.headers.getlist(name) for tag in _TAGS.findall(line)]
+        for name in ("if-match", "if-none-match")
+    )
+    # If-Match compares strongly, and no value's tag is weak, W/"…"; If-None-Match takes weak ones for their values'.
+    tags = tuple(tag for weak, tag in wanted if not weak) if "if-match" in request.headers else None
+    others = tuple(tag for _, tag in unwanted)
+    return Condition(tags, "*" in others, tuple(tag for tag in others if tag != "*"))
+
+
+def _slice(seconds: float) -> float:
+    """Return how long this request may be held: never longer than one long poll, and not at all for NaN."""
+    return min(LONG_POLL_SECONDS, max(0.0, seconds))

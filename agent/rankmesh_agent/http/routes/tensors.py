@@ -1,0 +1,273 @@
+"""A rank's part in collectives and messages, taken by an HTTP client: the same calls that the SDK's functions make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from rankmesh_agent.collectives.reduction import premultiplied, refuse
+from rankmesh_agent.progress.matching import ANY
+from rankmesh_agent.http.routes.tensor_io import BODY, Array, InvalidCallError, TheTensors, receive_nothing
+from rankmesh_agent.http.routes.group_calls import TheCaller, refuse_unknown
+from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import BEARER
+from rankmesh_agent.wire.ops import PremulSum, ReduceOp
+
+router = APIRouter(
+    prefix="/v1/groups/{group_id}",
+    tags=["tensors"],
+    dependencies=[BEARER],
+    responses=documented(401, 403, 404, 408, 409, 410, 413, 421, 422, 500, 503, 504),
+)
+
+Op = Annotated[
+    Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"],
+    Query(alias="op", description="How elements are combined, as torch.distributed.ReduceOp names it."),
+]
+Factor = Annotated[
+    float | None,
+    Query(alias="factor", allow_inf_nan=False, description="What this rank's elements are multiplied by: premul_sum."),
+]
+Src = Annotated[int | None, Query(alias="src", ge=0, description="Global rank that the data comes from.")]
+Dst = Annotated[int | None, Query(alias="dst", ge=0, description="Global rank that the data goes to.")]
+Tag = Annotated[
+    int, Query(alias="tag", ge=-(1 << 63), lt=1 << 63, description="A receive takes messages of its tag only.")
+]
+
+_HEADERS = {
+    "RankMesh-Dtype": {"description": "Element type.", "schema": {"type": "string"}},
+    "RankMesh-Shape": {"description": "Lengths of the dimensions: `2,3`.", "schema": {"type": "string"}},
+}
+_SOURCE = {"RankMesh-Source": {"description": "Global rank of the sender.", "schema": {"type": "integer"}}}
+_NOTHING: dict[str, Any] = {"description": "The call is made; this rank gets no array."}
+
+
+def _query(*own: str, tensor: bool = True) -> Any:
+    """Return the dependency that refuses query parameters which a call does not have."""
+    known = [*own, "timeout", *(("dtype", "shape") if tensor else ())]
+
+    async def check(request: Request) -> None:
+        refuse_unknown(request, known)
+
+    return Depends(check)
+
+
+def _call(
+    name: str,
+    *own: str,
+    takes: Literal["array", "example", "nothing"] = "array",
+    gives: Literal["array", "sometimes", "nothing"] = "array",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the decorator of a call's endpoint.
+
+    Args:
+        name: of the call.
+        own: its query parameters.
+        takes: the body: an array, an array that only the source sends and others an example of, or none.
+        gives: whether the answer is an array.
+    """
+    responses: dict[int | str, dict[str, Any]] = {}
+    if gives != "nothing":
+        headers = _HEADERS | (_SOURCE if name == "recv" else {})
+        responses[200] = {"description": "The array that this rank gets.", "content": BODY, "headers": headers}
+    if gives == "sometimes":
+        responses[204] = _NOTHING
+    if takes != "nothing":
+        responses |= documented(400, 415)
+    body = {"requestBody": {"required": takes == "array", "content": BODY}} if takes != "nothing" else {}
+    return router.post(
+        f"/{name}",
+        name=name,
+        response_class=Response,
+        status_code=HTTPStatus.NO_CONTENT if gives == "nothing" else HTTPStatus.OK,
+        responses=responses,
+        openapi_extra=body,
+        dependencies=[_query(*own, tensor=takes != "nothing")],
+    )
+
+
+@_call("all_reduce", "op", "factor")
+async def all_reduce(caller: TheCaller, tensors: TheTensors, op: Op = "sum", factor: Factor = None) -> Response:
+    """Reduce an array over all ranks; each gets the result."""
+    array = await tensors.given()
+    how, flat = _reduction(op, factor, array)
+    await caller.collective("all_reduce", lambda options: caller.group.all_reduce(flat, how, options), _shape(array))
+    return tensors.answer(flat.reshape(array.shape))
+
+
+@_call("reduce", "dst", "op", "factor", gives="sometimes")
+async def reduce(
+    caller: TheCaller, tensors: TheTensors, dst: Dst = None, op: Op = "sum", factor: Factor = None
+) -> Response:
+    """Reduce an array over all ranks; the rank ``dst`` gets the result, the others 204."""
+    root = caller.root(dst, "dst")
+    array = await tensors.given()
+    how, flat = _reduction(op, factor, array)
+    await caller.collective("reduce", lambda options: caller.group.reduce(flat, how, root, options), _shape(array))
+    return tensors.answer(flat.reshape(array.shape)) if caller.group.rank == root else _nothing()
+
+
+@_call("broadcast", "src", takes="example", gives="sometimes")
+async def broadcast(caller: TheCaller, tensors: TheTensors, src: Src = None) -> Response:
+    """Copy the array that the rank ``src`` sends to all ranks; it gets 204 itself.
+
+    The others say dtype and shape, or send an array like it.
+    """
+    root = caller.root(src, "src")
+    sends = caller.group.rank == root
+    array = await (tensors.given() if sends else tensors.expected())
+    flat = array.reshape(-1)
+    await caller.collective("broadcast", lambda options: caller.group.broadcast(flat, root, options), _shape(array))
+    return _nothing() if sends else tensors.answer(array)
+
+
+@_call("all_gather")
+async def all_gather(caller: TheCaller, tensors: TheTensors) -> Response:
+    """Collect the arrays of all ranks, alike in dtype and shape: each gets them stacked, by rank in the group."""
+    array = await tensors.given()
+    stack = tensors.room((caller.group.size, *array.shape), array.dtype)
+    await caller.collective(
+        "all_gather",
+        lambda options: caller.group.all_gather(_parts(stack), array.reshape(-1), options),
+        _shape(array),
+    )
+    return tensors.answer(stack)
+
+
+@_call("gather", "dst", gives="sometimes")
+async def gather(caller: TheCaller, tensors: TheTensors, dst: Dst = 0) -> Response:
+    """Collect the arrays of all ranks, alike in dtype and shape: ``dst`` gets them stacked, the others 204."""
+    root = caller.root(dst, "dst")
+    receives = caller.group.rank == root
+    array = await tensors.given()
+    stack = tensors.room((caller.group.size, *array.shape), array.dtype) if receives else array[:0]
+    outputs = _parts(stack) if receives else []
+    await caller.collective(
+        "gather", lambda options: caller.group.gather(outputs, array.reshape(-1), root, options), _shape(array)
+    )
+    return tensors.answer(stack) if receives else _nothing()
+
+
+@_call("scatter", "src", takes="example")
+async def scatter(caller: TheCaller, tensors: TheTensors, src: Src = 0) -> Response:
+    """Hand out the arrays that ``src`` sends stacked, one a rank; each rank gets its own.
+
+    The others say dtype and shape of one, or send an array like it.
+    """
+    root = caller.root(src, "src")
+    if caller.group.rank == root:
+        stack = _stacked(await tensors.given(), caller.group.size)
+        inputs, output = _parts(stack), tensors.room(stack.shape[1:], stack.dtype)
+    else:
+        inputs, output = [], await tensors.expected()
+    await caller.collective(
+        "scatter", lambda options: caller.group.scatter(output.reshape(-1), inputs, root, options), _shape(output)
+    )
+    return tensors.answer(output)
+
+
+@_call("reduce_scatter", "op", "factor")
+async def reduce_scatter(caller: TheCaller, tensors: TheTensors, op: Op = "sum", factor: Factor = None) -> Response:
+    """Reduce what all ranks send stacked, one array a rank; each rank gets the reduction of its own."""
+    stack = _stacked(await tensors.given(), caller.group.size)
+    how, flat = _reduction(op, factor, stack)
+    output = tensors.room(stack.shape[1:], stack.dtype)
+    inputs = _parts(flat.reshape(stack.shape))
+    await caller.collective(
+        "reduce_scatter",
+        lambda options: caller.group.reduce_scatter(output.reshape(-1), inputs, how, options),
+        _shape(stack),
+    )
+    return tensors.answer(output)
+
+
+@_call("all_to_all")
+async def all_to_all(caller: TheCaller, tensors: TheTensors) -> Response:
+    """Give every rank its part of what this rank sends stacked; get what they have for this one, stacked."""
+    stack = _stacked(await tensors.given(), caller.group.size)
+    received = tensors.room(stack.shape, stack.dtype)
+    await caller.collective(
+        "all_to_all",
+        lambda options: caller.group.all_to_all(_parts(received), _parts(stack), options),
+        f"{stack[0].size} elements for and from each rank",
+    )
+    return tensors.answer(received)
+
+
+@_call("barrier", takes="nothing", gives="nothing")
+async def barrier(request: Request, caller: TheCaller) -> Response:
+    """Wait until all ranks have come."""
+    await receive_nothing(request)
+    await caller.collective("barrier", caller.group.barrier)
+    return _nothing()
+
+
+@_call("send", "dst", "tag", gives="nothing")
+async def send(caller: TheCaller, tensors: TheTensors, dst: Dst = None, tag: Tag = 0) -> Response:
+    """Send an array to another rank. A small one may be on its way yet when this is answered."""
+    rank = caller.peer(dst, "dst")
+    array = (await tensors.given()).reshape(-1)
+    await caller.message("send", lambda options: caller.group.send(array, rank, tag, options))
+    return _nothing()
+
+
+@_call("recv", "src", "tag", takes="example")
+async def recv(caller: TheCaller, tensors: TheTensors, src: Src = None, tag: Tag = 0) -> Response:
+    """Receive an array of the dtype and shape that the client says, or sends an array of.
+
+    It is from the rank ``src``, or if that is left out from any; the header RankMesh-Source says which.
+    """
+    rank = ANY if src is None else caller.peer(src, "src")
+    array = await tensors.expected()
+    work = await caller.message("recv", lambda options: caller.group.receive(array.reshape(-1), rank, tag, options))
+    return tensors.answer(array, {"RankMesh-Source": str(work.source_rank())})
+
+
+def _reduction(op: str, factor: float | None, array: Array) -> tuple[ReduceOp, Array]:
+    """Return the operation, and the elements to be reduced: the array's own memory, or a copy times the factor.
+
+    Raises:
+        InvalidCallError: the operation is not defined for the dtype, or has a factor too many or too few.
+    """
+    how, flat = ReduceOp[op.upper()], array.reshape(-1)
+    if (factor is not None) != (how is ReduceOp.PREMUL_SUM):
+        raise InvalidCallError("factor belongs to op=premul_sum, and to it alone: ?op=premul_sum&factor=0.5")
+    try:
+        if factor is None:
+            refuse(how, array.dtype)
+            return how, flat
+        whole = int(factor) if factor.is_integer() else factor
+        refuse(PremulSum(whole), array.dtype)
+        return how, premultiplied(whole, flat)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidCallError(str(error)) from None
+
+
+def _stacked(array: Array, size: int) -> Array:
+    """Return an array whose first dimension is the group's ranks.
+
+    Raises:
+        InvalidCallError: it is not.
+    """
+    if not array.ndim or array.shape[0] != size:
+        raise InvalidCallError(
+            f"the array must be a stack of {size}, one for each rank of the group: its first dimension is {size}, but "
+            f"its shape is {list(array.shape)}"
+        )
+    return array
+
+
+def _parts(stack: Array) -> list[np.ndarray[Any, Any]]:
+    return [part.reshape(-1) for part in stack]
+
+
+def _shape(array: Array) -> str:
+    return f"shape {list(array.shape)}"
+
+
+def _nothing() -> Response:
+    return Response(status_code=HTTPStatus.NO_CONTENT)

@@ -1,0 +1,94 @@
+"""Which of MPI's datatypes and operations stand for NumPy's dtypes and for reductions.
+
+MPI's own arithmetic is taken where it is what the reductions are documented to do. Where it is not, MPI calls ours: its
+MIN and MAX lose NaN, its complex product treats infinities in another way than NumPy's, and Open MPI's sums of 8 and 16
+bits stop at the largest number where ours wrap around. Element types that MPI does not know are moved as so many bytes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from rankmesh_agent.collectives.reduction import combine
+from rankmesh_agent.mpi.library import mpi
+from rankmesh_agent.wire.dtypes import WIDE, family
+from rankmesh_agent.wire.ops import ReduceOp
+
+_NATIVE = {
+    "bool": "C_BOOL",
+    "int8": "INT8_T",
+    "int16": "INT16_T",
+    "int32": "INT32_T",
+    "int64": "INT64_T",
+    "uint8": "UINT8_T",
+    "uint16": "UINT16_T",
+    "uint32": "UINT32_T",
+    "uint64": "UINT64_T",
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "longdouble": "LONG_DOUBLE",
+    "complex64": "C_FLOAT_COMPLEX",
+    "complex128": "C_DOUBLE_COMPLEX",
+    "clongdouble": "C_LONG_DOUBLE_COMPLEX",
+}
+_DATATYPES: dict[np.dtype[Any], str] = {np.dtype(name): datatype for name, datatype in _NATIVE.items()}
+_SUMS = frozenset({ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM})
+_OPERATIONS = {
+    ReduceOp.PRODUCT: "PROD",
+    ReduceOp.MIN: "MIN",
+    ReduceOp.MAX: "MAX",
+    ReduceOp.BAND: "BAND",
+    ReduceOp.BOR: "BOR",
+    ReduceOp.BXOR: "BXOR",
+    **dict.fromkeys(_SUMS, "SUM"),
+}
+_OF_BOOL = {
+    **dict.fromkeys((ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR), "LOR"),
+    **dict.fromkeys((ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.BAND), "LAND"),
+    ReduceOp.BXOR: "LXOR",
+}
+_dtypes: dict[int, np.dtype[Any]] = {}
+"""The dtypes by the handles of their datatypes, for our own operations, which are told a handle."""
+
+
+def is_native(dtype: np.dtype[Any]) -> bool:
+    """Whether MPI has a datatype of its own for a dtype."""
+    return dtype in _DATATYPES
+
+
+@cache
+def datatype(dtype: np.dtype[Any]) -> Any:
+    """Return the MPI datatype of an element type; it is never freed."""
+    MPI = mpi()  # noqa: N806  # as everyone calls it
+    name = _DATATYPES.get(dtype)
+    found = getattr(MPI, name) if name else MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
+    _dtypes[found.handle] = dtype
+    return found
+
+
+@cache
+def operation(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
+    """Return the MPI operation by which arrays of a dtype are reduced; for AVG, that by which they are added."""
+    kind = family(dtype)
+    if kind == "bool":
+        return getattr(mpi(), _OF_BOOL[op])
+    loses_nan = kind == "float" and op in (ReduceOp.MIN, ReduceOp.MAX)
+    saturates = kind == "int" and dtype.itemsize <= 2 and op in _SUMS
+    if dtype in WIDE or loses_nan or saturates or (kind == "complex" and op is ReduceOp.PRODUCT):
+        return _ours(ReduceOp.SUM if op in _SUMS else op)
+    return getattr(mpi(), _OPERATIONS[op])
+
+
+@cache
+def _ours(op: ReduceOp) -> Any:
+    """Return an operation that does what the mesh does. There are few: MPI libraries allow no more than some."""
+
+    def reduce(incoming: Any, result: Any, datatype: Any) -> None:
+        dtype = _dtypes[datatype.handle]
+        first, second = (np.frombuffer(part, np.uint8).view(dtype) for part in (incoming, result))
+        combine(op, [first, second], second)
+
+    return mpi().Op.Create(reduce, commute=True)

@@ -1,0 +1,264 @@
+"""A connection between an attached process and its agent, which carries frames; the same at both ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rankmesh_agent.wire import attach_frames, handshake
+from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.errors import AuthenticationError, ProtocolError
+
+Buffer = memoryview | bytes | bytearray
+SEND_SECONDS = 30.0
+"""How long the other end may take no byte of what is sent to it."""
+_SLICE_SECONDS = 1
+"""How long one system call waits: the deadline is looked at in between."""
+_AT_ONCE = 512
+"""Buffers of one system call; the kernel takes 1024."""
+_MOST_FDS = 4
+
+
+class Gone(Exception):
+    """The other end is not there any more."""
+
+
+class Late(Exception):
+    """The other end says nothing, or takes nothing, for too long."""
+
+
+class Frame(NamedTuple):
+    """A frame but for its payload, and descriptors that came along."""
+
+    header: Header
+    document: bytes | bytearray
+    descriptors: list[int]
+
+
+class Channel:
+    """One end. One thread at a time may use it.
+
+    Args:
+        sock: connected; this object closes it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.nearby = sock.family == socket.AF_UNIX
+        sock.settimeout(None)
+        if not self.nearby:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        once = struct.pack("ll", _SLICE_SECONDS, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, once)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, once)
+
+    def send(self, frame: bytes, payload: Sequence[Buffer] = (), descriptors: Sequence[int] = ()) -> None:
+        """Send a frame.
+
+        Raises:
+            Gone: the other end is.
+            Late: it takes nothing.
+        """
+        if not payload and not descriptors:
+            try:
+                sent = self.sock.send(frame, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                raise Gone(error.strerror or str(error)) from error
+            if sent == len(frame):
+                return
+            rest: list[Buffer] = [memoryview(frame)[sent:]]
+        elif descriptors:
+            try:
+                socket.send_fds(self.sock, [frame], descriptors)  # short: it goes as a whole
+            except OSError as error:
+                raise Gone(error.strerror or str(error)) from error
+            rest = list(payload)
+        else:
+            rest = [frame, *payload]
+        self._send_all(rest)
+
+    def _send_all(self, buffers: list[Buffer]) -> None:
+        over = Deadline(SEND_SECONDS)
+        begin = 0
+        while begin < len(buffers):
+            try:
+                sent = self.sock.sendmsg(buffers[begin : begin + _AT_ONCE], (), socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                if over.passed():
+                    raise Late(f"it has taken no byte for {SEND_SECONDS:g} s") from None
+                continue
+            except OSError as error:
+                raise Gone(error.strerror or str(error)) from error
+            over.restart(SEND_SECONDS)
+            while begin < len(buffers) and sent >= len(buffers[begin]):
+                sent -= len(buffers[begin])
+                begin += 1
+            if sent:
+                buffers[begin] = memoryview(buffers[begin])[sent:]
+
+    def receive(self, deadline: Deadline | None, *, descriptors: bool = False) -> Frame:
+        """Return the next frame, but for its payload.
+
+        Args:
+            deadline: when to give up; None: never.
+            descriptors: whether some may come along; they are the caller's to close.
+
+        Raises:
+            Gone: the other end is.
+            Late: nothing came.
+            ProtocolError: it is no frame.
+        """
+        fds: list[int] = []
+        data = self._first(deadline, fds if descriptors else None)
+        if len(data) < HEADER_BYTES:
+            whole = bytearray(HEADER_BYTES)
+            whole[: len(data)] = data
+            self.fill([memoryview(whole)[len(data) :]])
+            data = whole
+        header = attach_frames.decode(data)
+        document: bytes | bytearray = b""
+        if header.document:
+            document = bytearray(header.document)
+            self.fill([memoryview(document)])
+        return Frame(header, document, fds)
+
+    def _first(self, deadline: Deadline | None, fds: list[int] | None) -> bytes | bytearray:
+        while True:
+            try:
+                if fds is None:
+                    data = self.sock.recv(HEADER_BYTES)
+                else:
+                    data, found, _, _ = socket.recv_fds(self.sock, HEADER_BYTES, _MOST_FDS)
+                    fds += found
+                    for descriptor in found:
+                        os.set_inheritable(descriptor, False)
+            except BlockingIOError:
+                if deadline is not None and deadline.passed():
+                    raise Late("nothing came") from None
+                continue
+            except OSError as error:
+                raise Gone(error.strerror or str(error)) from error
+            if not data:
+                raise Gone("the connection has ended")
+            return data
+
+    def fill(self, views: Sequence[memoryview]) -> None:
+        """Receive what has begun to arrive: a payload.
+
+        Raises:
+            Gone, Late: see receive.
+        """
+        over = Deadline(SEND_SECONDS)
+        for view in views:
+            rest = view
+            while len(rest):
+                try:
+                    count = self.sock.recv_into(rest, 0, socket.MSG_WAITALL)
+                except BlockingIOError:
+                    if over.passed():
+                        raise Late(f"it has sent no byte for {SEND_SECONDS:g} s") from None
+                    continue
+                except OSError as error:
+                    raise Gone(error.strerror or str(error)) from error
+                if not count:
+                    raise Gone("the connection has ended")
+                rest = rest[count:]
+                over.restart(SEND_SECONDS)
+
+    def ended(self) -> bool:
+        """Return whether the other end has hung up; it must not have said anything else."""
+        try:
+            return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def hang_up(self) -> None:
+        """End the connection, also for another thread that waits at it; it still has to be closed."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self.sock.close()
+
+    def convince(self, token: str, *, client: bool, seconds: float) -> None:
+        """Pass the challenge, and have the other end pass it.
+
+        Raises:
+            AuthenticationError: it has another token.
+            ProtocolError: it does not speak this protocol, or another version.
+            Gone, Late: see receive.
+        """
+        challenge, deadline = handshake.Challenge(token, client=client), Deadline(seconds)
+        if client:
+            self.send(challenge.hello())
+            challenge.receive_hello(self._exactly(handshake.HELLO_BYTES, deadline))
+            self.send(challenge.proof())
+            try:
+                challenge.receive_proof(self._exactly(handshake.PROOF_BYTES, deadline))
+            except Gone:  # it hangs up without a word
+                raise AuthenticationError(
+                    "the agent refused us: RANKMESH_TOKEN must be the same there and here"
+                ) from None
+            return
+        challenge.receive_hello(self._exactly(handshake.HELLO_BYTES, deadline))
+        self.send(challenge.hello())
+        challenge.receive_proof(self._exactly(handshake.PROOF_BYTES, deadline))
+        self.send(challenge.proof())
+
+    def _exactly(self, size: int, deadline: Deadline) -> bytes:
+        data = b""
+        while len(data) < size:
+            try:
+                more = self.sock.recv(size - len(data))
+            except BlockingIOError:
+                if deadline.passed():
+                    raise Late("it has not introduced itself") from None
+                continue
+            except OSError as error:
+                raise Gone(error.strerror or str(error)) from error
+            if not more:
+                raise Gone("the connection has ended")
+            data += more
+        return data
+
+
+class Room:
+    """Memory that is made once and used for one call after the other.
+
+    Args:
+        kept: most bytes that are kept for the next.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return so many bytes, which are good until the next are asked for."""
+        if nbytes <= self._memory.size:
+            return self._memory[:nbytes]
+        made = np.empty(nbytes, np.uint8)
+        if nbytes <= self._kept:
+            self._memory = made
+        return made
+
+
+def bytes_of(view: Buffer) -> int:
+    """Return how many bytes a buffer has."""
+    return view.nbytes if isinstance(view, memoryview) else len(view)
+
+
+__all__ = ["Channel", "Frame", "Gone", "Late", "ProtocolError", "Room", "bytes_of"]

@@ -1,0 +1,132 @@
+"""Collectives that an attached process has its agent make: what each sends there, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from rankmesh_agent.remote.state import AttachedCall, AttachedStanding
+from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.backends.base import Backend, Watch
+from rankmesh_agent.wire import attach_frames
+from rankmesh_agent.wire.attach_frames import HAS_NOTE, NO_OP, Ask
+from rankmesh_agent.wire.dtypes import NONE, code_of
+from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+
+if TYPE_CHECKING:
+    from rankmesh_agent.remote.agent import AttachedAgent
+
+Arrays = Sequence[Array]
+
+
+class _Moved(NamedTuple):
+    """What a collective moves between this process and its agent.
+
+    Attributes:
+        outputs: arrays that the agent fills besides those that it is sent.
+        inputs: arrays that it is sent.
+        down: arrays that come back.
+        root: group rank, -1 for collectives without one.
+        op: how elements are reduced, None for collectives that do not.
+        made: elements of an array that is only made.
+    """
+
+    outputs: Arrays = ()
+    inputs: Arrays = ()
+    down: Arrays = ()
+    root: int = -1
+    op: ReduceOp | None = None
+    made: int = 0
+
+
+def _broadcast(rank: int, array: Array, root: int) -> _Moved:
+    return _Moved((), [array], (), root) if rank == root else _Moved([array], (), [array], root)
+
+
+_MOVES: dict[Kind, Callable[..., _Moved]] = {
+    Kind.BARRIER: lambda rank: _Moved(),
+    Kind.ALL_REDUCE: lambda rank, array, op: _Moved((), [array], [array], -1, op),
+    Kind.REDUCE: lambda rank, array, op, root: _Moved((), [array], [array] if rank == root else (), root, op),
+    Kind.BROADCAST: _broadcast,
+    Kind.ALL_GATHER: lambda rank, outputs, array: _Moved(outputs, [array], outputs),
+    Kind.GATHER: lambda rank, outputs, array, root: _Moved(outputs, [array], outputs, root),
+    Kind.SCATTER: lambda rank, output, inputs, root: _Moved([output], inputs, [output], root),
+    Kind.REDUCE_SCATTER: lambda rank, output, inputs, op: _Moved([output], inputs, [output], -1, op),
+    Kind.ALL_TO_ALL: lambda rank, outputs, inputs: _Moved(outputs, inputs, outputs),
+    Kind.EMPTY: lambda rank, count: _Moved(made=count),
+}
+"""By kind: given this group rank, and what the algorithm takes."""
+
+
+class AgentBackend(Backend):
+    """Has the agent make the calls.
+
+    Args:
+        agent: this process's.
+        group: id of the group.
+        rank: this group rank.
+        medium: what carries the group's data.
+        running: the call under way.
+        standing: of the group.
+    """
+
+    name: ClassVar[str] = "mesh"
+
+    def __init__(
+        self,
+        agent: AttachedAgent,
+        group: int,
+        rank: int,
+        medium: str,
+        running: AttachedCall,
+        standing: AttachedStanding,
+    ) -> None:
+        self.medium = medium
+        self._agent = agent
+        self._group = group
+        self._rank = rank
+        self._running = running
+        self._standing = standing
+
+    def algorithm(self, call: Call) -> Algorithm:
+        moves, kind = _MOVES[call.kind], call.kind
+        dtype = NONE if call.dtype is None else code_of(call.dtype)
+
+        def ask(*arguments: Any) -> None:
+            outputs, inputs, down, root, op, made = moves(self._rank, *arguments)
+            running = self._running
+            seconds, note = running.deadline.seconds, running.options_note
+            document = attach_frames.encode_call(
+                attach_frames.Call(
+                    self._group,
+                    seconds,
+                    root,
+                    made,
+                    0,
+                    kind,
+                    NO_OP if op is None else op,
+                    dtype,
+                    tuple(array.size for array in outputs),
+                    tuple(array.size for array in inputs),
+                    call.subject,
+                )
+            )
+            self._agent.ask(
+                Ask.CALL,
+                document,
+                seconds,
+                up=[octets(array) for array in inputs],
+                down=[octets(array) for array in down],
+                flags=0 if note is None else HAS_NOTE,
+                note=note,
+                heard=self._standing.heard,
+            )
+
+        return ask
+
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+        algorithm(*arguments)
+
+    def close(self) -> None:
+        """Nothing to let go of."""

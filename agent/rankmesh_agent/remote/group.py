@@ -1,0 +1,243 @@
+"""A group of an attached process: its calls are made by the agent, or over memory that the agent has lent."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankmesh_agent.remote import codec
+from rankmesh_agent.remote import errors
+from rankmesh_agent.remote.backend import AgentBackend
+from rankmesh_agent.remote.codec import GroupTold
+from rankmesh_agent.remote.state import AttachedCall, AttachedStanding, RemoteRounds
+from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.backends.custom import CustomBackend
+from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.call_queue import Options, Order
+from rankmesh_agent.group.flight_recorder import in_flight
+from rankmesh_agent.group.pending import After
+from rankmesh_agent.group.work import MessageWork, Work
+from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.wire import attach_frames
+from rankmesh_agent.wire.attach_frames import NO_OP, WAITS, Answer, Ask
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.dtypes import code_of
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo
+
+if TYPE_CHECKING:
+    from rankmesh_agent.remote.agent import AttachedAgent
+
+_NUMBER = struct.Struct("!q")
+_numbers = itertools.count(1)
+"""What this process's messages are called."""
+
+
+class AttachedGroup(Calls):
+    """One attached process's side of a group.
+
+    Where all members share one memory, and this process does, too, the agent lends it: then the collectives are made
+    here, as an agent in this process would make them, and the agent is asked only whether those that are waited for
+    are still there. Elsewhere, and for messages, it is the agent that makes the calls.
+
+    Args:
+        agent: this process's.
+        told: what it said of the group.
+        descriptors: what came along; this object closes them.
+    """
+
+    def __init__(self, agent: AttachedAgent, told: GroupTold, descriptors: list[int]) -> None:
+        super().__init__(told.id, told.name, told.ranks, agent.member.rank, told.timeout)
+        self._agent = agent
+        self._standing = AttachedStanding(agent, told.id, told.name, self.ranks, own=told.lent is not None)
+        self._running = AttachedCall(agent, told.id, self._standing)
+        self._rounds = RemoteRounds(agent, self._running, self.rank, self.size)
+        backend = AgentBackend(agent, told.id, self.rank, told.medium, self._running, self._standing)
+        self._reported: float | None = None
+        self._order = Order(self._standing, self._running, told.name, backend)
+        self._submit = self._order.submit
+        self._segment: Segment | None = None
+        if told.lent is not None:
+            mapping = Mapping.adopt(descriptors.pop(), told.lent.size)
+            self._segment = Segment(mapping, self.rank, self.size, told.lent.slot_bytes, told.lent.crowded)
+
+    def start(self, timeout: float) -> None:
+        """Finish what the agent has begun: what the members do first over the memory that they share.
+
+        Raises:
+            DistBackendError: a member is missing, or failed.
+        """
+        if self._segment is None:
+            return
+        self._order.use(MeshBackend(self._rounds, self.ranks, self._segment))
+        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
+        order = self._order
+        order.carry_out(order.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
+
+    @property
+    def failure(self) -> DistError | None:
+        if self._standing.failure is None:
+            return self._agent.failure_of(self.id)
+        return self._standing.failure
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return self._standing.numbers
+
+    @numbers.setter
+    def numbers(self, numbers: tuple[int, ...]) -> None:
+        if numbers != self._standing.numbers:
+            said = {"group": self.id, "numbers": list(numbers)}
+            self._agent.ask(Ask.NUMBERS, attach_frames.encode_json(said), 0.0)
+            self._standing.numbers = numbers
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        super().set_timeout(timeout)
+        # It is the default of calls and groups that somebody asks the agent for over HTTP, too.
+        said = {"group": self.id, "timeout": self.timeout}
+        self._agent.ask(Ask.TIMEOUT, attach_frames.encode_json(said), 0.0)
+
+    def use_engine(self, name: str, engine: Any) -> None:
+        self._standing.own = True
+        self._agent.keep_telling()
+        self._order.use(CustomBackend(name, engine, self._rounds, self.ranks))
+
+    def report(self) -> list[Any] | None:
+        """Return what the agent is to know of the calls that this process makes itself; None if nothing is new."""
+        if not self._standing.own:
+            return None
+        ended, begun = self._standing.recorder.taken(), self._standing.begun
+        if not ended and begun == self._reported:
+            return None
+        self._reported = begun
+        return codec.told(self._order, self._standing, ended)
+
+    def fail(self, failure: DistError) -> None:
+        """Take note of a failure that the agent knows of, or that it is gone: the next call raises it."""
+        if self._standing.failure is None:
+            self._standing.failure = failure
+
+    def abort(self, error: BaseException) -> None:
+        self._standing.give_up(error)
+
+    def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
+        if isinstance(self._order.backend, CustomBackend):
+            return np.empty(count, dtype)  # an engine from outside knows nothing of ours
+        if self._segment is not None:
+            settings = self._agent.settings
+            return self._registered(dtype, count, options, settings.shm_dir, settings.job)
+        self._order.submit((Kind.EMPTY, dtype, count), (count,), options)
+        return np.empty(count, dtype)
+
+    def info(self) -> GroupInfo:
+        """Return the group as this process sees it; the agent's, over HTTP, knows of messages, too."""
+        standing = self._standing
+        call, failure = standing.call, standing.failure
+        nbytes = sum(tally.nbytes for tally in self._order.tallies().values())
+        now = time.monotonic()
+        under_way = [in_flight(entry, now) for entry in self._order.under_way()][:MOST_IN_FLIGHT]
+        last = "" if call is None else call.name
+        why = "" if failure is None else failure.message
+        ranks = list(self.ranks)
+        return GroupInfo(standing.id, self.name, ranks, standing.seq, self.medium, last, why, nbytes, under_way)
+
+    def close(self) -> None:
+        """End the group at this process: queued calls fail, the worker ends."""
+        self._standing.destroyed()
+        self._order.close()
+        self._segment = None
+
+    # Point-to-point
+
+    def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
+        return self._message(Ask.SEND, array, rank, tag, options).follow_up(options)
+
+    def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
+        message = self._message(Ask.RECEIVE, array, rank, tag, options)
+        work = message.follow_up(options)
+        return message.source if work is None else work
+
+    def _message(self, kind: Ask, array: Array, rank: int, tag: int, options: Options) -> _Message:
+        self._standing.raise_if_failed()
+        message = _Message(self._agent, array if kind == Ask.RECEIVE else None, options)
+        message.begin(kind, self.id, array, rank, tag, waits=not options.async_op)
+        return message
+
+
+class _Message:
+    """A point-to-point message that the agent carries."""
+
+    def __init__(self, agent: AttachedAgent, array: Array | None, options: Options) -> None:
+        self._agent = agent
+        self._down = [] if array is None else [octets(array)]
+        self._after: After = options.after
+        self._deadline = Deadline(options.timeout)
+        self._number = next(_numbers)
+        self._done = False
+        self.source = -1
+
+    def begin(self, kind: Ask, group: int, array: Array, rank: int, tag: int, *, waits: bool) -> None:
+        """Have the agent begin, and if it is to be waited for, wait."""
+        outputs, inputs = ((array.size,), ()) if self._down else ((), (array.size,))
+        seconds = self._deadline.seconds
+        call = attach_frames.Call(
+            group, seconds, tag, self._number, rank, 0, NO_OP, code_of(array.dtype), outputs, inputs
+        )
+        up = [] if self._down else [octets(array)]
+        self._ask(kind, call, seconds if waits else 0.0, up, waits=waits)
+
+    def settle(self, deadline: Deadline | None) -> bool:
+        """See Message.settle."""
+        if self._done:
+            return True
+        own = deadline is self._deadline
+        seconds = -1.0 if deadline is None else deadline.remaining()
+        call = attach_frames.Call(0, seconds, 0, self._number, 0, 0, NO_OP, 0, (), ())
+        return self._ask(Ask.SETTLE, call, max(seconds, 0.0), [], waits=own)
+
+    def _ask(self, kind: Ask, call: attach_frames.Call, seconds: float, up: list[memoryview], *, waits: bool) -> bool:
+        heard: list[BaseException] = []
+        try:
+            frame = self._agent.ask(
+                kind,
+                attach_frames.encode_call(call),
+                seconds,
+                up=up,
+                down=self._down,
+                flags=WAITS if waits else 0,
+                heard=heard.append,
+            )
+        except BaseException as error:
+            if not heard:  # Ctrl-C, say: nobody will wait for the message any more
+                self._cancel(error, waited=waits)
+            raise
+        if frame.header.kind == Answer.PENDING:
+            return False
+        if frame.document:
+            (self.source,) = _NUMBER.unpack(frame.document)
+        self._done = True
+        if self._after is not None:
+            self._after()
+            self._after = None
+        return True
+
+    def _cancel(self, error: BaseException, *, waited: bool) -> None:
+        said = {"messages": [self._number], "error": errors.described(error), "waited": waited}
+        with contextlib.suppress(DistError):  # the agent is gone, and the message with it
+            self._agent.tell(Ask.CANCEL, said)
+
+    def follow_up(self, options: Options) -> Work | None:
+        """Return what the user waits for."""
+        if not options.async_op:
+            return None
+        source = (lambda: self.source) if self._down else None
+        return MessageWork(self.settle, options.user, self._deadline, source)

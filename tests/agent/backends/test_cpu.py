@@ -1,0 +1,228 @@
+"""Who moves the bytes, and when: the threads that wait, and the one in the background. Ranks as threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.threads import LATER, NOW, TRANSPORTS, World, world
+
+from rankmesh_agent.progress import engine as engine
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.transports.shm_ring import RING_BYTES
+from rankmesh_agent.wire.errors import RankFailedError
+
+TIMEOUT = 20.0
+LONG = 60.0
+EAGER = 1 << 12  # as support.threads sets it
+
+
+@pytest.fixture(params=TRANSPORTS)
+def pair(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world(2, request.param) as made:
+        yield made
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.001)
+
+
+def send(members: Communicator, to: int, tag: int = 0) -> None:
+    members.send(np.ones(3), to, tag, NOW)
+
+
+def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks once more whether there is something to do, not over and over while it keeps the lock."""
+    looks: dict[Mesh, int] = dict.fromkeys(pair.meshes, 0)
+    idle = Mesh._idle
+
+    def counted(mesh: Mesh) -> bool:
+        looks[mesh] += 1
+        return idle(mesh)
+
+    monkeypatch.setattr(Mesh, "_idle", counted)
+    go = threading.Event()
+
+    def call(members: Communicator) -> None:
+        mesh = members.mesh
+        if members.rank == 0:
+            later = members.receive(np.zeros(3), 1, 9, LATER)
+            until(lambda: mesh._background_leads and mesh._asleep)
+            before = looks[mesh]
+            go.set()
+            members.receive(np.zeros(3), 1, 0, NOW)
+            assert looks[mesh] - before < 100
+            send(members, 1)
+            later.wait()
+        else:
+            assert go.wait(TIMEOUT)
+            until(lambda: pair.meshes[0]._followers == 1 or not pair.meshes[0]._background_leads)
+            send(members, 0)
+            members.receive(np.zeros(3), 0, 0, NOW)
+            send(members, 0, 9)
+
+    pair.run(call)
+
+
+def test_the_background_stays_away_from_who_calls_again_and_again(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_GRACE_SECONDS", LONG)
+    leaders: set[str] = set()
+    lead = Mesh._lead
+
+    def noted(mesh: Mesh, *arguments: Any) -> None:
+        leaders.add(threading.current_thread().name)
+        lead(mesh, *arguments)
+
+    monkeypatch.setattr(Mesh, "_lead", noted)
+
+    def call(members: Communicator) -> None:
+        for count in (1, EAGER // 8, 50_000):
+            arrays = [np.full(count, float(members.rank)) for _ in range(64)]
+            if members.rank == 0:
+                works = [members.send(array, 1, 0, LATER) for array in arrays]
+            else:
+                works = [members.receive(array, 0, 0, LATER) for array in arrays]
+            for work in works:
+                work.wait()
+            assert not any(array.any() for array in arrays)
+        members.barrier(NOW)
+
+    pair.run(call)
+    assert leaders
+    assert "rankmesh-progress" not in leaders
+
+
+def test_messages_go_on_as_soon_as_nobody_calls_any_more(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the last one who called waited so long that the background thread had gone to rest."""
+    monkeypatch.setattr(engine, "SLICE_SECONDS", LONG)
+    received, resting = threading.Event(), threading.Event()
+
+    def call(members: Communicator) -> None:
+        mesh = members.mesh
+        if members.rank == 0:
+            work = members.send(np.ones(1_000_000), 1, 5, LATER)
+            members.receive(np.zeros(3), 1, 0, NOW)
+            assert received.wait(TIMEOUT)  # this rank does not make progress itself
+            work.wait()
+        else:
+            until(lambda: pair.meshes[0]._leading and pair.meshes[0]._background_rests)
+            resting.set()
+            send(members, 0)
+            members.receive(np.zeros(1_000_000), 0, 5, NOW)
+            received.set()
+        assert not mesh.closed
+
+    pair.run(call)
+    assert resting.is_set()
+
+
+def test_messages_go_on_while_somebody_only_begins_others(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The background thread stays away from who calls again and again, but not when nobody moves anything."""
+    monkeypatch.setattr(engine, "_GRACE_SECONDS", 0.05)
+    received = threading.Event()
+
+    def call(members: Communicator) -> None:
+        if members.rank == 0:
+            works = [members.send(np.ones(1_000_000), 1, 5, LATER)]
+            deadline = time.monotonic() + TIMEOUT
+            while not received.is_set():
+                assert time.monotonic() < deadline
+                works.append(members.send(np.ones(1), 1, 0, LATER))
+                time.sleep(0.001)
+            members.send(np.zeros(1), 1, 0, NOW)
+            for work in works:
+                work.wait()
+        else:
+            members.receive(np.zeros(1_000_000), 0, 5, NOW)
+            received.set()
+            got = np.ones(1)
+            while got[0]:
+                members.receive(got, 0, 0, NOW)
+
+    pair.run(call)
+
+
+def test_a_leader_that_sleeps_learns_that_something_waits_for_room(
+    pair: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked to be woken by what comes; another thread has filled the connection since."""
+    monkeypatch.setattr(engine, "SLICE_SECONDS", LONG)
+    monkeypatch.setattr(engine, "_GRACE_SECONDS", LONG)
+    many = 4 * RING_BYTES // EAGER
+    filled = threading.Event()
+
+    def call(members: Communicator) -> None:
+        if members.rank == 0:
+            other = threading.Thread(target=members.receive, args=(np.zeros(3), 1, 9, NOW))
+            other.start()
+            until(lambda: members.mesh._asleep)
+            works = [members.send(np.full(EAGER // 8, float(number)), 1, 0, LATER) for number in range(many)]
+            filled.set()
+            for work in works:
+                work.wait()
+            send(members, 1)
+            other.join(TIMEOUT)
+            assert not other.is_alive()
+        else:
+            assert filled.wait(TIMEOUT)
+            for number in range(many):
+                got = np.zeros(EAGER // 8)
+                members.receive(got, 0, 0, NOW)
+                assert (got == number).all()
+            members.receive(np.zeros(3), 0, 0, NOW)
+            send(members, 0, 9)
+
+    pair.run(call)
+
+
+@pytest.fixture
+def unanswered(pair: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Seconds for which rank 1's host has answered nothing, as rank 0 is told; and what the clock says."""
+    said = {"silence": 0.0, "clock": 1000.0}
+    connection = pair.meshes[0]._peers[1].connection
+    monkeypatch.setattr(connection, "unanswered", lambda: said["silence"], raising=False)
+    monkeypatch.setattr(engine.time, "monotonic", lambda: said["clock"])
+    return said
+
+
+def test_a_host_that_answers_nothing_for_long_is_held_for_failed(pair: World, unanswered: dict[str, float]) -> None:
+    mesh = pair.meshes[0]
+    for seconds in range(10):
+        unanswered.update(silence=seconds + 1.0, clock=1000.0 + seconds)
+        mesh.give_up_silent_hosts()
+        assert (1 in mesh.lost) == (seconds >= engine.SILENT_SECONDS)
+    assert mesh.lost[1].cause == "its host has answered nothing for 8 s: it, or the network to it, is down"
+    assert not mesh.lost[1].clean
+
+
+def test_a_first_question_in_minutes_may_take_a_while_to_answer(pair: World, unanswered: dict[str, float]) -> None:
+    mesh = pair.meshes[0]
+    for seconds in range(20):
+        unanswered.update(silence=0.0 if seconds % 7 == 6 else 60.0, clock=1000.0 + seconds)
+        mesh.give_up_silent_hosts()
+        assert not mesh.lost
+
+
+def test_who_waits_is_told_of_a_silent_host_at_once(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = pair.meshes[0]
+    monkeypatch.setattr(engine, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(engine, "SLICE_SECONDS", LONG)
+
+    def call(members: Communicator) -> None:
+        if members.rank == 1:
+            until(lambda: mesh._asleep)
+            monkeypatch.setattr(mesh._peers[1].connection, "unanswered", lambda: 9.0, raising=False)
+            mesh.give_up_silent_hosts()
+        else:
+            with pytest.raises(RankFailedError, match="has answered nothing"):
+                members.receive(np.zeros(3), 1, 0, NOW)
+
+    pair.run(call)

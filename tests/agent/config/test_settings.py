@@ -1,0 +1,165 @@
+"""What the environment says, and when a token is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rankmesh_agent.config.settings import (
+    DEFAULT_TIMEOUT,
+    Settings,
+    is_loopback,
+    make_token,
+    require_token_beyond_loopback,
+    token_in,
+)
+
+VARIABLES = [
+    ("RANK", "3", "rank", 3),
+    ("RANK", " 3 ", "rank", 3),
+    ("RANK", "0", "rank", 0),
+    ("WORLD_SIZE", "8", "world_size", 8),
+    ("LOCAL_RANK", "1", "local_rank", 1),
+    ("MASTER_ADDR", "node0", "master_addr", "node0"),
+    ("MASTER_PORT", "29500", "master_port", 29500),
+    ("MASTER_PORT", "65535", "master_port", 65535),
+    ("RANKMESH_GATEWAY", "http://gateway:8000", "gateway", "http://gateway:8000"),
+    ("RANKMESH_JOB", "night", "job", "night"),
+    ("RANKMESH_TOKEN", "secret", "token", "secret"),
+    ("RANKMESH_TRANSPORT", "tcp", "transport", "tcp"),
+    ("RANKMESH_TRANSPORT", "SHM", "transport", "shm"),
+    ("RANKMESH_TRANSPORT", "auto", "transport", "auto"),
+    ("RANKMESH_BIND", "10.0.0.5", "bind", "10.0.0.5"),
+    ("RANKMESH_ADVERTISE", "10.0.0.5, node5,,fe80::1 ", "advertise", ("10.0.0.5", "node5", "fe80::1")),
+    ("GLOO_SOCKET_IFNAME", "eth0", "interface", "eth0"),
+    ("GLOO_SOCKET_IFNAME", "eth0,eth1", "interface", "eth0"),
+    ("NCCL_SOCKET_IFNAME", "ib0", "interface", "ib0"),
+    ("RANKMESH_SHM_DIR", "/mnt/shm", "shm_dir", "/mnt/shm"),
+    ("RANKMESH_SLOT_BYTES", "4096", "slot_bytes", 4096),
+    ("RANKMESH_EAGER_BYTES", "0", "eager_bytes", 0),
+    ("RANKMESH_EAGER_BYTES", "1048576", "eager_bytes", 1 << 20),
+    ("RANKMESH_TIMEOUT", "2.5", "timeout", 2.5),
+    ("RANKMESH_MAX_BODY", "1", "max_body", 1),
+    ("RANKMESH_PICKLE", "never", "pickle", "never"),
+    ("RANKMESH_PICKLE", "Authenticated", "pickle", "authenticated"),
+]
+
+
+@pytest.mark.parametrize(("variable", "text", "field", "value"), VARIABLES)
+def test_each_variable(variable, text, field, value):
+    assert Settings.from_env({variable: text}) == dataclasses.replace(Settings(), **{field: value})
+
+
+def test_nothing_set_is_the_defaults():
+    assert Settings.from_env({}) == Settings()
+    assert Settings().timeout == DEFAULT_TIMEOUT == 30 * 60
+
+
+@pytest.mark.parametrize("variable", dict.fromkeys(variable for variable, *_ in VARIABLES))
+def test_an_empty_variable_is_one_that_is_not_set(variable):
+    assert Settings.from_env({variable: ""}) == Settings()
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().rank = 1
+
+
+NUMBERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_SIZE",
+    "SLURM_JOB_ID",
+    "JOB_COMPLETION_INDEX",
+)
+"""Variables with a number; test_launchers has what is made of those of launchers."""
+
+
+def test_gloos_interface_comes_before_nccls():
+    assert Settings.from_env({"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}).interface == "eth0"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        *((name, text) for name in NUMBERS for text in ("one", "-1", "1.5")),
+        *((name, "0") for name in ("WORLD_SIZE", "PMI_SIZE")),
+        ("MASTER_PORT", "65536"),
+        ("MASTER_PORT", "-1"),
+        ("MASTER_PORT", "http"),
+        ("RANKMESH_TRANSPORT", "udp"),
+        ("RANKMESH_SLOT_BYTES", "4095"),
+        ("RANKMESH_SLOT_BYTES", "0"),
+        ("RANKMESH_SLOT_BYTES", "1M"),
+        ("RANKMESH_EAGER_BYTES", "-1"),
+        ("RANKMESH_EAGER_BYTES", str((1 << 20) + 1)),
+        ("RANKMESH_TIMEOUT", "0"),
+        ("RANKMESH_MAX_BODY", "0"),
+        ("RANKMESH_MAX_BODY", "1G"),
+        ("RANKMESH_TIMEOUT", "-1"),
+        ("RANKMESH_TIMEOUT", "nan"),
+        ("RANKMESH_TIMEOUT", "30s"),
+        ("RANKMESH_PICKLE", "always"),
+        ("RANKMESH_PICKLE", "0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(variable, text):
+    with pytest.raises(ValueError, match=f"^{variable}="):
+        Settings.from_env({variable: text})
+
+
+LOOPBACK = ["127.0.0.1", "127.8.9.10", "localhost", "::1", "[::1]"]
+REACHABLE = [
+    "0.0.0.0",
+    "::",
+    "[::]",
+    "",
+    "10.0.0.5",
+    "192.168.1.2",
+    "fe80::1",
+    "2001:db8::1",
+    "node5",
+    "localhost.evil.com",
+]
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_loopback_needs_no_token(host):
+    assert is_loopback(host)
+    require_token_beyond_loopback(host, "", "the agent")
+
+
+@pytest.mark.parametrize("host", REACHABLE)
+def test_where_others_reach_us_a_token_is_needed(host):
+    assert not is_loopback(host)
+    require_token_beyond_loopback(host, "secret", "the agent")
+    with pytest.raises(ValueError, match=r"the agent would listen on .* without a token\. Set RANKMESH_TOKEN"):
+        require_token_beyond_loopback(host, "", "the agent")
+
+
+def test_the_token_may_be_in_a_file(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("from the file\n")
+    assert Settings.from_env({"RANKMESH_TOKEN_FILE": str(path)}).token == "from the file"
+    assert Settings.from_env({"RANKMESH_TOKEN_FILE": str(path), "RANKMESH_TOKEN": "secret"}).token == "secret"
+    with pytest.raises(OSError, match="No such file"):
+        Settings.from_env({"RANKMESH_TOKEN_FILE": str(tmp_path / "other")})
+
+
+def test_a_fresh_token_is_made_once(tmp_path):
+    path = tmp_path / "token"
+    with ThreadPoolExecutor(8) as makers:
+        list(makers.map(make_token, [path] * 8))
+    token = token_in(path)
+    assert len(token) == 64
+    assert path.stat().st_mode & 0o777 == 0o600
+    make_token(path)
+    assert token_in(path) == token
+    assert os.listdir(tmp_path) == ["token"]
+    make_token(tmp_path / "other")
+    assert token_in(tmp_path / "other") != token

@@ -1,0 +1,337 @@
+"""What is kept of calls and messages: in flight, tallies, and the flight recorder; real groups, ranks as threads."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from support.threads import LATER, NOW, TRANSPORTS, World, world
+
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.flight_recorder import ENDED_GROUPS, MOST_GROUPS, OTHER_GROUPS, Recorder, Tally
+from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError, GroupAbortedError
+from rankmesh_agent.wire.ops import ReduceOp
+from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, FlightRecord, InFlight
+from rankmesh_agent.wire.stats import BOUNDS
+
+SECONDS = 20.0
+
+
+@pytest.fixture(params=TRANSPORTS)
+def pair(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world(2, request.param) as made:
+        yield made
+
+
+def reduce(members: Communicator, count: int = 4, options: Options = NOW) -> None:
+    members.all_reduce(np.ones(count, np.float32), ReduceOp.SUM, options)
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def while_it_runs(call: Callable[[], object], begun: Callable[[], bool]) -> Iterator[None]:
+    """Have a thread make a call that waits; the block runs once it has begun."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    eventually(begun)
+    yield
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+def tallies(members: Communicator) -> dict[str, tuple[int, int, int]]:
+    """Calls, bytes and failures by kind; without the making of the group."""
+    found = {op: (sum(tally.buckets), tally.nbytes, tally.failures) for op, tally in members.tallies().items()}
+    found.pop("new_group", None)
+    return found
+
+
+def remembered(members: Communicator) -> list[FlightRecord]:
+    return [record for record in members.mesh.recorder.records() if record.op != "new_group"]
+
+
+def test_a_call_that_waits_is_in_flight_until_the_others_come(pair: World) -> None:
+    first, second = pair.communicators
+    reduce_both(pair)
+    assert first.info().inflight == []
+    with while_it_runs(lambda: reduce(first, 256), lambda: bool(first.info().inflight)):
+        (found,) = first.info().inflight
+        assert (found.op, found.seq, found.bytes) == ("all_reduce(float32[256], SUM)", 2, 1024)
+        assert 0 <= found.age < SECONDS
+        eventually(lambda: first.info().inflight[0].age > found.age)
+        assert (first.info().seq, second.info().seq) == (2, 1), "who has arrived, and who has not"
+        assert second.info().inflight == []
+        reduce(second, 256)
+    assert first.info().inflight == []
+    assert [each.info().bytes for each in pair.communicators] == [16 + 1024] * 2
+
+
+def reduce_both(pair: World) -> None:
+    pair.run(reduce)
+
+
+def test_queued_calls_are_in_flight_behind_the_one_that_runs_with_the_numbers_they_will_have(pair: World) -> None:
+    first, second = pair.communicators
+    works = [first.all_reduce(np.ones(count, np.float32), ReduceOp.SUM, LATER) for count in (1, 2, 3)]
+    eventually(lambda: first.info().seq == 1)
+    assert [(found.op, found.seq) for found in first.info().inflight] == [
+        (f"all_reduce(float32[{count}], SUM)", count) for count in (1, 2, 3)
+    ]
+    for count in (1, 2, 3):
+        reduce(second, count)
+    assert all(work is not None and work.wait() for work in works)
+    assert first.info().inflight == []
+    assert tallies(first) == {"all_reduce": (3, 24, 0)}
+
+
+def test_a_group_lists_only_so_many_calls(pair: World) -> None:
+    first, second = pair.communicators
+    works = [first.barrier(LATER) for _ in range(MOST_IN_FLIGHT + 10)]
+    found = first.info().inflight
+    assert len(found) == MOST_IN_FLIGHT
+    assert [each.seq for each in found] == sorted(each.seq for each in found)
+    assert len(first.in_flight()) >= MOST_IN_FLIGHT
+    for _ in works:
+        second.barrier(NOW)
+    assert works[-1] is not None
+    works[-1].wait()
+
+
+def test_bytes_of_an_all_to_all_are_what_this_rank_gives(pair: World) -> None:
+    def exchange(members: Communicator) -> None:
+        mine = [np.ones(1 + members.rank, np.int64) for _ in range(2)]
+        theirs = [np.ones(1 + rank, np.int64) for rank in range(2)]
+        members.all_to_all(theirs, mine, NOW)
+
+    pair.run(exchange)
+    assert [tallies(members)["all_to_all"] for members in pair.communicators] == [(1, 16, 0), (1, 32, 0)]
+
+
+def test_messages_are_in_flight_until_they_are_done(pair: World) -> None:
+    first, second = pair.communicators
+    array = np.zeros(8)
+    with while_it_runs(lambda: first.receive(array, 1, 7, NOW), lambda: bool(first.info().inflight)):
+        (found,) = first.info().inflight
+        assert (found.op, found.seq, found.bytes) == ("recv from rank 1 (tag 7)", 0, 64)
+        second.send(np.ones(8), 0, 7, NOW)
+    assert first.info().inflight == []
+    assert tallies(first) == {"recv": (1, 64, 0)}
+    assert tallies(second) == {"send": (1, 64, 0)}
+
+
+def test_a_receive_from_any_rank_says_so(pair: World) -> None:
+    first, second = pair.communicators
+    work = first.receive(np.zeros(1), -1, 0, LATER)
+    assert [found.op for found in first.info().inflight] == ["recv from any rank (tag 0)"]
+    second.send(np.ones(1), 0, 0, NOW)
+    assert not isinstance(work, int)
+    work.wait()
+    assert first.info().inflight == []
+
+
+def test_messages_that_nobody_waits_for_end_all_the_same(pair: World) -> None:
+    first, second = pair.communicators
+    arrays = [np.zeros(2) for _ in range(300)]
+    works = [first.receive(array, 1, 0, LATER) for array in arrays]
+    assert len(first.in_flight()) == 300
+    for _ in arrays:
+        second.send(np.ones(2), 0, 0, NOW)
+    eventually(lambda: not first.in_flight())
+    assert tallies(first) == {"recv": (300, 4800, 0)}
+    assert works, "which is all that anybody does with them"
+
+
+def test_a_message_is_counted_once_however_often_it_is_waited_for(pair: World) -> None:
+    first, second = pair.communicators
+    work = first.receive(np.zeros(2), 1, 0, LATER)
+    second.send(np.ones(2), 0, 0, NOW)
+    assert not isinstance(work, int)
+    work.wait()
+    work.wait()
+    assert work.is_completed()
+    assert tallies(first) == {"recv": (1, 16, 0)}
+
+
+def test_a_message_that_is_given_up_has_failed(pair: World) -> None:
+    first = pair.communicators[0]
+    with pytest.raises(CollectiveTimeoutError):
+        first.receive(np.zeros(2), 1, 0, Options(0.05))
+    assert tallies(first) == {"recv": (1, 16, 1)}
+    (record,) = remembered(first)
+    assert (record.state, record.op, record.dtype, record.count) == ("failed", "recv", "float64", 2)
+    assert record.error.startswith("CollectiveTimeoutError: recv from rank 1 (tag 0)")
+
+
+def test_calls_that_do_not_fit_together_have_failed_and_the_group_goes_on(pair: World) -> None:
+    def attempt(members: Communicator) -> None:
+        with pytest.raises(CollectiveMismatchError):
+            reduce(members, 4 + members.rank)
+        reduce(members)
+
+    pair.run(attempt)
+    for members in pair.communicators:
+        assert tallies(members)["all_reduce"][::2] == (2, 1)
+        states = [(record.seq, record.state) for record in remembered(members)]
+        assert states == [(1, "failed"), (2, "completed")]
+
+
+def test_a_call_that_fails_is_no_longer_in_flight(pair: World) -> None:
+    first, second = pair.communicators
+    call_failed: list[DistError] = []
+
+    def call() -> None:
+        try:
+            reduce(first)
+        except DistError as error:
+            call_failed.append(error)
+
+    with while_it_runs(call, lambda: bool(first.info().inflight)):
+        second.abort(GroupAbortedError("no more", group="world"))
+    assert len(call_failed) == 1
+    assert first.info().inflight == []
+    assert tallies(first) == {"all_reduce": (1, 16, 1)}
+    assert "no more" in remembered(first)[-1].error
+
+
+def test_the_flight_recorder_remembers_the_latest_in_their_order(pair: World) -> None:
+    before = time.time()
+    pair.run(lambda members: [reduce(members, count) for count in range(1, 6)])
+    first = pair.communicators[0]
+    records = remembered(first)
+    assert [record.seq for record in records] == [1, 2, 3, 4, 5]
+    last = records[-1]
+    assert (last.name, last.op, last.call) == ("world", "all_reduce", "all_reduce(float32[5], SUM)")
+    assert (last.dtype, last.count, last.bytes, last.state, last.error) == ("float32", 5, 20, "completed", "")
+    assert last.end is not None
+    assert before - 1 <= last.begin <= last.end <= time.time() + 1
+    everything = first.mesh.recorder
+    assert [record.seq for record in everything.records(last=2)] == [4, 5]
+    assert everything.records(last=0) == []
+    assert everything.records("world") == everything.records(f"{first.id:016x}") == everything.records()
+    assert everything.records("another") == []
+
+
+def test_the_flight_recorder_shows_what_is_in_flight_last(pair: World) -> None:
+    first, second = pair.communicators
+    reduce_both(pair)
+    work = first.barrier(LATER)
+    eventually(lambda: first.info().seq == 2)
+    record = remembered(first)[-1]
+    assert (record.op, record.seq, record.state, record.end) == ("barrier", 2, "in-flight", None)
+    second.barrier(NOW)
+    assert work is not None
+    work.wait()
+
+
+def test_making_a_group_is_in_flight_while_members_are_missing() -> None:
+    with world(2, "inproc") as made:
+        first, second = made.meshes
+        recorder = first.recorder
+
+        def making() -> list[FlightRecord]:
+            return [record for record in recorder.records("pair") if record.state == "in-flight"]
+
+        with while_it_runs(lambda: made.group(0, 5, "pair", (0, 1)).close(), lambda: bool(making())):
+            assert [(record.op, record.seq) for record in making()] == [("new_group", 0)]
+            made.group(1, 5, "pair", (0, 1)).close()
+        assert second is not first
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_it_remembers_only_so_many(kept: int) -> None:
+    recorder = Recorder(kept)
+    mesh = Mesh(0, 1, {}, eager_limit=1024, recorder=recorder)
+    members = Communicator(mesh, 9, "alone", (0,), {}, SECONDS)
+    for _ in range(5):
+        members.barrier(NOW)
+    assert [record.seq for record in recorder.records()] == [1, 2, 3, 4, 5][5 - kept :]
+    assert sum(members.tallies()["barrier"].buckets) == 5, "tallies go on whatever is remembered"
+    members.close()
+    mesh.close()
+
+
+def test_tallies_of_ended_groups_are_kept_together() -> None:
+    with world(1, "inproc") as made:
+        mesh = made.meshes[0]
+        recorder = mesh.recorder
+        for number in (5, 6):
+            members = Communicator(mesh, number, f"group {number}", (0,), {}, SECONDS)
+            members.barrier(NOW)
+            assert (recorder.operations()[0].group, recorder.operations()[0].op) == (f"group {number}", "barrier")
+            members.close()
+            members.close()
+        (ended,) = recorder.operations()
+        assert (ended.group, ended.op, sum(ended.buckets)) == (ENDED_GROUPS, "barrier", 2)
+        assert [record.name for record in recorder.records()][-2:] == ["group 5", "group 6"], "they are remembered"
+
+
+@pytest.mark.parametrize(("seconds", "bucket"), [(0.0, 0), (1e-5, 0), (1.1e-5, 1), (0.2, 9), (1000.0, len(BOUNDS))])
+def test_durations_are_counted_in_the_bucket_whose_bound_they_do_not_pass(seconds: float, bucket: int) -> None:
+    tally = Tally()
+    tally.count(seconds, 8)
+    assert tally.buckets.index(1) == bucket
+    assert (tally.seconds, tally.nbytes, tally.failures) == (seconds, 8, 0)
+
+
+def test_calls_of_many_threads_are_all_counted() -> None:
+    with world(1, "inproc") as made:
+        members = made.communicators[0]
+        seen: list[InFlight] = []
+
+        def call() -> None:
+            for _ in range(200):
+                members.barrier(NOW)
+                seen.extend(members.in_flight())
+
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(members.tallies()["barrier"].buckets) == 800
+        assert members.in_flight() == []
+
+
+def test_many_groups_are_counted_together() -> None:
+    mesh = Mesh(0, 1, {}, eager_limit=1024)
+    groups = [Communicator(mesh, number, f"group {number}", (0,), {}, SECONDS) for number in range(MOST_GROUPS + 3)]
+    for members in groups:
+        members.barrier(NOW)
+    found = mesh.recorder.operations()
+    assert len(found) == MOST_GROUPS + 1
+    assert (found[-1].group, sum(found[-1].buckets)) == (OTHER_GROUPS, 3)
+    for members in groups:
+        members.close()
+    assert [sum(each.buckets) for each in mesh.recorder.operations()] == [MOST_GROUPS + 3]
+    mesh.close()
+
+
+def test_what_is_in_flight_is_counted_with_the_age_of_the_oldest(pair: World) -> None:
+    first, second = pair.communicators
+    recorder = first.mesh.recorder
+    works = [first.barrier(LATER) for _ in range(3)]
+    eventually(lambda: first.info().seq == 1)
+    (found,) = [each for each in recorder.operations() if each.op == "barrier"]
+    assert (found.group, found.in_flight, sum(found.buckets)) == ("world", 3, 0)
+    assert 0 < found.oldest < SECONDS
+    assert len(recorder.in_flight("world") or ()) == len(recorder.in_flight(f"{first.id:016x}") or ()) == 3
+    assert recorder.in_flight("another") is None
+    for _ in works:
+        second.barrier(NOW)
+    assert works[-1] is not None
+    works[-1].wait()
+    (found,) = [each for each in recorder.operations() if each.op == "barrier"]
+    assert (found.in_flight, found.oldest, sum(found.buckets)) == (0, 0.0, 3)
+    assert found.seconds > 0

@@ -1,0 +1,313 @@
+"""A group on several hosts: what passes between them, what is said of wrong calls, and how it fails."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.threads import NOW, World, world
+
+from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
+from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
+from rankmesh_agent.backends import registered
+from rankmesh_agent.backends.hierarchical_cpu import HostsBackend
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.transports.base import Buffer
+from rankmesh_agent.transports.inproc import InprocConnection
+from rankmesh_agent.wire.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DistBackendError,
+    GroupAbortedError,
+    RankFailedError,
+)
+from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+
+Array = np.ndarray[Any, Any]
+SECONDS = 20.0
+COUNT = 300_000
+"""Elements of a test's arrays: enough that headers do not count."""
+
+
+@pytest.fixture
+def quartet() -> Iterator[World]:
+    """Two hosts of two ranks, which are not in a row: ranks 0 and 2 share one."""
+    with world(4, "inproc", hosts="abab") as made:
+        yield made
+
+
+# Bytes between hosts
+
+
+def sent_between_hosts(ranks: World, call: Callable[[Communicator], Any]) -> Counter[str]:
+    """Make a call on all ranks; return the bytes that left each host."""
+    homes = {
+        id(peer.connection): (ranks.hosts[mesh.rank], ranks.hosts[rank])
+        for mesh in ranks.meshes
+        for rank, peer in mesh._peers.items()
+    }
+    left: Counter[str] = Counter()
+    lock = threading.Lock()
+    send = InprocConnection.send
+
+    def counting(connection: InprocConnection, buffers: list[Buffer]) -> int:
+        sent = send(connection, buffers)
+        here, there = homes[id(connection)]
+        if here != there:
+            with lock:
+                left[here] += sent
+        return sent
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InprocConnection, "send", counting)
+        ranks.run(call)
+    return left
+
+
+def make(kind: Kind, dtype: type) -> Callable[[Communicator], Any]:
+    """Return the call of a collective on arrays of COUNT elements; those for each rank are as many together."""
+
+    def call(members: Communicator) -> None:
+        array = np.ones(COUNT, dtype)
+        split = np.split(array, members.size)
+        match kind:
+            case Kind.ALL_REDUCE:
+                members.all_reduce(array, ReduceOp.SUM, NOW)
+            case Kind.REDUCE:
+                members.reduce(array, ReduceOp.SUM, 0, NOW)
+            case Kind.BROADCAST:
+                members.broadcast(array, 0, NOW)
+            case Kind.ALL_GATHER:
+                members.all_gather(split, split[members.rank].copy(), NOW)
+            case Kind.REDUCE_SCATTER:
+                members.reduce_scatter(np.empty_like(split[0]), split, ReduceOp.SUM, NOW)
+
+    return call
+
+
+FLAT = {
+    Kind.ALL_REDUCE: all_reduce.direct_link,
+    Kind.REDUCE: reduce.direct_link,
+    Kind.BROADCAST: broadcast.scatter_link,
+    Kind.ALL_GATHER: all_gather.direct_link,
+    Kind.REDUCE_SCATTER: reduce_scatter.direct_link,
+}
+LAYOUTS = ("aabb", "aaab", "aabbcc", "abab")
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS)
+@pytest.mark.parametrize("kind", FLAT, ids=lambda kind: kind.name.lower())
+def test_fewer_bytes_pass_between_hosts_than_without_them(
+    kind: Kind, hosts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world(len(hosts), "inproc", hosts=hosts) as ranks:
+        ours = sent_between_hosts(ranks, make(kind, np.float32))
+    monkeypatch.setattr(HostsBackend, "algorithm", lambda self, call: FLAT[call.kind])
+    with world(len(hosts), "inproc", hosts=hosts) as ranks:
+        flat = sent_between_hosts(ranks, make(kind, np.float32))
+    assert ours.total() < 0.75 * flat.total()
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [(np.float32, 1), (np.float16, 2), (np.int8, 1)], ids=str)
+@pytest.mark.parametrize("hosts", [*LAYOUTS, "aaaabbbb"])
+def test_all_reduce_sends_each_hosts_part_once_each_way(hosts: str, dtype: type, wide: int) -> None:
+    """A flat ring sends 2 (ranks - 1) / ranks of the array's bytes over each edge, so out of each host, or more.
+
+    Partial results of half types are wide, so they are twice as long on their way to where they are reduced.
+    """
+    nbytes = COUNT * np.dtype(dtype).itemsize
+    number = len(set(hosts))
+    with world(len(hosts), "inproc", hosts=hosts) as ranks:
+        left = sent_between_hosts(ranks, make(Kind.ALL_REDUCE, dtype))
+    for host in set(hosts):
+        assert left[host] == pytest.approx((1 + wide) * (number - 1) / number * nbytes, rel=0.02)
+        ring = 2 * (len(hosts) - 1) / len(hosts) * nbytes
+        if wide == 1:
+            assert left[host] < ring
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS)
+def test_the_roots_host_sends_a_broadcast_once(hosts: str) -> None:
+    with world(len(hosts), "inproc", hosts=hosts) as ranks:
+        left = sent_between_hosts(ranks, make(Kind.BROADCAST, np.float32))
+    number = len(set(hosts))
+    assert left["a"] == pytest.approx(COUNT * 4, rel=0.01)
+    assert left["b"] == pytest.approx(COUNT * 4 * (number - 2) / (number - 1), abs=COUNT * 0.04)
+
+
+# Which algorithm
+
+
+def test_short_arrays_and_different_bytes_for_every_rank_go_straight_over_the_link(quartet: World) -> None:
+    backend = quartet.communicators[0]._order.backend
+    assert isinstance(backend, HostsBackend)
+    float32 = np.dtype(np.float32)
+    assert backend.algorithm(Call(Kind.ALL_REDUCE, float32, 100, ReduceOp.SUM)) is all_reduce.small_link
+    assert backend.algorithm(Call(Kind.ALL_REDUCE, float32, 100_000, ReduceOp.SUM)) is all_reduce_hosts.over_hosts
+    assert backend.algorithm(Call(Kind.EMPTY, float32, 100)) is registered.over_link
+    found = backend.algorithm(Call(Kind.GATHER, float32, 100_000, None, 0))
+    assert (found.__module__.rpartition(".")[2], found.__name__) == ("gather", "direct_link")
+
+
+def test_the_medium_says_that_there_are_several_hosts(quartet: World) -> None:
+    assert {members.info().medium for members in quartet.communicators} == {"shm+tcp"}
+
+
+def test_subgroups_have_a_layout_of_their_own(quartet: World) -> None:
+    def call(members: Communicator) -> list[str]:
+        here = quartet.group(members.rank, 7 + members.rank % 2, "host", [members.rank % 2, members.rank % 2 + 2])
+        low = members.rank // 2 * 2
+        across = quartet.group(members.rank, 20 + low, "across", [low, low + 1])
+        three = quartet.group(members.rank, 11, "three", [2, 1, 0]) if members.rank < 3 else None
+        made = [here, across] if three is None else [here, across, three]
+        for group in made:
+            array = np.full(50_000, 1.0)
+            group.all_reduce(array, ReduceOp.SUM, NOW)
+            assert (array == group.size).all()
+        media = [group.medium for group in made]
+        for group in made:
+            group.close()
+        return media
+
+    assert quartet.run(call) == [["shm", "tcp", "shm+tcp"]] * 3 + [["shm", "tcp"]]
+
+
+# Wrong calls
+
+
+def long(members: Communicator, op: ReduceOp = ReduceOp.SUM, count: int = 50_000, timeout: float = SECONDS) -> Array:
+    """Make a call that goes over the hosts; return its array."""
+    array = np.full(count, members.rank + 1.0)
+    members.all_reduce(array, op, Options(timeout))
+    return array
+
+
+CALLS: dict[str, Callable[[Communicator], Any]] = {
+    "op": lambda members: long(members, ReduceOp.MAX if members.rank == 1 else ReduceOp.SUM),
+    "count": lambda members: long(members, count=50_000 + members.rank),
+    "long against short": lambda members: long(members, count=10 if members.rank == 3 else 50_000),
+    "root": lambda members: members.broadcast(np.ones(50_000), members.rank, NOW),
+    "kind": lambda members: members.barrier(NOW) if members.rank == 0 else long(members),
+    "link against hosts": lambda members: (
+        long(members) if members.rank else members.gather([], np.ones(50_000), 3, NOW)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_different_calls_are_told_to_every_rank_and_the_group_goes_on(quartet: World, call: Any) -> None:
+    def attempt(members: Communicator) -> str:
+        texts = set()
+        for _ in range(3):
+            with pytest.raises(CollectiveMismatchError) as mismatch:
+                call(members)
+            texts.add(str(mismatch.value).partition(":")[2])
+            assert (long(members) == 10).all()
+        assert len(texts) == 1
+        return texts.pop()
+
+    texts = quartet.run(attempt)
+    assert len(set(texts)) == 1, "every rank is told the same"
+    assert all(f"rank {rank}: " in texts[0] for rank in range(4))
+
+
+def test_a_mismatch_touches_no_array(quartet: World) -> None:
+    def attempt(members: Communicator) -> None:
+        array = np.full(50_000, float(members.rank))
+        with pytest.raises(CollectiveMismatchError, match=r"rank 2: all_reduce\(float64\[50000\], MIN\)"):
+            members.all_reduce(array, ReduceOp.MIN if members.rank == 2 else ReduceOp.SUM, NOW)
+        assert (array == members.rank).all()
+
+    quartet.run(attempt)
+
+
+# Failures
+
+
+def local(members: Communicator) -> Any:
+    """Return the memory a rank shares with those of its host."""
+    return members._order.backend._hosts.local  # type: ignore[attr-defined]
+
+
+def test_an_error_half_way_is_told_to_the_ranks_of_all_hosts(quartet: World) -> None:
+    def attempt(members: Communicator) -> None:
+        steps = 0
+        if members.rank == 2:
+            step = local(members).step
+
+            def fail() -> None:
+                nonlocal steps
+                steps += 1
+                if steps == 3:
+                    raise OSError("cable")
+                step()
+
+            local(members).step = fail
+            with pytest.raises(OSError, match="cable"):
+                long(members, count=200_000)
+            return
+        with pytest.raises(
+            GroupAbortedError, match=r"rank 2 \(here, pid \d+\) gave up during all_reduce #1: OSErr"
+        ) as told:
+            long(members, count=200_000)
+        assert told.value.ranks == (2,)
+
+    quartet.run(attempt)
+
+
+def test_a_rank_that_others_of_its_host_wait_for_is_named_by_its_rank_in_the_group(quartet: World) -> None:
+    given_up = threading.Event()
+
+    def attempt(members: Communicator) -> None:
+        if members.rank == 2:
+            step = local(members).step
+            local(members).step = lambda: (given_up.wait(SECONDS), step())
+        if members.rank == 0:
+            try:
+                with pytest.raises(CollectiveTimeoutError, match=r"waited 1\.5 s for rank 2 \(here, pid \d+\)") as late:
+                    long(members, timeout=1.5)
+                assert late.value.ranks == (2,)
+            finally:
+                given_up.set()
+        else:
+            with pytest.raises(GroupAbortedError, match=r"rank 0 .* gave up: .* for rank 2"):
+                long(members)
+
+    quartet.run(attempt)
+
+
+def test_a_rank_that_leaves_in_a_call_is_named_on_all_hosts(quartet: World) -> None:
+    def attempt(members: Communicator) -> None:
+        if members.rank == 3:
+            step = local(members).step
+
+            def leave() -> None:
+                members.close()
+                members.mesh.close("it raised ValueError: no such file")
+                step()
+
+            local(members).step = leave
+            with pytest.raises(DistBackendError):
+                long(members)
+            return
+        with pytest.raises(DistBackendError, match=r"rank 3 \(here, pid \d+\) left \(it raised ValueError") as gone:
+            long(members)
+        assert gone.value.ranks == (3,)
+        assert isinstance(gone.value, RankFailedError | GroupAbortedError)
+
+    quartet.run(attempt)
+
+
+def test_a_call_after_the_end_says_so(quartet: World) -> None:
+    def attempt(members: Communicator) -> None:
+        members.barrier(NOW)
+        members.close()
+        with pytest.raises(DistBackendError, match="has been destroyed"):
+            long(members)
+
+    quartet.run(attempt)

@@ -1,0 +1,238 @@
+"""A group: how it fails, and what the others are told."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.threads import LATER, NOW, TRANSPORTS, World, world
+
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DistBackendError,
+    GroupAbortedError,
+    RankFailedError,
+)
+from rankmesh_agent.wire.ops import ReduceOp
+
+TIMEOUT = 20.0
+
+
+@pytest.fixture(params=TRANSPORTS)
+def trio(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world(3, request.param) as made:
+        yield made
+
+
+def reduce(members: Communicator, array: Any, op: ReduceOp = ReduceOp.SUM, timeout: float = TIMEOUT) -> None:
+    members.all_reduce(array, op, Options(timeout))
+
+
+def arrays(size: int, count: int = 1) -> list[np.ndarray[Any, Any]]:
+    return [np.ones(count) for _ in range(size)]
+
+
+CALLS = {
+    "op": lambda members: reduce(members, np.ones(4), ReduceOp.MAX if members.rank == 1 else ReduceOp.SUM),
+    "count": lambda members: reduce(members, np.ones(4 + members.rank)),
+    "large against small": lambda members: reduce(members, np.ones(4 if members.rank == 1 else 100_000)),
+    "dtype": lambda members: reduce(members, np.ones(4, np.int32 if members.rank == 2 else np.float32)),
+    "root": lambda members: members.broadcast(np.ones(4), members.rank, NOW),
+    "splits": lambda members: members.all_to_all(arrays(3), arrays(3, 1 + members.rank), NOW),
+    "one split": lambda members: members.all_to_all(arrays(3), arrays(3, 1 + (members.rank == 1) * 90_000), NOW),
+    "counts": lambda members: members.all_gather([np.ones(n + members.rank) for n in (1, 2, 3)], np.ones(1), NOW),
+    "destination": lambda members: members.reduce(np.ones(4), ReduceOp.SUM, members.rank, NOW),
+    "kind": lambda members: members.barrier(NOW) if members.rank == 0 else reduce(members, np.ones(2)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_different_calls_are_told_to_every_rank_and_the_group_goes_on(trio: World, call: Any) -> None:
+    def attempt(members: Communicator) -> str:
+        with pytest.raises(CollectiveMismatchError) as mismatch:
+            call(members)
+        array = np.ones(50_000)
+        reduce(members, array)
+        assert (array == 3).all()
+        return str(mismatch.value)
+
+    texts = trio.run(attempt)
+    assert len(set(texts)) == 1, "every rank is told the same"
+    assert all(f"rank {rank}: " in texts[0] for rank in range(3))
+
+
+def test_a_mismatch_touches_no_array(trio: World) -> None:
+    def attempt(members: Communicator) -> None:
+        array = np.full(10_000, float(members.rank))
+        with pytest.raises(CollectiveMismatchError, match=r"rank 2: all_reduce\(float64\[10000\], MIN\)") as mismatch:
+            reduce(members, array, ReduceOp.MIN if members.rank == 2 else ReduceOp.SUM)
+        assert (array == members.rank).all()
+        assert mismatch.value.op == "all_reduce"
+
+    trio.run(attempt)
+
+
+def test_a_rank_that_stays_away_is_named_by_those_who_came(trio: World) -> None:
+    given_up = threading.Barrier(3)
+
+    def attempt(members: Communicator) -> type[BaseException]:
+        failure: type[BaseException] = type(None)  # type: ignore[assignment]
+        if members.rank != 1:
+            with pytest.raises(DistBackendError, match=r"rank 1 \(here, pid \d+\).*arrived: 0, 2") as late:
+                reduce(members, np.ones(3), timeout=1.0)
+            failure = late.type
+        given_up.wait(TIMEOUT)
+        if members.rank == 1:
+            with contextlib.suppress(DistBackendError):
+                reduce(members, np.ones(3))  # it may still find what the others had contributed, but only now
+        with pytest.raises(DistBackendError, match=r"waited 1\.0 s for rank 1"):
+            reduce(members, np.ones(3))
+        assert members.info().failure
+        return failure
+
+    kinds = trio.run(attempt)
+    assert {kinds[0], kinds[2]} <= {CollectiveTimeoutError, GroupAbortedError}
+    assert CollectiveTimeoutError in kinds
+
+
+def test_a_rank_that_leaves_is_named_with_its_reason(trio: World) -> None:
+    def attempt(members: Communicator) -> None:
+        if members.rank == 2:
+            members.close()
+            members.mesh.close("it raised ValueError: no such file")
+            return
+        with pytest.raises(RankFailedError, match=r"rank 2 \(here, pid \d+\) left \(it raised ValueError") as gone:
+            reduce(members, np.ones(3))
+        assert gone.value.ranks == (2,)
+
+    trio.run(attempt)
+
+
+def test_a_rank_that_left_does_not_disturb_those_who_do_not_need_it(trio: World) -> None:
+    left = threading.Event()
+
+    def attempt(members: Communicator) -> None:
+        if members.rank == 2:
+            members.close()
+            members.mesh.close()
+            left.set()
+            return
+        assert left.wait(TIMEOUT)
+        other = 1 - members.rank
+        got = np.zeros(200_000)
+        work = members.send(np.ones(200_000), other, 0, LATER)
+        members.receive(got, other, 0, NOW)
+        assert work is not None
+        work.wait()
+        assert got.all()
+
+    trio.run(attempt)
+
+
+def test_a_connection_that_breaks_is_a_failed_rank(trio: World) -> None:
+    def attempt(members: Communicator) -> None:
+        if members.rank == 0:
+            for peer in members.mesh._peers.values():
+                peer.connection.close()
+            members.mesh._closed = True
+            return
+        with pytest.raises(RankFailedError, match=r"rank 0 .* failed \(connection to .* lost") as gone:
+            reduce(members, np.ones(100_000))
+        assert gone.value.ranks == (0,)
+
+    trio.run(attempt)
+
+
+def pending(members: Communicator) -> Any:
+    """What waits for a message that was begun before the loss."""
+    work = members.receive(np.zeros(3), 1, 0, LATER)
+    return work.wait  # type: ignore[union-attr]
+
+
+LEARNED = {
+    "a call": lambda members: lambda: reduce(members, np.ones(3)),
+    "a queued call": lambda members: lambda: members.all_reduce(np.ones(3), ReduceOp.SUM, LATER),
+    "a message": lambda members: lambda: members.send(np.ones(3), 2, 0, NOW),
+    "a message under way": pending,
+}
+
+
+@pytest.mark.parametrize("how", [*LEARNED, "the end"])
+def test_who_leaves_because_of_a_loss_says_so_before(trio: World, how: str) -> None:
+    """Rank 2 hears of rank 0's goodbye, and would not hear of rank 1 for a long time, to which it is connected yet."""
+    over = threading.Event()
+
+    def attempt(members: Communicator) -> None:
+        mesh = members.mesh
+        if members.rank == 1:
+            mesh._peers[0].connection.close()
+            assert over.wait(TIMEOUT)
+        elif members.rank == 0:
+            call = LEARNED[how](members) if how in LEARNED else members.close
+            deadline = Deadline(TIMEOUT)
+            while 1 not in mesh.lost and not deadline.passed():
+                mesh.progress()
+            if how in LEARNED:
+                with pytest.raises(RankFailedError, match="rank 1 "):
+                    call()
+            else:
+                call()
+            mesh.close()
+        else:
+            with pytest.raises(RankFailedError, match=r"rank 1 \(here, pid \d+\) failed \(connection to ") as gone:
+                reduce(members, np.ones(3))
+            assert gone.value.ranks == (1,)
+            over.set()
+
+    trio.run(attempt)
+
+
+def test_queued_calls_fail_when_the_group_is_destroyed(trio: World) -> None:
+    def attempt(members: Communicator) -> None:
+        if members.rank == 0:
+            work = members.all_reduce(np.ones(3), ReduceOp.SUM, LATER)
+            members.close()
+            assert work is not None
+            with pytest.raises(GroupAbortedError, match="has been destroyed"):
+                work.wait()
+            assert isinstance(work.exception(), GroupAbortedError)
+            assert not work.is_success()
+
+    trio.run(attempt)
+
+
+def test_groups_of_some_ranks_have_their_own_order(trio: World) -> None:
+    def attempt(members: Communicator) -> None:
+        pairs = ((0, 1), (1, 2), (0, 2))
+        made = [
+            trio.group(members.rank, 100 + number, f"pair {number}", ranks) if members.rank in ranks else None
+            for number, ranks in enumerate(pairs)
+        ]
+        for group in reversed(made):
+            if group is not None:
+                array = np.full(9000, float(members.rank))
+                reduce(group, array)
+                assert (array == sum(group.ranks)).all()
+        for group in made:
+            if group is not None:
+                group.close()
+
+    trio.run(attempt)
+
+
+def test_groups_that_differ_in_their_members_are_told(trio: World) -> None:
+    def attempt(members: Communicator) -> None:
+        ranks = [0, 1, 2] if members.rank != 1 else [0, 1]
+        with pytest.raises(DistBackendError):
+            trio.group(members.rank, 55, "odd", ranks)
+
+    trio.timeout = 1.0
+    trio.run(attempt)

@@ -1,0 +1,299 @@
+"""Collectives and messages over HTTP among ranks whose clients are all HTTP: against NumPy, in both forms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support import oracle
+from support.http_ranks import applications, clients, from_npy, from_raw, npy
+from support.threads import world
+
+from rankmesh_agent.wire.dtypes import FROM_NAME, display
+from rankmesh_agent.http.middleware import Guard
+from rankmesh_agent.wire.ops import ReduceOp
+
+pytestmark = pytest.mark.anyio
+
+SIZE = 3
+SHAPE = (2, 5)
+NPY, RAW = "application/x-npy", "application/octet-stream"
+
+
+@pytest.fixture(scope="module", params=["inproc", "segment"])
+def trio(request: pytest.FixtureRequest) -> Iterator[list[Guard]]:
+    """The applications of three ranks."""
+    with world(SIZE, request.param) as made:
+        yield applications(made)
+
+
+def values(rank, shape=SHAPE, dtype="float32"):
+    return oracle.values(rank, int(np.prod(shape)), np.dtype(dtype)).reshape(shape)
+
+
+async def all_make(trio, call, contents, queries=None, headers=None):
+    """Make a call at all ranks at once; return the answers."""
+    async with clients(trio) as made:
+        return await asyncio.gather(
+            *(
+                client.post(
+                    f"/v1/groups/world/{call}",
+                    params=queries[rank] if isinstance(queries, list) else queries,
+                    content=contents[rank],
+                    headers=headers,
+                )
+                for rank, client in enumerate(made)
+            )
+        )
+
+
+def arrays(answers):
+    """Return the arrays of the answers, None where there is none."""
+    assert all(answer.status_code in (200, 204) for answer in answers), [answer.text for answer in answers]
+    return [from_npy(answer.content) if answer.status_code == 200 else None for answer in answers]
+
+
+def same(found, expected):
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    if found.dtype.char in "gG":  # there are bytes in them that mean nothing
+        assert (found == expected).all()
+    else:
+        assert found.tobytes() == expected.tobytes()
+
+
+async def test_all_reduce(trio):
+    found = arrays(await all_make(trio, "all_reduce", [npy(values(rank)) for rank in range(SIZE)]))
+    expected = oracle.expected(ReduceOp.SUM, [values(rank) for rank in range(SIZE)])
+    for array in found:
+        same(array, expected)
+
+
+@pytest.mark.parametrize("op", oracle.OPS, ids=lambda op: op.name.lower())
+async def test_the_operations(trio, op):
+    dtype = np.dtype(np.int32)
+    given = [values(rank, dtype=dtype) for rank in range(SIZE)]
+    found = arrays(await all_make(trio, "all_reduce", list(map(npy, given)), {"op": op.name.lower()}))
+    flat = oracle.expected(op, [array.reshape(-1) for array in given])
+    for array in found:
+        same(array, flat.reshape(SHAPE))
+
+
+async def test_premultiplied_sum(trio):
+    queries = [{"op": "premul_sum", "factor": str(rank + 0.5)} for rank in range(SIZE)]
+    found = arrays(await all_make(trio, "all_reduce", [npy(values(rank)) for rank in range(SIZE)], queries))
+    for array in found:
+        same(array, sum(np.float32(rank + 0.5) * values(rank) for rank in range(SIZE)))
+
+
+async def test_premultiplied_sum_of_integers(trio):
+    given = [values(rank, dtype=np.int64) for rank in range(SIZE)]
+    found = arrays(await all_make(trio, "all_reduce", list(map(npy, given)), {"op": "premul_sum", "factor": "3"}))
+    for array in found:
+        same(array, 3 * sum(given))
+
+
+@pytest.mark.parametrize("name", FROM_NAME)
+async def test_raw_elements_of_every_dtype(trio, name):
+    dtype = FROM_NAME[name]
+    given = [values(rank, dtype=dtype) for rank in range(SIZE)]
+    ops = oracle.ops_of(dtype)
+    call, query = ("all_reduce", {"op": "max" if ReduceOp.MAX in ops else "sum"}) if ops else ("all_gather", {})
+    answers = await all_make(
+        trio, call, [array.tobytes() for array in given], query | {"dtype": name, "shape": "2,5"}, {"Content-Type": RAW}
+    )
+    assert [answer.status_code for answer in answers] == [200] * SIZE, answers[0].text
+    if ops:
+        expected = oracle.expected(ReduceOp[query["op"].upper()], [array.reshape(-1) for array in given]).reshape(SHAPE)
+    else:
+        expected = np.stack(given)
+    for answer in answers:
+        assert answer.headers["Content-Type"] == RAW
+        same(from_raw(answer), expected)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "complex64", "bool", "longdouble"])
+async def test_npy_of_dtypes_that_it_may_not_know(trio, name):
+    dtype = FROM_NAME[name]
+    given = [values(rank, dtype=dtype) for rank in range(SIZE)]
+    answers = await all_make(trio, "all_gather", list(map(npy, given)), {"dtype": name})
+    for answer in answers:
+        assert answer.headers["RankMesh-Dtype"] == name
+        same(from_npy(answer.content).view(dtype), np.stack(given))
+
+
+async def test_headers_say_dtype_and_shape_too(trio):
+    headers = {"RankMesh-Dtype": "bfloat16", "RankMesh-Shape": "10", "Content-Type": RAW}
+    given = [values(rank, (10,), ml_dtypes.bfloat16) for rank in range(SIZE)]
+    for answer in await all_make(trio, "all_reduce", [array.tobytes() for array in given], None, headers):
+        same(from_raw(answer), oracle.expected(ReduceOp.SUM, given))
+
+
+async def test_raw_elements_without_a_shape_are_one_dimension(trio):
+    given = [values(rank, (7,)) for rank in range(SIZE)]
+    answers = await all_make(trio, "all_reduce", [array.tobytes() for array in given], {"dtype": "float32"})
+    for answer in answers:
+        same(from_raw(answer), oracle.expected(ReduceOp.SUM, given))
+
+
+@pytest.mark.parametrize(("accept", "expected"), [(NPY, NPY), (RAW, RAW), ("*/*", NPY), ("text/html", NPY)])
+async def test_the_answer_is_in_the_form_that_is_accepted(trio, accept, expected):
+    answers = await all_make(trio, "all_reduce", [npy(values(0))] * SIZE, None, {"Accept": accept})
+    for answer in answers:
+        assert answer.headers["Content-Type"] == expected
+        assert answer.headers["RankMesh-Shape"] == "2,5"
+        same(from_npy(answer.content) if expected == NPY else from_raw(answer), 3 * values(0))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (3, 1, 2)], ids=str)
+async def test_shapes(trio, shape):
+    given = [values(rank, shape) for rank in range(SIZE)]
+    for array in arrays(await all_make(trio, "all_reduce", list(map(npy, given)))):
+        same(array, sum(given[1:], given[0]).astype(np.float32).reshape(shape))
+    query = {"dtype": "float32", "shape": ",".join(map(str, shape))}
+    for answer in await all_make(trio, "all_reduce", [array.tobytes() for array in given], query):
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["RankMesh-Shape"] == query["shape"]
+
+
+@pytest.mark.parametrize(
+    "change", [np.asfortranarray, lambda array: array.astype(">f4")], ids=["fortran order", "other byte order"]
+)
+async def test_arrays_that_lie_otherwise(trio, change):
+    given = [change(values(rank)) for rank in range(SIZE)]
+    for array in arrays(await all_make(trio, "all_reduce", list(map(npy, given)))):
+        same(array, oracle.expected(ReduceOp.SUM, [values(rank) for rank in range(SIZE)]))
+
+
+@pytest.mark.parametrize("root", range(SIZE))
+async def test_reduce(trio, root):
+    given = [values(rank) for rank in range(SIZE)]
+    found = arrays(await all_make(trio, "reduce", list(map(npy, given)), {"dst": root, "op": "max"}))
+    same(found.pop(root), np.maximum.reduce(given))
+    assert found == [None, None]
+
+
+@pytest.mark.parametrize("root", range(SIZE))
+@pytest.mark.parametrize("by", ["query", "example"])
+async def test_broadcast(trio, root, by):
+    contents = [npy(values(root)) if rank == root else b"" for rank in range(SIZE)]
+    query = {"src": root}
+    if by == "query":
+        query |= {"dtype": "float32", "shape": "2,5"}
+    else:
+        contents = [contents[rank] or npy(np.zeros(SHAPE, np.float32)) for rank in range(SIZE)]
+    found = arrays(await all_make(trio, "broadcast", contents, query))
+    assert found.pop(root) is None
+    for array in found:
+        same(array, values(root))
+
+
+async def test_all_gather(trio):
+    given = [values(rank) for rank in range(SIZE)]
+    for array in arrays(await all_make(trio, "all_gather", list(map(npy, given)))):
+        same(array, np.stack(given))
+
+
+@pytest.mark.parametrize("query", [{}, {"dst": 2}], ids=["default", "2"])
+async def test_gather(trio, query):
+    given = [values(rank) for rank in range(SIZE)]
+    found = arrays(await all_make(trio, "gather", list(map(npy, given)), query))
+    same(found.pop(query.get("dst", 0)), np.stack(given))
+    assert found == [None, None]
+
+
+@pytest.mark.parametrize("query", [{}, {"src": 1}], ids=["default", "1"])
+async def test_scatter(trio, query):
+    root = query.get("src", 0)
+    stack = values(0, (SIZE, *SHAPE))
+    queries = [query if rank == root else query | {"dtype": "float32", "shape": "2,5"} for rank in range(SIZE)]
+    contents = [npy(stack) if rank == root else b"" for rank in range(SIZE)]
+    for rank, array in enumerate(arrays(await all_make(trio, "scatter", contents, queries))):
+        same(array, stack[rank])
+
+
+async def test_reduce_scatter(trio):
+    stacks = [values(rank, (SIZE, *SHAPE)) for rank in range(SIZE)]
+    for rank, array in enumerate(arrays(await all_make(trio, "reduce_scatter", list(map(npy, stacks))))):
+        same(array, oracle.expected(ReduceOp.SUM, [stack[rank] for stack in stacks]))
+
+
+async def test_reduce_scatter_of_vectors(trio):
+    stacks = [values(rank, (SIZE,)) for rank in range(SIZE)]
+    for rank, array in enumerate(arrays(await all_make(trio, "reduce_scatter", list(map(npy, stacks))))):
+        same(array, np.asarray(sum(stack[rank] for stack in stacks), np.float32))
+
+
+async def test_all_to_all(trio):
+    stacks = [values(rank, (SIZE, *SHAPE)) for rank in range(SIZE)]
+    for rank, array in enumerate(arrays(await all_make(trio, "all_to_all", list(map(npy, stacks))))):
+        same(array, np.stack([stack[rank] for stack in stacks]))
+
+
+async def test_barrier(trio):
+    answers = await all_make(trio, "barrier", [b""] * SIZE)
+    assert [(answer.status_code, answer.content) for answer in answers] == [(204, b"")] * SIZE
+
+
+@pytest.mark.parametrize("count", [0, 1, 100_000])
+@pytest.mark.parametrize("source", ["named", "any"])
+async def test_messages(trio, count, source):
+    array = values(1, (count,), np.float64)
+    query = {"tag": -5, "dtype": "float64", "shape": str(count)} | ({"src": 1} if source == "named" else {})
+    async with clients(trio) as made:
+        sent, received = await asyncio.gather(
+            made[1].post("/v1/groups/world/send", params={"dst": 2, "tag": -5}, content=npy(array)),
+            made[2].post("/v1/groups/world/recv", params=query),
+        )
+    assert (sent.status_code, received.status_code) == (204, 200), received.text
+    assert received.headers["RankMesh-Source"] == "1"
+    same(from_npy(received.content), array)
+
+
+async def test_a_ring_of_messages_at_once(trio):
+    async with clients(trio) as made:
+        answers = await asyncio.gather(
+            *(
+                request
+                for rank, client in enumerate(made)
+                for request in (
+                    client.post(f"/v1/groups/world/recv?src={(rank - 1) % SIZE}", content=npy(np.zeros(SHAPE))),
+                    client.post(
+                        f"/v1/groups/world/send?dst={(rank + 1) % SIZE}", content=npy(np.full(SHAPE, float(rank)))
+                    ),
+                )
+            )
+        )
+    assert [answer.status_code for answer in answers] == [200, 204] * SIZE, [answer.text for answer in answers]
+    for rank, answer in enumerate(answers[::2]):
+        same(from_npy(answer.content), np.full(SHAPE, (rank - 1) % SIZE, np.float64))
+
+
+async def test_many_calls_at_once_are_made_in_the_order_they_came(trio):
+    """As many as a rank's client likes; all ranks' clients must ask in the same order."""
+    async with clients(trio) as made:
+
+        async def one_after_the_other(client):
+            found = []
+            for number in range(20):
+                answer = await client.post("/v1/groups/world/all_reduce", content=npy(np.full(3, number)))
+                found.append(int(from_npy(answer.content)[0]))
+            return found
+
+        assert await asyncio.gather(*map(one_after_the_other, made)) == [[3 * n for n in range(20)]] * SIZE
+
+
+async def test_the_group_by_its_id(trio):
+    async with clients(trio) as made:
+        (world_group,) = (await made[0].get("/v1/groups")).json()
+        answers = await asyncio.gather(
+            *(client.post(f"/v1/groups/{world_group['id']}/barrier", params={"timeout": 20}) for client in made)
+        )
+    assert {answer.status_code for answer in answers} == {204}
+
+
+def test_every_dtype_has_a_name_that_is_understood():
+    assert {display(dtype) for dtype in FROM_NAME.values()} == set(FROM_NAME)

@@ -1,0 +1,129 @@
+"""The application as a whole: who is let in, what errors look like, and what happens when it is shut down."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from rankmesh_agent.http.app import create_app
+from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.http.middleware import MAX_BODY_BYTES
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = {"Authorization": "Bearer secret"}
+
+
+@pytest.fixture
+def agent() -> SimpleNamespace:
+    return SimpleNamespace(store=MemoryStore(), groups=list)
+
+
+@pytest.fixture
+async def client(agent) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(agent, token="secret", names=["trainer-1"])
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        yield client
+
+
+def check_problem(answer: httpx.Response, status: int, code: str) -> str:
+    """Check that the answer is this problem; return its detail."""
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.json()["status"], answer.json()["code"]) == (status, code)
+    return answer.json()["detail"]
+
+
+class TestGuard:
+    @pytest.mark.parametrize("path", ["/v1/groups", "/v1/store/k", "/openapi.json", "/nothing"])
+    async def test_the_token_is_asked_for(self, client, path):
+        answer = await client.get(path)
+        assert "RANKMESH_TOKEN" in check_problem(answer, 401, "unauthenticated")
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+        check_problem(await client.get(path, headers={"Authorization": "Bearer wrong"}), 401, "unauthenticated")
+
+    async def test_without_a_token_nobody_is_asked(self, agent):
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_app(agent)), base_url="http://localhost"
+        ) as client:
+            assert (await client.get("/v1/groups")).json() == []
+
+    async def test_foreign_hosts_and_origins(self, client):
+        check_problem(await client.get("/livez", headers={"Host": "evil.example"}), 421, "unknown-host")
+        check_problem(await client.get("/livez", headers={"Origin": "http://evil.example"}), 403, "foreign-origin")
+        for host in ("trainer-1:8000", "localhost", "[::1]:8000"):
+            assert (await client.get("/livez", headers={"Host": host})).status_code == 200
+
+    async def test_a_value_over_the_limit(self, client, agent):
+        answer = await client.put("/v1/store/k", headers=TOKEN, content=bytes(MAX_BODY_BYTES + 1))
+        check_problem(answer, 413, "body-too-large")
+        assert agent.store.table.keys() == []
+
+    @pytest.mark.parametrize(
+        ("method", "path"), [("PUT", "/v1/store/k"), ("POST", "/v1/store/add"), ("GET", "/v1/store/k?wait=20")]
+    )
+    async def test_a_body_over_the_limit_that_does_not_say_its_length(self, client, method, path):
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range((MAX_BODY_BYTES >> 20) + 1):
+                yield bytes(1 << 20)
+
+        headers = TOKEN | {"Content-Type": "application/json"}
+        answer = await client.request(method, path, headers=headers, content=chunks())
+        check_problem(answer, 413, "body-too-large")
+
+
+class TestProblems:
+    async def test_no_such_path(self, client):
+        assert "/v1/nothing" in check_problem(await client.get("/v1/nothing", headers=TOKEN), 404, "not-found")
+        check_problem(await client.get("/v1/groups/", headers=TOKEN), 404, "not-found")
+
+    async def test_no_such_method(self, client):
+        answer = await client.post("/v1/info", headers=TOKEN)
+        check_problem(answer, 405, "method-not-allowed")
+        assert answer.headers["allow"] == "GET, HEAD"
+
+    async def test_all_methods_of_a_path_are_told(self, client):
+        answer = await client.patch("/v1/store/key", headers=TOKEN)
+        assert answer.headers["allow"] == "DELETE, GET, HEAD, PUT"
+
+    async def test_not_json(self, client):
+        headers = TOKEN | {"Content-Type": "application/json"}
+        answer = await client.post("/v1/store/add", headers=headers, content=b"{")
+        check_problem(answer, 422, "invalid-request")
+
+    async def test_a_bug_keeps_its_internals(self, client, agent):
+        def groups():
+            raise ZeroDivisionError("the secret is 42")
+
+        agent.groups = groups
+        answer = await client.get("/v1/groups", headers=TOKEN)
+        assert "ZeroDivisionError" in check_problem(answer, 500, "internal-error")
+        assert "42" not in answer.text
+
+    @pytest.mark.parametrize("path", ["/docs", "/redoc"])
+    async def test_there_are_no_pages_from_elsewhere(self, client, path):
+        assert (await client.get(path, headers=TOKEN)).status_code == 404
+
+
+async def test_shutting_down_closes_what_the_agent_holds(agent, monkeypatch):
+    closed = []
+
+    async def close():
+        closed.append(True)
+
+    monkeypatch.setattr(agent, "aclose", close, raising=False)
+    events = iter(["lifespan.startup", "lifespan.shutdown"])
+    answers = []
+
+    async def receive():
+        return {"type": next(events)}
+
+    async def send(message):
+        answers.append((message["type"], bool(closed)))
+
+    await create_app(agent)({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    assert answers == [("lifespan.startup.complete", False), ("lifespan.shutdown.complete", True)]

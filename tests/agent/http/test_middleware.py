@@ -1,0 +1,335 @@
+"""What gets past the guard of every HTTP service, called as an ASGI server calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistStoreError, RankFailedError
+from rankmesh_agent.http.middleware import MAX_BODY_BYTES, Guard, problem, problem_of
+
+LIMIT = 1000
+
+
+class Echo:
+    """An application that reads the whole body, then answers with its length."""
+
+    def __init__(self, answer_first: bool = False) -> None:
+        self.calls = 0
+        self.answer_first = answer_first
+
+    async def __call__(self, scope, receive, send):
+        self.calls += 1
+        if self.answer_first:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        length, more = 0, True
+        while more:
+            message = await receive()
+            length += len(message["body"])
+            more = message["more_body"]
+        if not self.answer_first:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": str(length).encode()})
+
+
+def ask(guard, path="/v1/info", method="GET", chunks=(b"",), **headers):
+    """Return the status, headers and body of the answer to one request."""
+    said = {"host": "localhost:8000"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in said.items() if value is not None],
+    }
+    messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+    messages[-1]["more_body"] = False
+    sent = []
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(guard(scope, receive, send))
+    body = b"".join(message["body"] for message in sent[1:])
+    return sent[0]["status"], dict(sent[0]["headers"]), body
+
+
+def status(*args, **kwargs):
+    return ask(*args, **kwargs)[0]
+
+
+@pytest.fixture
+def app():
+    return Echo()
+
+
+def guarded(app, token="", names=(), **options):
+    return Guard(app, token, names, max_body=LIMIT, **options)
+
+
+# The token
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/info", "/metrics", "/docs", "/openapi.json", "/health/", "//health", "/v1/health"]
+)
+def test_every_path_and_method_wants_the_token(app, method, path):
+    guard = guarded(app, "secret")
+    assert status(guard, path, method) == 401
+    assert status(guard, path, method, authorization="Bearer wrong") == 401
+    assert app.calls == 0
+    assert status(guard, path, method, authorization="Bearer secret") == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/livez", "/readyz"])
+def test_health_is_open(app, path):
+    assert status(guarded(app, "secret"), path) == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("/", 200), ("/health", 200), ("/page", 401), ("//", 401), ("/v1/info", 401)]
+)
+def test_what_an_application_opens_besides(app, path, expected):
+    guard = Guard(app, "secret", open_paths={"/"})
+    assert status(guard, path) == expected
+    assert status(guard, path, origin="http://evil.example") == 403
+
+
+@pytest.mark.parametrize(
+    "given", ["", "secret", "Basic secret", "Bearer", "Bearer ", "Bearer secret2", "Bearer secre", "Bearer \xe9"]
+)
+def test_what_is_not_the_token(app, given):
+    assert status(guarded(app, "secret"), authorization=given) == 401
+    assert app.calls == 0
+
+
+def test_a_refusal_says_what_to_do(app):
+    code, headers, body = ask(guarded(app, "secret"))
+    assert code == 401
+    assert headers[b"www-authenticate"] == b'Bearer realm="rankmesh"'
+    assert headers[b"content-type"] == b"application/problem+json"
+    assert int(headers[b"content-length"]) == len(body)
+    said = json.loads(body)
+    assert said["code"] == "unauthenticated"
+    assert said["status"] == 401
+    assert "Bearer" in said["detail"]
+    assert "secret" not in said["detail"]
+
+
+def test_without_a_token_none_is_asked_for(app):
+    assert status(guarded(app)) == 200
+    assert status(guarded(app), authorization="Bearer whatever") == 200
+
+
+# Host and Origin
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "localhost:8000",
+        "LocalHost:8000",
+        "127.0.0.1",
+        "127.0.0.1:8000",
+        "10.1.2.3:80",
+        "[::1]",
+        "[::1]:8000",
+        "[2001:db8::1]:8000",
+        "::1",
+        "trainer-2",
+        "trainer-2:8000",
+        "TRAINER-2",
+    ],
+)
+def test_hosts_we_are_known_by(app, host):
+    assert status(guarded(app, names=["Trainer-2"]), host=host) == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        None,
+        *["evil.com", "evil.com:8000", "trainer-2.evil.com", "127.0.0.1.evil.com", "localhost.evil.com", "[evil.com]"],
+        *["evil.com:80:80", ":8000", "trainer-3", "127.0.0.1@evil.com", "256.0.0.1"],
+    ],
+)
+@pytest.mark.parametrize("path", ["/health", "/v1/info"])
+def test_other_hosts_are_refused(app, host, path):
+    code, _, body = ask(guarded(app, names=["trainer-2"]), path, host=host)
+    assert code == 421
+    assert json.loads(body)["code"] == "unknown-host"
+    assert app.calls == 0
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:8000", "https://localhost:8000", "HTTP://LOCALHOST:8000"])
+def test_pages_of_our_own_may_ask(app, origin):
+    assert status(guarded(app), origin=origin) == 200
+
+
+def test_letter_case_of_the_host_is_no_other_origin(app):
+    assert status(guarded(app, names=["trainer-2"]), host="Trainer-2:8000", origin="http://trainer-2:8000") == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *["http://evil.com", "http://localhost", "http://localhost:8001", "http://localhost:8000.evil.com"],
+        *["http://127.0.0.1:8000", "ws://localhost:8000", "null"],
+        "",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/health", "/v1/info"])
+def test_other_sites_pages_may_not(app, origin, method, path):
+    code, _, body = ask(guarded(app, "secret"), path, method, origin=origin, authorization="Bearer secret")
+    assert code == 403
+    assert json.loads(body)["code"] == "foreign-origin"
+    assert app.calls == 0
+
+
+# The body
+
+
+@pytest.mark.parametrize(("length", "code"), [("0", 200), ("1000", 200), ("1001", 413), ("99999999999999999999", 413)])
+def test_content_length_is_looked_at_before_the_body(app, length, code):
+    assert status(guarded(app), method="PUT", content_length=length) == code
+    assert app.calls == (code == 200)
+
+
+@pytest.mark.parametrize("length", ["", "abc", "-1", "+1", "1.0", "1e3", "0x10", "1 000", "\xb2"])
+def test_a_content_length_that_is_no_number_is_refused(app, length):
+    assert 400 <= status(guarded(app), method="PUT", content_length=length) < 500
+    assert app.calls == 0
+
+
+def test_a_content_length_of_very_many_digits_is_refused(app):
+    assert 400 <= status(guarded(app), method="PUT", content_length="9" * 5000) < 500
+    assert app.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("chunks", "code"),
+    [
+        ([b"x" * 1000], 200),
+        ([b"x" * 500, b"x" * 500], 200),
+        ([b"x" * 100] * 10 + [b""], 200),
+        ([b"x" * 1001], 413),
+        ([b"x" * 100] * 10 + [b"x"], 413),
+    ],
+)
+def test_a_streamed_body_is_counted_as_it_arrives(app, chunks, code):
+    got, _, body = ask(guarded(app), method="PUT", chunks=chunks)
+    assert got == code
+    if code == 200:
+        assert body == b"1000"
+    else:
+        assert json.loads(body)["code"] == "body-too-large"
+
+
+def test_a_body_longer_than_its_content_length_is_counted_too(app):
+    assert status(guarded(app), method="PUT", content_length="1", chunks=[b"x" * 2000]) == 413
+
+
+def test_an_answer_that_has_begun_is_not_begun_again():
+    code, _, body = ask(guarded(Echo(answer_first=True)), method="PUT", chunks=[b"x" * 2000])
+    assert (code, body) == (200, b"")
+
+
+def test_the_limit_is_64_mib_unless_said_otherwise(app):
+    assert MAX_BODY_BYTES == 64 << 20
+    assert status(Guard(app), content_length=str(64 << 20)) == 200
+    assert status(Guard(app), content_length=str((64 << 20) + 1)) == 413
+
+
+# The rest
+
+
+def test_an_applications_own_errors_pass():
+    async def broken(scope, receive, send):
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        ask(guarded(broken))
+
+
+def test_what_is_not_http_passes():
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append((scope, receive, send))
+
+    scope = {"type": "lifespan"}
+    asyncio.run(Guard(app, "secret")(scope, "receive", "send"))
+    assert seen == [(scope, "receive", "send")]
+
+
+def test_problem_has_the_members_that_are_set():
+    assert problem(409, "taken", "rank 2 is taken", ranks=[2]).body() == {
+        "type": "about:blank",
+        "title": "Conflict",
+        "status": 409,
+        "detail": "rank 2 is taken",
+        "code": "taken",
+        "ranks": [2],
+    }
+
+
+def test_problem_of_an_error_has_its_data():
+    error = RankFailedError("rank 2 died", ranks=[2], op="all_reduce", group="world", seq=0, address="node2")
+    assert problem_of(error).body() == {
+        "type": "about:blank",
+        "title": "Service Unavailable",
+        "status": 503,
+        "detail": "rank 2 died",
+        "code": "rank-failed",
+        "ranks": [2],
+        "op": "all_reduce",
+        "group": "world",
+        "seq": 0,
+        "address": "node2",
+    }
+    assert problem_of(DistStoreError("no")).body()["code"] == "store-error"
+
+
+def test_problem_of_a_timeout_names_those_who_are_missing():
+    body = problem_of(CollectiveTimeoutError("waited for rank 1", ranks=[1])).body()
+    assert (body["ranks"], body["missing_ranks"]) == ([1], [1])
+    assert not {"first_failure", "retryable"} & body.keys()
+
+
+def test_problem_of_an_error_says_what_came_first_and_what_may_be_repeated():
+    error = RankFailedError("rank 2 died", ranks=[2])
+    error.first_failure, error.retryable = "rank 2 died", True
+    body = problem_of(error).body()
+    assert (body["first_failure"], body["retryable"]) == ("rank 2 died", True)
+    assert "missing_ranks" not in body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "length", "status"),
+    [
+        ("POST", "/large", LIMIT * 2, 200),
+        ("POST", "/large", LIMIT * 2 + 1, 413),
+        ("POST", "/v1/info", LIMIT + 1, 413),
+        ("PUT", "/large", LIMIT + 1, 413),
+    ],
+)
+@pytest.mark.parametrize("said", [True, False])
+def test_some_requests_may_have_larger_bodies(method, path, length, status, said):
+    guard = Guard(
+        Echo(),
+        max_body=LIMIT,
+        large_body=2 * LIMIT,
+        is_large=lambda method, path: (method, path) == ("POST", "/large"),
+    )
+    headers = {"content_length": str(length)} if said else {}
+    found, _, body = ask(guard, path, method, (b"x" * LIMIT, b"x" * (length - LIMIT)), **headers)
+    assert found == status
+    assert status == 413 or body == str(length).encode()

@@ -1,0 +1,270 @@
+"""The gateway as an agent sees it: what it does when that one ends, cannot answer, or is somebody else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rankmesh_agent.membership import gateway_client as gateway_module
+from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
+from rankmesh_agent.http.server import HttpThread
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError, JoinTimeoutError
+from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinRequest, Member
+from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_gateway.app import create_app
+from rankmesh_gateway.registry import Registry
+
+NOWHERE = "http://127.0.0.1:9"
+READY = "is-it-ready"
+"""Asked by the tests themselves."""
+
+
+def member(rank: int, name: str = "") -> Member:
+    return Member(rank, name or f"instance-{rank}", "here", "host", os.getpid(), ["127.0.0.1:1"], "http://127.0.0.1:1")
+
+
+@contextlib.contextmanager
+def serving(app: Any, port: int = 0) -> Iterator[str]:
+    """The URL at which an ASGI application is served."""
+    listener = bind("127.0.0.1", port, what="the test serves HTTP")
+    url = url_of(listener)
+    server = HttpThread(lambda: app, listener, "served")
+    server.start()
+    try:
+        # The tests' limits are for the client, not for loading the web server.
+        with urllib.request.urlopen(f"{url}/health?{READY}", timeout=30) as answer:
+            answer.read()
+        yield url
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def client_of(find: Callable[[], str | None]) -> Iterator[GatewayClient]:
+    client = GatewayClient(find, "")
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+class Scripted:
+    """An ASGI application that answers with one response after the other, and the last one for ever."""
+
+    def __init__(self, *responses: tuple[int, dict[str, Any] | str]) -> None:
+        self.responses = list(responses)
+        self.asked = 0
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        while (await receive()).get("more_body"):
+            pass
+        if scope["query_string"] == READY.encode():
+            status, body = 200, ""
+        else:
+            self.asked += 1
+            status, body = self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
+        text = body if isinstance(body, str) else json.dumps(body)
+        headers = [(b"content-type", b"text/plain" if isinstance(body, str) else b"application/problem+json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": text.encode()})
+
+
+def complete(*members: Member) -> dict[str, Any]:
+    return {
+        "complete": True,
+        "job": "job",
+        "epoch": 1,
+        "world_size": len(members),
+        "members": [vars(each) for each in members],
+        "missing": [],
+    }
+
+
+def problem(status: int, code: str) -> dict[str, Any]:
+    return {"type": "about:blank", "title": "", "status": status, "detail": "it says so", "code": code}
+
+
+NOT_NOW = {
+    "closing": (503, problem(503, "gateway-closing")),
+    "a bug": (500, problem(500, "internal-error")),
+    "a request cut short": (500, "Internal Server Error"),
+    "a proxy": (502, "<html>"),
+}
+
+
+class TestJoin:
+    @pytest.mark.parametrize("response", NOT_NOW.values(), ids=NOT_NOW)
+    def test_a_gateway_that_cannot_answer_now_is_asked_again(self, response):
+        app = Scripted(response, response, (200, complete(member(0))))
+        with serving(app) as url, client_of(lambda: url) as client:
+            assert client.join("job", 1, member(0), Deadline(20)).complete
+        assert app.asked == 3
+
+    def test_one_that_never_can_is_asked_until_the_deadline_with_pauses(self):
+        app = Scripted(NOT_NOW["closing"])
+        says_so = pytest.raises(GatewayUnreachableError, match="it says so")
+        with serving(app) as url, client_of(lambda: url) as client, says_so:
+            client.join("job", 2, member(1), Deadline(2))
+        assert 2 < app.asked < 60
+
+    @pytest.mark.parametrize("response", [(501, "unsupported"), (404, "not found"), (200, "[]")])
+    def test_somebody_else_is_not_asked_again(self, response):
+        app = Scripted(response)
+        says_so = pytest.raises(DistNetworkError, match="is not a RankMesh gateway")
+        with serving(app) as url, client_of(lambda: url) as client, says_so:
+            client.join("job", 1, member(0), Deadline(20))
+        assert app.asked == 1
+
+    def test_at_a_gateway_that_ends_it_waits_for_the_next_one_at_the_same_address(self):
+        """A rank that joins again right after leaving may reach the old gateway while it shuts down."""
+        old, new = Registry(), Registry()
+        asked = threading.Event()
+        join = old.join
+
+        def joining(request: JoinRequest) -> Any:
+            asked.set()
+            return join(request)
+
+        old.join = joining  # type: ignore[method-assign]
+        replies = []
+
+        def rank_1() -> None:
+            with client_of(lambda: url) as client:
+                replies.append(client.join("job", 2, member(1), Deadline(20)))
+
+        thread = threading.Thread(target=rank_1)
+        with serving(create_app(old)) as url:
+            thread.start()
+            assert asked.wait(20)
+            old.close()
+        with serving(create_app(new), int(url.rpartition(":")[2])), client_of(lambda: url) as client:
+            replies.append(client.join("job", 2, member(0), Deadline(20)))
+            thread.join(20)
+        assert replies[0] == replies[1]
+        assert [(info.member.rank, info.state) for info in new.ranks()] == [(0, "alive"), (1, "alive")]
+
+    def test_the_address_is_asked_for_again_after_each_failure_and_only_then(self):
+        places: list[str | None] = [None, NOWHERE]
+        found = []
+
+        def find() -> str | None:
+            found.append(places.pop(0) if places else url)
+            return found[-1]
+
+        with serving(create_app(Registry())) as url, client_of(find) as client:
+            reply = []
+            thread = threading.Thread(
+                target=lambda: reply.append(client.join("job", 2, member(UNASSIGNED, "first"), Deadline(20)))
+            )
+            thread.start()
+            with client_of(lambda: url) as other:
+                other.join("job", 2, member(UNASSIGNED, "second"), Deadline(20))
+            thread.join(20)
+            assert client.url == url
+        assert found == [None, NOWHERE, url]
+        assert {each.instance: each.rank for each in reply[0].members}.keys() == {"first", "second"}
+        assert [each.rank for each in reply[0].members] == [0, 1]
+
+    def test_a_timeout_without_ranks_says_how_many_are_missing_and_frees_the_place(self):
+        registry = Registry()
+        with serving(create_app(registry)) as url, client_of(lambda: url) as client:
+            with pytest.raises(JoinTimeoutError, match=r"a process without a rank yet .* 2 more process") as caught:
+                client.join("job", 3, member(UNASSIGNED, "one"), Deadline(1.0))
+            assert caught.value.ranks == ()
+            assert registry.ranks() == []
+            with pytest.raises(JoinTimeoutError, match="ranks 0, 2 of job") as caught:
+                client.join("job", 3, member(1), Deadline(1.0))
+            assert caught.value.ranks == (0, 2)
+
+    def test_who_was_there_is_known_even_if_the_gateway_goes_with_them(self):
+        """The first look is at once: a gateway that closes during the first long wait says nothing any more."""
+        registry = Registry()
+        join = registry.join
+        closing = threading.Timer(0.1, registry.close)
+
+        def joining(request: JoinRequest) -> Any:
+            if request.wait and closing.ident is None:
+                closing.start()
+            return join(request)
+
+        with serving(create_app(registry)) as url, client_of(lambda: url) as client:
+            join(JoinRequest("job", 4, member(0)))
+            registry.join = joining  # type: ignore[method-assign]
+            with pytest.raises(JoinTimeoutError, match="ranks 1, 3 of job") as caught:
+                client.join("job", 4, member(2), Deadline(1.5))
+            closing.join()
+        assert caught.value.ranks == (1, 3)
+
+
+class TestHeartbeat:
+    @pytest.fixture
+    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gateway_module, "SUSPECT_SECONDS", 0.0)
+
+    def test_a_gateway_that_stays_away_is_looked_for_and_learns_who_is_there(self, impatient):
+        registry = Registry()
+        beat = Heartbeat("job", 3, 1, member(0))
+        with serving(create_app(registry)) as url, client_of(lambda: url) as client:
+            client.url = NOWHERE
+            client.heartbeat(beat)
+            assert client.url == url
+            client.heartbeat(beat)
+        assert [(info.epoch, info.member.rank, info.state) for info in registry.ranks()] == [(3, 0, "alive")]
+
+    def test_a_closing_one_is_looked_for_too(self, impatient):
+        closing = Registry()
+        closing.close()
+        with serving(create_app(closing)) as url, client_of(lambda: NOWHERE) as client:
+            client.url = url
+            client.heartbeat(Heartbeat("job", 1, 1, member(0)))
+            assert client.url == NOWHERE
+
+    def test_one_that_answers_is_not_looked_for(self):
+        def find() -> str | None:
+            raise AssertionError("nobody is to look for it")
+
+        with serving(create_app(Registry())) as url, client_of(find) as client:
+            client.url = url
+            client.heartbeat(Heartbeat("job", 1, 1, member(0)))
+            client.url = NOWHERE
+            client.heartbeat(Heartbeat("job", 1, 1, member(0)))  # not away for long enough
+
+    def test_one_that_cannot_be_found_does_not_matter(self, impatient):
+        def find() -> str | None:
+            raise DistNetworkError("cannot host it")
+
+        with client_of(find) as client:
+            client.url = NOWHERE
+            client.heartbeat(Heartbeat("job", 1, 1, member(0)))
+            assert client.url == NOWHERE
+
+
+class TestGatewayId:
+    def test_of_a_gateway(self):
+        registry = Registry()
+        with serving(create_app(registry)) as url:
+            assert gateway_id(url) == registry.id
+
+    @pytest.mark.parametrize("body", ["[]", "{}", '{"id": 1}', '{"service": "another", "id": "1"}', "hello"])
+    def test_of_somebody_else(self, body):
+        with serving(Scripted((200, body))) as url:
+            assert gateway_id(url) is None
+
+    @pytest.mark.parametrize("url", [NOWHERE, "http://[", "no url"])
+    def test_of_nobody(self, url):
+        assert gateway_id(url) is None
+
+    def test_of_somebody_who_says_nothing(self):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            assert gateway_id(url_of(silent), timeout=0.2) is None

@@ -1,0 +1,148 @@
+"""Questions in JSON over one HTTP connection, against a server that is told what to answer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from support.processes import free_port
+
+from rankmesh_agent.net.http_client import Asker, NoAnswerError
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n" + b'{"a": 1}'
+
+
+class Server:
+    """Answers each request with the next of some raw answers; None closes the connection instead."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.answers: list[bytes | None] = []
+        self.heard: list[bytes] = []
+        self.connections = 0
+        self.closed = threading.Event()
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+        self.thread.start()
+
+    def serve(self) -> None:
+        while self.answers or not self.heard:
+            try:
+                peer = self.listener.accept()[0]
+            except OSError:
+                return
+            self.connections += 1
+            peer.settimeout(10)
+            with peer:
+                while self.answers or not self.heard:
+                    heard = self.request(peer)
+                    if not heard:
+                        break
+                    self.heard.append(heard)
+                    answer = self.answers.pop(0)
+                    if answer is None:
+                        break
+                    peer.sendall(answer)
+                    if b"Connection: close" in answer:
+                        break
+            self.closed.set()
+
+    def request(self, peer: socket.socket) -> bytes:
+        heard = b""
+        while b"\r\n\r\n" not in heard:
+            piece = peer.recv(1 << 16)
+            if not piece:
+                return b""
+            heard += piece
+        head, _, body = heard.partition(b"\r\n\r\n")
+        lengths = [line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+        missing = int(lengths[0].split(b":")[1]) - len(body) if lengths else 0
+        while missing > 0:
+            piece = peer.recv(missing)
+            heard, missing = heard + piece, missing - len(piece)
+        return heard
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.listener.shutdown(socket.SHUT_RDWR)
+    made.listener.close()
+    made.thread.join(10)
+
+
+@pytest.fixture
+def asker() -> Iterator[Asker]:
+    made = Asker("secret")
+    yield made
+    made.close()
+
+
+def test_the_connection_is_kept_and_the_token_goes_along(server, asker):
+    server.answers = [OK, OK]
+    for _ in range(2):
+        answer = asker.ask("POST", f"{server.url}/v1/join", {"rank": 0}, timeout=10)
+        assert (answer.status, answer.json()) == (200, {"a": 1})
+    assert server.connections == 1
+    head, _, body = server.heard[1].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1/join HTTP/1.1\r\n")
+    assert b"Authorization: Bearer secret" in head
+    assert b"Content-Type: application/json" in head
+    assert body == b'{"rank": 0}'
+
+
+def test_without_a_token_or_a_document_neither_goes_along(server):
+    asker = Asker()
+    server.answers = [OK]
+    assert asker.ask("GET", f"{server.url}/health", timeout=10).json() == {"a": 1}
+    asker.close()
+    assert b"Authorization" not in server.heard[0]
+    assert b"Content-Type" not in server.heard[0]
+
+
+def test_one_that_the_server_has_closed_is_opened_again(server, asker):
+    server.answers = [OK, OK]
+    asker.ask("GET", server.url + "/", timeout=10)
+    asker._connection.sock.shutdown(socket.SHUT_RDWR)  # as if it had been idle for too long
+    assert server.closed.wait(10)
+    assert asker.ask("GET", server.url + "/", timeout=10).status == 200
+    assert server.connections == 2
+
+
+def test_whatever_the_status_it_is_an_answer(server, asker):
+    server.answers = [b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n\r\nclosing", OK]
+    answer = asker.ask("POST", server.url + "/", {}, timeout=10)
+    assert (answer.status, answer.body) == (503, b"closing")
+    with pytest.raises(ValueError, match="Expecting value"):
+        answer.json()
+    assert asker.ask("POST", server.url + "/", {}, timeout=10).status == 200
+
+
+@pytest.mark.parametrize("answer", [None, b"220 smtp.example.com\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n"])
+def test_no_answer_or_none_in_http_then_another_question(server, asker, answer):
+    server.answers = [None if answer is None else answer + b"Connection: close\r\n\r\n", OK]
+    with pytest.raises(NoAnswerError):
+        asker.ask("GET", server.url + "/", timeout=10)
+    assert asker.ask("GET", server.url + "/", timeout=10).status == 200
+
+
+def test_nobody_there(asker):
+    with pytest.raises(NoAnswerError, match="Connection refused"):
+        asker.ask("GET", f"http://127.0.0.1:{free_port()}/", timeout=10)
+
+
+def test_somebody_who_says_nothing_and_the_late_answer_is_not_the_next_ones(asker):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        with pytest.raises(NoAnswerError, match="timed out"):
+            asker.ask("GET", url, timeout=0.05)
+        assert asker._connection is None
+
+
+@pytest.mark.parametrize("url", ["no url", "http://[", "https://127.0.0.1:1/", "http:///path", "http://a:99999/"])
+def test_what_is_no_url(asker, url):
+    with pytest.raises(ValueError, match=r"URL|port|Port"):
+        asker.ask("GET", url, timeout=1)

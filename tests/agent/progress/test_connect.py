@@ -1,0 +1,278 @@
+"""Every pair of ranks gets its connection, or everybody is told who is missing and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+from support import threads
+from support.connecting import look, meet, recv_exactly, send_all
+from support.threads import TRANSPORTS, in_threads, transport_named
+
+from rankmesh_agent.progress import connect
+from rankmesh_agent.progress.connect import connect_all
+from rankmesh_agent.transports.base import Connection, Listener, Transport
+from rankmesh_agent.transports.inproc import InprocTransport
+from rankmesh_agent.transports.tcp import TcpTransport, split_address
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
+from rankmesh_agent.wire.schemas import Member
+
+EPOCH = 3
+
+
+class Ranks:
+    """Listening ranks of one transport, and their peer table."""
+
+    def __init__(self, size: int, transport: Transport) -> None:
+        self.transport = transport
+        where = "rank-{}" if isinstance(transport, InprocTransport) else "127.0.0.1:0"
+        self.listeners = [transport.listen(where.format(rank)) for rank in range(size)]
+        self.members = [
+            Member(rank, f"{rank:032x}", "here", "host", os.getpid(), [listener.address], "")
+            for rank, listener in enumerate(self.listeners)
+        ]
+
+    def connect(self, rank: int, seconds: float = 20.0, members: Sequence[Member] = ()) -> dict[int, Connection]:
+        """Connect one rank to all others."""
+        members = members or self.members
+        return connect_all(
+            members[rank], members, EPOCH, self.listeners[rank], lambda peer: self.transport, Deadline(seconds)
+        )
+
+
+@contextlib.contextmanager
+def listening(size: int, transport: Transport) -> Iterator[Ranks]:
+    ranks = Ranks(size, transport)
+    try:
+        yield ranks
+    finally:
+        for listener in ranks.listeners:
+            listener.close()
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    """Where the ranks make shared memory."""
+    monkeypatch.setattr(threads, "SHM", str(tmp_path))
+    yield tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def check_each_reaches_each(made: Sequence[dict[int, Connection]]) -> None:
+    for rank, connections in enumerate(made):
+        assert sorted(connections) == [peer for peer in range(len(made)) if peer != rank]
+        for peer, connection in connections.items():
+            send_all(connection, bytes([rank, peer]), Deadline(10))
+    for rank, connections in enumerate(made):
+        for peer, connection in connections.items():
+            assert recv_exactly(connection, 2, Deadline(10)) == bytes([peer, rank])
+            connection.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 12])
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_each_reaches_each(name: str, size: int) -> None:
+    with listening(size, transport_named(name)) as ranks:
+        check_each_reaches_each(in_threads(size, ranks.connect))
+
+
+def test_one_thread_a_rank_is_enough() -> None:
+    with listening(6, TcpTransport("secret")) as ranks:
+        before, most = threading.active_count(), 0
+
+        def connect(rank: int) -> dict[int, Connection]:
+            nonlocal most
+            connections = ranks.connect(rank)
+            most = max(most, threading.active_count())
+            return connections
+
+        check_each_reaches_each(in_threads(6, connect))
+        assert most <= before + 6
+
+
+def reason(function: Callable[[], object]) -> str:
+    """Return why a call fails."""
+    with pytest.raises(DistNetworkError) as caught:
+        function()
+    return str(caught.value)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def silent() -> Iterator[str]:
+    """An address at which somebody accepts, but says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def nobody_talks() -> Iterator[str]:
+    yield from silent()
+
+
+@pytest.fixture
+def nobody_listens() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_who_cannot_be_reached_is_named_with_its_addresses_and_nothing_is_left(
+    nobody_talks: str, nobody_listens: str
+) -> None:
+    with listening(4, transport_named("segment")) as ranks:
+        members = list(ranks.members)
+        members[1] = replace(members[1], addresses=[nobody_listens])
+        members[2] = replace(members[2], addresses=[nobody_talks])
+        gc.collect()
+        before = descriptors()
+        for missing in (1, 2):
+            there = [member for member in members if member.rank != 3 - missing]
+
+            def others(rank: int, there: Sequence[Member] = there) -> str:
+                with pytest.raises(DistNetworkError) as caught:
+                    connect_all(
+                        members[rank], there, EPOCH, ranks.listeners[rank], lambda peer: ranks.transport, Deadline(0.5)
+                    )
+                return str(caught.value)
+
+            found = in_threads(2, lambda number: others((0, 3)[number]))
+            assert "rank 0 at" in found[0]
+            assert f"was not reached by rank {missing}" in found[0]
+            assert f"rank 3 on here cannot reach rank {missing}" in found[1]
+            assert f"{members[missing].addresses[0]}: " in found[1]
+            assert ("no answer within 0.5 s" if missing == 2 else "Connection refused") in found[1]
+        gc.collect()  # memory that was shared is kept by the frames of the errors
+        assert descriptors() <= before
+
+
+def test_the_address_that_answers_is_taken(nobody_listens: str, nobody_talks: str, monkeypatch) -> None:
+    monkeypatch.setattr(establish, "_TRY_SECONDS", 0.2)
+    with listening(3, TcpTransport("secret")) as ranks:
+        members = [
+            replace(member, addresses=[nobody_listens, nobody_talks, *member.addresses]) for member in ranks.members
+        ]
+        check_each_reaches_each(in_threads(3, lambda rank: ranks.connect(rank, members=members)))
+
+
+def test_who_listens_late_is_reached() -> None:
+    transport = TcpTransport("secret")
+    with listening(2, transport) as ranks:
+        ranks.listeners[0].close()
+
+        def connect(rank: int) -> dict[int, Connection]:
+            if rank == 0:
+                time.sleep(0.3)
+                ranks.listeners[0] = transport.listen(ranks.members[0].addresses[0])
+            return ranks.connect(rank)
+
+        check_each_reaches_each(in_threads(2, connect))
+
+
+def test_another_token_is_said_at_once() -> None:
+    with listening(2, TcpTransport("secret")) as ranks, pytest.raises(AuthenticationError):
+        in_threads(2, lambda rank: _with_token(ranks, rank))
+
+
+def _with_token(ranks: Ranks, rank: int) -> dict[int, Connection]:
+    if rank == 0:
+        with contextlib.suppress(DistNetworkError):
+            return ranks.connect(rank, 1.0)
+        return {}
+    transport = TcpTransport("another")
+    return connect_all(ranks.members[1], ranks.members, EPOCH, ranks.listeners[1], lambda peer: transport, Deadline(20))
+
+
+STRANGE: dict[str, Callable[[Member], Member]] = {
+    "process": lambda member: replace(member, instance="f" * 32),
+    "rank": lambda member: replace(member, rank=member.rank + 5),
+}
+
+
+@pytest.mark.parametrize("strange", [*STRANGE, "epoch", "callee"])
+def test_who_is_not_in_the_table_is_told_so_and_not_let_in(strange: str) -> None:
+    """Another process at a known address, or one of another epoch, knows the token but does not belong here."""
+    with listening(2, TcpTransport("secret")) as ranks:
+        caller = STRANGE[strange](ranks.members[1]) if strange in STRANGE else ranks.members[1]
+        callee = replace(ranks.members[0], instance="e" * 32) if strange == "callee" else ranks.members[0]
+        epoch = EPOCH + (strange == "epoch")
+
+        def connect(rank: int) -> dict[int, Connection]:
+            if rank == 0:
+                return ranks.connect(0, 1.0)
+            return connect_all(
+                caller, [callee, caller], epoch, ranks.listeners[1], lambda peer: ranks.transport, Deadline(0.5)
+            )
+
+        waiting, refused = in_threads(2, lambda rank: reason(lambda: connect(rank)))
+        assert "was not reached by rank 1" in waiting
+        assert "another process has that address" in refused
+
+
+def test_strangers_at_the_door_hold_up_nobody() -> None:
+    with listening(3, TcpTransport("secret")) as ranks, contextlib.ExitStack() as strangers:
+        for listener in ranks.listeners:
+            for says in (b"", b"RKMH", b"GET / HTTP/1.1\r\n\r\n" + bytes(100)):
+                sock = socket.create_connection(split_address(listener.address), timeout=10)
+                strangers.enter_context(sock)
+                sock.sendall(says)
+        check_each_reaches_each(in_threads(3, ranks.connect))
+
+
+def test_who_calls_again_is_known_by_the_latest_call() -> None:
+    """A client that gave up, and of which the listener does not know that it has."""
+    with listening(3, TcpTransport("secret")) as ranks:
+        first: list[Connection] = []
+        called = threading.Event()
+
+        def connect(rank: int) -> dict[int, Connection]:
+            if rank == 2:
+                identity = connect._IDENTITY.pack(2, EPOCH, *(ranks.members[at].instance.encode() for at in (2, 0)))
+                (connection,), _ = meet([ranks.transport.dial(ranks.listeners[0].address, identity)])
+                first.append(connection)
+                called.set()
+            if rank == 1:  # until it comes, rank 0 is not done
+                assert called.wait(20)
+                with pytest.raises(DistNetworkError, match="lost"):
+                    recv_exactly(first[0], 1, Deadline(20))
+            return ranks.connect(rank)
+
+        check_each_reaches_each(in_threads(3, connect))
+        first[0].close()
+
+
+def test_ctrl_c_leaves_nothing_behind(nobody_talks: str) -> None:
+    class Interrupted(Listener):
+        address = ""
+
+        def descriptors(self) -> list[int]:
+            return []
+
+        def arrivals(self, ready, admits):
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            pass
+
+    transport = TcpTransport("secret")
+    me, peer = (Member(rank, f"{rank:032x}", "here", "host", 1, [nobody_talks], "") for rank in (1, 0))
+    gc.collect()
+    before = descriptors()
+    with pytest.raises(KeyboardInterrupt):
+        connect_all(me, [me, peer], EPOCH, Interrupted(), lambda peer: transport, Deadline(10))
+    assert descriptors() == before
+
+
+def test_a_rank_alone_needs_nobody() -> None:
+    with listening(1, TcpTransport("secret")) as ranks:
+        assert ranks.connect(0) == {}
+        assert look(ranks.listeners[0]) == []

@@ -1,0 +1,126 @@
+"""Who is gone without a goodbye, known while nobody calls. Ranks as threads; one dies when its sockets do."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.threads import LATER, NOW, World, world
+
+from rankmesh_agent.progress import disconnects as vigil_module
+from rankmesh_agent.progress.disconnects import Vigil
+
+TIMEOUT = 20.0
+
+
+@pytest.fixture(params=["tcp", "segment"])
+def trio(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world(3, request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def vigil(trio: World) -> Iterator[Vigil]:
+    """Rank 0's."""
+    made = Vigil(trio.meshes[0])
+    yield made
+    made.close()
+
+
+def die(made: World, rank: int, towards: int = 0) -> None:
+    """End a rank's connection as the kernel does when its process ends."""
+    fd = next(fd for fd, peer in made.meshes[rank].descriptors().items() if peer == towards)
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def readable(vigil: Vigil, seconds: float = TIMEOUT) -> bool:
+    return bool(select.select([vigil.fileno()], [], [], seconds)[0])
+
+
+def until_news(vigil: Vigil) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not vigil.look():
+        assert time.monotonic() < deadline, "it never noticed"
+        time.sleep(min(0.01, vigil.due()))
+
+
+def test_while_all_are_there_nothing_wakes_it(trio, vigil):
+    trio.run(lambda members: members.barrier(NOW))
+    assert not readable(vigil, 0.05)
+    assert not vigil.look()
+    assert vigil.due() == float("inf")
+    assert vigil.lost() == []
+
+
+def test_a_peer_that_dies(trio, vigil):
+    die(trio, 1)
+    assert readable(vigil)
+    until_news(vigil)
+    (lost,) = vigil.lost()
+    assert lost.rank == 1
+    assert "closed by the other side" in lost.cause
+    assert not vigil.look(), "it has been told"
+    assert not readable(vigil, 0.05)
+    assert [each.rank for each in vigil.lost()] == [1], "and is told again to who asks"
+
+
+def test_another_one_later(trio, vigil):
+    die(trio, 1)
+    until_news(vigil)
+    vigil.lost()
+    die(trio, 2)
+    assert readable(vigil)
+    until_news(vigil)
+    assert [each.rank for each in vigil.lost()] == [1, 2]
+
+
+def test_the_mesh_tells_what_it_finds_itself(trio, vigil):
+    called: list[None] = []
+    trio.meshes[0].on_loss = lambda: called.append(None)
+    die(trio, 1)
+    deadline = time.monotonic() + TIMEOUT
+    while 1 not in trio.meshes[0].lost:
+        assert time.monotonic() < deadline
+        trio.meshes[0].progress()
+    assert called == [None]
+    assert vigil.look()
+    assert [each.rank for each in vigil.lost()] == [1]
+
+
+def test_one_that_leaves_in_order_is_not_lost(trio, vigil):
+    told: list[None] = []
+    trio.meshes[0].on_loss = lambda: told.append(None)
+    trio.meshes[1].close("it was done")
+    assert readable(vigil)
+    assert not vigil.look()
+    assert vigil.due() == float("inf")
+    assert vigil.lost() == []
+    assert not told
+
+
+def test_one_whose_last_words_nobody_reads_yet(monkeypatch):
+    """Its message waits for a call that is not made: behind it there may be a goodbye, but hardly for so long."""
+    monkeypatch.setattr(vigil_module, "_UNREAD_SECONDS", 0.2)
+    with world(2, "tcp") as made:
+        vigil = Vigil(made.meshes[0])
+        try:
+            made.communicators[1].broadcast(np.ones(1 << 16), 1, LATER)
+            made.meshes[1].flush(0.2)
+            time.sleep(0.05)
+            die(made, 1)
+            assert readable(vigil)
+            assert not vigil.look()
+            assert vigil.due() <= 0.2
+            until_news(vigil)
+            (lost,) = vigil.lost()
+            assert lost.rank == 1
+            assert "nobody has read yet" in lost.cause
+            assert vigil.due() == float("inf")
+        finally:
+            vigil.close()

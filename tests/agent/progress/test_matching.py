@@ -1,0 +1,389 @@
+"""Point-to-point messages over every transport, ranks as threads."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.threads import LATER, NOW, TRANSPORTS, World, world
+
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.progress.matching import ANY, WINDOW
+from rankmesh_agent.transports.tcp import SOCKET_BUFFER
+from rankmesh_agent.wire.dtypes import FROM_CODE
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
+from rankmesh_agent.wire.ops import ReduceOp
+
+TIMEOUT = 20.0
+EAGER = 1 << 12  # as support.threads sets it
+
+
+@pytest.fixture(params=TRANSPORTS)
+def pair(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world(2, request.param) as made:
+        yield made
+
+
+@pytest.fixture(params=TRANSPORTS)
+def trio(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world(3, request.param) as made:
+        yield made
+
+
+def send(members: Communicator, array: Any, to: int, tag: int = 0, timeout: float = TIMEOUT) -> None:
+    members.send(array, to, tag, Options(timeout))
+
+
+def isend(members: Communicator, array: Any, to: int, tag: int = 0) -> Any:
+    return members.send(array, to, tag, LATER._replace(user=[array]))
+
+
+def recv(members: Communicator, array: Any, source: int, tag: int = 0, timeout: float = TIMEOUT) -> Any:
+    return members.receive(array, source, tag, Options(timeout))
+
+
+def irecv(members: Communicator, array: Any, source: int, tag: int = 0) -> Any:
+    return members.receive(array, source, tag, LATER._replace(user=[array]))
+
+
+@pytest.mark.parametrize("count", [0, 1, EAGER // 8, EAGER // 8 + 1, 300_000])
+def test_a_message_arrives_whatever_its_length(pair: World, count: int) -> None:
+    def call(members: Communicator) -> None:
+        array = np.arange(count, dtype=np.float64)
+        if members.rank == 0:
+            send(members, array, 1)
+        else:
+            got = np.zeros(count)
+            assert recv(members, got, 0) == 0
+            np.testing.assert_array_equal(got, array)
+
+    pair.run(call)
+
+
+def test_every_dtype(pair: World) -> None:
+    def call(members: Communicator) -> None:
+        for dtype in FROM_CODE.values():
+            array = np.arange(9 * dtype.itemsize, dtype=np.uint8).view(dtype)
+            if members.rank == 0:
+                send(members, array, 1)
+            else:
+                got = np.zeros(9, dtype)
+                recv(members, got, 0)
+                assert got.tobytes() == array.tobytes()
+
+    pair.run(call)
+
+
+def test_tags_are_matched_and_order_is_kept_within_a_tag(pair: World) -> None:
+    def call(members: Communicator) -> list[float]:
+        if members.rank == 0:
+            for number, tag in enumerate((5, 7, 5, -3, 7)):
+                send(members, np.array([float(number)]), 1, tag)
+            return []
+        got = []
+        for tag in (-3, 7, 5, 7, 5):
+            array = np.zeros(1)
+            recv(members, array, 0, tag)
+            got.append(float(array[0]))
+        return got
+
+    assert pair.run(call)[1] == [3, 1, 0, 4, 2]
+
+
+def test_order_is_kept_where_small_and_large_messages_alternate(pair: World) -> None:
+    sizes = [10, 100_000, 20, 200_000, 30]
+
+    def call(members: Communicator) -> None:
+        if members.rank == 0:
+            works = [isend(members, np.full(size, float(number)), 1) for number, size in enumerate(sizes)]
+            for work in works:
+                work.wait()
+        else:
+            for number, size in enumerate(sizes):
+                got = np.zeros(size)
+                recv(members, got, 0)
+                assert (got == number).all()
+
+    pair.run(call)
+
+
+def test_both_send_first_and_receive_then(pair: World) -> None:
+    def call(members: Communicator) -> None:
+        other = 1 - members.rank
+        for count in (10, 500_000):
+            mine, got = np.full(count, float(members.rank)), np.zeros(count)
+            work = isend(members, mine, other)
+            recv(members, got, other)
+            assert work.wait() is True
+            assert work.is_completed()
+            assert (got == other).all()
+
+    pair.run(call)
+
+
+def test_a_receive_from_anyone_tells_whom_it_was(trio: World) -> None:
+    def call(members: Communicator) -> list[int]:
+        if members.rank != 0:
+            send(members, np.full(20_000, members.rank), 0, members.rank)
+            return []
+        sources = []
+        for tag in (2, 1):
+            got = np.zeros(20_000, np.int64)
+            source = recv(members, got, ANY, tag)
+            assert (got == source).all()
+            sources.append(source)
+        return sources
+
+    assert trio.run(call)[0] == [2, 1]
+
+
+def test_a_message_goes_on_while_nobody_waits(pair: World) -> None:
+    received = threading.Event()
+
+    def call(members: Communicator) -> None:
+        if members.rank == 0:
+            work = isend(members, np.ones(1_000_000), 1)
+            assert received.wait(TIMEOUT)  # this rank does not make progress itself
+            work.wait()
+        else:
+            recv(members, np.zeros(1_000_000), 0)
+            received.set()
+
+    pair.run(call)
+
+
+def test_irecv_completes_in_the_background(pair: World) -> None:
+    def call(members: Communicator) -> None:
+        if members.rank == 0:
+            got = np.zeros(100_000)
+            work = irecv(members, got, 1)
+            deadline = time.monotonic() + TIMEOUT
+            while not work.is_completed():
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            assert work.source_rank() == 1
+            assert work.result()[0] is got
+            assert (got == 4).all()
+        else:
+            send(members, np.full(100_000, 4.0), 0)
+
+    pair.run(call)
+
+
+def send_often(members: Communicator) -> None:
+    """Send until something is told, a second at most."""
+    for _ in range(100):
+        send(members, np.zeros(1), 1, tag=9)
+        members.mesh.progress()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("count", [10, 100_000])
+def test_another_size_or_dtype_is_refused_and_the_group_goes_on(pair: World, count: int) -> None:
+    def call(members: Communicator) -> None:
+        for wrong in (np.zeros(count + 1), np.zeros(count, np.float32)):
+            if members.rank == 0:
+                work = isend(members, np.zeros(count), 1)
+                if count * 8 > EAGER:
+                    with pytest.raises(DistBackendError, match=r"rank 1 refused"):
+                        work.wait()
+                else:
+                    work.wait()
+            else:
+                with pytest.raises(DistBackendError, match=rf"rank 0 sent float64\[{count}\] with tag 0, but"):
+                    recv(members, wrong, 0)
+                assert not wrong.any()
+            members.barrier(NOW)
+            if members.rank == 0 and count * 8 <= EAGER:  # its send had returned: the next message tells
+                with pytest.raises(DistBackendError, match=r"rank 1 refused the message: rank 0 sent"):
+                    send_often(members)
+        members.barrier(NOW)
+
+    pair.run(call)
+
+
+def test_a_slow_receiver_bounds_memory(pair: World) -> None:
+    """More eager messages than the window holds: the rest is only announced, and all arrive in order."""
+    messages = 3 * WINDOW // EAGER
+    sent = threading.Event()
+
+    def call(members: Communicator) -> int:
+        if members.rank == 0:
+            works = [isend(members, np.full(EAGER // 8, float(number)), 1) for number in range(messages)]
+            sent.set()
+            for work in works:
+                work.wait()
+            return 0
+        assert sent.wait(TIMEOUT)
+        kept = 0
+        for number in range(messages):
+            got = np.zeros(EAGER // 8)
+            recv(members, got, 0)
+            assert (got == number).all()
+            payloads = [message.payload for message in members._matching.unexpected if message.payload is not None]
+            kept = max(kept, sum(map(len, payloads)))
+        return kept
+
+    assert 0 < pair.run(call)[1] <= WINDOW
+
+
+def test_nothing_sent_in_time_names_the_sender_and_the_group_goes_on(pair: World) -> None:
+    def call(members: Communicator) -> None:
+        if members.rank == 0:
+            got = np.zeros(3)
+            with pytest.raises(CollectiveTimeoutError, match=r"recv from rank 1 \(tag 9\).*rank 1 \(here, pid") as late:
+                recv(members, got, 1, 9, timeout=0.1)
+            assert late.value.ranks == (1,)
+        members.barrier(NOW)
+        if members.rank == 1:
+            send(members, np.ones(3), 0, 9)
+        else:
+            recv(members, got, 1, 9)
+            assert (got == 1).all()
+
+    pair.run(call)
+
+
+def test_a_large_message_nobody_asks_for_times_out_and_is_withdrawn(pair: World) -> None:
+    withdrawn = threading.Event()
+
+    def call(members: Communicator) -> None:
+        if members.rank == 0:
+            with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
+                send(members, np.zeros(100_000), 1, 1, timeout=0.1)
+            withdrawn.set()
+            send(members, np.ones(100_000), 1, 1)
+        else:
+            assert withdrawn.wait(TIMEOUT)
+            got = np.zeros(100_000)
+            recv(members, got, 0, 1)
+            assert (got == 1).all()
+
+    pair.run(call)
+
+
+def test_a_small_message_that_waits_behind_others_is_taken_back(trio: World) -> None:
+    """The group goes on, the other messages arrive, and the credit is there again."""
+    many = 3 * SOCKET_BUFFER // EAGER
+    sent = threading.Event()
+
+    def call(members: Communicator) -> None:
+        if members.rank == 0:
+            matching, peer = members._matching, members.mesh._peers[1]
+            works = []
+            for number in range(many):
+                works.append(isend(members, np.full(EAGER // 8, float(number)), 1))
+                if peer.writing:
+                    break
+            before = matching.accounts[1].available
+            if peer.writing and before >= EAGER:  # its connection takes no more
+                with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
+                    send(members, np.full(EAGER // 8, -1.0), 1, timeout=0)
+                assert matching.accounts[1].available == before
+            works.append(isend(members, np.array([len(works)]), 1, tag=1))
+            sent.set()
+            for work in works:
+                work.wait()
+        elif members.rank == 1:
+            assert sent.wait(TIMEOUT)
+            count = np.zeros(1, np.int64)
+            recv(members, count, 0, 1)
+            for number in range(int(count[0])):
+                got = np.zeros(EAGER // 8)
+                recv(members, got, 0)
+                assert (got == number).all()
+        members.barrier(NOW)
+
+    trio.run(call)
+
+
+def test_waiting_shorter_than_the_operation_does_not_end_it(pair: World) -> None:
+    def call(members: Communicator) -> None:
+        if members.rank == 0:
+            got = np.zeros(3)
+            work = irecv(members, got, 1)
+            with pytest.raises(CollectiveTimeoutError):
+                work.wait(timeout=0.05)
+            assert not work.is_completed()
+            members.barrier(NOW)
+            work.wait()
+            assert (got == 1).all()
+        else:
+            members.barrier(NOW)
+            send(members, np.ones(3), 0)
+
+    pair.run(call)
+
+
+def test_messages_and_collectives_of_two_groups_at_once(trio: World) -> None:
+    def call(members: Communicator) -> None:
+        other = trio.group(members.rank, 77, "other", [0, 2]) if members.rank != 1 else None
+        works = []
+        for turn in range(20):
+            array = np.full(30_000, float(members.rank))
+            works.append((array, members.all_reduce(array, ReduceOp.SUM, LATER)))
+            if other is not None:
+                peer = 2 - members.rank
+                mine, got = np.full(9_000, float(turn)), np.zeros(9_000)
+                sending = isend(other, mine, peer, turn)
+                recv(other, got, peer, turn)
+                sending.wait()
+                assert (got == turn).all()
+        for array, work in works:
+            assert work is not None
+            work.wait()
+            assert (array == 3).all()
+        if other is not None:
+            other.close()
+
+    trio.run(call)
+
+
+@pytest.mark.parametrize("count", [EAGER // 8 - 1, EAGER // 8])
+def test_a_message_that_was_asked_for_goes_straight_into_its_array(pair: World, count: int) -> None:
+    """Whether all of it came with its header, or the rest was received later; alternating with others, and refused."""
+
+    def call(members: Communicator) -> None:
+        for turn in range(20):
+            if members.rank == 0:
+                members.barrier(NOW)  # the receives are posted
+                send(members, np.full(3, -1.0), 1, 1)
+                send(members, np.full(count, float(turn)), 1)
+                send(members, np.full(count, turn + 0.5), 1)
+                send(members, np.full(count, 7, np.float32), 1, 2)
+            else:
+                first, second, other, wrong = np.zeros(count), np.zeros(count), np.zeros(3), np.zeros(count)
+                works = [irecv(members, first, 0), irecv(members, second, ANY), irecv(members, other, 0, 1)]
+                refused = irecv(members, wrong, 0, 2)
+                members.barrier(NOW)
+                for work in works:
+                    work.wait()
+                    assert work.source_rank() == 0
+                assert (first == turn).all()
+                assert (second == turn + 0.5).all()
+                assert (other == -1).all()
+                with pytest.raises(DistBackendError, match=rf"rank 0 sent float32\[{count}\]"):
+                    refused.wait()
+                assert not wrong.any()
+            members.barrier(NOW)
+            if members.rank == 0:  # it is told of the refusal by one of its next messages
+                with pytest.raises(DistBackendError, match="refused"):
+                    send_often(members)
+            members.barrier(NOW)
+            if members.rank == 1:
+                drain(members)
+
+    pair.run(call)
+
+
+def drain(members: Communicator) -> None:
+    """Take what send_often sent."""
+    with contextlib.suppress(CollectiveTimeoutError):
+        while True:
+            recv(members, np.zeros(1), 0, 9, timeout=0)

@@ -1,0 +1,140 @@
+"""Arrivals at a call by way of rank 0: who is missing, who calls something else, who leaves early. Ranks as threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from support.threads import NOW, World, world
+
+from rankmesh_agent.collectives import all_reduce, barrier
+from rankmesh_agent.collectives.thresholds import LIMITS
+from rankmesh_agent.collectives.select import _rows, algorithm
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
+from rankmesh_agent.wire.frames import SMALL
+from rankmesh_agent.wire.ops import Kind, ReduceOp
+
+SIZE = 5
+every_rank = pytest.mark.parametrize("odd", [0, 1, SIZE - 1])
+
+
+@pytest.fixture(autouse=True)
+def by_way_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever the limits say that were measured, these calls take the star."""
+    star = {"small_link": {2: -1}, "direct_link": {2: -1}, "star_link": {2: SMALL}}
+    for kind in ("ALL_REDUCE", "BARRIER"):
+        monkeypatch.setitem(LIMITS, (kind, "link"), star)
+    _rows.cache_clear()
+    yield
+    monkeypatch.undo()
+    _rows.cache_clear()
+
+
+@pytest.fixture(params=["inproc", "tcp"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world(SIZE, request.param) as made:
+        yield made
+
+
+def small(members: Communicator, options: Options = NOW) -> None:
+    members.all_reduce(np.ones(10), ReduceOp.SUM, options)
+
+
+def small_of_another_dtype(members: Communicator) -> None:
+    members.all_reduce(np.ones(10, np.float32), ReduceOp.SUM, NOW)
+
+
+def large(members: Communicator) -> None:
+    members.all_reduce(np.ones(100_000), ReduceOp.SUM, NOW)
+
+
+def gather(members: Communicator) -> None:
+    members.all_gather([np.zeros(3) for _ in range(members.size)], np.ones(3), NOW)
+
+
+def check_it_goes_on(members: Communicator) -> None:
+    for _ in range(3):
+        array = np.full(3, float(members.rank))
+        members.all_reduce(array, ReduceOp.SUM, NOW)
+        assert (array == SIZE * (SIZE - 1) / 2).all()
+        members.barrier(NOW)
+
+
+def test_the_calls_here_go_by_way_of_rank_0() -> None:
+    assert algorithm(Kind.ALL_REDUCE, "link", 80, SIZE) is all_reduce.star_link
+    assert algorithm(Kind.BARRIER, "link", 0, SIZE) is barrier.star_link
+
+
+@every_rank
+@pytest.mark.parametrize("call", [small, Communicator.barrier], ids=["all_reduce", "barrier"])
+def test_the_one_who_stays_away_is_named_and_nobody_else(ranks: World, odd: int, call: Callable[..., None]) -> None:
+    def run(members: Communicator) -> DistBackendError | None:
+        check_it_goes_on(members)
+        if members.rank == odd:
+            return None
+        with pytest.raises(DistBackendError) as caught:
+            call(members, Options(1.0))
+        return caught.value
+
+    for error in ranks.run(run):
+        if error is not None:
+            assert error.ranks == (odd,)
+            assert f"waited 1.0 s for rank {odd} (here" in error.message
+    assert sum(error is None for error in ranks.run(lambda members: members.failure)) == 1
+
+
+@every_rank
+@pytest.mark.parametrize("stray", [small_of_another_dtype, large, gather])
+def test_a_rank_that_calls_something_else_is_told_to_all(ranks: World, odd: int, stray: Callable[..., None]) -> None:
+    def run(members: Communicator) -> None:
+        for others_stray in (False, True):
+            with pytest.raises(CollectiveMismatchError) as caught:
+                (stray if (members.rank == odd) != others_stray else small)(members)
+            assert caught.value.message.count("all_reduce") >= (1 if stray is gather else SIZE)
+            check_it_goes_on(members)
+
+    ranks.run(run)
+
+
+@every_rank
+def test_a_late_one_is_waited_for(ranks: World, odd: int) -> None:
+    """Meanwhile the others tell each other that they are there; what is left of that does no harm to later calls."""
+
+    def run(members: Communicator) -> None:
+        if members.rank == odd:
+            with pytest.raises(CollectiveTimeoutError):
+                members.receive(np.ones(1), (odd + 1) % SIZE, 0, Options(0.4))
+        check_it_goes_on(members)
+        assert all(seq >= SIZE for seq, _ in members._link._arrived)
+
+    ranks.run(run)
+
+
+@every_rank
+def test_who_leaves_after_its_last_call_disturbs_nobody(ranks: World, odd: int) -> None:
+    def run(members: Communicator) -> None:
+        members.barrier(NOW)
+        members.barrier(NOW)
+        if members.rank == odd:
+            members.close()
+            members.mesh.close(patience=0.5)
+
+    ranks.run(run)
+
+
+@every_rank
+def test_who_leaves_without_coming_is_named(ranks: World, odd: int) -> None:
+    def run(members: Communicator) -> None:
+        members.barrier(NOW)
+        if members.rank == odd:
+            members.close()
+            members.mesh.close("bored", patience=0.5)
+            return
+        with pytest.raises(DistBackendError, match=rf"rank {odd} .*left \(bored\)") as caught:
+            members.barrier(NOW)
+        assert caught.value.ranks == (odd,)
+
+    ranks.run(run)

@@ -1,0 +1,174 @@
+"""How commands and results are written on the fast path: golden bytes, and there and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankmesh_agent.store import codec
+from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.commands import (
+    Add,
+    Append,
+    Check,
+    CompareSet,
+    Count,
+    Delete,
+    Get,
+    Keys,
+    MultiGet,
+    MultiSet,
+    QueueLen,
+    QueuePop,
+    QueuePush,
+    Set,
+    Wait,
+)
+from rankmesh_agent.store.condition import Condition, etag
+from rankmesh_agent.wire.errors import (
+    DistStoreError,
+    InvalidKeyError,
+    KeyNotFoundError,
+    NotANumberError,
+    ProtocolError,
+)
+from rankmesh_agent.wire.store_frames import MAX_BYTES, Kind, decode_answer, decode_parts, decode_request
+
+GOLDEN: list[tuple[Command, int, int, float, list[bytes]]] = [
+    (Get("grüße", 1.5), 1, 0, 1.5, ["grüße".encode()]),
+    (Set("k", b"\x00v"), 2, 0, 0.0, [b"k", b"\x00v"]),
+    (Set("k", b"v", Condition(absent=True)), 2, 1, 0.0, [b"k", b"v"]),
+    (Set("k", b"v", Condition((etag(b"1"), "*"))), 2, 2, 0.0, [b"k", b"v", etag(b"1").encode(), b"*"]),
+    (Set("k", b"v", Condition((), True)), 2, 3, 0.0, [b"k", b"v"]),
+    (Delete("k"), 3, 0, 0.0, [b"k"]),
+    (Delete("k", Condition(("*",))), 3, 2, 0.0, [b"k", b"*"]),
+    (Add("k", -12), 4, 0, 0.0, [b"k", b"-12"]),
+    (Add("k", 1 << 70), 4, 0, 0.0, [b"k", b"1180591620717411303424"]),
+    (CompareSet("k", b"", b"2"), 5, 0, 0.0, [b"k", b"", b"2"]),
+    (Append("k", b"v"), 6, 0, 0.0, [b"k", b"v"]),
+    (MultiGet(("a", "b", "a"), 2.0), 7, 4, 2.0, [b"a\0b"]),
+    (MultiGet(("a\0", "b")), 7, 0, 0.0, [b"a\0", b"b"]),
+    (MultiGet(()), 7, 0, 0.0, []),
+    (MultiSet((("a", b"1"), ("b", b""))), 8, 0, 0.0, [b"a", b"1", b"b", b""]),
+    (Wait(("a",), 3.0), 9, 4, 3.0, [b"a"]),
+    (Check(("a", "b")), 10, 4, 0.0, [b"a\0b"]),
+    (Keys("p/"), 11, 0, 0.0, [b"p/"]),
+    (Count(), 12, 0, 0.0, [b""]),
+    (QueuePush("q", b"v"), 13, 0, 0.0, [b"q", b"v"]),
+    (QueuePop("q", 4.0), 14, 0, 4.0, [b"q"]),
+    (QueueLen("q"), 15, 0, 0.0, [b"q"]),
+]
+
+
+@pytest.mark.parametrize(("command", "opcode", "flags", "seconds", "parts"), GOLDEN, ids=lambda value: "")
+def test_commands(command, opcode, flags, seconds, parts):
+    frame = codec.request(command, 9)
+    assert decode_request(frame) == (opcode, flags, 9, len(parts), len(frame) - 24, seconds)
+    assert decode_parts(frame, len(parts)) == parts
+    found = codec.command_of(opcode, flags, seconds, parts)
+    expected = MultiGet(command.each, seconds) if isinstance(command, MultiGet) else command
+    assert found == expected
+    assert getattr(found, "seconds", 0.0) == seconds
+
+
+def test_a_repeated_command_says_which_it_was():
+    frame = codec.request(Add("k", 1), 2, again=b"earlier")
+    _, flags, _, count, _, _ = decode_request(frame)
+    assert (flags, decode_parts(frame, count)) == (0x80, [b"earlier", b"k", b"1"])
+
+
+def test_the_longest_wait_is_a_number():
+    assert decode_request(codec.request(Get("k", 1e300), 1))[5] == 1e9
+
+
+@pytest.mark.parametrize(
+    ("command", "result", "kind"),
+    [
+        (Set("k", b""), None, Kind.NOTHING),
+        (Delete("k"), True, Kind.BOOLEAN),
+        (Check(("k",)), False, Kind.BOOLEAN),
+        (Add("k"), -(1 << 63), Kind.NUMBER),
+        (Get("k"), b"", Kind.VALUE),
+        (Get("k"), b"\x00\xff", Kind.VALUE),
+        (MultiGet(("a", "b")), [b"1", b""], Kind.JOINED),
+        (MultiGet(("a", "b")), [b"\x00", b"2"], Kind.EQUAL),
+        (MultiGet(("a",)), [b"\x00"], Kind.EQUAL),
+        (MultiGet(("a", "b")), [b"\x00", b"22"], Kind.VALUES),
+        (MultiGet(("a", "b")), [b"", b""], Kind.JOINED),
+        (MultiGet(tuple(map(str, range(2000)))), [b"12", b"34"] * 1000, Kind.EQUAL),
+        (MultiGet(()), [], Kind.VALUES),
+        (Keys(), ["a", "grüße"], Kind.TEXTS),
+        (Keys(), [], Kind.VALUES),
+    ],
+)
+def test_results(command, result, kind):
+    frame = codec.answer(3, result)
+    found, seq, count, _, number = decode_answer(frame)
+    assert (found, seq) == (kind, 3)
+    assert codec.result(command, found, number, decode_parts(frame, count)) == result
+
+
+def test_a_key_that_was_asked_for_twice():
+    assert codec.result(MultiGet(("a", "b", "a")), Kind.JOINED, 0, [b"1\x002"]) == [b"1", b"2", b"1"]
+    with pytest.raises(ProtocolError):
+        codec.result(MultiGet(("a", "b", "a")), Kind.VALUES, 0, [b"1"])
+
+
+def test_the_same_keys_again_are_the_same_command():
+    first, again, other = (codec.command_of(7, 4, seconds, [b"a\0b"]) for seconds in (1.0, 1.0, 2.0))
+    assert first is again
+    assert other is not first
+    many = ["k" * 1000] * 5
+    first, again = (codec.command_of(7, 4, 1.0, ["\0".join(many).encode()]) for _ in range(2))
+    assert first is not again  # that would take too much memory
+
+
+def test_errors():
+    frame = codec.refusal(1, KeyNotFoundError("nobody has set key 'ü'"))
+    kind, _, count, _, number = decode_answer(frame)
+    with pytest.raises(KeyNotFoundError, match="nobody has set key 'ü'"):
+        codec.result(Get("k"), kind, number, decode_parts(frame, count))
+
+
+@pytest.mark.parametrize("code", [b"from-the-future", b"network-error"])
+def test_an_error_that_is_not_a_stores_is_one_here(code):
+    with pytest.raises(DistStoreError, match="what") as caught:
+        codec.result(Get("k"), Kind.REFUSED, 0, [code, b"what"])
+    assert type(caught.value) is DistStoreError
+
+
+def test_an_answer_that_would_be_too_large(monkeypatch):
+    monkeypatch.setattr(forms, "MAX_BYTES", 100)
+    kind, _, count, *_ = decode_answer(frame := codec.answer(1, [b"\x00" * 60, b"x" * 60]))
+    assert (kind, decode_parts(frame, count)[0]) == (Kind.REFUSED, b"invalid-value")
+    with pytest.raises(DistStoreError, match="at most 100 are allowed"):
+        codec.request(Set("k", bytes(100)), 1)
+    assert MAX_BYTES > 2 * (64 << 20)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "parts"),
+    [(0, []), (16, [b"k"]), (99, []), (1, []), (2, [b"k"]), (4, [b"k"]), (5, [b"k", b""]), (8, [b"k"]), (14, [])],
+)
+def test_what_is_no_command(opcode, parts):
+    with pytest.raises(ProtocolError):
+        codec.command_of(opcode, 0, 0.0, parts)
+
+
+@pytest.mark.parametrize("digits", [b"", b"-", b"1.5", b"+1", b" 1", b"\xd9\xa1", b"9" * 41, b"1_0"])
+def test_what_is_no_number(digits):
+    with pytest.raises(NotANumberError):
+        codec.command_of(4, 0, 0.0, [b"k", digits])
+
+
+@pytest.mark.parametrize(("opcode", "flags", "key"), [(1, 0, b"\xff"), (1, 0, b""), (9, 4, b"a\0"), (10, 4, b"\xff")])
+def test_what_is_no_key(opcode, flags, key):
+    with pytest.raises(InvalidKeyError):
+        codec.command_of(opcode, flags, 0.0, [key])
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"), [(3, []), (6, [b"code"]), (5, [b"\xff"]), (7, []), (8, []), (8, [b"1"]), (99, [])]
+)
+def test_what_is_no_answer(kind, parts):
+    with pytest.raises(ProtocolError):
+        codec.result(Get("k"), kind, 0, parts)

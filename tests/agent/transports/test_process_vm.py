@@ -1,0 +1,184 @@
+"""Reading another process's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rankmesh_agent.transports import process_vm
+from rankmesh_agent.transports.process_vm import PIECE, address_of, allowed, read_into
+from rankmesh_agent.wire.errors import DistNetworkError
+
+SHOWING = """if True:
+    import sys
+    import numpy as np
+    array = np.random.default_rng(3).integers(0, 256, int(sys.argv[1]), np.uint8)
+    print(array.ctypes.data, flush=True)
+    sys.stdin.readline()"""
+
+
+@contextlib.contextmanager
+def showing(nbytes: int) -> Iterator[tuple[int, int]]:
+    """Run a process that has some random bytes; return its pid and their address."""
+    child = subprocess.Popen([sys.executable, "-c", SHOWING, str(nbytes)], stdin=-1, stdout=-1, text=True)
+    try:
+        assert child.stdout is not None
+        yield child.pid, int(child.stdout.readline())
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def shown(nbytes: int) -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 256, nbytes, np.uint8)
+
+
+def refused() -> bool:
+    with showing(100) as (pid, address):
+        return not allowed(pid, address, shown(100).tobytes())
+
+
+needs_permission = pytest.mark.skipif(refused(), reason="this machine lets no process read another one's memory")
+
+
+def test_it_reads_its_own_memory():
+    data = np.arange(1000)
+    got = np.zeros_like(data)
+    read_into(os.getpid(), address_of(data), got)
+    np.testing.assert_array_equal(got, data)
+
+
+@needs_permission
+@pytest.mark.parametrize("nbytes", [0, 1, 4097, 2 * PIECE + 3])
+def test_it_reads_another_process(nbytes):
+    with showing(nbytes) as (pid, address):
+        got = np.zeros(nbytes, np.uint8)
+        read_into(pid, address, got)
+        np.testing.assert_array_equal(got, shown(nbytes))
+        view = memoryview(bytearray(nbytes))
+        read_into(pid, address, view)
+        assert view == got.data
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.complex128])
+def test_any_dtype(dtype):
+    data = np.arange(33).astype(dtype)
+    got = np.zeros(30, dtype)
+    read_into(os.getpid(), address_of(data[2:]), got)
+    np.testing.assert_array_equal(got, data[2:32])
+
+
+@pytest.mark.parametrize("most", [1, 1000])
+def test_short_reads_are_continued(monkeypatch, most):
+    data = np.arange(5000, dtype=np.uint16)
+    got = np.zeros_like(data)
+    monkeypatch.setattr(vmread, "PIECE", most * 2)
+    read_into(os.getpid(), address_of(data), got)
+    np.testing.assert_array_equal(got, data)
+
+
+def test_payloads_past_2_gib_are_read_to_the_end():
+    nbytes = (1 << 31) + 4096
+    with mmap.mmap(-1, nbytes) as source:  # untouched pages take no memory
+        source[-1:] = b"!"
+        array = np.frombuffer(source, np.uint8)
+        address = address_of(array)
+        del array
+        calls = []
+
+        def counting(pid, here, _, there, __, ___):
+            calls.append(ctypes.c_size_t.from_address(there + process_vm._VECTOR // 2).value)
+            return calls[-1]
+
+        original, process_vm._readv = process_vm._readv, counting
+        try:
+            process_vm.read(os.getpid(), address, address, nbytes)
+        finally:
+            process_vm._readv = original
+    assert sum(calls) == nbytes
+    assert max(calls) == PIECE
+
+
+def test_memory_that_is_not_there():
+    got = np.zeros(10, np.uint8)
+    for where in (0, 8, (1 << 63) - 4096):
+        with pytest.raises(DistNetworkError, match="cannot read the memory of process"):
+            read_into(os.getpid(), where, got)
+    assert not allowed(os.getpid(), 8, b"nonce")
+
+
+@needs_permission
+def test_a_process_that_is_gone():
+    with showing(10) as (pid, address):
+        pass
+    with pytest.raises(DistNetworkError, match="No such process"):
+        read_into(pid, address, np.zeros(10, np.uint8))
+    assert not allowed(pid, address, shown(10).tobytes())
+
+
+def test_memory_of_a_stranger_is_not_taken_for_the_right_one():
+    data = np.frombuffer(b"nonce of somebody else", np.uint8)
+    assert allowed(os.getpid(), address_of(data), b"nonce")
+    assert not allowed(os.getpid(), address_of(data), b"other")
+    for pid in (0, -1, 1 << 31, 1 << 40):
+        assert not allowed(pid, address_of(data), b"nonce")
+    for address in (0, -8, 1 << 63, 1 << 64):
+        assert not allowed(os.getpid(), address, b"nonce")
+
+
+def test_without_the_system_call_nothing_is_allowed(monkeypatch):
+    monkeypatch.setattr(vmread, "_readv", None)
+    data = np.zeros(4, np.uint8)
+    assert not allowed(os.getpid(), address_of(data), bytes(4))
+    with pytest.raises(DistNetworkError, match="not implemented"):
+        read_into(os.getpid(), address_of(data), np.ones(4, np.uint8))
+
+
+def test_other_threads_run_meanwhile():
+    data, got = np.ones(4 * PIECE, np.uint8), np.zeros(4 * PIECE, np.uint8)
+    steps = 0
+    ended = threading.Event()
+
+    def count() -> None:
+        nonlocal steps
+        while not ended.is_set():
+            steps += 1
+            time.sleep(0)
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    try:
+        read_into(os.getpid(), address_of(data), got)
+        assert got.all()
+    finally:
+        ended.set()
+        counter.join()
+    assert steps
+
+
+@pytest.mark.parametrize("nbytes", [process_vm._LONG - 1, process_vm._LONG, 3 * process_vm._LONG + 12345])
+def test_two_threads_read_a_half_each(nbytes: int) -> None:
+    with showing(nbytes) as (pid, address):
+        into = np.zeros(nbytes, np.uint8)
+        read_into(pid, address, into, two_cores=True)
+        assert (into == np.random.default_rng(3).integers(0, 256, nbytes, np.uint8)).all()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-read"]
+
+
+def test_what_the_second_thread_cannot_read_is_told() -> None:
+    nbytes = 2 * process_vm._LONG
+    with showing(nbytes) as (pid, address):
+        far = np.empty(1 << 34, np.uint8)  # never touched: only its addresses count
+        with pytest.raises(DistNetworkError, match="cannot read the memory"):
+            process_vm.read(pid, address, address_of(far), far.nbytes, two_cores=True)
+    assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-read"]

@@ -1,0 +1,237 @@
+"""Memory between processes, and sleeping on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.transports.shared_memory import Mapping, host_id, sleep, slice_of, unsupported, wake
+from rankmesh_agent.wire.errors import DistNetworkError
+
+SIZE = 8192
+
+
+def test_memory_is_shared_by_name_until_it_is_unlinked(shm):
+    made = Mapping.create(str(shm), "job", SIZE)
+    opened = Mapping.open(str(shm), made.name, SIZE)
+    assert made.bytes.size == opened.bytes.size == SIZE
+    assert not made.bytes.any(), "it is zero at first"
+    made.bytes[SIZE - 1] = 7
+    assert opened.bytes[SIZE - 1] == 7
+    opened.bytes[0] = 8
+    assert made.bytes[0] == 8
+    made.unlink()
+    assert list(shm.iterdir()) == []
+    made.bytes[1] = 9
+    assert opened.bytes[1] == 9, "those who mapped it keep it"
+    made.unlink()  # a second time does nothing
+    with pytest.raises(DistNetworkError, match=f"cannot open shared memory {shm}/{made.name}: No such file"):
+        Mapping.open(str(shm), made.name, SIZE)
+
+
+def test_private_memory_has_no_name_and_is_nobody_elses():
+    one, other = Mapping.private(SIZE), Mapping.private(SIZE)
+    one.bytes[:] = 1
+    assert one.bytes.size == SIZE
+    assert one.bytes.ctypes.data == one.address
+    assert not other.bytes.any()
+
+
+def test_only_the_owner_may_look(shm):
+    made = Mapping.create(str(shm), "job", SIZE)
+    assert (shm / made.name).stat().st_mode & 0o777 == 0o600
+
+
+def test_room_is_reserved(shm):
+    made = Mapping.create(str(shm), "job", 1 << 20)
+    assert (shm / made.name).stat().st_blocks * 512 >= 1 << 20
+
+
+def test_descriptors_go_with_the_memory(shm):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        made = Mapping.create(str(shm), "job", SIZE)
+        Mapping.open(str(shm), made.name, SIZE)
+        made.unlink()
+    del made
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("job", ["", "a job", "../../etc", "käse", "x" * 1000, "a\0b"])
+def test_any_job_makes_a_name_peers_accept(shm, job):
+    made = Mapping.create(str(shm), job, SIZE)
+    assert made.name.startswith("rankmesh-")
+    assert [path.name for path in shm.iterdir()] == [made.name]
+    Mapping.open(str(shm), made.name, SIZE)
+
+
+def test_names_do_not_repeat(shm):
+    assert Mapping.create(str(shm), "job", SIZE).name != Mapping.create(str(shm), "job", SIZE).name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "passwd", "../rankmesh-a", "rankmesh-", "rankmesh-a/b", "rankmesh-../a", "rankmesh-" + "a" * 129),
+        *("rankmesh-ä", "rankmesh-a b", "rankmesh-a\0", "rankmesh-a\n", "\nrankmesh-a"),
+    ],
+)
+def test_other_names_are_refused(shm, name):
+    with pytest.raises(DistNetworkError, match="is not a name of shared memory"):
+        Mapping.open(str(shm), name, SIZE)
+
+
+@pytest.mark.parametrize("size", [1, SIZE - 1, SIZE + 1, 1 << 40])
+def test_another_size_is_refused(shm, size):
+    made = Mapping.create(str(shm), "job", SIZE)
+    with pytest.raises(DistNetworkError, match=f"has not the announced size of {size} bytes"):
+        Mapping.open(str(shm), made.name, size)
+
+
+def test_a_symlink_is_refused(shm, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(SIZE))
+    (shm / "rankmesh-link").symlink_to(secret)
+    with pytest.raises(DistNetworkError, match="cannot open shared memory"):
+        Mapping.open(str(shm), "rankmesh-link", SIZE)
+
+
+def test_no_directory(shm):
+    with pytest.raises(DistNetworkError, match=f"cannot make shared memory in {shm}/none: No such .*RANKMESH_SHM_DIR"):
+        Mapping.create(f"{shm}/none", "job", SIZE)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (errno.ENOSPC, r"has no room for 3 MiB of shared memory \(\d+ MiB are free\); .*docker run --shm-size"),
+        (errno.ENOMEM, r"has no room"),
+        (errno.EFBIG, r"cannot map shared memory .*: File too large"),
+    ],
+)
+def test_no_room_is_said_and_leaves_nothing(shm, monkeypatch, code, said):
+    def full(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(DistNetworkError, match=said):
+        Mapping.create(str(shm), "job", 3 << 20)
+    assert list(shm.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+# Sleeping
+
+
+def test_sleep_ends_by_itself(shm):
+    memory = Mapping.create(str(shm), "job", SIZE)
+    began = time.monotonic()
+    sleep(memory.address, 0, slice_of(0.05))
+    assert time.monotonic() - began >= 0.04
+
+
+def test_sleep_does_not_begin_when_the_word_has_changed(shm):
+    memory = Mapping.create(str(shm), "job", SIZE)
+    memory.bytes[0] = 1
+    began = time.monotonic()
+    sleep(memory.address, 0, slice_of(30))
+    assert time.monotonic() - began < 10
+
+
+def test_the_low_half_of_a_large_count_is_compared(shm):
+    memory = Mapping.create(str(shm), "job", SIZE)
+    words = memory.bytes.view("u8")
+    words[0] = (5 << 32) + 70_000
+    began = time.monotonic()
+    sleep(memory.address, int(words[0]), slice_of(0.05))
+    assert time.monotonic() - began >= 0.04
+
+
+def test_wake_wakes_all_threads(shm):
+    memory = Mapping.create(str(shm), "job", SIZE)
+    word = memory.bytes.view("u4")
+
+    def rest() -> None:
+        while not word[0]:
+            sleep(memory.address, 0, slice_of(30))
+
+    sleepers = [threading.Thread(target=rest) for _ in range(4)]
+    for sleeper in sleepers:
+        sleeper.start()
+    word[0] = 1
+    deadline = time.monotonic() + 10
+    while any(sleeper.is_alive() for sleeper in sleepers) and time.monotonic() < deadline:
+        wake(memory.address)
+        sleepers[0].join(0.01)
+    assert not any(sleeper.is_alive() for sleeper in sleepers)
+
+
+def test_sleep_and_wake_across_processes(shm):
+    rounds = 500
+    memory = Mapping.create(str(shm), "job", SIZE)
+    program = f"""if True:
+        from rankmesh_agent.transports.shared_memory import Mapping, sleep, slice_of, wake
+        memory = Mapping.open({str(shm)!r}, {memory.name!r}, {SIZE})
+        words = memory.bytes.view("u8")
+        for turn in range(1, {rounds} + 1):
+            while words[0] < turn:
+                sleep(memory.address, turn - 1, slice_of(30))
+            words[8] = turn
+            wake(memory.address + 64)"""
+    child = subprocess.Popen([sys.executable, "-c", program])
+    words = memory.bytes.view("u8")
+    began = time.monotonic()
+    try:
+        for turn in range(1, rounds + 1):
+            words[0] = turn
+            wake(memory.address)
+            while words[8] < turn:
+                assert child.poll() in (None, 0)
+                sleep(memory.address + 64, turn - 1, slice_of(30))
+        assert child.wait(20) == 0
+    finally:
+        child.kill()
+        child.wait()
+    assert time.monotonic() - began < 29, "no wake-up was missed: a missed one costs a slice of 30 s"
+
+
+# The host
+
+
+def test_the_same_directory_is_the_same_host(shm):
+    assert host_id(str(shm)) == host_id(f"{shm}/.") == host_id(str(shm))
+    program = f"from rankmesh_agent.transports.shared_memory import host_id; print(host_id({str(shm)!r}))"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.strip() == host_id(str(shm))
+
+
+def test_another_directory_is_another_host(shm, tmp_path):
+    assert host_id(str(shm)) != host_id(str(tmp_path))
+
+
+def test_without_the_directory_a_process_is_alone(shm, monkeypatch):
+    here = host_id(f"{shm}/none")
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
+    assert host_id(f"{shm}/none") != here
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "said"),
+    [
+        ("linux", "x86_64", ""),
+        ("linux", "aarch64", "shared memory needs the memory order of x86-64, this is aarch64"),
+        ("darwin", "arm64", "shared memory needs Linux, this is darwin"),
+    ],
+)
+def test_where_memory_can_be_shared(monkeypatch, system, machine, said):
+    monkeypatch.setattr(shared_memory.sys, "platform", system)
+    monkeypatch.setattr(shared_memory.platform, "machine", lambda: machine)
+    assert unsupported() == said
