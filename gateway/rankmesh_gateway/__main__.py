@@ -14,9 +14,9 @@ from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.config.settings import Settings, make_token, require_token_beyond_loopback, token_in
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.app import create_app
-from rankmesh_gateway.registry import Registry
-from rankmesh_gateway.server import GatewayServer
+from rankmesh_gateway.http.app import create_app
+from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.http.server import GatewayServer
 
 USAGE_ERROR = 2
 

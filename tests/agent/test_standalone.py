@@ -24,8 +24,8 @@ from rankmesh_agent.wire.ops import ReduceOp
 from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseWanted
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_gateway.app import create_app
-from rankmesh_gateway.registry import Registry
+from rankmesh_gateway.http.app import create_app
+from rankmesh_gateway.state.registry import Registry
 
 TOKEN = "a secret"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}

@@ -21,9 +21,9 @@ from rankmesh_agent.wire.schemas import (
     Member,
 )
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_gateway.app import create_app
-from rankmesh_gateway.registry import Registry
-from rankmesh_gateway.server import GatewayServer
+from rankmesh_gateway.http.app import create_app
+from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.http.server import GatewayServer
 
 
 class Clock:

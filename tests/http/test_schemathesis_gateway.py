@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.openapi import FEW, HOST, LONG_POLL_SECONDS, TOKEN, put_to_the_test, schema_of
 
-from rankmesh_gateway.app import create_app
+from rankmesh_gateway.http.app import create_app
 
 BEYOND = {"/v1/join", "/v1/heartbeat", "/v1/agents", "/v1/leases", "/v1/groups"}
 schema = schema_of(create_app(token=TOKEN, names=[HOST]))
@@ -15,7 +15,7 @@ schema = schema_of(create_app(token=TOKEN, names=[HOST]))
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankmesh_gateway.answers.LONG_POLL_SECONDS", LONG_POLL_SECONDS)
+    monkeypatch.setattr("rankmesh_gateway.http.handlers.LONG_POLL_SECONDS", LONG_POLL_SECONDS)
 
 
 @schema.parametrize()

@@ -182,7 +182,7 @@ def test_modules_and_programs(job: Job) -> None:
 
 
 def test_the_gateway_answers_during_the_run(job: Job) -> None:
-    pytest.importorskip("rankmesh_gateway.app")
+    pytest.importorskip("rankmesh_gateway.http.app")
     job.script("""
         import urllib.request
         print(urllib.request.urlopen(os.environ["RANKMESH_GATEWAY"] + "/health", timeout=15).read().decode())

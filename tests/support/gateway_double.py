@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 from rankmesh_agent.http.middleware import Guard
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_gateway import dashboard as files
-from rankmesh_gateway.routes import dashboard
+from rankmesh_gateway.http.routes import dashboard
 
 NOTHING: dict[str, Any] = {
     "ranks": [],

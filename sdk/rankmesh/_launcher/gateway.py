@@ -11,7 +11,7 @@ from rankmesh._launcher.rank import Rank
 from rankmesh_agent.http.server import HttpThread
 
 if TYPE_CHECKING:
-    from rankmesh_gateway.registry import Registry
+    from rankmesh_gateway.state.registry import Registry
 
 
 class LauncherGateway:
@@ -29,7 +29,7 @@ class LauncherGateway:
 
     def start(self) -> None:
         """Begin to serve."""
-        from rankmesh_gateway.registry import Registry
+        from rankmesh_gateway.state.registry import Registry
 
         self._registry = Registry()
         self._http.start()
@@ -53,6 +53,6 @@ class LauncherGateway:
         self._http.stop()
 
     def _app(self) -> Any:
-        from rankmesh_gateway.app import create_app
+        from rankmesh_gateway.http.app import create_app
 
         return create_app(self._registry, token=self._job.token, names=(self._job.options.master_addr,))

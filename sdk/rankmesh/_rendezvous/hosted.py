@@ -73,7 +73,7 @@ class HostedGateway:
     def __init__(self, host: str, port: int, settings: Settings, names: tuple[str, ...] = ()) -> None:
         require_token_beyond_loopback(host, settings.token, "the gateway")
         from rankmesh_agent.http.server import HttpThread
-        from rankmesh_gateway.registry import Registry
+        from rankmesh_gateway.state.registry import Registry
 
         listener = bind(host, port, what="this process hosts the gateway")
         reachable, own_names = reachable_addresses(host, settings.advertise)
@@ -81,7 +81,7 @@ class HostedGateway:
         self.address = Address(url_of(listener, _best(reachable)), self._registry.id)
 
         def make() -> Any:
-            from rankmesh_gateway.app import create_app
+            from rankmesh_gateway.http.app import create_app
 
             return create_app(self._registry, token=settings.token, names=[*names, *own_names])
 

@@ -20,8 +20,8 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError, JoinTimeoutError
 from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinRequest, Member
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_gateway.app import create_app
-from rankmesh_gateway.registry import Registry
+from rankmesh_gateway.http.app import create_app
+from rankmesh_gateway.state.registry import Registry
 
 NOWHERE = "http://127.0.0.1:9"
 READY = "is-it-ready"

@@ -11,8 +11,8 @@ from rankmesh_agent.http.server import HttpThread
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_gateway.app import create_app
-from rankmesh_gateway.registry import Registry
+from rankmesh_gateway.http.app import create_app
+from rankmesh_gateway.state.registry import Registry
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ OF_A_RANK = (
     "rankmesh.torch._membership",
     "rankmesh_agent.agent",
     "rankmesh_agent.http.uvicorn_server",
-    "rankmesh_gateway.app",
+    "rankmesh_gateway.http.app",
 )
 """What a rank would load when its first group is made, half a second of processor time."""
 

@@ -1,0 +1,255 @@
+"""What concerns a group as a whole, asked of its members' agents at the same time: to make, abort, shrink, grow it.
+
+The gateway has no part in groups. It knows who the members are, and says how many of them answered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+
+from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
+from rankmesh_agent.wire.schemas import RankGroupInfo, RankInfo
+from rankmesh_gateway.state.validation import InvalidRequestError
+from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupMade, NoAnswer
+from rankmesh_gateway.clients.agent_client import Members, Said
+from rankmesh_gateway.state.registry import Registry
+
+MAKE_SECONDS = 30.0
+"""How long the members may take to meet, unless a client says otherwise."""
+END_SECONDS = 5.0
+"""How long a member may take to end a group."""
+_ON_THE_WAY_SECONDS = 2.0
+_STEM = 48
+"""How much of a group's name is kept in that of its successor."""
+_IN_USE = "group-in-use"
+"""The code of an agent's refusal to end a group that was not made over HTTP."""
+
+
+class GroupNotMadeError(DistBackendError):
+    """A member's agent could not be reached or refused; ``ranks`` names it. None of the members has the group."""
+
+    code = "group-not-made"
+    status = 502
+
+
+class GroupNameTakenError(DistBackendError):
+    """Another group of the job has the name."""
+
+    code = "group-exists"
+    status = 409
+
+
+class NoAgentAnsweredError(DistBackendError):
+    """None of a group's members could be reached, or did as it was asked."""
+
+    code = "no-agent-answered"
+    status = 502
+
+
+class Fleet:
+    """Has agents do something together.
+
+    Args:
+        registry: knows them.
+        members: asks them.
+    """
+
+    def __init__(self, registry: Registry, members: Members) -> None:
+        self._registry = registry
+        self._members = members
+
+    async def make(self, job: str, ranks: Sequence[int], name: str, timeout: float = MAKE_SECONDS) -> GroupMade:
+        """Make a group: all members have it, or none.
+
+        Args:
+            job: the job whose ranks they are.
+            ranks: global ranks of the members, by group rank.
+            name: its name; a new one if empty.
+            timeout: seconds for the members to meet.
+
+        Raises:
+            JobNotFoundError: no world of the job has come together.
+            InvalidRequestError: some of the ranks are not the job's, or are there twice.
+            RankFailedError: some of them have failed or left.
+            GroupNameTakenError: another group of the job has the name.
+            GroupNotMadeError: a member's agent could not be reached, or refused.
+        """
+        there = self._registry.members(job)
+        _check_ranks(ranks, there)
+        names = {group.name for group in self._registry.groups(job)}
+        if name in names:
+            raise GroupNameTakenError(
+                f"job {job!r} has a group {name!r}; give another name, or none for a new one", group=name
+            )
+        wanted = name or next_name("group-0", names)
+        document = {"ranks": list(ranks), "name": wanted, "timeout": timeout, "instance": secrets.token_hex(16)}
+        said = await self._members.ask_all(
+            "POST",
+            {rank: f"{there[rank].member.http}/v1/groups" for rank in ranks},
+            document,
+            seconds=timeout + _ON_THE_WAY_SECONDS,
+            all_or_none=True,
+        )
+        ids = {rank: str(answer.document["id"]) for rank, answer in said.items() if _made(answer)}
+        if len(ids) == len(ranks) and len(set(ids.values())) == 1:
+            return GroupMade(job, there[ranks[0]].epoch, ids[ranks[0]], wanted, list(ranks))
+        await self._members.ask_all(
+            "DELETE",
+            {rank: f"{there[rank].member.http}/v1/groups/{group}" for rank, group in ids.items()},
+            seconds=END_SECONDS,
+        )
+        raise _not_made(wanted, said, there)
+
+    async def abort(self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], reason: str) -> FanOut:
+        """End a group at all members: what waits there fails, and says why.
+
+        Args:
+            group: which.
+            ranks: the ranks of its job.
+            reason: why.
+
+        Raises:
+            NoAgentAnsweredError: no member did so.
+        """
+        asked = _still_there(group.ranks, ranks)
+        said = await self._abort(group, {rank: ranks[rank] for rank in asked}, reason)
+        outcome = _outcome(group, asked, said)
+        if not outcome.answered:
+            why = "; ".join(f"rank {each.rank}: {each.detail}" for each in outcome.failed) or "all have left"
+            raise NoAgentAnsweredError(f"no member of group {group.name!r} has aborted it: {why}", group=group.name)
+        return outcome
+
+    async def shrink(
+        self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], without: Iterable[int], timeout: float
+    ) -> GroupChanged:
+        """Make a group of the members that are to remain, and end the old one at all members that live.
+
+        Args:
+            group: which.
+            ranks: the ranks of its job.
+            without: members to leave out; those that have failed or left are left out in any case.
+            timeout: seconds for the members to meet.
+
+        Raises:
+            InvalidRequestError: nobody would be left out, or nobody be left, or a rank is not a member.
+            As ``make``.
+        """
+        out = set(without)
+        strangers = sorted(out - set(group.ranks))
+        if strangers:
+            raise InvalidRequestError(f"without: {_listed(strangers)} not in group {group.name!r}, {group.ranks}")
+        rest = [rank for rank in group.ranks if rank not in out and _lives(ranks.get(rank))]
+        if len(rest) == len(group.ranks):
+            raise InvalidRequestError(
+                f"all {len(rest)} members of group {group.name!r} live, and 'without' is empty: say whom to leave out"
+            )
+        if not rest:
+            raise InvalidRequestError(f"nobody would be left of group {group.name!r}, {group.ranks}")
+        return await self._replace(group, ranks, rest, timeout, f"it was made smaller: ranks {rest} go on")
+
+    async def grow(
+        self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], more: Sequence[int], timeout: float
+    ) -> GroupChanged:
+        """Make a group of the members and more ranks behind them, and end the old one.
+
+        Args:
+            group: which.
+            ranks: the ranks of its job.
+            more: ranks to take in.
+            timeout: seconds for the members to meet.
+
+        Raises:
+            InvalidRequestError: there are none, or some are members already.
+            As ``make``.
+        """
+        members = sorted(set(more) & set(group.ranks))
+        if members:
+            raise InvalidRequestError(f"with: {_listed(members)} in group {group.name!r} already, {group.ranks}")
+        if not more:
+            raise InvalidRequestError(f"'with' is empty: say whom to take into group {group.name!r}")
+        wanted = [*group.ranks, *more]
+        return await self._replace(group, ranks, wanted, timeout, f"it was made larger: ranks {wanted} go on")
+
+    async def _replace(
+        self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], wanted: list[int], timeout: float, why: str
+    ) -> GroupChanged:
+        name = next_name(group.name, {other.name for other in self._registry.groups(group.job)})
+        made = await self.make(group.job, wanted, name, timeout)
+        living = {rank: ranks[rank] for rank in _still_there(group.ranks, ranks) if _lives(ranks[rank])}
+        said = await self._members.ask_all("DELETE", _urls(group, living), seconds=END_SECONDS)
+        in_use = {rank: living[rank] for rank, answer in said.items() if answer.code == _IN_USE}
+        said |= await self._abort(group, in_use, why)
+        return GroupChanged(made, _outcome(group, list(living), said))
+
+    async def _abort(self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], reason: str) -> dict[int, Said]:
+        urls = {rank: f"{url}/abort" for rank, url in _urls(group, ranks).items()}
+        return await self._members.ask_all("POST", urls, {"reason": reason}, seconds=END_SECONDS)
+
+
+def next_name(name: str, taken: set[str]) -> str:
+    """Return the name of a group that takes the place of another: ``pair-2`` after ``pair``, ``pair-3`` after that."""
+    stem, number = re.fullmatch(r"(.*?)(?:-(\d{1,9}))?", name, re.DOTALL).groups()  # type: ignore[union-attr]
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", stem)[:_STEM].lstrip("._-") or "group"
+    numbers = itertools.count(int(number or 1) + 1)
+    return next(wanted for each in numbers if (wanted := f"{stem}-{each}") not in taken)
+
+
+def _check_ranks(ranks: Sequence[int], there: Mapping[int, RankInfo]) -> None:
+    if not ranks:
+        raise InvalidRequestError("ranks is empty: say who is to be in the group")
+    if len(set(ranks)) < len(ranks):
+        raise InvalidRequestError(f"a rank is there twice: {list(ranks)}")
+    unknown = [rank for rank in ranks if rank not in there]
+    if unknown:
+        raise InvalidRequestError(f"{_listed(unknown)} not in the job, whose ranks are 0 to {max(there)}")
+    gone = [there[rank] for rank in ranks if not _lives(there[rank])]
+    if gone:
+        words = ", ".join(
+            f"{info.member.described()} has {info.state} ({info.reason or 'it was done'})" for info in gone
+        )
+        raise RankFailedError(f"cannot make a group with them: {words}", ranks=[info.member.rank for info in gone])
+
+
+def _made(said: Said) -> bool:
+    return said.ok and isinstance(said.document, dict) and isinstance(said.document.get("id"), str)
+
+
+def _not_made(name: str, said: Mapping[int, Said], there: Mapping[int, RankInfo]) -> GroupNotMadeError:
+    failed = {rank: answer for rank, answer in said.items() if not _made(answer)}
+    if not failed:
+        return GroupNotMadeError(
+            f"group {name!r} was not made: its members differ on its id, which is a bug", group=name
+        )
+    words = "; ".join(
+        f"the agent of {there[rank].member.described()}: {answer.detail or 'it answered something else'}"
+        for rank, answer in failed.items()
+    )
+    return GroupNotMadeError(f"group {name!r} was not made at any rank: {words}", ranks=sorted(failed), group=name)
+
+
+def _still_there(members: Iterable[int], ranks: Mapping[int, RankInfo]) -> list[int]:
+    return [rank for rank in members if rank in ranks and ranks[rank].state != "left"]
+
+
+def _lives(info: RankInfo | None) -> bool:
+    return info is not None and info.state in ("alive", "suspect")
+
+
+def _urls(group: RankGroupInfo, ranks: Mapping[int, RankInfo]) -> dict[int, str]:
+    return {rank: f"{info.member.http}/v1/groups/{group.id}" for rank, info in ranks.items()}
+
+
+def _outcome(group: RankGroupInfo, asked: Sequence[int], said: Mapping[int, Said]) -> FanOut:
+    # A group that a member does not have any more has ended there.
+    done = [rank for rank in asked if said[rank].ok or said[rank].status == HTTPStatus.NOT_FOUND]
+    failed = [NoAnswer(rank, said[rank].detail) for rank in asked if rank not in done]
+    return FanOut(group.id, group.name, list(asked), done, failed)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    words = ", ".join(map(str, ranks))
+    return f"rank {words} is" if len(ranks) == 1 else f"ranks {words} are"

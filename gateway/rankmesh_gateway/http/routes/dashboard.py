@@ -1,0 +1,38 @@
+"""The dashboard: a page for people, without data and so without a token; it asks for both itself."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse
+
+from rankmesh_agent.http.application import Responses
+from rankmesh_gateway import dashboard
+from rankmesh_gateway.http.routes.problems import documented
+
+router = APIRouter(tags=["dashboard"], responses=documented(403, 413, 421))
+
+_UNCHANGED: Responses = {304: {"description": "The client has it already: its If-None-Match is the ETag."}}
+
+
+@router.get("/", response_class=HTMLResponse, responses=_UNCHANGED)
+async def page(request: Request) -> Response:
+    """Show the cluster in a browser."""
+    return _answer(dashboard.PAGE, request)
+
+
+@router.get(dashboard.PREFIX + "{name}", include_in_schema=False)
+async def part(name: str, request: Request) -> Response:
+    """Return a part of the page."""
+    if name not in dashboard.names() - {dashboard.PAGE}:
+        raise HTTPException(HTTPStatus.NOT_FOUND, "the dashboard has no such part")
+    return _answer(name, request)
+
+
+def _answer(name: str, request: Request) -> Response:
+    file = dashboard.file(name)
+    headers = {**dashboard.HEADERS, "etag": file.etag}
+    if file.matches(request.headers.get("if-none-match", "")):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(file.body, headers=headers, media_type=file.media_type)

@@ -1,0 +1,137 @@
+"""Jobs and groups: which there are, who holds up whom, and what is asked of all members of a group."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
+from rankmesh_agent.wire.schemas import RankGroupInfo
+from rankmesh_gateway.state.validation import MAX_REASON
+from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupInFlight, GroupMade, JobInfo
+from rankmesh_gateway.clients.group_controller import MAKE_SECONDS
+from rankmesh_gateway.http.routes.dependencies import BEARER, TheFleet, TheRegistry
+from rankmesh_gateway.http.routes.problems import documented
+
+router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=documented(401, 403, 413, 421, 422))
+
+JobName = Annotated[str | None, Query(max_length=MAX_NAME, description="Only this job; all when left out.")]
+GroupName = Annotated[
+    str,
+    Path(max_length=MAX_NAME, description="The group's id (16 hexadecimal digits), or its name if no other has it."),
+]
+
+_Ranks = list[Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE), NUMBER]]
+_SomeRanks = Annotated[_Ranks, Field(min_length=1, max_length=MAX_WORLD_SIZE)]
+_Seconds = Annotated[float, Field(gt=0, le=3600), NUMBER]
+
+
+@dataclass
+class NewGroup:
+    """Make a group.
+
+    Attributes:
+        job: the job whose ranks they are.
+        ranks: global ranks of the members, by group rank.
+        name: a name that no other group of the job has; a new one if empty.
+        timeout: seconds for the members to meet.
+    """
+
+    job: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    ranks: _SomeRanks
+    name: Annotated[str, Field(pattern="^([A-Za-z0-9][A-Za-z0-9._-]*)?$", max_length=64)] = ""
+    timeout: _Seconds = MAKE_SECONDS
+
+
+@dataclass
+class Abort:
+    """End a group; ``reason`` is why, for its members' errors."""
+
+    reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
+
+
+@dataclass
+class Shrink:
+    """Make a group smaller: ``without`` these members and those that have failed."""
+
+    without: Annotated[_Ranks, Field(max_length=MAX_WORLD_SIZE)] = field(default_factory=list)
+    timeout: _Seconds = MAKE_SECONDS
+
+
+@dataclass
+class Grow:
+    """Make a group larger, ``with`` these ranks behind its members."""
+
+    ranks: Annotated[_SomeRanks, Field(alias="with")]
+    timeout: _Seconds = MAKE_SECONDS
+
+
+@router.get("/jobs")
+async def jobs(registry: TheRegistry) -> list[JobInfo]:
+    """List the jobs' worlds by job and epoch."""
+    return registry.jobs()
+
+
+@router.get("/groups")
+async def groups(registry: TheRegistry, job: JobName = None) -> list[RankGroupInfo]:
+    """List the groups by job, epoch and id, as their members last reported them."""
+    return registry.groups(job)
+
+
+@router.get("/groups/{group}", responses=documented(404))
+async def group(group: GroupName, registry: TheRegistry, job: JobName = None) -> RankGroupInfo:
+    """Describe one group."""
+    return registry.group(group, job)[0]
+
+
+@router.get("/groups/{group}/inflight", responses=documented(404))
+async def group_in_flight(group: GroupName, registry: TheRegistry, job: JobName = None) -> list[GroupInFlight]:
+    """List a group's calls that some members have begun and not ended, the earliest first: who holds up whom."""
+    found, _ = registry.group(group, job)
+    calls = registry.in_flight(found.job)
+    return [each for each in calls if (each.epoch, each.group) == (found.epoch, found.id)]
+
+
+@router.post("/groups", status_code=HTTPStatus.CREATED, responses=documented(400, 404, 409, 502, 503))
+async def make_group(body: NewGroup, fleet: TheFleet) -> GroupMade:
+    """Make a group: the agents of all members are asked at the same time, and all of them have it then, or none."""
+    return await fleet.make(body.job, body.ranks, body.name, body.timeout)
+
+
+@router.post("/groups/{group}/abort", responses=documented(400, 404, 502))
+async def abort_group(
+    group: GroupName, registry: TheRegistry, fleet: TheFleet, body: Abort | None = None, job: JobName = None
+) -> FanOut:
+    """End a group at all members: what waits there fails and says why. Says which members' agents answered."""
+    found, ranks = registry.group(group, job)
+    return await fleet.abort(found, ranks, (body.reason if body is not None else "") or "no reason was given")
+
+
+@router.post("/groups/{group}/shrink", responses=documented(400, 404, 409, 502, 503))
+async def shrink_group(
+    group: GroupName, registry: TheRegistry, fleet: TheFleet, body: Shrink | None = None, job: JobName = None
+) -> GroupChanged:
+    """Make a group of the members that remain, under a new name, and end the old one at those that live.
+
+    A group that was not made over HTTP is aborted: its job's calls fail, and say why.
+    """
+    wanted = Shrink() if body is None else body
+    found, ranks = registry.group(group, job)
+    return await fleet.shrink(found, ranks, wanted.without, wanted.timeout)
+
+
+@router.post("/groups/{group}/grow", responses=documented(400, 404, 409, 502, 503))
+async def grow_group(
+    body: Grow, group: GroupName, registry: TheRegistry, fleet: TheFleet, job: JobName = None
+) -> GroupChanged:
+    """Make a group of the members and more ranks, under a new name, and end the old one.
+
+    A group that was not made over HTTP is aborted: its job's calls fail, and say why.
+    """
+    found, ranks = registry.group(group, job)
+    return await fleet.grow(found, ranks, body.ranks, body.timeout)

@@ -1,0 +1,30 @@
+"""Whether the gateway works; asked without a token."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from rankmesh_agent.wire.schemas import Done, GatewayHealth
+from rankmesh_gateway.http import handlers
+from rankmesh_gateway.http.routes.dependencies import TheRegistry
+from rankmesh_gateway.http.routes.problems import documented
+
+router = APIRouter(tags=["health"], responses=documented(403, 413, 421))
+
+
+@router.get("/health")
+async def health(registry: TheRegistry) -> GatewayHealth:
+    """Say who this gateway is, and how many jobs and ranks are live."""
+    return handlers.health(registry)
+
+
+@router.get("/livez")
+async def livez() -> Done:
+    """Answer while the process runs."""
+    return Done()
+
+
+@router.get("/readyz")
+async def readyz() -> Done:
+    """Answer when requests are served: a gateway depends on nothing else, so at once."""
+    return Done()

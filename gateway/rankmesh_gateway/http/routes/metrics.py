@@ -1,0 +1,87 @@
+"""The gateway's metrics, for Prometheus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, get_args
+
+from fastapi import APIRouter, Request, Response
+
+from rankmesh_agent.wire.schemas import AgentState, RankState
+from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.state.event_log import Kind
+from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.http.routes.dependencies import BEARER, TheRegistry
+from rankmesh_gateway.http.routes.problems import documented
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
+
+MOST_JOBS = 100
+"""How many jobs have metrics of their own; the others' are added up, under OTHER_JOBS."""
+OTHER_JOBS = "(other)"
+
+_STRING = {"schema": {"type": "string"}}
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "In the text format, or as OpenMetrics if the Accept header prefers that.",
+        "content": {"text/plain": _STRING, "application/openmetrics-text": _STRING},
+    }
+}
+
+
+@router.get("/metrics", response_class=Response, responses=_METRICS)
+async def metrics(registry: TheRegistry, request: Request) -> Response:
+    """Show how many jobs, ranks, groups and agents there are, what was asked, and the process's memory and time."""
+    from rankmesh_agent.http.prometheus import exposition
+
+    content, media_type = exposition(lambda: _metrics(registry), request.headers.get("accept"))
+    return Response(content, headers={"Content-Type": media_type})
+
+
+def _metrics(registry: Registry) -> Iterator[Metric]:
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+    yield InfoMetricFamily("rankmesh_gateway", "The gateway.", {"version": __version__, "id": registry.id})
+    jobs, _ = registry.counts()
+    yield GaugeMetricFamily("rankmesh_gateway_jobs", "Jobs with live ranks.", jobs)
+
+    infos, groups = registry.ranks(), registry.groups()
+    kept = dict.fromkeys(info.job for info in infos)
+    names = {job: job if place < MOST_JOBS else OTHER_JOBS for place, job in enumerate(kept)}
+    states = Counter((names[info.job], info.state) for info in infos)
+    ranks = GaugeMetricFamily("rankmesh_gateway_ranks", "Ranks by job and how they are.", labels=["job", "state"])
+    ages = GaugeMetricFamily(
+        "rankmesh_gateway_oldest_heartbeat_seconds",
+        "Age of the oldest sign of life of live ranks.",
+        labels=["job"],
+    )
+    members = GaugeMetricFamily("rankmesh_gateway_groups", "Groups by job.", labels=["job"])
+    failures = GaugeMetricFamily("rankmesh_gateway_groups_failed", "Groups that have failed, by job.", labels=["job"])
+    for name in dict.fromkeys(names.values()):
+        for state in get_args(RankState):
+            ranks.add_metric([name, state], states[name, state])
+        live = [each.heartbeat_age for each in infos if names[each.job] == name and each.state in ("alive", "suspect")]
+        ages.add_metric([name], max(live, default=0.0))
+        of_job = [each for each in groups if names.get(each.job) == name]
+        members.add_metric([name], len(of_job))
+        failures.add_metric([name], sum(bool(each.failure) for each in of_job))
+    yield from (ranks, ages, members, failures)
+
+    found = Counter(entry.state for entry in registry.agents.entries())
+    agents = GaugeMetricFamily("rankmesh_gateway_agents", "Standalone agents by how they are.", labels=["state"])
+    for state in get_args(AgentState):
+        agents.add_metric([state], found[state])
+    yield agents
+
+    happened = registry.events.counted()
+    events = CounterMetricFamily("rankmesh_gateway_events", "What happened.", labels=["event"])
+    for kind in get_args(Kind):
+        events.add_metric([kind], happened[kind])
+    yield events
+    said = registry.counted()
+    for what, text in (("joins", "Requests to join."), ("heartbeats", "Signs of life."), ("leaves", "Goodbyes.")):
+        yield CounterMetricFamily(f"rankmesh_gateway_{what}", f"{text[:-1]} of ranks that made sense.", said[what])

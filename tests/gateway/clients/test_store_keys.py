@@ -1,0 +1,83 @@
+"""What is in the jobs' stores, asked of those that own them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import agent_doubles as doubles
+
+from rankmesh_gateway.clients import store_keys as stores_module
+from rankmesh_gateway.schemas import JobStore
+from rankmesh_gateway.clients.agent_client import Members
+from rankmesh_gateway.clients.store_keys import SHOWN_NAMES, Stores
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def agents() -> Iterator[doubles.Agents]:
+    with doubles.agents() as made:
+        made.plays |= dict.fromkeys((0, 1), keys)
+        yield made
+
+
+def keys(method: str, path: str, document: Any) -> doubles.Answer:
+    return 200, {"value": 3} if method == "POST" else ["a", "b", "c"]
+
+
+@pytest.fixture
+def stores(registry, ask, agents) -> Stores:
+    for rank in range(2):
+        sign = ask.heartbeat(rank)
+        sign.member.http = agents.url(rank)
+        registry.heartbeat(sign)
+    return Stores(registry, Members())
+
+
+async def test_the_owner_is_asked(stores, agents):
+    await stores.refresh()
+    assert stores.known() == [JobStore("job", 3, ["a", "b", "c"])]
+    assert {(rank, method, path) for rank, method, path, _ in agents.asked} == {
+        (0, "POST", "/v1/store/count"),
+        (0, "GET", "/v1/store"),
+    }
+
+
+async def test_not_more_often_than_needed(stores, agents):
+    for _ in range(5):
+        await stores.refresh()
+    assert len(agents.asked) == 2
+
+
+async def test_only_some_names_are_kept(stores, agents):
+    agents.plays[0] = lambda method, path, document: (
+        200,
+        {"value": 999} if method == "POST" else [str(number) for number in range(999)],
+    )
+    await stores.refresh()
+    (store,) = stores.known()
+    assert (store.keys, len(store.names)) == (999, SHOWN_NAMES)
+
+
+async def test_an_owner_that_does_not_answer_leaves_what_was_known(stores, agents, monkeypatch):
+    monkeypatch.setattr(stores_module, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(stores_module, "_ANSWER_SECONDS", 0.3)
+    agents.plays[0] = doubles.silent
+    await stores.refresh()
+    await stores._asking
+    assert stores.known() == []
+    agents.plays[0] = keys
+    await stores.refresh()
+    agents.plays[0] = doubles.problem(503, "not-ready", "no")
+    await stores.refresh()
+    assert stores.known() == [JobStore("job", 3, ["a", "b", "c"])]
+
+
+async def test_a_job_that_is_over_has_none(stores, registry, ask, monkeypatch):
+    monkeypatch.setattr(stores_module, "_EVERY_SECONDS", 0.0)
+    await stores.refresh()
+    registry.leave(ask.leave(0))
+    await stores.refresh()
+    assert stores.known() == []

@@ -1,0 +1,215 @@
+"""Events and the overview over HTTP, through a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from rankmesh_agent.wire.schemas import GroupInfo, InFlight
+from rankmesh_gateway.state import event_log as events_module
+from rankmesh_gateway.http.routes import events as route_module
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def client(url):
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        yield client
+
+
+class Listener:
+    """An EventSource, as the standard describes it, over one connection."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "text/event-stream"
+        assert answer.headers["cache-control"] == "no-store"
+        self.last_id = ""
+        self._lines = answer.aiter_lines()
+
+    async def next(self) -> tuple[str, Any]:
+        """The next event: its kind and data."""
+        kind, data = "", []
+        async for line in self._lines:
+            field, _, value = line.partition(": ")
+            if field == "id":
+                self.last_id = value
+            elif field == "event":
+                kind = value
+            elif field == "data":
+                data.append(value)
+            elif not line:
+                if data:
+                    return kind, json.loads("\n".join(data))
+                kind = ""
+        raise EOFError
+
+
+@contextlib.asynccontextmanager
+async def listen(client: httpx.AsyncClient, query: str = "", **headers: str) -> AsyncIterator[Listener]:
+    async with client.stream("GET", f"/v1/events{query}", headers=headers) as answer:
+        yield Listener(answer)
+
+
+async def test_what_happens_comes_as_it_happens(client, registry, ask):
+    registry.join(ask.join(0))
+    async with listen(client) as listener:
+        waiting = asyncio.ensure_future(listener.next())
+        await asyncio.sleep(0.1)
+        registry.join(ask.join(1))
+        kind, said = await waiting
+        assert (kind, said["ranks"], said["job"]) == ("rank-joining", [1], "job")
+        assert (await listener.next())[0] == "world-complete"
+
+
+async def test_one_that_comes_back_misses_nothing_and_gets_nothing_twice(client, registry, ask):
+    seen = []
+    last: dict[str, str] = {}
+    for rank in range(5):
+        async with listen(client, **last) as listener:
+            if rank == 0:
+                registry.join(ask.join(rank, 6))
+            kind, said = await listener.next()
+            seen.append((kind, said["ranks"]))
+            last = {"Last-Event-ID": listener.last_id}
+        registry.join(ask.join(rank + 1, 6))
+    async with listen(client, **last) as listener:
+        for _ in range(2):
+            kind, said = await listener.next()
+            seen.append((kind, said["ranks"]))
+    assert seen == [*(("rank-joining", [rank]) for rank in range(6)), ("world-complete", list(range(6)))]
+
+
+async def test_one_that_lost_its_connection_before_the_first_event_has_a_place_too(client, registry, ask):
+    async with listen(client) as listener:
+        waiting = asyncio.ensure_future(listener.next())
+        while not listener.last_id:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+    registry.join(ask.join(0))
+    async with listen(client, **{"Last-Event-ID": listener.last_id}) as again:
+        assert (await again.next())[0] == "rank-joining"
+
+
+@pytest.mark.parametrize(
+    ("query", "headers"),
+    [
+        ("?after=0", {}),
+        ("", {"Last-Event-ID": "12"}),
+        ("", {"Last-Event-ID": "not an id"}),
+        ("?after=9223372036854775807", {}),
+        ("?after=9223372036854775807", {"Last-Event-ID": "0"}),
+    ],
+)
+async def test_an_id_of_an_earlier_gateway_stands_for_all_that_is_kept(client, registry, ask, query, headers):
+    registry.join(ask.join(0))
+    async with listen(client, query, **headers) as listener:
+        assert (await listener.next())[0] == "rank-joining"
+
+
+async def test_with_overviews(client, registry, ask):
+    registry.join(ask.join(0))
+    async with listen(client, "?overview=true") as listener:
+        kind, said = await listener.next()
+        assert kind == "overview"
+        assert said["ranks"][0]["state"] == "joining"
+        before = listener.last_id
+        assert (await listener.next())[0] == "overview"
+        assert listener.last_id == before
+
+
+@pytest.mark.parametrize("query", ["?after=-1", "?after=x", "?overview=perhaps", "?after=9223372036854775808"])
+async def test_nonsense(client, query):
+    answer = await client.get(f"/v1/events{query}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+
+
+async def test_only_so_many_may_listen(client, registry, monkeypatch):
+    monkeypatch.setattr(events_module, "MAX_LISTENERS", 1)
+    async with listen(client) as listener:
+        waiting = asyncio.ensure_future(listener.next())
+        while registry.events.listeners < 1:
+            await asyncio.sleep(0.01)
+        answer = await client.get("/v1/events")
+        assert (answer.status_code, answer.json()["code"]) == (503, "too-many-listeners")
+        waiting.cancel()
+
+
+async def test_one_that_hangs_up_is_forgotten(client, registry, eventually):
+    async with listen(client) as listener:
+        waiting = asyncio.ensure_future(listener.next())
+        await asyncio.to_thread(eventually, lambda: registry.events.listeners == 1)
+        waiting.cancel()
+    await client.aclose()
+    await asyncio.to_thread(eventually, lambda: registry.events.listeners == 0)
+
+
+async def test_the_gateways_end_ends_it_at_once(client, registry, ask):
+    async with listen(client) as listener:
+        waiting = asyncio.ensure_future(listener.next())
+        while registry.events.listeners < 1:
+            await asyncio.sleep(0.01)
+        registry.close()
+        with pytest.raises(EOFError):
+            await asyncio.wait_for(waiting, 20)
+    assert registry.events.listeners == 0
+
+
+def test_one_that_takes_nothing_is_sent_away(url, registry, ask, eventually, monkeypatch):
+    monkeypatch.setattr(route_module, "SLOW_SECONDS", 0.2)
+    target = urlsplit(url)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((target.hostname, target.port))
+        slow.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        eventually(lambda: registry.events.listeners == 1)
+        flooding = threading.Event()
+
+        def flood() -> None:
+            until = time.monotonic() + 30
+            while not flooding.is_set() and time.monotonic() < until:
+                for _ in range(20):
+                    registry.events.add("rank-left", "x" * 10_000)
+                time.sleep(0.01)
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        try:
+            eventually(lambda: registry.events.listeners == 0)
+        finally:
+            flooding.set()
+            thread.join()
+
+
+async def test_an_overview(client, registry, ask, clock):
+    call = InFlight("all_reduce(sum, float32 x 4)", 3, 0.5, 16)
+    for second in range(2):
+        for rank in range(2):
+            group = GroupInfo("00000000000000aa", "world", [0, 1], 3 * second, "shm", "", "", 48 * second)
+            if rank and second:
+                group.inflight = [call]
+            registry.heartbeat(ask.heartbeat(rank, 2, group))
+        clock.advance(1)
+    registry.agents.beat(ask.agent(0))
+    said = (await client.get("/v1/overview")).json()
+    assert said["time"] == pytest.approx(time.time(), abs=30)
+    assert said["gateway"]["id"] == registry.id
+    assert [rank["state"] for rank in said["ranks"]] == ["alive", "alive"]
+    assert [entry["agent"]["name"] for entry in said["agents"]] == ["agent-0"]
+    assert (said["groups"][0]["operations_rate"], said["groups"][0]["bytes_rate"]) == (3.0, 96.0)
+    assert said["rates"] == {"operations": 3.0, "bytes": 96.0}
+    assert [(call["op"], call["arrived"], call["missing"]) for call in said["inflight"]] == [
+        ("all_reduce(sum, float32 x 4)", [1], [])
+    ]
+    assert said["store"] == []

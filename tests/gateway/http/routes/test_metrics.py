@@ -1,0 +1,72 @@
+"""The gateway's metrics, as the library that Prometheus' users have reads them."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_text
+
+from rankmesh_gateway.http.app import create_app
+from rankmesh_gateway.http.routes.metrics import MOST_JOBS, OTHER_JOBS
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def client(registry):
+    transport = httpx.ASGITransport(create_app(registry, token="secret"))
+    headers = {"Authorization": "Bearer secret"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+        yield client
+
+
+async def samples(client, accept=None):
+    answer = await client.get("/metrics", headers={} if accept is None else {"Accept": accept})
+    assert answer.status_code == 200
+    families = (read_text if accept is None else read_openmetrics)(answer.text)
+    return {(each.name, *sorted(each.labels.values())): each.value for family in families for each in family.samples}
+
+
+@pytest.mark.parametrize("accept", [None, "application/openmetrics-text; version=1.0.0"], ids=["text", "openmetrics"])
+async def test_it_counts_jobs_ranks_and_what_was_asked(client, registry, ask, accept):
+    for rank in range(2):
+        registry.join(ask.join(rank, 2))
+    registry.join(ask.join(0, 3, job="another"))
+    registry.heartbeat(ask.heartbeat(0, 2))
+    found = await samples(client, accept)
+    assert found["rankmesh_gateway_jobs",] == 2
+    assert found["rankmesh_gateway_ranks", "alive", "job"] == 2
+    assert found["rankmesh_gateway_ranks", "another", "joining"] == 1
+    assert found["rankmesh_gateway_ranks", "failed", "job"] == 0
+    assert found["rankmesh_gateway_groups", "job"] == 0
+    assert found["rankmesh_gateway_agents", "free"] == 0
+    assert found["rankmesh_gateway_joins_total",] == 3
+    assert found["rankmesh_gateway_events_total", "world-complete"] == 1
+    assert found["rankmesh_gateway_events_total", "rank-failed"] == 0
+    assert found["rankmesh_gateway_heartbeats_total",] == 1
+    assert found["rankmesh_gateway_leaves_total",] == 0
+    assert found["process_resident_memory_bytes",] > 1e6
+
+
+async def test_the_oldest_heartbeat_tells_who_is_about_to_be_missed(client, registry, ask, clock):
+    for rank in range(2):
+        registry.join(ask.join(rank, 2))
+    clock.now += 2
+    registry.heartbeat(ask.heartbeat(0, 2))
+    clock.now += 0.5
+    assert (await samples(client))["rankmesh_gateway_oldest_heartbeat_seconds", "job"] == 2.5
+
+
+async def test_many_jobs_are_counted_together(client, registry, ask):
+    for number in range(MOST_JOBS + 5):
+        registry.join(ask.join(0, 2, job=f"job {number:03}"))
+    found = await samples(client)
+    assert found["rankmesh_gateway_ranks", OTHER_JOBS, "joining"] == 5
+    assert found["rankmesh_gateway_ranks", "job 099", "joining"] == 1
+    assert len({key for key in found if key[0] == "rankmesh_gateway_groups"}) == MOST_JOBS + 1
+
+
+async def test_it_is_for_those_who_know_the_token(client):
+    del client.headers["Authorization"]
+    assert (await client.get("/metrics")).status_code == 401
