@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankmesh._backend import (
+from rankmesh._session.backend import (
     Backend,
     get_default_backend_for_device,
     is_available,
@@ -14,11 +14,11 @@ from rankmesh._backend import (
     is_ucc_available,
     is_xccl_available,
 )
-from rankmesh._batch import Batch, all_gather_coalesced, all_reduce_coalesced, batch
-from rankmesh._batch import _coalescing_manager as _coalescing_manager
-from rankmesh._collectives import all_reduce, barrier, broadcast, monitored_barrier, reduce
-from rankmesh._debug import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
-from rankmesh._gather_scatter import (
+from rankmesh._collectives.coalescing import Batch, all_gather_coalesced, all_reduce_coalesced, batch
+from rankmesh._collectives.coalescing import _coalescing_manager as _coalescing_manager
+from rankmesh._collectives.reduce_broadcast import all_reduce, barrier, broadcast, monitored_barrier, reduce
+from rankmesh._session.debug import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
+from rankmesh._collectives.gather_scatter import (
     all_gather,
     all_gather_into_tensor,
     all_gather_single,
@@ -32,7 +32,7 @@ from rankmesh._gather_scatter import (
     reduce_scatter_v,
     scatter,
 )
-from rankmesh._groups import (
+from rankmesh._session.groups import (
     SHRINK_ABORT,
     SHRINK_DEFAULT,
     get_backend,
@@ -50,14 +50,14 @@ from rankmesh._groups import (
     shrink_group,
     split_group,
 )
-from rankmesh._multigpu import (
+from rankmesh._collectives.multigpu import (
     all_gather_multigpu,
     all_reduce_multigpu,
     broadcast_multigpu,
     reduce_multigpu,
     reduce_scatter_multigpu,
 )
-from rankmesh._objects import (
+from rankmesh._collectives.objects import (
     all_gather_object,
     all_to_all_object,
     broadcast_object_list,
@@ -66,13 +66,13 @@ from rankmesh._objects import (
     scatter_object_list,
     send_object_list,
 )
-from rankmesh._p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from rankmesh._reduce_op import _make_nccl_premul_sum as _make_nccl_premul_sum
-from rankmesh._reduce_op import reduce_op, supports_complex
-from rankmesh._registered import empty
+from rankmesh._collectives.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from rankmesh._collectives.reduce_op import _make_nccl_premul_sum as _make_nccl_premul_sum
+from rankmesh._collectives.reduce_op import reduce_op, supports_complex
+from rankmesh._session.shared_memory import empty
 from rankmesh._rendezvous.handlers import register_rendezvous_handler, rendezvous
 from rankmesh._stores import FileStore, HashStore, PrefixStore, Store, TCPStore
-from rankmesh._world import (
+from rankmesh._session.session import (
     GroupMember,
     ProcessGroup,
     default_pg_timeout,
@@ -82,7 +82,7 @@ from rankmesh._world import (
     init_process_group,
     is_initialized,
 )
-from rankmesh._world import _get_default_store as _get_default_store
+from rankmesh._session.session import _get_default_store as _get_default_store
 from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.wire.errors import (
     AddressInUseError,

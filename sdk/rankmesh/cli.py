@@ -11,7 +11,7 @@ from rankmesh._cli import store
 from rankmesh._cli.bench import bench
 from rankmesh._cli.doctor import doctor
 from rankmesh._cli.groups import groups
-from rankmesh._cli.leaving import INTERRUPTED, USAGE, complain, write
+from rankmesh._cli.exit_codes import INTERRUPTED, USAGE, complain, write
 from rankmesh._cli.status import status
 from rankmesh_agent.wire.version import __version__
 

@@ -18,10 +18,10 @@ import sys
 
 from rankmesh._launcher.arguments import parse
 from rankmesh._launcher.gateway import LauncherGateway
-from rankmesh._launcher.leftovers import sweep
+from rankmesh._launcher.shm_cleanup import sweep
 from rankmesh._launcher.nodes import with_nodes
 from rankmesh._launcher.output import Sink, standard_sinks
-from rankmesh._launcher.parent_death import dies_with_parent
+from rankmesh._launcher.pdeathsig import dies_with_parent
 from rankmesh._launcher.plan import Plan, plan
 from rankmesh._launcher.rank import Rank, start
 from rankmesh._launcher.report import failure_report, stop_report

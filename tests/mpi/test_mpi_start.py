@@ -19,7 +19,7 @@ import rankmesh as dist
 
 def every_way(me: Me, port: int) -> None:
     """Start, and end, again and again; what is refused is so at both ranks."""
-    from rankmesh._world import current
+    from rankmesh._session.session import current
 
     def start(name, variables=(), **options):
         os.environ.update(variables)

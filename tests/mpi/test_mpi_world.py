@@ -23,7 +23,7 @@ def whole_world(me: Me) -> None:
 
     dist.init_process_group("mpi", timeout=60)
     members = dist.group.WORLD._communicator
-    from rankmesh._world import current
+    from rankmesh._session.session import current
 
     with urllib.request.urlopen(f"{current().agent.member.http}/health") as answer:
         health = json.load(answer)

@@ -37,7 +37,7 @@ def on(tmp_path: Path) -> Callable[[str], Callable[[int], dict[str, str]]]:
 
 def medium() -> str:
     """Return what carries the world's collectives."""
-    from rankmesh._world import communicator
+    from rankmesh._session.session import communicator
 
     return communicator(None).medium
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh._launcher.lines import LineCutter
+from rankmesh._launcher.line_buffer import LineCutter
 
 
 def cut(*chunks: bytes) -> list[bytes]:

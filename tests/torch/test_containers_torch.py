@@ -12,7 +12,7 @@ from support.processes import Me, Ranks
 from torch._subclasses import FakeTensorMode
 
 import rankmesh as dist
-from rankmesh._arrays import describe, destination, shape_of, source
+from rankmesh._tensors.arrays import describe, destination, shape_of, source
 from rankmesh_agent.wire.dtypes import display
 
 QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}

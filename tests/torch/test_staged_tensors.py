@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rankmesh import _devices
-from rankmesh._arrays import destination, source
+from rankmesh._tensors import cuda
+from rankmesh._tensors.arrays import destination, source
 
 
 class OnGpu(torch.Tensor):
@@ -91,7 +91,7 @@ def test_what_has_no_memory_is_refused() -> None:
     whole = torch.ones(4)
     view = OnGpu(whole)
     whole.untyped_storage().resize_(0)
-    for read in (source, destination, _devices.array_of):
+    for read in (source, destination, cuda.array_of):
         with pytest.raises(ValueError, match="storage was freed"):
             read(view, "parameter")
 
@@ -105,6 +105,6 @@ class Sparse(OnGpu):
 
 
 def test_what_is_not_dense_is_refused() -> None:
-    for read in (source, destination, _devices.array_of):
+    for read in (source, destination, cuda.array_of):
         with pytest.raises(TypeError, match=r"layout torch.sparse_coo, not dense"):
             read(torch.ones(4).as_subclass(Sparse), "gradient")

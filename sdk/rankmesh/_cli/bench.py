@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from rankmesh._cli import documents
-from rankmesh._cli.leaving import DONE, FAILED, TIMED_OUT, USAGE, CommandError, reporting
+from rankmesh._cli import json_output
+from rankmesh._cli.exit_codes import DONE, FAILED, TIMED_OUT, USAGE, CommandError, reporting
 from rankmesh._cli.options import JsonOption
 from rankmesh._cli.tables import Table, show
-from rankmesh._cli.words import rate, seconds
+from rankmesh._cli.humanize import rate, seconds
 
 OPERATIONS = (
     "all_reduce",
@@ -59,7 +59,7 @@ def bench(
         print(f"{nproc} ranks on this machine, {medium}; float32; {budget:g} s for each figure", file=sys.stderr)
     results = list(_measured(plan, nproc, transport, timeout))
     if json:
-        documents.write({"ranks": nproc, "transport": transport, "dtype": "float32", "results": results})
+        json_output.write({"ranks": nproc, "transport": transport, "dtype": "float32", "results": results})
     else:
         show([_table(results)])
     return DONE
@@ -88,7 +88,7 @@ def _measured(plan: dict[str, Any], nproc: int, transport: str, timeout: float) 
     Raises:
         CommandError: a rank failed, or the time was over.
     """
-    from rankmesh._launcher.parent_death import dies_with_parent
+    from rankmesh._launcher.pdeathsig import dies_with_parent
 
     command = [sys.executable, "-m", "rankmesh.run", "--nproc-per-node", str(nproc)]
     command += ["--module", "rankmesh._cli.bench_rank", json_module.dumps(plan)]

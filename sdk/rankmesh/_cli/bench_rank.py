@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import rankmesh as dist
-from rankmesh import _world
+from rankmesh._session import session
 
 _BATCHES = 7
 _MOST_CALLS = 20_000
@@ -106,7 +106,7 @@ def measure(op: str, nbytes: int, budget: float) -> dict[str, Any]:
 
 def _medium() -> str:
     """Return what carries the collectives, in GroupInfo's words."""
-    world = _world._world
+    world = session._world
     return "" if world is None else world.group._communicator.medium
 
 

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankmesh._cli import documents, options
-from rankmesh._cli.leaving import DONE, NO, CommandError, complain, reporting
+from rankmesh._cli import options
+from rankmesh._cli import json_output
+from rankmesh._cli.exit_codes import DONE, NO, CommandError, complain, reporting
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
 from rankmesh._cli.tables import Table, show
-from rankmesh._cli.words import rate, seconds, size
+from rankmesh._cli.humanize import rate, seconds, size
 
 if TYPE_CHECKING:
-    from rankmesh._cli.checkup import Findings, Pair
-    from rankmesh._cli.diagnosis import Finding
+    from rankmesh._cli.probe import Findings, Pair
+    from rankmesh._cli.rules import Finding
 
 MIB = 1 << 20
 
@@ -35,28 +36,28 @@ def doctor(
 
     Exit code 0: nothing found that will not work; 1: a problem was found; 3: no gateway answers.
     """
-    from rankmesh._cli import checkup
-    from rankmesh._cli.diagnosis import diagnose
+    from rankmesh._cli import probe
+    from rankmesh._cli.rules import diagnose
     from rankmesh_agent.net.deadline import Deadline
 
     service = options.gateway(gateway, token_file)
     secret = service.token
     deadline = Deadline(timeout)
-    here = checkup.here(settings(), secret)
+    here = probe.here(settings(), secret)
     try:
-        found = checkup.Findings(here, checkup.gateway(service), *checkup.patients(service, job))
+        found = probe.Findings(here, probe.gateway(service), *probe.patients(service, job))
     except CommandError as error:
         if not json:
             show([_here(here)])
         complain(str(error))
         return error.code
     # An agent that nobody has asked before loads its web framework first.
-    checkup.examine(found.patients, secret, max(patience, 10.0), deadline)
-    found.pairs = checkup.pairs(found.patients, secret, patience, mib * MIB, deadline)
+    probe.examine(found.patients, secret, max(patience, 10.0), deadline)
+    found.pairs = probe.pairs(found.patients, secret, patience, mib * MIB, deadline)
     findings = diagnose(found)
     sick = any(finding.level == "problem" for finding in findings)
     if json:
-        documents.write(_document(found, findings, ok=not sick))
+        json_output.write(_document(found, findings, ok=not sick))
     else:
         show(_tables(found, findings))
     return NO if sick else DONE
@@ -117,7 +118,7 @@ def _agents(found: Findings) -> Table:
 
 
 def _memory(found: Findings) -> Table:
-    from rankmesh._cli.diagnosis import hosts
+    from rankmesh._cli.rules import hosts
 
     rows = [
         [

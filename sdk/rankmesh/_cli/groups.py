@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from rankmesh._cli import documents, options
-from rankmesh._cli.leaving import DONE, NO, USAGE, CommandError, complain, reporting
+from rankmesh._cli import options
+from rankmesh._cli import json_output
+from rankmesh._cli.exit_codes import DONE, NO, USAGE, CommandError, complain, reporting
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
 from rankmesh._cli.overview import Overview, inflight, overview_of
 from rankmesh._cli.overview import groups as as_table
@@ -31,7 +32,7 @@ def groups(
     overview = overview_of(service, job)
     if not name:
         if json:
-            documents.write(overview["groups"])
+            json_output.write(overview["groups"])
         else:
             table = as_table(overview["groups"])
             show([table._replace(empty="none; 'rankmesh run' starts a job")])
@@ -50,7 +51,7 @@ def groups(
     (group,) = found
     calls = [each for each in overview["inflight"] if each["group"] == group["id"]]
     if json:
-        documents.write({**group, "inflight": calls})
+        json_output.write({**group, "inflight": calls})
     else:
         show([as_table([group])._replace(title=f"Group {group['id']}"), _members(group, overview), inflight(calls)])
     return NO if group["failure"] else DONE

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from rankmesh._cli import documents, options
-from rankmesh._cli.leaving import DONE, NO, NOBODY, CommandError, reporting
+from rankmesh._cli import options
+from rankmesh._cli import json_output
+from rankmesh._cli.exit_codes import DONE, NO, NOBODY, CommandError, reporting
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
 from rankmesh._cli.overview import Overview, complaints, overview_of, summary, tables
-from rankmesh._cli.service import Service
+from rankmesh._cli.client import Service
 from rankmesh._cli.tables import Table, show
 
 _LEAST_INTERVAL = 0.1
@@ -35,7 +36,7 @@ def status(
     overview = overview_of(service, job)
     if json:
         found = complaints(overview)
-        documents.write({"ok": not found, "complaints": found, "url": service.url, **overview})
+        json_output.write({"ok": not found, "complaints": found, "url": service.url, **overview})
         return NO if found else DONE
     if once or not sys.stdout.isatty():
         show(_all(overview, service.url))

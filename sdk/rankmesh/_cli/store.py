@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from rankmesh._cli import documents, options
-from rankmesh._cli.leaving import (
+from rankmesh._cli import options
+from rankmesh._cli import json_output
+from rankmesh._cli.exit_codes import (
     DONE,
     FAILED,
     NO,
@@ -26,7 +27,7 @@ from rankmesh._cli.leaving import (
     write,
 )
 from rankmesh._cli.options import GatewayOption, JsonOption, TokenFileOption, base_url, settings, token
-from rankmesh._cli.service import Service
+from rankmesh._cli.client import Service
 from rankmesh_agent.config.settings import DEFAULT_TIMEOUT, Settings
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def get(
             complain(f"nobody has set key {key!r}" + (f" within {timeout:g} s" if timeout else "; --timeout waits"))
             return TIMED_OUT if timeout else NO
     if json:
-        documents.write(
+        json_output.write(
             {"key": key, "bytes": len(value), "text": _text(value), "base64": base64.b64encode(value).decode()}
         )
     else:
@@ -216,7 +217,7 @@ def set_value(
     with opened(gateway, agent, token_file, job) as keys:
         keys.do(checked(Set, key, content))
     if json:
-        documents.write({"key": key, "bytes": len(content)})
+        json_output.write({"key": key, "bytes": len(content)})
     return DONE
 
 
@@ -237,7 +238,7 @@ def add(
     with opened(gateway, agent, token_file, job) as keys:
         total = keys.do(checked(Add, key, amount))
     if json:
-        documents.write({"key": key, "value": total})
+        json_output.write({"key": key, "value": total})
     else:
         write(f"{total}\n")
     return DONE
@@ -271,7 +272,7 @@ def wait(
             complain(error.message)
             return TIMED_OUT
     if json:
-        documents.write({"keys": names})
+        json_output.write({"keys": names})
     return DONE
 
 
@@ -294,7 +295,7 @@ def list_keys(
     with opened(gateway, agent, token_file, job) as keys:
         found = keys.do(checked(ListKeys, prefix))
     if json:
-        documents.write(found)
+        json_output.write(found)
     else:
         write("".join(f"{_line(each)}\n" for each in found))
     return DONE
@@ -319,7 +320,7 @@ def delete(
     with opened(gateway, agent, token_file, job) as keys:
         found = keys.do(checked(Delete, key))
     if json:
-        documents.write({"key": key, "deleted": found})
+        json_output.write({"key": key, "deleted": found})
     elif not found:
         complain(f"nobody has set key {key!r}")
     return DONE if found else NO

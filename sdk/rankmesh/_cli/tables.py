@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankmesh._cli.words import plain
+from rankmesh._cli.humanize import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -100,7 +100,7 @@ def show(tables: Sequence[Table]) -> None:
     """Write tables to standard output, in the way that suits it."""
     import sys
 
-    from rankmesh._cli.leaving import write
+    from rankmesh._cli.exit_codes import write
 
     if not sys.stdout.isatty():
         write(lines(tables))

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from rankmesh._launcher.interrupts import let_interrupts_through
-from rankmesh._launcher.parent_death import die_with_writer, dies_with_parent
+from rankmesh._launcher.pdeathsig import die_with_writer, dies_with_parent
 from rankmesh._launcher.plan import hand_token
 
 

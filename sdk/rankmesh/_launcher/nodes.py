@@ -27,7 +27,7 @@ def with_nodes(options: Options, settings: Settings) -> Options:
         raise ValueError(f"--nnodes auto: {launcher.wrong}")
     if launcher.world_size == 1:
         return replace(options, nnodes=1)
-    from rankmesh._rendezvous.launched import placed
+    from rankmesh._rendezvous.launcher_env import placed
 
     there = placed(settings, launcher)
     return replace(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from rankmesh._launcher.lines import LineCutter
+from rankmesh._launcher.line_buffer import LineCutter
 from rankmesh._launcher.output import Sink
 
 TAIL_LINES = 10

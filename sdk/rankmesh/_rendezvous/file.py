@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh._rendezvous.hosted import Address, HostedGateway
-from rankmesh._rendezvous.meeting import LOOPBACK, Meeting, chosen_host
+from rankmesh._rendezvous.locator import LOOPBACK, Meeting, chosen_host
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.config.settings import Settings
 

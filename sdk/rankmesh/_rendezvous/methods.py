@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from rankmesh._rendezvous import handlers
-from rankmesh._rendezvous.address import AtAddress
+from rankmesh._rendezvous.tcp import AtAddress
 from rankmesh._rendezvous.file import AtFile
-from rankmesh._rendezvous.launched import placed
-from rankmesh._rendezvous.meeting import LOOPBACK, Known, Meeting
+from rankmesh._rendezvous.launcher_env import placed
+from rankmesh._rendezvous.locator import LOOPBACK, Known, Meeting
 from rankmesh._rendezvous.multicast import AtMulticast
 from rankmesh._rendezvous.store import AtStore
 from rankmesh._rendezvous.torchrun import store_at

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from rankmesh._rendezvous.address import AtAddress
-from rankmesh._rendezvous.meeting import LOOPBACK, Known, Meeting, chosen_host
+from rankmesh._rendezvous.tcp import AtAddress
+from rankmesh._rendezvous.locator import LOOPBACK, Known, Meeting, chosen_host
 from rankmesh._rendezvous.methods import Rendezvous, at, rendezvous
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.transports import shared_memory

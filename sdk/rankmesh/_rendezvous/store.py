@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from rankmesh._rendezvous.hosted import Address, HostedGateway
-from rankmesh._rendezvous.meeting import LOOPBACK, Meeting, chosen_host, listen_on
+from rankmesh._rendezvous.locator import LOOPBACK, Meeting, chosen_host, listen_on
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.config.settings import Settings
 

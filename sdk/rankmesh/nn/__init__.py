@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rankmesh._bucketer import GradientBucketer
+from rankmesh.nn._bucketer import GradientBucketer
 
 __all__ = ["GradientBucketer"]

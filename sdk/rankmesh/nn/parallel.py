@@ -36,7 +36,7 @@ class DistributedDataParallel:
                 "DistributedDataParallel is torch's, and torch is not installed: pip install 'rankmesh[torch]', or use "
                 "rankmesh.nn.GradientBucketer with NumPy arrays"
             ) from error
-        over_world = import_module("rankmesh.torch._over_world")
+        over_world = import_module("rankmesh.torch._default_group")
         if process_group is None:
             over_world.ensure_default_group()
         else:

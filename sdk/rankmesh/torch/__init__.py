@@ -32,7 +32,7 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    from rankmesh.torch._membership import create
+    from rankmesh.torch._factory import create
 
     return create(options, backend_options)
 

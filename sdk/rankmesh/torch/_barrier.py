@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankmesh._call import Timeout
+from rankmesh._collectives.arguments import Timeout
 from rankmesh.torch._group import over_mesh
 
 

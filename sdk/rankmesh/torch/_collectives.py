@@ -17,12 +17,15 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as c10d
 
-from rankmesh import _batch, _collectives, _gather_scatter, _p2p
-from rankmesh._call import Timeout
-from rankmesh._world import ProcessGroup as MeshGroup
+from rankmesh._collectives.reduce_broadcast import coalescing
+from rankmesh._collectives.reduce_broadcast import reduce_broadcast
+from rankmesh._collectives.reduce_broadcast import gather_scatter
+from rankmesh._collectives.reduce_broadcast import p2p
+from rankmesh._collectives.arguments import Timeout
+from rankmesh._session.session import ProcessGroup as MeshGroup
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._sparse import all_reduce_sparse
-from rankmesh.torch._untraced import untraced
+from rankmesh.torch._patches import untraced
 from rankmesh.torch._work import Done, Message, Pending
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.work import Work
@@ -140,7 +143,7 @@ class Collectives:
             return self._sparse(tensors, op, timeout, is_async)
         if len(tensors) > 1:
             return self.allreduce_coalesced(tensors, opts)
-        return _work(tensors, _collectives.all_reduce(tensors[0], op, self.mesh, is_async, timeout=timeout))
+        return _work(tensors, reduce_broadcast.all_reduce(tensors[0], op, self.mesh, is_async, timeout=timeout))
 
     @_call("all_reduce_coalesced")
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Done:
@@ -148,7 +151,7 @@ class Collectives:
         op, timeout, is_async = _reducing(opts)
         with self._together(is_async, timeout) as made:
             for tensor in tensors:
-                _collectives.all_reduce(tensor, op, self.mesh)
+                reduce_broadcast.all_reduce(tensor, op, self.mesh)
         return _works(tensors, made)
 
     @_call("reduce")
@@ -156,7 +159,7 @@ class Collectives:
         """Reduce a tensor over all ranks into the root's."""
         tensors = _listed(tensors)
         op, timeout, is_async = _reducing(opts)
-        done = _collectives.reduce(tensors[0], None, op, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = reduce_broadcast.reduce(tensors[0], None, op, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(tensors, done)
 
     @_call("broadcast")
@@ -164,7 +167,7 @@ class Collectives:
         """Copy the root's tensor to all ranks."""
         tensors = _listed(tensors)
         timeout, is_async = _how(opts)
-        done = _collectives.broadcast(tensors[0], None, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = reduce_broadcast.broadcast(tensors[0], None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(tensors, done)
 
     @_call("all_gather")
@@ -173,14 +176,14 @@ class Collectives:
         inputs = _listed(inputs)
         outs = _one(outputs)
         timeout, is_async = _how(opts)
-        done = _gather_scatter.all_gather(outs, inputs[0], self.mesh, is_async, timeout=timeout)
+        done = gather_scatter.all_gather(outs, inputs[0], self.mesh, is_async, timeout=timeout)
         return _work(outs, done)
 
     @_call("all_gather_into_tensor")
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Done:
         """Copy every rank's tensor into one on all ranks, behind one another."""
         timeout, is_async = _how(opts)
-        done = _gather_scatter.all_gather_single(output, input, self.mesh, is_async, timeout=timeout)
+        done = gather_scatter.all_gather_single(output, input, self.mesh, is_async, timeout=timeout)
         return _work([output], done)
 
     @_call("all_gather_coalesced")
@@ -189,7 +192,7 @@ class Collectives:
         timeout, is_async = _how(opts)
         with self._together(is_async, timeout) as made:
             for input, outs in zip(inputs, zip(*outputs, strict=True), strict=True):
-                _gather_scatter.all_gather(outs, input, self.mesh)
+                gather_scatter.all_gather(outs, input, self.mesh)
         return _works([out for outs in outputs for out in outs], made)
 
     @_call("all_gather_into_tensor_coalesced")
@@ -198,7 +201,7 @@ class Collectives:
         timeout, is_async = _how(opts)
         with self._together(is_async, timeout) as made:
             for output, input in zip(outputs, inputs, strict=True):
-                _gather_scatter.all_gather_single(output, input, self.mesh)
+                gather_scatter.all_gather_single(output, input, self.mesh)
         return _works(outputs, made)
 
     @_call("gather")
@@ -207,7 +210,7 @@ class Collectives:
         inputs = _listed(inputs)
         timeout, is_async = _how(opts)
         outs = _one(outputs) or None
-        done = _gather_scatter.gather(inputs[0], outs, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = gather_scatter.gather(inputs[0], outs, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(outs or [], done)
 
     @_call("scatter")
@@ -216,7 +219,7 @@ class Collectives:
         outputs = _listed(outputs)
         timeout, is_async = _how(opts)
         ins = _one(inputs) or None
-        done = _gather_scatter.scatter(outputs[0], ins, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = gather_scatter.scatter(outputs[0], ins, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(outputs, done)
 
     @_call("reduce_scatter")
@@ -225,14 +228,14 @@ class Collectives:
         outputs = _listed(outputs)
         ins = _one(inputs)
         op, timeout, is_async = _reducing(opts)
-        done = _gather_scatter.reduce_scatter(outputs[0], ins, op, self.mesh, is_async, timeout=timeout)
+        done = gather_scatter.reduce_scatter(outputs[0], ins, op, self.mesh, is_async, timeout=timeout)
         return _work(outputs, done)
 
     @_call("reduce_scatter_tensor")
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Done:
         """Reduce a tensor over all ranks; each gets its share."""
         op, timeout, is_async = _reducing(opts)
-        done = _gather_scatter.reduce_scatter_single(output, input, op, self.mesh, is_async, timeout=timeout)
+        done = gather_scatter.reduce_scatter_single(output, input, op, self.mesh, is_async, timeout=timeout)
         return _work([output], done)
 
     @_call("reduce_scatter_tensor_coalesced")
@@ -241,7 +244,7 @@ class Collectives:
         op, timeout, is_async = _reducing(opts)
         with self._together(is_async, timeout) as made:
             for output, input in zip(outputs, inputs, strict=True):
-                _gather_scatter.reduce_scatter_single(output, input, op, self.mesh)
+                gather_scatter.reduce_scatter_single(output, input, op, self.mesh)
         return _works(outputs, made)
 
     @_call("all_to_all_single")
@@ -250,7 +253,7 @@ class Collectives:
     ) -> Done:
         """Give every rank its rows of a tensor; without splits all get as many."""
         timeout, is_async = _how(opts)
-        done = _gather_scatter.all_to_all_single(
+        done = gather_scatter.all_to_all_single(
             output, input, output_splits, input_splits, self.mesh, is_async, timeout=timeout
         )
         return _work([output], done)
@@ -259,20 +262,20 @@ class Collectives:
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """Give every rank the tensor that this rank has for it."""
         timeout, is_async = _how(opts)
-        done = _gather_scatter.all_to_all(outputs, inputs, self.mesh, is_async, timeout=timeout)
+        done = gather_scatter.all_to_all(outputs, inputs, self.mesh, is_async, timeout=timeout)
         return _work(list(outputs), done)
 
     @_call("barrier")
     def barrier(self, opts: Any = None) -> Done:
         """Wait until all ranks have come."""
         timeout, is_async = _how(opts)
-        return _work([], _collectives.barrier(self.mesh, is_async, timeout=timeout))
+        return _work([], reduce_broadcast.barrier(self.mesh, is_async, timeout=timeout))
 
     @_call("monitored_barrier")
     def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have come, and say which did not; see rankmesh.torch.monitored_barrier."""
         try:
-            _collectives.monitored_barrier(self.mesh, timeout, wait_all_ranks)
+            reduce_broadcast.monitored_barrier(self.mesh, timeout, wait_all_ranks)
         except CollectiveTimeoutError as error:
             # in gloo's words, which people search their logs for
             ranks = [self.mesh._communicator.numbers.index(each) for each in error.ranks]
@@ -297,19 +300,19 @@ class Collectives:
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Done:
         """Begin to send a tensor to a group rank."""
         tensors = _listed(tensors)
-        return self._message(tensors, _p2p.isend(tensors[0], None, self.mesh, tag, dst))
+        return self._message(tensors, p2p.isend(tensors[0], None, self.mesh, tag, dst))
 
     @_call("recv")
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Done:
         """Begin to receive a tensor from a group rank."""
         tensors = _listed(tensors)
-        return self._message(tensors, _p2p.irecv(tensors[0], None, self.mesh, tag, src))
+        return self._message(tensors, p2p.irecv(tensors[0], None, self.mesh, tag, src))
 
     @_call("recv")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Done:
         """Begin to receive a tensor from any rank; the Work's ``_source_rank()`` says from which."""
         tensors = _listed(tensors)
-        return self._message(tensors, _p2p.irecv(tensors[0], None, self.mesh, tag))
+        return self._message(tensors, p2p.irecv(tensors[0], None, self.mesh, tag))
 
     def _message(self, tensors: list[Any], work: Work | None) -> Done:
         assert work is not None  # only members have the group
@@ -320,12 +323,12 @@ class Collectives:
     # Batches, by torch's coalescing manager
 
     @contextlib.contextmanager
-    def _together(self, is_async: bool, timeout: timedelta | None) -> Iterator[_batch.Batch]:
+    def _together(self, is_async: bool, timeout: timedelta | None) -> Iterator[coalescing.Batch]:
         """Make the calls of the block together when it ends, or those of the batch that is open when that ends."""
         if self.mesh._communicator.batching:
-            yield _batch.Batch()
+            yield coalescing.Batch()
         else:
-            with _batch.batch(self.mesh, is_async, timeout=timeout) as made:
+            with coalescing.batch(self.mesh, is_async, timeout=timeout) as made:
                 yield made
 
     def _start_coalescing(self, device: Any = None) -> None:
@@ -397,5 +400,5 @@ def _work(tensors: list[Any], work: Work | None) -> Done:
     return Done(tensors) if work is None else Pending(tensors, [work])
 
 
-def _works(tensors: Sequence[Any], made: _batch.Batch) -> Done:
+def _works(tensors: Sequence[Any], made: coalescing.Batch) -> Done:
     return Pending(list(tensors), made.works) if made.works else Done(list(tensors))

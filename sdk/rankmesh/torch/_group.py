@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
-from rankmesh._world import ProcessGroup as MeshGroup
-from rankmesh._world import World
+from rankmesh._session.session import ProcessGroup as MeshGroup
+from rankmesh._session.session import World
 from rankmesh.torch._collectives import Collectives
-from rankmesh.torch._devices import beside
+from rankmesh.torch._device_backend import beside
 from rankmesh_agent.wire.errors import GroupAbortedError
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from rankmesh import _world
+from rankmesh._session import session
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._store import fresh_job_store
 from rankmesh_agent.wire.errors import DistError
@@ -46,13 +46,13 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
     """
     said = {name: int(values[-1]) for name, values in parse_qs(urlsplit(url).query).items() if name in _NAMES}
     rank, world_size = (said.get(name, -1) for name in _NAMES)
-    world = _world.current()
+    world = session.current()
     if world is None:
         try:
-            _world.init_process_group("mesh", timeout=timeout, rank=rank, world_size=world_size)
+            session.init_process_group("mesh", timeout=timeout, rank=rank, world_size=world_size)
         except DistError as error:
             raise as_torchs(error) from error.__cause__
-        world = _world.require_world()
+        world = session.require_world()
         world.lent = True
     yield fresh_job_store(), world.group.rank(), world.group.size()
     raise RuntimeError("env:// cannot be met at a second time")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as c10d
 
-from rankmesh._groups import checked_split
+from rankmesh._session.groups import checked_split
 from rankmesh.torch._group import over_mesh
 
 

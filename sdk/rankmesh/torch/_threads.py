@@ -10,7 +10,7 @@ import atexit
 import threading
 from collections.abc import Callable
 
-from rankmesh._world import leave_at_exit
+from rankmesh._session.session import leave_at_exit
 from rankmesh_agent.net.deadline import Deadline
 
 _PATIENCE = 5.0

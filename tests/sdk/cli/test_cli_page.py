@@ -75,7 +75,7 @@ def test_every_command_is_on_the_page():
 
 
 def test_every_exit_code_is_on_the_page():
-    from rankmesh._cli import leaving
+    from rankmesh._cli import exit_codes
 
     codes = {value for name, value in vars(leaving).items() if name.isupper() and isinstance(value, int)}
     rows = re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)

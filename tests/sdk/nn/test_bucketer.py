@@ -11,7 +11,7 @@ import pytest
 from support.processes import Me, Ranks
 
 import rankmesh as dist
-from rankmesh import _bucketer
+from rankmesh.nn import _bucketer
 from rankmesh.nn import GradientBucketer
 
 FLOAT32_BYTES = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankmesh._rendezvous.meeting import Meeting
+from rankmesh._rendezvous.locator import Meeting
 from rankmesh_agent.membership.gateway_client import gateway_id
 from rankmesh_agent.config.settings import Settings
 

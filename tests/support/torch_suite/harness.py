@@ -39,7 +39,7 @@ from unittest.mock import patch
 from support.torch_suite import FAILED, PASSED, SKIPPED, Outcome, Plan, host_memory
 
 OF_A_RANK = (
-    "rankmesh.torch._membership",
+    "rankmesh.torch._factory",
     "rankmesh_agent.agent",
     "rankmesh_agent.http.uvicorn_server",
     "rankmesh_gateway.http.app",

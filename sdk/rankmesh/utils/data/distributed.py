@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rankmesh._sampler import DistributedSampler
+from rankmesh.utils.data._sampler import DistributedSampler
 
 __all__ = ["DistributedSampler"]

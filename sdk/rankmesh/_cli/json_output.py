@@ -1,0 +1,13 @@
+"""JSON documents on standard output."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rankmesh._cli.exit_codes import write as _write
+
+
+def write(document: Any) -> None:
+    """Write one document, for people to read as well."""
+    _write(json.dumps(document, indent=2, ensure_ascii=True, default=vars) + "\n")  # a dataclass is its variables

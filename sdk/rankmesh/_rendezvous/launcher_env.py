@@ -1,0 +1,48 @@
+"""Where the processes that a launcher started meet: what MASTER_ADDR and MASTER_PORT would say, if they are not set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankmesh._rendezvous.locator import chosen_host
+from rankmesh_agent.config.launchers import Launcher
+from rankmesh_agent.config.settings import Settings, is_loopback
+from rankmesh_agent.net.sockets import address_towards
+
+
+def placed(settings: Settings, launcher: Launcher) -> Settings:
+    """Return the settings with the place where rank 0 hosts the gateway, and the address on which this host listens.
+
+    What the settings have already stays.
+
+    Raises:
+        ValueError: the launcher does not say where rank 0 is, what it says is of no use to other hosts, or there is no
+            token; says what to set.
+        DistNetworkError: there is no way to rank 0's host.
+    """
+    host = settings.master_addr or launcher.host()
+    port = launcher.port() if settings.master_port is None else settings.master_port
+    if not host:
+        raise ValueError(
+            f"{launcher.name} started ranks on several hosts, and does not say where rank 0 is: {launcher.address}"
+        )
+    if not is_loopback(host):
+        settings = _beyond_loopback(settings, launcher, host, port)
+    return replace(settings, master_addr=host, master_port=port)
+
+
+def _beyond_loopback(settings: Settings, launcher: Launcher, host: str, port: int) -> Settings:
+    if not settings.token:
+        raise ValueError(
+            f"{launcher.name} started ranks that meet at {host}, which other machines can reach, so they need a token, "
+            f"the same for all: {launcher.token}"
+        )
+    if chosen_host(settings) is not None:
+        return settings
+    own = launcher.own_address() or address_towards(host, port)
+    if is_loopback(own) and not launcher.one_host:
+        raise ValueError(
+            f"{host}, where rank 0 is, stands for {own} on this host (see /etc/hosts), which other hosts cannot reach: "
+            "set MASTER_ADDR to an address of rank 0's host that all can reach"
+        )
+    return replace(settings, bind=own)

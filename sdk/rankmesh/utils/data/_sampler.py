@@ -1,0 +1,109 @@
+"""Which samples of a dataset each rank works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+
+import numpy as np
+
+from rankmesh._session.groups import get_rank, get_world_size
+from rankmesh._session.session import is_initialized
+
+_SEEDS = 1 << 32
+"""The Mersenne Twister takes so many: torch uses the lower bits of a seed, of a negative one too."""
+
+
+class DistributedSampler:
+    """Gives each rank its share of a dataset's indices; all shares are equally long.
+
+    The order of an epoch is made alike on all ranks, lengthened by its own beginning (or cut, with ``drop_last``) to a
+    multiple of ``num_replicas``, and dealt out in turn: rank r takes the places r, r + num_replicas, and so on. The
+    indices are torch's, the shuffled ones too, below 2 ** 32 // 20 samples; for more, torch shuffles in another way.
+
+    It is iterable and has a length: use it in a loop, or as the ``sampler`` of a torch DataLoader. Without a
+    ``set_epoch`` before each epoch, every epoch has the same order.
+
+    Args:
+        dataset: anything with a length, the same on all ranks.
+        num_replicas: how many ranks share the dataset; the world size by default.
+        rank: which of them this is; the rank in the world by default.
+        shuffle: another order every epoch instead of 0, 1, 2, …
+        seed: of the orders; must be the same on all ranks.
+        drop_last: leave out the last few samples instead of repeating the first few.
+
+    Attributes:
+        num_samples: length of a share, which is ``len(sampler)``.
+        total_size: length of all shares together.
+        epoch: as last set.
+
+    Raises:
+        ValueError: ``rank`` is not one of 0 to ``num_replicas - 1``, or one of them is left out and there is no world.
+        TypeError: ``dataset`` has no length.
+
+    Source: https://pytorch.org/docs/2.1/data.html#torch.utils.data.distributed.DistributedSampler
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        if (num_replicas is None or rank is None) and not is_initialized():
+            raise ValueError("there is no world yet: call init_process_group() first, or pass num_replicas and rank")
+        self.num_replicas = get_world_size() if num_replicas is None else num_replicas
+        self.rank = get_rank() if rank is None else rank
+        if not 0 <= self.rank < self.num_replicas:
+            raise ValueError(
+                f"rank {self.rank} is out of range: with num_replicas={self.num_replicas}, "
+                f"ranks are 0 to {self.num_replicas - 1}"
+            )
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._length = len(dataset)
+        whole, rest = divmod(self._length, self.num_replicas)
+        self.num_samples = whole if drop_last else whole + bool(rest)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        if len(self.dataset) != self._length:
+            raise RuntimeError(
+                f"the dataset had {self._length} samples when its DistributedSampler was made, and has "
+                f"{len(self.dataset)} now: make a new one, on all ranks"
+            )
+        order = _permutation(self._length, self.seed + self.epoch) if self.shuffle else range(self._length)
+        dealt = np.resize(order, self.total_size)  # repeats the order from its beginning, or cuts it
+        indices: list[int] = dealt[self.rank :: self.num_replicas].tolist()
+        return iter(indices)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next iteration.
+
+        Args:
+            epoch: number of the epoch, the same on all ranks.
+        """
+        self.epoch = epoch
+
+
+def _permutation(length: int, seed: int) -> list[int]:
+    """Return the numbers below ``length`` in the order that torch.randperm gives them with this seed.
+
+    From the first place to the last but one, each is swapped with itself or one behind it: the Mersenne Twister's next
+    32 bits, modulo how many those are. RandomState is that generator, and NumPy has promised not to change it.
+    """
+    places = np.arange(max(length - 1, 0))
+    drawn = np.random.RandomState(seed % _SEEDS).randint(1 << 32, size=places.size, dtype=np.uint32)
+    others = places + drawn % (length - places)
+    order = list(range(length))
+    for place, other in enumerate(others.tolist()):
+        order[place], order[other] = order[other], order[place]
+    return order

@@ -1,0 +1,225 @@
+"""What every call has in common: its group, the ranks it names, its timeout, and Works instead of waiting."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+from rankmesh._collectives.arguments import all_of
+
+NOBODY = dist.GroupMember.NON_GROUP_MEMBER
+
+
+def collectives() -> dict[str, Any]:
+    """Return every collective on arrays, by name, with arguments that are right in a world of any size.
+
+    Each takes what all of them take: ``group``, ``async_op`` and ``timeout``; ``size`` is the group's, ``root`` one of
+    its ranks, and ``at_root`` whether this process is that.
+    """
+
+    def each(size: int) -> list[np.ndarray[Any, Any]]:
+        return [np.ones(2) for _ in range(size)]
+
+    return {
+        "all_reduce": lambda size, root, at_root, **how: dist.all_reduce(np.ones(2), **how),
+        "reduce": lambda size, root, at_root, **how: dist.reduce(np.ones(2), group_dst=root, **how),
+        "broadcast": lambda size, root, at_root, **how: dist.broadcast(np.ones(2), group_src=root, **how),
+        "all_gather": lambda size, root, at_root, **how: dist.all_gather(each(size), np.ones(2), **how),
+        "all_gather_single": lambda size, root, at_root, **how: dist.all_gather_single(
+            np.ones(2 * size), np.ones(2), **how
+        ),
+        "gather": lambda size, root, at_root, **how: dist.gather(
+            np.ones(2), each(size) if at_root else None, group_dst=root, **how
+        ),
+        "scatter": lambda size, root, at_root, **how: dist.scatter(
+            np.ones(2), each(size) if at_root else None, group_src=root, **how
+        ),
+        "reduce_scatter": lambda size, root, at_root, **how: dist.reduce_scatter(np.ones(2), each(size), **how),
+        "reduce_scatter_single": lambda size, root, at_root, **how: dist.reduce_scatter_single(
+            np.ones(2), np.ones(2 * size), **how
+        ),
+        "all_to_all": lambda size, root, at_root, **how: dist.all_to_all(each(size), each(size), **how),
+        "all_to_all_single": lambda size, root, at_root, **how: dist.all_to_all_single(
+            np.ones(2 * size), np.ones(2 * size), **how
+        ),
+        "barrier": lambda size, root, at_root, **how: dist.barrier(**how),
+    }
+
+
+every_collective = pytest.mark.parametrize("name", collectives())
+ROOTED = ["reduce", "broadcast", "gather", "scatter"]
+
+
+def call(name: str, **how: Any) -> Any:
+    """Make a collective in a world of one rank."""
+    return collectives()[name](1, 0, True, **how)
+
+
+class TestEveryCollective:
+    """In a world of one rank."""
+
+    pytestmark = pytest.mark.usefixtures("alone")
+
+    @every_collective
+    def test_takes_a_timedelta_or_seconds(self, name: str) -> None:
+        for timeout in (timedelta(seconds=5), 5, 0.5, np.float64(3), None):
+            assert call(name, timeout=timeout) is None
+
+    @every_collective
+    @pytest.mark.parametrize("timeout", [-1, timedelta(seconds=-1), float("nan")])
+    def test_refuses_a_negative_timeout(self, name: str, timeout: Any) -> None:
+        with pytest.raises(ValueError, match="timeout"):
+            call(name, timeout=timeout)
+
+    @pytest.mark.parametrize("timeout", ["5", [5], object()])
+    def test_refuses_what_is_no_timeout(self, timeout: Any) -> None:
+        with pytest.raises(TypeError, match="timeout"):
+            dist.barrier(timeout=timeout)
+
+    @every_collective
+    @pytest.mark.parametrize("group", ["world", 0, object()], ids=lambda value: type(value).__name__)
+    def test_refuses_what_is_no_group(self, name: str, group: Any) -> None:
+        with pytest.raises(TypeError, match="group must be a ProcessGroup from new_group"):
+            call(name, group=group)
+
+    @every_collective
+    def test_does_nothing_and_warns_at_ranks_outside_the_group(self, name: str) -> None:
+        for async_op in (False, True):
+            with pytest.warns(RuntimeWarning, match=rf"^{name}\(\) does nothing on this rank") as warned:
+                assert call(name, group=NOBODY, async_op=async_op) is None
+            assert [warning.filename for warning in warned] == [__file__], "where the user called"
+
+    @every_collective
+    def test_takes_the_world_by_its_name(self, name: str) -> None:
+        assert call(name, group=dist.group.WORLD) is None
+        assert call(name, group=dist.GroupMember.WORLD) is None
+
+    @every_collective
+    def test_gives_a_work_when_asynchronous(self, name: str) -> None:
+        work = call(name, async_op=True)
+        assert isinstance(work, dist.Work)
+        assert work.wait() is True
+        assert work.wait(timeout=1) is True, "again"
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+
+    @every_collective
+    def test_has_its_timeout_last_and_torchs_arguments_first(self, name: str) -> None:
+        parameters = inspect.signature(getattr(dist, name)).parameters
+        assert list(parameters)[-1] == "timeout"
+        assert parameters["group"].default is None
+        assert parameters["async_op"].default is False
+
+
+class TestRoots:
+    """The ranks a call names, globally or in its group: in a world of one rank."""
+
+    pytestmark = pytest.mark.usefixtures("alone")
+
+    CALLS = {  # noqa: RUF012  # never changed
+        "reduce": ("dst", lambda **root: dist.reduce(np.ones(1), **root)),
+        "broadcast": ("src", lambda **root: dist.broadcast(np.ones(1), **root)),
+        "gather": ("dst", lambda **root: dist.gather(np.ones(1), [np.ones(1)], **root)),
+        "scatter": ("src", lambda **root: dist.scatter(np.ones(1), [np.ones(1)], **root)),
+        "send": ("dst", lambda **root: dist.send(np.ones(1), **root)),
+        "isend": ("dst", lambda **root: dist.isend(np.ones(1), **root)),
+        "recv": ("src", lambda **root: dist.recv(np.ones(1), timeout=0, **root)),
+        "irecv": ("src", lambda **root: dist.irecv(np.ones(1), **root)),
+        "P2POp": ("peer", lambda **root: dist.P2POp(dist.isend, np.ones(1), **root)),
+    }
+    every_call = pytest.mark.parametrize(("name", "make"), CALLS.values(), ids=CALLS)
+
+    @every_call
+    @pytest.mark.parametrize("rank", [1, -1, 100, np.int64(7)])
+    def test_a_rank_outside_the_group_is_refused(self, name: str, make: Callable[..., Any], rank: Any) -> None:
+        with pytest.raises(ValueError, match=rf"{name}=.* is not in the group, whose ranks are \[0\]"):
+            make(**{name: rank})
+        with pytest.raises(ValueError, match=rf"group_{name}=.* is not in the group, whose ranks are 0 to 0"):
+            make(**{f"group_{name}": rank})
+
+    @every_call
+    @pytest.mark.parametrize("rank", ["0", 0.0, True, [0]])
+    def test_a_rank_is_a_whole_number(self, name: str, make: Callable[..., Any], rank: Any) -> None:
+        for side in (name, f"group_{name}"):
+            with pytest.raises(TypeError, match=f"{side} must be a whole number, got"):
+                make(**{side: rank})
+
+    @every_call
+    def test_a_rank_is_not_given_twice(self, name: str, make: Callable[..., Any]) -> None:
+        with pytest.raises(ValueError, match=rf"give {name} \(a global rank\) or group_{name} .* not both"):
+            make(**{name: 0, f"group_{name}": 0})
+
+    def test_a_rank_that_has_no_default_is_missed(self) -> None:
+        for name, make in (self.CALLS[call] for call in ("reduce", "broadcast", "send", "isend", "P2POp")):
+            with pytest.raises(ValueError, match=rf"{name} is missing: give {name} \(a global rank\) or group_{name}"):
+                make()
+
+    def test_gather_and_scatter_are_rank_0s_by_default(self) -> None:
+        for call in ("gather", "scatter"):
+            assert self.CALLS[call][1]() is None
+
+    @pytest.mark.parametrize("name", ROOTED)
+    def test_a_numpy_number_is_a_rank(self, name: str) -> None:
+        side, make = self.CALLS[name]
+        for argument in (side, f"group_{side}"):
+            assert make(**{argument: np.int64(0)}) is None
+
+
+def test_all_of_does_the_steps_there_are() -> None:
+    done: list[int] = []
+    assert all_of([]) is None
+    assert all_of([None, None]) is None
+    one, two = (lambda: done.append(1)), (lambda: done.append(2))
+    assert all_of([None, one]) is one
+    both = all_of([one, None, two])
+    assert both is not None
+    both()
+    assert done == [1, 2]
+
+
+# Several ranks
+
+
+def be_late(me: Me) -> None:
+    me.init()
+    calls = collectives()
+    errors = {}
+    for name, make in calls.items():
+        for root in (0, 1) if name in ("reduce", "broadcast", "gather", "scatter") else (0,):
+            for async_op in (False, True):
+                group = dist.new_group()
+                if me.rank == 0:
+
+                    def run(make: Any = make, root: int = root, async_op: bool = async_op, group: Any = group) -> None:
+                        work = make(2, root, root == 0, group=group, async_op=async_op, timeout=0.1)
+                        if work is not None:
+                            work.wait()
+
+                    errors[f"{name} root={root} async_op={async_op}"] = me.attempt(run)
+                dist.barrier()  # the world is none the worse
+                dist.destroy_process_group(group)
+    me.say(errors=errors)
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_every_collective_names_the_rank_that_does_not_come_in_time(ranks: Ranks, transport: str) -> None:
+    zero, _ = ranks.run(be_late, 2, uses=[collectives], env={"RANKMESH_TRANSPORT": transport})
+    errors = zero.said["errors"]
+    assert len(errors) == 2 * (12 + 4)
+    for name, said in errors.items():
+        assert said["error"] == "CollectiveTimeoutError", (name, said)
+        assert said["ranks"] == [1], name
+        assert f"{name.split()[0].removesuffix('_single')} #1 in group" in said["text"], name
+        assert "waited 0.1 s for rank 1" in said["text"], name
+        assert "arrived: 0" in said["text"], name
+        assert 0.09 < said["seconds"] < 30, name

@@ -1,0 +1,160 @@
+"""Which reductions the functions take: ours, torch's, the deprecated names."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankmesh as dist
+from rankmesh._collectives.reduce_op import reduction
+from rankmesh_agent.wire.ops import PremulSum
+
+Op = dist.ReduceOp
+F4, F8, I4, C8 = np.dtype("f4"), np.dtype("f8"), np.dtype("i4"), np.dtype("c8")
+FAMILIES = {"bool": ["?"], "int": ["i1", "u8"], "float": ["f2", "f8"], "complex": ["c8", "c16"]}
+NOT_FOR = {
+    Op.AVG: ["bool"],
+    Op.MIN: ["complex"],
+    Op.MAX: ["complex"],
+    Op.BAND: ["float", "complex"],
+    Op.BOR: ["float", "complex"],
+    Op.BXOR: ["float", "complex"],
+}
+
+
+class _Torchs:
+    """Something of the module that torch's ReduceOp is in."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+_Torchs.__module__ = "torch.distributed.distributed_c10d"
+
+
+@pytest.mark.parametrize("op", sorted(set(Op) - {Op.PREMUL_SUM}), ids=lambda op: op.name)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_operation_is_taken_where_it_has_a_meaning(op: dist.ReduceOp, family: str) -> None:
+    for dtype in map(np.dtype, FAMILIES[family]):
+        if family in NOT_FOR.get(op, []):
+            with pytest.raises(TypeError, match=rf"ReduceOp\.{op.name} is not defined for {dtype.name}"):
+                reduction(op, dtype)
+        else:
+            assert reduction(op, dtype) == (op, None)
+
+
+@pytest.mark.parametrize("op", ["SUM", 0, 8, None, True, np.add, sum, _Torchs(), _Torchs(name="SUMM"), _Torchs(op=0)])
+def test_what_is_no_operation_is_refused(op: Any) -> None:
+    with pytest.raises(TypeError, match=r"op must be a rankmesh\.ReduceOp, got"):
+        reduction(op, F8)
+
+
+def test_torchs_operations_are_taken() -> None:
+    for op in (Op.SUM, Op.AVG, Op.MIN):
+        member = _Torchs(name=op.name)  # ReduceOp.SUM there
+        assert reduction(member, F8).op is op
+        assert reduction(_Torchs(op=member), F8).op is op  # ReduceOp(ReduceOp.SUM)
+
+
+def test_something_elses_operations_are_not() -> None:
+    class Foreign:
+        name = "SUM"
+
+    with pytest.raises(TypeError, match="op must be"):
+        reduction(Foreign(), F8)
+
+
+# PREMUL_SUM
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype"),
+    [(0.5, F4), (2, F8), (np.float64(0.25), F4), (-3, I4), (np.int64(3), I4), (0.5, C8), (1j, C8), (True, I4)],
+)
+def test_premul_sum_takes_a_factor_that_fits(factor: Any, dtype: np.dtype[Any]) -> None:
+    assert reduction(Op.PREMUL_SUM(factor), dtype) == (Op.PREMUL_SUM, factor)
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype"),
+    [
+        (0.5, I4),
+        (2.0, I4),
+        (1 << 31, I4),
+        (-1, np.dtype("u1")),
+        (1j, F4),
+        (2 + 0j, F4),
+        (np.complex64(1), F4),
+        ("2", F4),
+        (None, F4),
+        (np.array([2.0, 3.0]), F4),
+        ([2.0], F4),
+        (2, np.dtype("?")),
+    ],
+    ids=repr,
+)
+def test_premul_sum_refuses_a_factor_that_does_not(factor: Any, dtype: np.dtype[Any]) -> None:
+    with pytest.raises(TypeError, match="PREMUL_SUM"):
+        reduction(Op.PREMUL_SUM(factor), dtype)
+
+
+def test_equal_factors_of_different_types_are_told_apart() -> None:
+    assert reduction(Op.PREMUL_SUM(2), I4).factor == 2
+    with pytest.raises(TypeError, match="factor of type int"):
+        reduction(Op.PREMUL_SUM(2.0), I4)
+    assert reduction(Op.PREMUL_SUM(3.0), F4).factor == 3
+    with pytest.raises(TypeError, match="real factor"):
+        reduction(Op.PREMUL_SUM(3 + 0j), F4)
+
+
+def test_premul_sum_needs_its_factor() -> None:
+    with pytest.raises(TypeError, match=r"needs its factor: pass ReduceOp\.PREMUL_SUM\(0\.5\)"):
+        reduction(Op.PREMUL_SUM, F8)
+    with pytest.raises(TypeError, match=r"ReduceOp\.SUM takes no factor"):
+        Op.SUM(0.5)
+
+
+@pytest.mark.parametrize("factor", [2, 0.5, np.float32(0.5), np.array(4.0), np.array([4])])
+def test_torchs_maker_of_premul_sums(factor: Any) -> None:
+    made = dist._make_nccl_premul_sum(factor)
+    assert isinstance(made, PremulSum)
+    assert made.factor == np.asarray(factor).item()
+
+
+# Names
+
+
+def test_which_support_complex_numbers() -> None:
+    assert {op for op in Op if dist.supports_complex(op)} == {Op.SUM, Op.AVG, Op.PRODUCT, Op.PREMUL_SUM}
+    assert dist.supports_complex(Op.PREMUL_SUM(0.5))
+
+
+@pytest.mark.parametrize("name", ["SUM", "PRODUCT", "MIN", "MAX"])
+def test_the_deprecated_names_warn_where_they_are_used(name: str) -> None:
+    with pytest.warns(FutureWarning, match=r"rankmesh\.reduce_op is deprecated; use rankmesh\.ReduceOp") as warned:
+        assert getattr(dist.reduce_op, name) is Op[name]
+    assert warned[0].filename == __file__
+
+
+def test_the_deprecated_names_are_those_of_reduce_op() -> None:
+    assert set(Op.__members__) <= set(dir(dist.reduce_op))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(AttributeError, match="reduce_op has no 'SUMM'; it has SUM"):
+            _ = dist.reduce_op.SUMM
+        assert not hasattr(dist.reduce_op, "summ")
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_factor_is_applied_and_the_array_untouched_until_then() -> None:
+    array = np.arange(4.0)
+    work = dist.all_reduce(array, Op.PREMUL_SUM(0.5), async_op=True)
+    assert work is not None
+    work.wait()
+    np.testing.assert_array_equal(array, [0, 0.5, 1, 1.5])
+    strided = np.arange(6, dtype=np.float32)
+    dist.reduce(strided[::2], 0, Op.PREMUL_SUM(3))
+    np.testing.assert_array_equal(strided, [0, 1, 6, 3, 12, 5])
