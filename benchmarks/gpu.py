@@ -52,9 +52,9 @@ class Plan(NamedTuple):
 
 def missing() -> list[str]:
     """Return a line that says why there is nothing to measure here, and what to do; none if there is a GPU."""
-    from rankmesh_agent.device import runtime
+    from rankmesh_agent.device import runtime as cuda
 
-    why = runtime.why_not()
+    why = cuda.why_not()
     return [f"There is nothing to measure on GPUs: {why}."] if why else []
 
 
@@ -86,9 +86,9 @@ def measure(plan: Plan, results: Results, say: Say) -> list[str]:
     """
     from cupy.cuda import runtime
 
-    from rankmesh_agent.device import runtime
+    from rankmesh_agent.device import runtime as cuda
 
-    no_nccl = runtime.why_no_nccl()
+    no_nccl = cuda.why_no_nccl()
     left_out = [f"{NCCL.title} is left out: {no_nccl}."] if no_nccl else []
     if not no_nccl:
         _over_nccl(plan, runtime.getDeviceCount(), results, say)

@@ -27,8 +27,8 @@ from benchmarks.tables import microseconds, size, table
 from benchmarks.team import PeerFailedError, Team
 from rankmesh_agent.collectives import thresholds as limits_module
 from rankmesh_agent.collectives.select import Medium, candidates, row_of
-from rankmesh_agent.wire.ops import Kind
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.ops import Kind
 
 Limits = Mapping[tuple[str, str], Mapping[str, Mapping[int, int]]]
 RANKS = (2, 4)

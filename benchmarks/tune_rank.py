@@ -13,9 +13,9 @@ from typing import Any
 from benchmarks.operations import OPERATIONS
 from benchmarks.rank import main, timings
 from benchmarks.worlds import World
-from rankmesh_agent.collectives.select import candidates
 from rankmesh_agent.backends.base import Watch
 from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.collectives.select import candidates
 from rankmesh_agent.wire.ops import Kind
 
 

@@ -115,7 +115,7 @@ def memory(me: Me) -> None:
     import cupy
     import ml_dtypes
 
-    from rankmesh_agent.device import runtime
+    from rankmesh_agent.device import runtime as cuda
 
     class Foreign:
         def __init__(self, array):
@@ -127,13 +127,13 @@ def memory(me: Me) -> None:
         array = cupy.empty(1000) + 1
         sizes.add((pool.used_bytes(), pool.total_bytes(), runtime.memGetInfo()[0]))
     me.say(sizes=len(sizes), used=pool.used_bytes())
-    within = runtime.allocation_of(array.data.ptr)
-    me.say(within=[within == runtime.allocation_of(array.data.ptr + 8), within.base <= array.data.ptr])
-    own = runtime.allocate_alone(64)
-    me.say(own=runtime.allocation_of(own).base == own, other=runtime.allocation_of(own).id != within.id)
-    me.say(none=me.attempt(runtime.allocation_of, 0x1000)["error"])
-    me.say(full=me.attempt(cupy.empty, 1 << 22)["error"], alone=me.attempt(runtime.allocate_alone, 1 << 24)["text"])
-    me.say(shared_by=runtime.identity(0))
+    within = cuda.allocation_of(array.data.ptr)
+    me.say(within=[within == cuda.allocation_of(array.data.ptr + 8), within.base <= array.data.ptr])
+    own = cuda.allocate_alone(64)
+    me.say(own=cuda.allocation_of(own).base == own, other=cuda.allocation_of(own).id != within.id)
+    me.say(none=me.attempt(cuda.allocation_of, 0x1000)["error"])
+    me.say(full=me.attempt(cupy.empty, 1 << 22)["error"], alone=me.attempt(cuda.allocate_alone, 1 << 24)["text"])
+    me.say(shared_by=cuda.identity(0))
 
     # What CuPy refuses, too
     narrow = cupy.zeros((2, 2), ml_dtypes.float8_e4m3fn)
@@ -145,13 +145,13 @@ def memory(me: Me) -> None:
     pinned = cupy.cuda.alloc_pinned_memory(80)
     host = np.frombuffer(pinned, np.float64, 10)
     gate = threading.Event()
-    stream = runtime.new_stream()
+    stream = cuda.new_stream()
     cupy.cuda.ExternalStream(stream).launch_host_func(lambda _: gate.wait(), None)
-    runtime.copy(host.ctypes.data, array.data.ptr, 80, stream)
+    cuda.copy(host.ctypes.data, array.data.ptr, 80, stream)
     host[:] = 0
-    me.say(before=host.tolist(), is_there=runtime.happened(runtime.new_event()))
+    me.say(before=host.tolist(), is_there=cuda.happened(cuda.new_event()))
     gate.set()
-    runtime.synchronize(stream)
+    cuda.synchronize(stream)
     me.say(after=(host - array[:10].get()).tolist())
 
     text = 'extern "C" __global__ void run(const T* x, T* y, long long n) {'
@@ -209,36 +209,36 @@ def test_memory_that_is_not_there_any_more_is_noticed(ranks: Ranks) -> None:
 
 def shared(me: Me) -> None:
     """Rank 0 lends rank 1 memory, and each waits for the other on its stream only."""
-    from rankmesh_agent.device import runtime
+    from rankmesh_agent.device import runtime as cuda
 
-    stream, own = runtime.new_stream(), runtime.new_event(shared=True)
+    stream, own = cuda.new_stream(), cuda.new_event(shared=True)
     if me.rank == 0:
-        base = runtime.allocate_alone(8)
-        (me.folder / "memory").write_bytes(runtime.memory_handle(base))
-        me.say(own=me.attempt(runtime.open_memory, runtime.memory_handle(base))["error"])
-    (me.folder / f"event-{me.rank}").write_bytes(runtime.event_handle(own))
+        base = cuda.allocate_alone(8)
+        (me.folder / "memory").write_bytes(cuda.memory_handle(base))
+        me.say(own=me.attempt(cuda.open_memory, cuda.memory_handle(base))["error"])
+    (me.folder / f"event-{me.rank}").write_bytes(cuda.event_handle(own))
     me.meet("handles")
-    other = runtime.open_event((me.folder / f"event-{1 - me.rank}").read_bytes())
+    other = cuda.open_event((me.folder / f"event-{1 - me.rank}").read_bytes())
     if me.rank == 1:
-        base = runtime.open_memory((me.folder / "memory").read_bytes())
+        base = cuda.open_memory((me.folder / "memory").read_bytes())
     host = np.zeros(1)
     if me.rank == 0:
-        runtime.copy(base, host.ctypes.data, 8, stream)
+        cuda.copy(base, host.ctypes.data, 8, stream)
     for turn in range(20):
         if turn % 2 == me.rank:
-            runtime.copy(host.ctypes.data, base, 8, stream)
+            cuda.copy(host.ctypes.data, base, 8, stream)
             host += 1
-            runtime.copy(base, host.ctypes.data, 8, stream)
-            runtime.record(own, stream)
+            cuda.copy(base, host.ctypes.data, 8, stream)
+            cuda.record(own, stream)
             me.mark(f"turn-{turn}")
         else:
             me.wait_for(f"turn-{turn}")
-            runtime.wait_for(other, stream)
-    runtime.copy(host.ctypes.data, base, 8, stream)
-    me.say(counted=host[0], gpu=runtime.identity(0))
+            cuda.wait_for(other, stream)
+    cuda.copy(host.ctypes.data, base, 8, stream)
+    me.say(counted=host[0], gpu=cuda.identity(0))
     me.meet("end")
     if me.rank == 1:
-        runtime.close_memory(base)
+        cuda.close_memory(base)
 
 
 def test_processes_share_memory_and_events(ranks: Ranks) -> None:
@@ -344,11 +344,11 @@ def test_several_devices_and_one_twice(ranks: Ranks) -> None:
 
 
 def missing(me: Me) -> None:
-    from rankmesh_agent.device import runtime
+    from rankmesh_agent.device import runtime as cuda
 
-    me.say(gpu=runtime.why_not(), nccl=runtime.why_no_nccl())
+    me.say(gpu=cuda.why_not(), nccl=cuda.why_no_nccl())
     if me.rank == 0:
-        me.say(ipc=me.attempt(lambda: runtime.memory_handle(runtime.allocate_alone(8)))["error"])
+        me.say(ipc=me.attempt(lambda: cuda.memory_handle(cuda.allocate_alone(8)))["error"])
 
 
 def test_what_can_be_missing(ranks: Ranks) -> None:

@@ -35,11 +35,20 @@ FOR_THE_GATEWAY = ("rankmesh_agent.wire", "rankmesh_agent.http.application", "ra
 
 LIBRARIES = {
     "pydantic": {"rankmesh_agent.http.routes", "rankmesh_gateway.http.routes"},
-    "fastapi": {"rankmesh_agent.http.app", "rankmesh_agent.http.application", "rankmesh_agent.http.routes", "rankmesh_gateway.http.routes"},
+    "fastapi": {
+        "rankmesh_agent.http.app",
+        "rankmesh_agent.http.application",
+        "rankmesh_agent.http.routes",
+        "rankmesh_gateway.http.routes",
+    },
     "starlette": {"rankmesh_agent.http.application", "rankmesh_agent.http.routes", "rankmesh_gateway.http.routes"},
     "uvicorn": {"rankmesh_agent.http.server", "rankmesh_agent.http.uvicorn_server", "rankmesh_gateway.http.server"},
     "httpx": {"rankmesh_agent.store.http_client", "rankmesh_gateway.clients.agent_client"},
-    "prometheus_client": {"rankmesh_agent.http.prometheus", "rankmesh_agent.http.routes.metrics", "rankmesh_gateway.http.routes"},
+    "prometheus_client": {
+        "rankmesh_agent.http.prometheus",
+        "rankmesh_agent.http.routes.metrics",
+        "rankmesh_gateway.http.routes",
+    },
     "typer": {"rankmesh.cli", "rankmesh._cli"},
     "rich": {"rankmesh._cli"},
     "cupy": {"rankmesh_agent.device"},

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rankmesh_agent.config.settings import Settings, token_in
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.config.settings import Settings, token_in
 from rankmesh_agent.wire.version import __version__
 
 USAGE_ERROR = 2

@@ -17,26 +17,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.http.listener import Door
 from rankmesh_agent.backends.segment_setup import Sharing
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Calls
-from rankmesh_agent.group.local import Communicator
-from rankmesh_agent.progress.connect import connect_all
-from rankmesh_agent.progress.engine import Mesh
 from rankmesh_agent.group.flight_recorder import Recorder
-from rankmesh_agent.progress.disconnects import Vigil
-from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
+from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.groups import OverHttp, kind_of
+from rankmesh_agent.http.listener import Door
+from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.connect import connect_all
+from rankmesh_agent.progress.disconnects import Vigil
+from rankmesh_agent.progress.engine import Mesh
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
-from rankmesh_agent.store.server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.store.server import FastPath
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.base import Transport
 from rankmesh_agent.transports.shm_ring import RingTransport
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
@@ -50,9 +51,8 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
 )
-from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.wire.version import __version__
 from rankmesh_agent.wire.stats import Vitals
+from rankmesh_agent.wire.version import __version__
 
 ESTABLISH_SECONDS = 60.0
 """How long connecting all pairs may take once everyone has joined."""
@@ -181,8 +181,8 @@ class Agent:
         store = self.store
         if isinstance(store, MemoryStore):
             return BlockingMemory(store.table)
-        from rankmesh_agent.store.http_client import RemoteStore
         from rankmesh_agent.store.client import BlockingRemote
+        from rankmesh_agent.store.http_client import RemoteStore
 
         assert isinstance(store, RemoteStore)
         return BlockingRemote(store.url, store.token)
@@ -442,7 +442,9 @@ class Agent:
     def _make_store(self) -> Store:
         if self.member.rank == 0:
             return MemoryStore()
-        from rankmesh_agent.store.http_client import RemoteStore  # brings httpx, which takes a quarter of a rank's start
+        from rankmesh_agent.store.http_client import (
+            RemoteStore,  # brings httpx, which takes a quarter of a rank's start
+        )
 
         return RemoteStore(self._members[0].http, self._settings.token)
 

@@ -19,15 +19,16 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from rankmesh_agent.agent import Agent
-from rankmesh_agent.remote.server import Attendance
-from rankmesh_agent.http.listener import Door
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.local import Communicator
-from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
+from rankmesh_agent.http.listener import Door
 from rankmesh_agent.http.server import Taker
+from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.remote.server import Attendance
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames, store_frames
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
@@ -46,10 +47,9 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
 )
-from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.stats import Vitals
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
-from rankmesh_agent.wire.stats import Vitals
 
 _log = logging.getLogger("rankmesh")
 

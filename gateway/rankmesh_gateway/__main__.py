@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.config.settings import Settings, make_token, require_token_beyond_loopback, token_in
 from rankmesh_agent.net.sockets import bind
+from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.http.app import create_app
-from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.http.server import GatewayServer
+from rankmesh_gateway.state.registry import Registry
 
 USAGE_ERROR = 2
 

@@ -6,9 +6,9 @@ import json
 import time
 
 from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.clients.store_keys import Stores
 from rankmesh_gateway.schemas import GatewayInfo, Overview, TotalRates
 from rankmesh_gateway.state.registry import Registry
-from rankmesh_gateway.clients.store_keys import Stores
 
 _FRESH_SECONDS = 0.5
 """How old an overview may be that is sent to another one who watches."""

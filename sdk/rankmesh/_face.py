@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from rankmesh._session.backend import (
-    Backend,
-    get_default_backend_for_device,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
-    is_mpi_available,
-    is_nccl_available,
-    is_torchelastic_launched,
-    is_ucc_available,
-    is_xccl_available,
-)
 from rankmesh._collectives.coalescing import Batch, all_gather_coalesced, all_reduce_coalesced, batch
 from rankmesh._collectives.coalescing import _coalescing_manager as _coalescing_manager
-from rankmesh._collectives.reduce_broadcast import all_reduce, barrier, broadcast, monitored_barrier, reduce
-from rankmesh._session.debug import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
 from rankmesh._collectives.gather_scatter import (
     all_gather,
     all_gather_into_tensor,
@@ -31,24 +17,6 @@ from rankmesh._collectives.gather_scatter import (
     reduce_scatter_tensor,
     reduce_scatter_v,
     scatter,
-)
-from rankmesh._session.groups import (
-    SHRINK_ABORT,
-    SHRINK_DEFAULT,
-    get_backend,
-    get_backend_config,
-    get_global_rank,
-    get_group_rank,
-    get_node_local_rank,
-    get_pg_count,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    shrink_group,
-    split_group,
 )
 from rankmesh._collectives.multigpu import (
     all_gather_multigpu,
@@ -67,11 +35,41 @@ from rankmesh._collectives.objects import (
     send_object_list,
 )
 from rankmesh._collectives.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from rankmesh._collectives.reduce_broadcast import all_reduce, barrier, broadcast, monitored_barrier, reduce
 from rankmesh._collectives.reduce_op import _make_nccl_premul_sum as _make_nccl_premul_sum
 from rankmesh._collectives.reduce_op import reduce_op, supports_complex
-from rankmesh._session.shared_memory import empty
 from rankmesh._rendezvous.handlers import register_rendezvous_handler, rendezvous
-from rankmesh._stores import FileStore, HashStore, PrefixStore, Store, TCPStore
+from rankmesh._session.backend import (
+    Backend,
+    get_default_backend_for_device,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+    is_torchelastic_launched,
+    is_ucc_available,
+    is_xccl_available,
+)
+from rankmesh._session.debug import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
+from rankmesh._session.groups import (
+    SHRINK_ABORT,
+    SHRINK_DEFAULT,
+    get_backend,
+    get_backend_config,
+    get_global_rank,
+    get_group_rank,
+    get_node_local_rank,
+    get_pg_count,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    shrink_group,
+    split_group,
+)
 from rankmesh._session.session import (
     GroupMember,
     ProcessGroup,
@@ -83,6 +81,8 @@ from rankmesh._session.session import (
     is_initialized,
 )
 from rankmesh._session.session import _get_default_store as _get_default_store
+from rankmesh._session.shared_memory import empty
+from rankmesh._stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.wire.errors import (
     AddressInUseError,

@@ -10,8 +10,8 @@ import typer
 from rankmesh._cli import store
 from rankmesh._cli.bench import bench
 from rankmesh._cli.doctor import doctor
-from rankmesh._cli.groups import groups
 from rankmesh._cli.exit_codes import INTERRUPTED, USAGE, complain, write
+from rankmesh._cli.groups import groups
 from rankmesh._cli.status import status
 from rankmesh_agent.wire.version import __version__
 

@@ -18,18 +18,18 @@ import sys
 
 from rankmesh._launcher.arguments import parse
 from rankmesh._launcher.gateway import LauncherGateway
-from rankmesh._launcher.shm_cleanup import sweep
 from rankmesh._launcher.nodes import with_nodes
 from rankmesh._launcher.output import Sink, standard_sinks
 from rankmesh._launcher.pdeathsig import dies_with_parent
 from rankmesh._launcher.plan import Plan, plan
 from rankmesh._launcher.rank import Rank, start
 from rankmesh._launcher.report import failure_report, stop_report
+from rankmesh._launcher.shm_cleanup import sweep
 from rankmesh._launcher.signals import SignalInbox
 from rankmesh._launcher.supervisor import Supervisor
-from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.sockets import bind
+from rankmesh_agent.wire.errors import DistNetworkError
 
 
 def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: bool = True) -> int:

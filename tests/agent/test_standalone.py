@@ -16,14 +16,14 @@ import pytest
 from support.processes import Ranks, wait_until
 
 from rankmesh_agent.agent import Agent
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.http.server import HttpThread
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import AgentTakenError, JoinTimeoutError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.ops import ReduceOp
 from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseWanted
-from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
 

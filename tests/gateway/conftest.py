@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.schemas import (
     UNASSIGNED,
     AgentBeat,
@@ -20,10 +21,9 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
 )
-from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_gateway.http.app import create_app
-from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.http.server import GatewayServer
+from rankmesh_gateway.state.registry import Registry
 
 
 class Clock:

@@ -17,21 +17,21 @@ pytestmark = pytest.mark.processes
 def failing(me: Me) -> None:
     import cupy
 
-    from rankmesh_agent.device import runtime
+    from rankmesh_agent.device import runtime as cuda
 
     runtime = cupy.cuda.runtime
-    pointer, stream, event = runtime.malloc(64), cupy.cuda.Stream(non_blocking=True), runtime.new_event()
+    pointer, stream, event = runtime.malloc(64), cupy.cuda.Stream(non_blocking=True), cuda.new_event()
     gate = threading.Event()
     stream.launch_host_func(lambda _: gate.wait(), None)
     runtime.memsetAsync(pointer, 0, 64, stream.ptr)
-    runtime.record(event, stream.ptr)
-    me.say(before=runtime.happened(event))
+    cuda.record(event, stream.ptr)
+    me.say(before=cuda.happened(event))
     cupy._memory.release(pointer)
     gate.set()
 
     def look() -> None:
         until = time.monotonic() + 30
-        while not runtime.happened(event) and time.monotonic() < until:
+        while not cuda.happened(event) and time.monotonic() < until:
             time.sleep(0.001)
 
     me.say(after=me.attempt(look))
@@ -49,35 +49,35 @@ def in_threads(me: Me) -> None:
     """Use the second GPU: in a thread of ours, then in a user's."""
     import cupy
 
-    from rankmesh_agent.device import runtime
+    from rankmesh_agent.device import runtime as cuda
 
     runtime, gpus = cupy.cuda.runtime, cupy._gpus.GPUS
     runtime.setDevice(1)
-    pointer = runtime.allocate_alone(64)
+    pointer = cuda.allocate_alone(64)
     told = {}
 
     def run(name: str) -> None:
-        with runtime.on_device(1):
-            found = runtime.allocation_of(pointer).base == pointer
-            stream = runtime.new_stream()
+        with cuda.on_device(1):
+            found = cuda.allocation_of(pointer).base == pointer
+            stream = cuda.new_stream()
         told[name] = {"found": found, "left_on": runtime.getDevice(), "context": gpus[0].context}
-        with runtime.on_device(1):
-            with runtime.on_device(0):
+        with cuda.on_device(1):
+            with cuda.on_device(0):
                 pass
             told[name]["inside"] = runtime.getDevice()
-        runtime.drop_stream(stream)
+        cuda.drop_stream(stream)
 
     def on_first() -> None:
         """Without a call of the runtime's before, no context is current in a new thread."""
-        with runtime.on_device(0):
-            told["first"] = runtime.allocation_of(other).base == other
+        with cuda.on_device(0):
+            told["first"] = cuda.allocation_of(other).base == other
 
     for name in ("rankmesh-world", "user"):
         thread = threading.Thread(target=run, args=(name,), name=name)
         thread.start()
         thread.join()
-    with runtime.on_device(0):
-        other = runtime.allocate_alone(64)
+    with cuda.on_device(0):
+        other = cuda.allocate_alone(64)
     thread = threading.Thread(target=on_first, name="user")
     thread.start()
     thread.join()
@@ -94,13 +94,13 @@ def test_a_thread_of_ours_stays_on_the_gpu_that_it_is_used_for(ranks: Ranks, mac
 def instances(me: Me) -> None:
     import cupy
 
-    from rankmesh_agent.device import runtime
+    from rankmesh_agent.device import runtime as cuda
 
     me.init(timeout=60)
     array = cupy.full(10, me.rank + 1.0)
     dist.all_reduce(array)
     uuid = cupy.cuda.runtime.getDeviceProperties(0)["uuid"].hex()
-    me.say(sum=float(array[0].get()), backend=dist.get_backend_config(), identity=runtime.identity(0), uuid=uuid)
+    me.say(sum=float(array[0].get()), backend=dist.get_backend_config(), identity=cuda.identity(0), uuid=uuid)
     dist.destroy_process_group()
 
 

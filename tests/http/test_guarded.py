@@ -10,8 +10,8 @@ import pytest
 from support.views import FakeAgent
 
 from rankmesh_agent.http.app import create_app, create_store_app
-from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.http.middleware import OPEN_PATHS
+from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_gateway.http.app import create_app as create_gateway
 
 pytestmark = pytest.mark.anyio

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.agent import AttachedAgent
 from rankmesh_agent.standalone import Standalone
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.schemas import AgentBeat
-from rankmesh_agent.config.settings import Settings
 
 TOKEN = "a secret"
 SECONDS = 30.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import select
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.transports.base import Attempt, Buffer, Connection, Listener, Transport
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.transports.base import Attempt, Buffer, Connection, Listener, Transport
 
 SECONDS = 10.0
 

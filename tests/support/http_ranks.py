@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import numpy as np
 
-from rankmesh_agent.http.app import create_app
 from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.http.app import create_app
+from rankmesh_agent.http.middleware import Guard
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.dtypes import FROM_NAME
-from rankmesh_agent.http.middleware import Guard
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GroupWanted, Member
 from support.threads import World
 

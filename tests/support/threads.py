@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from rankmesh_agent.backends.segment_setup import Sharing
+from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import Mesh
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.transports.base import Transport
 from rankmesh_agent.transports.inproc import InprocTransport
 from rankmesh_agent.transports.shm_ring import RingTransport
 from rankmesh_agent.transports.tcp import TcpTransport
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.schemas import Member
 
 TRANSPORTS = ("inproc", "tcp", "segment")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.work import MessageWork, QueuedWork
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupWanted, InFlight, Member
-from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.stats import Operations, Pulse, StoreVitals, Vitals
 
 

@@ -12,8 +12,8 @@ import torch
 from support.processes import Me, Ranks
 
 import rankmesh as dist
+from rankmesh._collectives import codec
 from rankmesh._collectives.serialize import dumps, loads
-from rankmesh._collectives.reduce_broadcast import codec
 
 DTYPES = [
     found

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from rankmesh_agent.collectives.reduction import quiet
-from rankmesh_agent.collectives.select import Algorithm, Medium, algorithm
 from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.base import Backend, Watch
 from rankmesh_agent.backends.fingerprint import disagree
+from rankmesh_agent.collectives.reduction import quiet
+from rankmesh_agent.collectives.select import Algorithm, Medium, algorithm
 from rankmesh_agent.progress.message_link import Rounds
 from rankmesh_agent.transports.segment import DisagreementError, Segment
 from rankmesh_agent.wire.ops import Call, Kind

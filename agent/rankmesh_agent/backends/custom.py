@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.backends.base import Watch
-from rankmesh_agent.backends.fingerprint import meet
 from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.backends.fingerprint import meet
+from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.progress.message_link import Rounds
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call

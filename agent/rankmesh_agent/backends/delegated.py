@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
-from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.backends.base import Backend, Watch
+from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankmesh_agent.collectives.hierarchical.hosts import Hosts
-from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, algorithm
 from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.base import Watch
-from rankmesh_agent.backends.fingerprint import disagree
 from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.backends.fingerprint import disagree
+from rankmesh_agent.collectives.hierarchical.hosts import Hosts
+from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, algorithm
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire.errors import GroupAbortedError

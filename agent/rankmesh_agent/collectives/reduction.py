@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.collectives import float16
+from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, WIDE, display, family, narrow, widen
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from rankmesh_agent.config.launchers import Launcher, launcher_in
 from rankmesh_agent.config.env import whole
+from rankmesh_agent.config.launchers import Launcher, launcher_in
 
 Transport = Literal["auto", "tcp", "shm"]
 Pickle = Literal["authenticated", "never"]

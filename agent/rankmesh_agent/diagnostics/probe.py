@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.http_client import Asker, NoAnswerError
 from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import (
     MAX_PROBE_BYTES,
@@ -31,7 +32,6 @@ from rankmesh_agent.wire.schemas import (
     ProbeRequest,
     ProbeStage,
 )
-from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.version import __version__
 
 _GATEWAY_SECONDS = 5.0

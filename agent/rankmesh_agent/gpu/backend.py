@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rankmesh_agent.backends.base import Backend, Watch
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
-from rankmesh_agent.backends.base import Backend, Watch
 from rankmesh_agent.wire.errors import DistBackendError
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import numpy as np
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.gpu.backend import DeviceBackend
-from rankmesh_agent.group.communicator import Calls
-from rankmesh_agent.gpu.store_exchange import Exchange
 from rankmesh_agent.gpu.launch import Events, Launch, LaunchedWork
+from rankmesh_agent.gpu.store_exchange import Exchange
 from rankmesh_agent.gpu.watchdog import Watch
 from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.group.pending import After
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline

@@ -16,18 +16,17 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.device import arithmetic
-from rankmesh_agent.device import runtime
-from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.backends.base import Watch
-from rankmesh_agent.gpu.backend import DeviceBackend
 from rankmesh_agent.backends.cpu import MeshBackend
-from rankmesh_agent.group.communicator import Calls
-from rankmesh_agent.gpu.store_exchange import Exchange
+from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.device import arithmetic, runtime
+from rankmesh_agent.device.array import DeviceArray
+from rankmesh_agent.gpu.backend import DeviceBackend
 from rankmesh_agent.gpu.launch import Launch
-from rankmesh_agent.transports.segment import DisagreementError, Segment
+from rankmesh_agent.gpu.store_exchange import Exchange
+from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.transports.segment import DisagreementError, Segment
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
 

@@ -12,17 +12,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rankmesh_agent.backends.base import Watch
 from rankmesh_agent.collectives.reduction import partial_dtype
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.device import arithmetic
-from rankmesh_agent.device import runtime
+from rankmesh_agent.device import arithmetic, runtime
 from rankmesh_agent.device.array import DeviceArray
-from rankmesh_agent.backends.base import Watch
 from rankmesh_agent.gpu.backend import DeviceBackend
+from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.types import datatype, is_native, operation
-from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.wire.errors import CollectiveTimeoutError
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
 
@@ -110,7 +109,9 @@ class MpiDevice(DeviceBackend):
     def _rows(self, launch: Launch, like: DeviceArray) -> list[DeviceArray]:
         """Return arrays like another one to work in, one a rank."""
         rows = launch.rows(like, self._comm.size)
-        runtime.synchronize(launch.stream)  # whose the memory was may be at it still, and MPI does not wait for the stream
+        runtime.synchronize(
+            launch.stream
+        )  # whose the memory was may be at it still, and MPI does not wait for the stream
         return rows
 
     def _move(self, launch: Launch, incoming: Placed, outgoing: Placed) -> None:

@@ -13,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from rankmesh_agent.device import runtime
-from rankmesh_agent.gpu.cuda_ipc import IpcBackend
 from rankmesh_agent.backends.cpu import MeshBackend
-from rankmesh_agent.gpu.nccl import NcclBackend
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.device import runtime
 from rankmesh_agent.gpu.communicator import DeviceCalls
+from rankmesh_agent.gpu.cuda_ipc import IpcBackend
+from rankmesh_agent.gpu.nccl import NcclBackend
 from rankmesh_agent.gpu.store_exchange import Exchange
+from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistBackendError
 
@@ -165,8 +165,8 @@ class Choice:
         return None
 
     def _over_mpi(self) -> DeviceCalls:
-        from rankmesh_agent.mpi.backend import MpiBackend
         from rankmesh_agent.gpu.mpi import MpiDevice
+        from rankmesh_agent.mpi.backend import MpiBackend
         from rankmesh_agent.mpi.library import cuda_aware
 
         backend = self._host.order.backend

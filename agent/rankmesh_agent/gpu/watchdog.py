@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from rankmesh_agent.gpu.store_exchange import Exchange
 from rankmesh_agent.gpu.launch import Launch
+from rankmesh_agent.gpu.store_exchange import Exchange
 from rankmesh_agent.group.work import Future
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, DistError

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
-from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.backends.base import Backend, Watch
+from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.coalescing import BatchedWork, Recorded
 from rankmesh_agent.group.flight_recorder import Entry, Owner, Recorder, Tally, error_text
 from rankmesh_agent.group.pending import After, Note

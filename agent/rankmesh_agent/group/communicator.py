@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rankmesh_agent.group.coalescing import merged
-from rankmesh_agent.group.call_queue import Options, Order
 from rankmesh_agent.backends.registered import Outcome
+from rankmesh_agent.group.call_queue import Options, Order
+from rankmesh_agent.group.coalescing import merged
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.wire.errors import DistBackendError, DistError, DistNetworkError

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rankmesh_agent.group.flight_recorder import Entry, Tally
-from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.group.state import Standing
 from rankmesh_agent.group.pending import RunningCall
+from rankmesh_agent.group.state import Standing
+from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import Call
 

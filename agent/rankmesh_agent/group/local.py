@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankmesh_agent.backends.base import MONITORED
+from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.backends.custom import CustomBackend
+from rankmesh_agent.backends.delegated import Lent
+from rankmesh_agent.backends.hierarchical_cpu import HostsBackend
+from rankmesh_agent.backends.segment_setup import Sharing, share_memory
 from rankmesh_agent.collectives.hierarchical.hosts import Hosts, layout_of
 from rankmesh_agent.collectives.link import octets
-from rankmesh_agent.backends.base import MONITORED
-from rankmesh_agent.backends.custom import CustomBackend
-from rankmesh_agent.backends.hierarchical_cpu import HostsBackend
-from rankmesh_agent.backends.delegated import Lent
-from rankmesh_agent.backends.cpu import MeshBackend
-from rankmesh_agent.backends.segment_setup import Sharing, share_memory
+from rankmesh_agent.group.call_queue import Options, Order
 from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.group.delegation import Elsewhere
-from rankmesh_agent.progress.engine import Mesh
-from rankmesh_agent.group.message_stats import Messages
-from rankmesh_agent.group.call_queue import Options, Order
-from rankmesh_agent.progress.matching import ANY, Matching
-from rankmesh_agent.progress.framing import Port, Transfer
 from rankmesh_agent.group.flight_recorder import Entry, Tally, in_flight
-from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.group.state import Standing
+from rankmesh_agent.group.message_stats import Messages
 from rankmesh_agent.group.pending import Carrier, Message, RunningCall
+from rankmesh_agent.group.state import Standing
 from rankmesh_agent.group.work import MessageWork, Work
-from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.framing import Port, Transfer
+from rankmesh_agent.progress.matching import ANY, Matching
+from rankmesh_agent.progress.message_link import MessageLink
+from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.frames import Header, Opcode
@@ -111,8 +111,8 @@ class Communicator(Calls, Port):
     def use_mpi(self, compares: bool) -> None:
         """See Calls."""
         # Only here: of all jobs, few run on MPI.
-        from rankmesh_agent.mpi.group import MpiGroup
         from rankmesh_agent.mpi.communicator import Joined, join
+        from rankmesh_agent.mpi.group import MpiGroup
 
         order, standing = self._order, self._standing
         found: list[Joined] = []

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Mapping
 
-from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.group.flight_recorder import Entry, Recorder, Tally, error_text, name_of
+from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT
 
 _SWEPT = 2 * MOST_IN_FLIGHT

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from rankmesh_agent.group.message_stats import Messages
-from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.group.flight_recorder import Entry, words
+from rankmesh_agent.group.message_stats import Messages
 from rankmesh_agent.group.state import Standing
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call
 

@@ -11,10 +11,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rankmesh_agent.progress.engine import Mesh
 from rankmesh_agent.group.flight_recorder import Entry
-from rankmesh_agent.wire import frames
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
     DistError,

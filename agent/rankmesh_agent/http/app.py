@@ -9,23 +9,25 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
-from rankmesh_agent.http.routes import groups
-from rankmesh_agent.http.routes import health
-from rankmesh_agent.http.routes import lease
-from rankmesh_agent.http.routes import metrics
-from rankmesh_agent.http.routes import probe
-from rankmesh_agent.http.routes import store
-from rankmesh_agent.http.routes import store_health
-from rankmesh_agent.http.routes import tensors
-from rankmesh_agent.http.routes import introspection
-from rankmesh_agent.http.routes.group_calls import Threads
-from rankmesh_agent.http.routes.dependencies import AgentView, Landlord
-from rankmesh_agent.store.base import Store
 from rankmesh_agent.http.application import WebApplication
 from rankmesh_agent.http.middleware import Guard
+from rankmesh_agent.http.routes import (
+    groups,
+    health,
+    introspection,
+    lease,
+    metrics,
+    probe,
+    store,
+    store_health,
+    tensors,
+)
+from rankmesh_agent.http.routes.dependencies import AgentView, Landlord
+from rankmesh_agent.http.routes.group_calls import Threads
+from rankmesh_agent.store.base import Store
 from rankmesh_agent.wire.npy import MAX_HEADER
-from rankmesh_agent.config.settings import Settings
 
 
 def create_app(
@@ -54,7 +56,16 @@ def create_app(
     app.state.probing = Prober(lambda: agent.info().gateway, lambda: agent.settings, token)
     app.state.threads = Threads()
     app.state.max_tensor = max_tensor
-    modules = [health, metrics, groups, tensors, watching, store, probe, *([lease] if landlord is not None else [])]
+    modules = [
+        health,
+        metrics,
+        groups,
+        tensors,
+        introspection,
+        store,
+        probe,
+        *([lease] if landlord is not None else []),
+    ]
     return app.guarded(modules, token, names, max_tensor)
 
 

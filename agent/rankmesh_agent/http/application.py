@@ -18,8 +18,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
-from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, bug, problem, problem_of
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import Problem
 from rankmesh_agent.wire.version import __version__
 

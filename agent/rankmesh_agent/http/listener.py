@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from rankmesh_agent.http.server import HttpThread, Taker, bind, url_of
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
+from rankmesh_agent.http.server import HttpThread, Taker, bind, url_of
 from rankmesh_agent.net.sockets import reachable_addresses
 from rankmesh_agent.wire.upgrade import Upgrade
 

@@ -18,9 +18,9 @@ from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.http_client import Answer, Asker, NoAnswerError
 from rankmesh_agent.progress.disconnects import Vigil
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     GatewayUnreachableError,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.backends.base import MONITORED, Backend, Watch
 from rankmesh_agent.backends.fingerprint import disagree, meet
+from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.mpi.collectives import MOST, Collectives
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.progress.message_link import MessageLink

@@ -17,8 +17,8 @@ import numpy as np
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.collectives.reduction import combine_partials, combine_some, partial_dtype, quiet
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.buffers import Parts, address, overlaps, spec
+from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.types import datatype, is_native, operation
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from rankmesh_agent.group.pending import RunningCall
+from rankmesh_agent.group.state import Standing
 from rankmesh_agent.mpi.backend import MpiBackend
-from rankmesh_agent.mpi.watchdog import GUARD, Guarded
 from rankmesh_agent.mpi.communicator import Joined
 from rankmesh_agent.mpi.messages import MpiMessages
+from rankmesh_agent.mpi.watchdog import GUARD, Guarded
 from rankmesh_agent.progress.matching import Matching
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.group.state import Standing
-from rankmesh_agent.group.pending import RunningCall
 
 
 class MpiGroup:

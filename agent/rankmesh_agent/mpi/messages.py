@@ -31,10 +31,10 @@ import numpy as np
 from rankmesh_agent.collectives.link import pieces
 from rankmesh_agent.mpi.collectives import MOST
 from rankmesh_agent.mpi.library import mpi
-from rankmesh_agent.progress.engine import Mesh
-from rankmesh_agent.progress.matching import ANY, Matching, mismatch
-from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.framing import Transfer
+from rankmesh_agent.progress.matching import ANY, Matching, mismatch
 from rankmesh_agent.wire.errors import DistBackendError
 
 _HEAD = struct.Struct("!qq")

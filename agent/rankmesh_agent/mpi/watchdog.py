@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from rankmesh_agent.group.pending import RunningCall
+from rankmesh_agent.group.state import Standing
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.messages import see_off
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.group.state import Standing
-from rankmesh_agent.group.pending import RunningCall
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import Call
 

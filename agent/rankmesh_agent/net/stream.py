@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire import attach_frames, handshake
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import AuthenticationError, ProtocolError
 
 Buffer = memoryview | bytes | bytearray

@@ -15,8 +15,8 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.transports.base import Attempt, Connection, Listener, Transport
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.transports.base import Attempt, Connection, Listener, Transport
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.schemas import Member
 

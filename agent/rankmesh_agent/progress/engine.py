@@ -20,11 +20,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.progress.framing import FETCH_BYTES, Fetch, Peer, Port, Transfer
 from rankmesh_agent.group.flight_recorder import Recorder
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.framing import FETCH_BYTES, Fetch, Peer, Port, Transfer
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
 

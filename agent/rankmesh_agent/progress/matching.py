@@ -23,10 +23,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.engine import Mesh
 from rankmesh_agent.progress.framing import Fetch, Transfer
 from rankmesh_agent.wire import dtypes, frames
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.frames import Header, Opcode
 

@@ -10,22 +10,22 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rankmesh_agent.remote import errors
-from rankmesh_agent.remote.codec import GroupTold, group_heard
-from rankmesh_agent.net.stream import Channel, Frame, Gone, Late
-from rankmesh_agent.remote.group import AttachedGroup
-from rankmesh_agent.remote.client import Lanes, Line, Note, Route, Views
-from rankmesh_agent.remote.address import socket_path
-from rankmesh_agent.remote.store import AttachedStore
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.stream import Channel, Frame, Gone, Late
+from rankmesh_agent.remote import errors
+from rankmesh_agent.remote.address import socket_path
+from rankmesh_agent.remote.client import Lanes, Line, Note, Route, Views
+from rankmesh_agent.remote.codec import GroupTold, group_heard
+from rankmesh_agent.remote.group import AttachedGroup
+from rankmesh_agent.remote.store import AttachedStore
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Answer, Ask
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, ProtocolError, RankFailedError
 from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS, AgentBeat, Member
-from rankmesh_agent.config.settings import Settings
 
 _TELL_SECONDS = 5.0
 """How long the agent may take to end a group, or a message."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from rankmesh_agent.remote.state import AttachedCall, AttachedStanding
+from rankmesh_agent.backends.base import Backend, Watch
 from rankmesh_agent.collectives.link import Array, octets
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.backends.base import Backend, Watch
+from rankmesh_agent.remote.state import AttachedCall, AttachedStanding
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HAS_NOTE, NO_OP, Ask
 from rankmesh_agent.wire.dtypes import NONE, code_of

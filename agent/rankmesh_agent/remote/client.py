@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from rankmesh_agent.remote import errors
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.sockets import notice_vanished_peer
 from rankmesh_agent.net.stream import Channel, Frame, Gone, Late
+from rankmesh_agent.remote import errors
 from rankmesh_agent.wire import attach_frames, upgrade
 from rankmesh_agent.wire.attach_frames import Answer, Ask
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.schemas import AgentBeat
-from rankmesh_agent.net.sockets import notice_vanished_peer
 
 MOST_IDLE = 8
 """How many lanes are kept that nobody uses."""

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankmesh_agent.group.local import Communicator
-from rankmesh_agent.group.delegation import Told
 from rankmesh_agent.group.call_queue import Footing, Order
+from rankmesh_agent.group.delegation import Told
 from rankmesh_agent.group.flight_recorder import Entry, Tally
+from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.wire.dtypes import FROM_CODE, NONE, code_of
 from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp

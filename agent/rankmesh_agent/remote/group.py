@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankmesh_agent.remote import codec
-from rankmesh_agent.remote import errors
-from rankmesh_agent.remote.backend import AgentBackend
-from rankmesh_agent.remote.codec import GroupTold
-from rankmesh_agent.remote.state import AttachedCall, AttachedStanding, RemoteRounds
-from rankmesh_agent.collectives.link import Array, octets
-from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.backends.cpu import MeshBackend
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.backends.custom import CustomBackend
+from rankmesh_agent.collectives.link import Array, octets
 from rankmesh_agent.group.call_queue import Options, Order
+from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.group.flight_recorder import in_flight
 from rankmesh_agent.group.pending import After
 from rankmesh_agent.group.work import MessageWork, Work
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.remote import codec, errors
+from rankmesh_agent.remote.backend import AgentBackend
+from rankmesh_agent.remote.codec import GroupTold
+from rankmesh_agent.remote.state import AttachedCall, AttachedStanding, RemoteRounds
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import NO_OP, WAITS, Answer, Ask
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import Call, Kind

@@ -15,18 +15,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rankmesh_agent.remote import errors
-from rankmesh_agent.remote.codec import group_told
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.sockets import notice_vanished_peer
 from rankmesh_agent.net.stream import Channel, Frame, Gone, Late
-from rankmesh_agent.remote.session import Desk
-from rankmesh_agent.remote.lease import Landlord
+from rankmesh_agent.remote import errors
 from rankmesh_agent.remote.address import listen, socket_path
+from rankmesh_agent.remote.codec import group_told
+from rankmesh_agent.remote.lease import Landlord
+from rankmesh_agent.remote.session import Desk
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Answer, Ask
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedError, ProtocolError
 from rankmesh_agent.wire.schemas import LeaseWanted
-from rankmesh_agent.net.sockets import notice_vanished_peer
 
 CHALLENGE_SECONDS = 10.0
 """How long a stranger may take to prove that it belongs here, and to say what for."""

@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.agent import Agent
+from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.pending import Message
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.stream import Channel, Frame, Gone, Late, Room
 from rankmesh_agent.remote import errors
 from rankmesh_agent.remote.codec import call_heard, dtype_heard, group_told, told_heard
-from rankmesh_agent.net.stream import Channel, Frame, Gone, Late, Room
-from rankmesh_agent.collectives.link import Array, octets
-from rankmesh_agent.group.local import Communicator
-from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.pending import Message
-from rankmesh_agent.store import commands
-from rankmesh_agent.store import codec
+from rankmesh_agent.store import codec, commands
 from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.attach_frames import HAS_NOTE, WAITS, Answer, Ask, Call
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
     DistStoreError,

@@ -6,17 +6,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rankmesh_agent.backends.base import Watch
+from rankmesh_agent.collectives.link import Exchange
+from rankmesh_agent.group.flight_recorder import Entry, Recorder
+from rankmesh_agent.group.pending import Note
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.message_link import Payload, Rounds, Wait
 from rankmesh_agent.remote import errors
 from rankmesh_agent.remote.codec import call_told
-from rankmesh_agent.collectives.link import Exchange
-from rankmesh_agent.backends.base import Watch
-from rankmesh_agent.group.flight_recorder import Entry, Recorder
-from rankmesh_agent.progress.message_link import Payload, Rounds, Wait
-from rankmesh_agent.group.pending import Note
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Answer, Ask
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistError, GroupAbortedError, from_code
 from rankmesh_agent.wire.ops import Call
 

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from typing import TypeVar
 
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.net.deadline import Deadline
 
 T = TypeVar("T")
 

@@ -9,15 +9,15 @@ from contextlib import suppress
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.sockets import notice_vanished_peer
+from rankmesh_agent.net.spin import Lookout
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import ANSWER_SECONDS, CONNECT_SECONDS
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.net.spin import Lookout
 from rankmesh_agent.wire import handshake, store_frames
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, DistStoreError, ProtocolError
-from rankmesh_agent.net.sockets import notice_vanished_peer
 
 RETRY_SECONDS = 0.05
 """How long to pause before an owner that is not there yet is asked again."""

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import httpx
 
+from rankmesh_agent.http.middleware import MAX_BODY_BYTES
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.base import ANSWER_SECONDS, CONNECT_SECONDS, Store
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     BY_CODE,
     DistError,
@@ -22,7 +23,6 @@ from rankmesh_agent.wire.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from rankmesh_agent.http.middleware import MAX_BODY_BYTES
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
 
 IDLE_SECONDS = 2.0

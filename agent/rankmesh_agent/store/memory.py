@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TypeVar
 
-from rankmesh_agent.store.idempotency import Answers
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.command import Command, Immediate, Waiting
+from rankmesh_agent.store.idempotency import Answers
 from rankmesh_agent.store.table import Table
 
 T = TypeVar("T")

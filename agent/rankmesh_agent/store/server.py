@@ -24,13 +24,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
+from rankmesh_agent.net.sockets import notice_vanished_peer
+from rankmesh_agent.net.spin import Lookout
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
-from rankmesh_agent.net.spin import Lookout
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import handshake, store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, ProtocolError
-from rankmesh_agent.net.sockets import notice_vanished_peer
 
 CHALLENGE_SECONDS = 10.0
 """How long a stranger may take to prove that it belongs here."""

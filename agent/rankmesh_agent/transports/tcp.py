@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar
 
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.sockets import bind, notice_silent_peer, silence
 from rankmesh_agent.transports.base import (
     GREETING_BYTES,
     Admits,
@@ -37,9 +39,7 @@ from rankmesh_agent.transports.base import (
 )
 from rankmesh_agent.transports.handshaking import Conversation, Script
 from rankmesh_agent.wire import handshake
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
-from rankmesh_agent.net.sockets import bind, notice_silent_peer, silence
 
 CHALLENGE_SECONDS = 10.0
 """How long a stranger may take to prove that it belongs here."""

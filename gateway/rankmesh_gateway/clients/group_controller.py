@@ -13,10 +13,10 @@ from http import HTTPStatus
 
 from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
 from rankmesh_agent.wire.schemas import RankGroupInfo, RankInfo
-from rankmesh_gateway.state.validation import InvalidRequestError
-from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupMade, NoAnswer
 from rankmesh_gateway.clients.agent_client import Members, Said
+from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupMade, NoAnswer
 from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.state.validation import InvalidRequestError
 
 MAKE_SECONDS = 30.0
 """How long the members may take to meet, unless a client says otherwise."""

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import time
 
-from rankmesh_gateway.schemas import JobStore
 from rankmesh_gateway.clients.agent_client import Members
+from rankmesh_gateway.schemas import JobStore
 from rankmesh_gateway.state.registry import Registry
 
 SHOWN_NAMES = 100

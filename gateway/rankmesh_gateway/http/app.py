@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankmesh_agent.http.middleware import Application, Guard
 from rankmesh_agent.http.construction import making
+from rankmesh_agent.http.middleware import Application, Guard
 from rankmesh_gateway import dashboard
 from rankmesh_gateway.http.asgi import Front
 from rankmesh_gateway.state.registry import Registry

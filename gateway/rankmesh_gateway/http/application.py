@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from rankmesh_agent.http.application import WebApplication
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_gateway.http import handlers
-from rankmesh_gateway.state.validation import InvalidRequestError
-from rankmesh_gateway.clients.group_controller import Fleet
 from rankmesh_gateway.clients.agent_client import Members
+from rankmesh_gateway.clients.group_controller import Fleet
+from rankmesh_gateway.clients.store_keys import Stores
+from rankmesh_gateway.http import handlers
+from rankmesh_gateway.http.routes import agents, dashboard, events, groups, health, membership, metrics
 from rankmesh_gateway.snapshot import Overviews
 from rankmesh_gateway.state.registry import Registry
-from rankmesh_gateway.http.routes import agents
-from rankmesh_gateway.http.routes import dashboard
-from rankmesh_gateway.http.routes import events
-from rankmesh_gateway.http.routes import groups
-from rankmesh_gateway.http.routes import health
-from rankmesh_gateway.http.routes import membership
-from rankmesh_gateway.http.routes import metrics
-from rankmesh_gateway.clients.store_keys import Stores
+from rankmesh_gateway.state.validation import InvalidRequestError
 
 
 def create_web(registry: Registry, token: str = "") -> WebApplication:

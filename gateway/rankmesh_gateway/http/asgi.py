@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import AgentBeat, AgentGoodbye, Done, Heartbeat, JoinRequest, LeaseRequest, Leave
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.state.validation import InvalidRequestError, closing
 from rankmesh_gateway.http.json_body import read
 from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.state.validation import InvalidRequestError, closing
 
 _LOOK_SECONDS = 0.05
 """How often to look whether the gateway ends while the web application is made."""

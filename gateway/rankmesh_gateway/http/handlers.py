@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from rankmesh_agent.wire.errors import DistError, NoFreeAgentError
 from rankmesh_agent.http.middleware import problem, problem_of
+from rankmesh_agent.wire.errors import DistError, NoFreeAgentError
 from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     GatewayHealth,
@@ -20,8 +20,8 @@ from rankmesh_agent.wire.schemas import (
     Problem,
 )
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.state.validation import GatewayClosingError, InvalidRequestError
 from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.state.validation import GatewayClosingError, InvalidRequestError
 
 T = TypeVar("T")
 

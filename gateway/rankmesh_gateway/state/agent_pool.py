@@ -24,6 +24,8 @@ from rankmesh_agent.wire.schemas import (
     LeaseRequest,
     Member,
 )
+from rankmesh_gateway.state.event_log import EventLog, Kind
+from rankmesh_gateway.state.rank import UNDER_WAY_SECONDS
 from rankmesh_gateway.state.validation import (
     MAX_AGENTS,
     GatewayClosingError,
@@ -32,8 +34,6 @@ from rankmesh_gateway.state.validation import (
     check_lease,
     closing,
 )
-from rankmesh_gateway.state.event_log import EventLog, Kind
-from rankmesh_gateway.state.rank import UNDER_WAY_SECONDS
 
 FORGET_AGENT_SECONDS = 300.0
 """A standalone agent is forgotten when it has been silent for this long."""

@@ -17,8 +17,8 @@ from rankmesh_agent.wire.schemas import (
     Member,
     RankInfo,
 )
-from rankmesh_gateway.state.event_writer import Chronicle
 from rankmesh_gateway.schemas import JobInfo, JobState
+from rankmesh_gateway.state.event_writer import Chronicle
 from rankmesh_gateway.state.rank import RankRecord
 
 JOIN_SILENCE_SECONDS = LONG_POLL_SECONDS + 10.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankmesh_agent.wire.schemas import Heartbeat, JoinRequest, Leave, Member
+from rankmesh_gateway.state.epoch import World
 from rankmesh_gateway.state.event_writer import Chronicle
 from rankmesh_gateway.state.rank import RankRecord
-from rankmesh_gateway.state.epoch import World
 
 
 class Job:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, GroupInfo, Member, RankInfo, RankState
-from rankmesh_gateway.state.validation import MAX_REASON
 from rankmesh_gateway.state.rates import Rates
+from rankmesh_gateway.state.validation import MAX_REASON
 
 UNDER_WAY_SECONDS = 0.25
 """A sign of life that comes so soon after word that its sender is gone was sent before."""

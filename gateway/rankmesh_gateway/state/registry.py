@@ -20,15 +20,15 @@ from rankmesh_agent.wire.schemas import (
     RankGroupInfo,
     RankInfo,
 )
-from rankmesh_gateway.state.agent_pool import Agents
-from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing
-from rankmesh_gateway.state.event_writer import Chronicle
 from rankmesh_gateway.schemas import GroupInFlight, JobInfo
+from rankmesh_gateway.state.agent_pool import Agents
+from rankmesh_gateway.state.epoch import World
 from rankmesh_gateway.state.event_log import EventLog
+from rankmesh_gateway.state.event_writer import Chronicle
 from rankmesh_gateway.state.groups import groups_of, in_flight_of
 from rankmesh_gateway.state.job import Job
 from rankmesh_gateway.state.rank import RankRecord
-from rankmesh_gateway.state.epoch import World
+from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing
 
 FORGET_SECONDS = 3600.0
 """A job without a live rank is forgotten this long after its last sign of life."""

@@ -13,9 +13,9 @@ import typer
 
 from rankmesh._cli import json_output
 from rankmesh._cli.exit_codes import DONE, FAILED, TIMED_OUT, USAGE, CommandError, reporting
+from rankmesh._cli.humanize import rate, seconds
 from rankmesh._cli.options import JsonOption
 from rankmesh._cli.tables import Table, show
-from rankmesh._cli.humanize import rate, seconds
 
 OPERATIONS = (
     "all_reduce",

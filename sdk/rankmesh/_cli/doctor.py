@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankmesh._cli import options
-from rankmesh._cli import json_output
+from rankmesh._cli import json_output, options
 from rankmesh._cli.exit_codes import DONE, NO, CommandError, complain, reporting
+from rankmesh._cli.humanize import rate, seconds, size
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
 from rankmesh._cli.tables import Table, show
-from rankmesh._cli.humanize import rate, seconds, size
 
 if TYPE_CHECKING:
     from rankmesh._cli.probe import Findings, Pair

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankmesh._cli import options
-from rankmesh._cli import json_output
+from rankmesh._cli import json_output, options
 from rankmesh._cli.exit_codes import DONE, NO, USAGE, CommandError, complain, reporting
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
 from rankmesh._cli.overview import Overview, inflight, overview_of

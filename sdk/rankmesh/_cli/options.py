@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import typer
 
+from rankmesh._cli.client import Service
 from rankmesh._cli.exit_codes import USAGE, CommandError
 from rankmesh._cli.local_jobs import nearby
-from rankmesh._cli.client import Service
 from rankmesh_agent.config.settings import Settings, token_in
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8700"

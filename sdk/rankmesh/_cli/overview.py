@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rankmesh._cli.exit_codes import FAILED, CommandError
 from rankmesh._cli.client import Service
-from rankmesh._cli.tables import Table
+from rankmesh._cli.exit_codes import FAILED, CommandError
 from rankmesh._cli.humanize import ranks, rate, seconds, size
+from rankmesh._cli.tables import Table
 
 Overview = dict[str, Any]
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from rankmesh._cli.exit_codes import CommandError
 from rankmesh._cli.client import Service
-from rankmesh_agent.diagnostics.probe import measure, shm_room
-from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest
+from rankmesh._cli.exit_codes import CommandError
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.diagnostics.probe import measure, shm_room
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import address_of_interface
+from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest
 from rankmesh_agent.wire.version import __version__
 
 AT_ONCE = 16

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from rankmesh._cli import humanize
-from rankmesh._cli.probe import Clock, Findings, Pair, Patient
 from rankmesh._cli.humanize import rate, seconds, size
+from rankmesh._cli.probe import Clock, Findings, Pair, Patient
 
 CLOCK_SECONDS = 1.0
 """Clocks that differ by more than this are worth a word: logs of several hosts do not fit together."""

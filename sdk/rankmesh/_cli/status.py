@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from rankmesh._cli import options
-from rankmesh._cli import json_output
+from rankmesh._cli import json_output, options
+from rankmesh._cli.client import Service
 from rankmesh._cli.exit_codes import DONE, NO, NOBODY, CommandError, reporting
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
 from rankmesh._cli.overview import Overview, complaints, overview_of, summary, tables
-from rankmesh._cli.client import Service
 from rankmesh._cli.tables import Table, show
 
 _LEAST_INTERVAL = 0.1

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from rankmesh._cli import options
-from rankmesh._cli import json_output
+from rankmesh._cli import json_output, options
+from rankmesh._cli.client import Service
 from rankmesh._cli.exit_codes import (
     DONE,
     FAILED,
@@ -27,12 +27,11 @@ from rankmesh._cli.exit_codes import (
     write,
 )
 from rankmesh._cli.options import GatewayOption, JsonOption, TokenFileOption, base_url, settings, token
-from rankmesh._cli.client import Service
 from rankmesh_agent.config.settings import DEFAULT_TIMEOUT, Settings
 
 if TYPE_CHECKING:
-    from rankmesh_agent.store.http_client import BlockingHttp
     from rankmesh_agent.store.command import Command
+    from rankmesh_agent.store.http_client import BlockingHttp
 
 T = TypeVar("T")
 

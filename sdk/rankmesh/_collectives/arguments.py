@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 import rankmesh._session.debug as _debug
-from rankmesh._tensors.containers import device_of
 from rankmesh._session.session import Group, NonMember, communicator
-from rankmesh_agent.group.communicator import Calls
+from rankmesh._tensors.containers import device_of
 from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.group.pending import After, Note
 from rankmesh_agent.net.deadline import seconds_of
 

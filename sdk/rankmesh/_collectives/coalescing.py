@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rankmesh._collectives.arguments import Timeout, listed, members_of, options
-from rankmesh._collectives.reduce_broadcast import all_reduce
 from rankmesh._collectives.gather_scatter import all_gather
+from rankmesh._collectives.reduce_broadcast import all_reduce
 from rankmesh._session.session import Group, NonMember, communicator
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rankmesh._tensors.arrays import destination, overlap, shape_of, source
 from rankmesh._collectives.arguments import Timeout, all_of, first, group_root, listed, members_of, options, whole
-from rankmesh._tensors.containers import Array
 from rankmesh._collectives.reduce_op import reduction
 from rankmesh._session.session import Group
+from rankmesh._tensors.arrays import destination, overlap, shape_of, source
+from rankmesh._tensors.containers import Array
 from rankmesh_agent.collectives.reduction import premultiplied
 from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.group.work import Work

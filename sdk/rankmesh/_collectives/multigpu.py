@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankmesh._tensors.arrays import destination, source
 from rankmesh._collectives.arguments import Timeout, all_of, first, group_root, listed, members_of, options, whole
-from rankmesh._tensors.containers import Array, device_of
 from rankmesh._collectives.reduce_op import reduction
 from rankmesh._session.session import Group
+from rankmesh._tensors.arrays import destination, source
+from rankmesh._tensors.containers import Array, device_of
 from rankmesh_agent.collectives.reduction import combine, premultiplied
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import display
@@ -60,7 +60,7 @@ def broadcast_multigpu(
     gpus = _gpus(group, tensor_list)
     if gpus is not None:
         index = _index(src_tensor, "src_tensor", tensor_list)
-        from rankmesh._collectives.reduce_broadcast import over_gpus
+        from rankmesh._collectives import over_gpus
 
         return over_gpus.broadcast(gpus, tensor_list, root, index, options(gpus, timeout, async_op, list(tensor_list)))
     arrays, after = _destinations(tensor_list, "tensor_list")
@@ -98,7 +98,7 @@ def all_reduce_multigpu(
         return None
     gpus = _gpus(group, tensor_list, op)
     if gpus is not None:
-        from rankmesh._collectives.reduce_broadcast import over_gpus
+        from rankmesh._collectives import over_gpus
 
         return over_gpus.all_reduce(gpus, tensor_list, op, options(gpus, timeout, async_op, list(tensor_list)))
     arrays, after = _destinations(tensor_list, "tensor_list")
@@ -145,7 +145,7 @@ def reduce_multigpu(
     gpus = _gpus(group, tensor_list, op)
     if gpus is not None:
         index, users = _index(dst_tensor, "dst_tensor", tensor_list), list(tensor_list)
-        from rankmesh._collectives.reduce_broadcast import over_gpus
+        from rankmesh._collectives import over_gpus
 
         return over_gpus.reduce(gpus, tensor_list, root, index, op, options(gpus, timeout, async_op, users))
     arrays, after = _destinations(tensor_list, "tensor_list")
@@ -187,7 +187,7 @@ def all_gather_multigpu(
     gpus = _gpus(group, input_tensor_list)
     if gpus is not None:
         users = [tensor for outputs in output_tensor_lists for tensor in outputs]
-        from rankmesh._collectives.reduce_broadcast import over_gpus
+        from rankmesh._collectives import over_gpus
 
         return over_gpus.all_gather(
             gpus, output_tensor_lists, input_tensor_list, options(gpus, timeout, async_op, users)
@@ -245,7 +245,7 @@ def reduce_scatter_multigpu(
     gpus = _gpus(group, output_tensor_list, op)
     if gpus is not None:
         users = list(output_tensor_list)
-        from rankmesh._collectives.reduce_broadcast import over_gpus
+        from rankmesh._collectives import over_gpus
 
         return over_gpus.reduce_scatter(
             gpus, output_tensor_list, input_tensor_lists, op, options(gpus, timeout, async_op, users)

@@ -17,8 +17,8 @@ from rankmesh._collectives.arguments import Timeout, group_root, listed, members
 from rankmesh._collectives.object_frames import HEAD_BYTES, RECORD_TAG, Incoming, Outgoing, move_rests, pack, records
 from rankmesh._collectives.serialize import dumps
 from rankmesh._session.session import Group
-from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
 

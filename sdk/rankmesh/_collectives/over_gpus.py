@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankmesh._tensors import cuda
-from rankmesh._tensors.arrays import destination, source
 from rankmesh._collectives.arguments import all_of
 from rankmesh._collectives.reduce_broadcast import scaled
-from rankmesh._tensors.containers import Array, device_of
 from rankmesh._collectives.reduce_op import reduction
 from rankmesh._session.session import Group
+from rankmesh._tensors import cuda
+from rankmesh._tensors.arrays import destination, source
+from rankmesh._tensors.containers import Array, device_of
 from rankmesh_agent.collectives.reduction import premultiplied
 from rankmesh_agent.gpu import nccl
 from rankmesh_agent.gpu.communicator import DeviceCalls

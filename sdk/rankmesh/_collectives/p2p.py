@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from rankmesh._tensors.arrays import destination, source
 from rankmesh._collectives.arguments import Timeout, group_root, members_of, options, whole
-from rankmesh._tensors.containers import device_of
 from rankmesh._session.session import Group, require_world
+from rankmesh._tensors.arrays import destination, source
+from rankmesh._tensors.containers import device_of
 from rankmesh_agent.group.communicator import Calls
-from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.group.work import Work
+from rankmesh_agent.progress.matching import ANY
 
 
 def send(

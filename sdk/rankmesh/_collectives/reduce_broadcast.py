@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 import rankmesh._session.debug as _debug
-from rankmesh._tensors.arrays import destination, source
 from rankmesh._collectives.arguments import Timeout, all_of, group_root, members_of, options
-from rankmesh._tensors.containers import Array
 from rankmesh._collectives.reduce_op import reduction
 from rankmesh._session.session import Group, NonMember, communicator, finish_on_gpus
+from rankmesh._tensors.arrays import destination, source
+from rankmesh._tensors.containers import Array
 from rankmesh_agent.collectives.reduction import premultiplied
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from rankmesh._tensors.containers import kind_of, memory
+from rankmesh._collectives import codec
 from rankmesh._session.session import require_world
-from rankmesh._collectives.reduce_broadcast import codec
+from rankmesh._tensors.containers import kind_of, memory
 from rankmesh_agent.wire.errors import ProtocolError
 
 _PICKLE = "pickle"

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from rankmesh_agent.config.settings import is_loopback
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.config.settings import is_loopback
 
 MAX_BYTES = 1200
 """Largest datagram: it fits into one packet everywhere."""

@@ -24,8 +24,8 @@ from typing import Any
 
 from rankmesh._rendezvous.hosted import Address, HostedGateway
 from rankmesh._rendezvous.locator import LOOPBACK, Meeting, chosen_host
-from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.errors import DistNetworkError
 
 _WRITER = 1 << 40
 _JOBS = 1 << 41

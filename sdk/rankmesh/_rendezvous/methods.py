@@ -9,16 +9,16 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from rankmesh._rendezvous import handlers
-from rankmesh._rendezvous.tcp import AtAddress
 from rankmesh._rendezvous.file import AtFile
 from rankmesh._rendezvous.launcher_env import placed
 from rankmesh._rendezvous.locator import LOOPBACK, Known, Meeting
 from rankmesh._rendezvous.multicast import AtMulticast
 from rankmesh._rendezvous.store import AtStore
+from rankmesh._rendezvous.tcp import AtAddress
 from rankmesh._rendezvous.torchrun import store_at
 from rankmesh._rendezvous.urls import hosting_in, is_multicast, number_in, path_of, place_of, url_for
-from rankmesh_agent.wire.schemas import UNASSIGNED
 from rankmesh_agent.config.settings import Hosting, Settings
+from rankmesh_agent.wire.schemas import UNASSIGNED
 
 _STARTERS = "'rankmesh run', torchrun, srun, mpirun, mpiexec, and an Indexed Job of Kubernetes"
 """Who tells a process which rank it is, and where rank 0 is."""

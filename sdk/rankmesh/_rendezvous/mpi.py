@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from rankmesh._rendezvous.tcp import AtAddress
 from rankmesh._rendezvous.locator import LOOPBACK, Known, Meeting, chosen_host
 from rankmesh._rendezvous.methods import Rendezvous, at, rendezvous
+from rankmesh._rendezvous.tcp import AtAddress
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.mpi.library import mpi
+from rankmesh_agent.net.sockets import address_towards
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, from_code
-from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.net.sockets import address_towards
 
 _ANY_PORT = 9
 """Of an address that is only to be faced, not reached."""

@@ -15,10 +15,10 @@ import time
 from rankmesh._rendezvous.datagrams import Channel, Message, digest_of
 from rankmesh._rendezvous.hosted import Address, HostedGateway
 from rankmesh._rendezvous.locator import Meeting, chosen_host
-from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.schemas import UNASSIGNED
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.net.sockets import address_towards
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.schemas import UNASSIGNED
 
 ASK_SECONDS = 0.1
 """How long an answer is waited for before asking again."""

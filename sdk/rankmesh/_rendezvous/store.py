@@ -8,8 +8,8 @@ from typing import Any
 
 from rankmesh._rendezvous.hosted import Address, HostedGateway
 from rankmesh._rendezvous.locator import LOOPBACK, Meeting, chosen_host, listen_on
-from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.errors import DistNetworkError
 
 _SLICE_SECONDS = 0.2
 """How long a store that can only wait is waited for at a time, so that deadlines and Ctrl-C get through."""

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.http_client import Answer, Asker, NoAnswerError
 from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
     AuthenticationError,
@@ -19,7 +20,6 @@ from rankmesh_agent.wire.errors import (
     from_code,
 )
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentBeat, LeaseRequest
-from rankmesh_agent.config.settings import Settings
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
 
-from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.errors import DistBackendError
 
 _MESH = ("mesh", "gloo", "tcp")
 """Names that mean the CPU data plane: scripts written for gloo, or for torch's first 'tcp', run unchanged."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankmesh._tensors.arrays import describe
-from rankmesh_agent.group.pending import Note
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.group.pending import Note
 
 
 class DebugLevel(enum.IntEnum):

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from rankmesh._session.backend import Backend, Engines, is_nccl_available, resolve
 from rankmesh._collectives.arguments import whole
+from rankmesh._session.backend import Backend, Engines, is_nccl_available, resolve
 from rankmesh._session.session import Group, GroupMember, NonMember, ProcessGroup, communicator, require_world
-from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.deadline import seconds_of
 
 SHRINK_DEFAULT = 0
 """shrink_group waits for nothing."""

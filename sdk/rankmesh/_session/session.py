@@ -14,16 +14,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from rankmesh._session.backend import BackendOptions, Engines, create, resolve
-from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.deadline import seconds_of
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
     from rankmesh._stores.agent import AgentStore as Store
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.remote.agent import AttachedAgent
-    from rankmesh_agent.group.communicator import Calls
     from rankmesh_agent.gpu.selection import Choice
+    from rankmesh_agent.group.communicator import Calls
+    from rankmesh_agent.remote.agent import AttachedAgent
 
 default_pg_timeout: Final = timedelta(minutes=30)
 """Default time an operation may take, as in torch.distributed; RANKMESH_TIMEOUT (seconds) changes it."""

@@ -10,10 +10,10 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh._tensors.arrays import supported
 from rankmesh._collectives.arguments import Timeout, members_of, options
-from rankmesh._tensors.containers import Array
 from rankmesh._session.session import Group
+from rankmesh._tensors.arrays import supported
+from rankmesh._tensors.containers import Array
 
 
 def empty(

@@ -12,10 +12,10 @@ from typing import TypeVar, cast
 from rankmesh._stores.base import DEFAULT_TIMEOUT, Text
 from rankmesh._stores.commands import CommandStore
 from rankmesh._stores.log import CAME, LEFT, SET, Log, Record
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command, Immediate, Waiting, Write
 from rankmesh_agent.store.table import Changes, Table
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
 
 _LOCK_SECONDS = 60.0

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from rankmesh_agent.store.keys import MAX_VALUE_BYTES
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.store.keys import MAX_VALUE_BYTES
 from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
 from rankmesh_agent.wire.schemas import MAX_KEY_BYTES
 

@@ -7,14 +7,14 @@ import socket
 import threading
 from typing import Any
 
+from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.http.server import HttpThread
+from rankmesh_agent.net.sockets import bind, reachable_addresses
 from rankmesh_agent.store.blocking import BlockingMemory
-from rankmesh_agent.store.server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.store.server import FastPath
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
-from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
-from rankmesh_agent.net.sockets import bind, reachable_addresses
 
 _WHAT = "the TCPStore serves its keys"
 

@@ -14,12 +14,12 @@ from rankmesh._rendezvous.urls import url_for
 from rankmesh._stores.base import DEFAULT_TIMEOUT, timedelta_of
 from rankmesh._stores.commands import CommandStore
 from rankmesh._stores.server import Served, serve
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Count
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import StoreTimeoutError
-from rankmesh_agent.config.settings import Settings
 
 if TYPE_CHECKING:
     from rankmesh_agent.store.client import BlockingRemote

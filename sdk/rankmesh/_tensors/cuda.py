@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from rankmesh._session.backend import needs
+from rankmesh._session.session import Group, ProcessGroup, communicator, require_world
 from rankmesh._tensors.containers import Array, Store, kind_of, memory, on_cuda, refuse_freed, refuse_not_dense
 from rankmesh._tensors.containers import carried as torch_dtype
-from rankmesh._session.session import Group, ProcessGroup, communicator, require_world
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.device.streams import CupyStreams, TorchStreams
-from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.gpu.communicator import DeviceCalls
 from rankmesh_agent.gpu.selection import Choice
 from rankmesh_agent.gpu.store_exchange import Exchange
+from rankmesh_agent.group.communicator import Calls
 
 _CUPY = CupyStreams()
 _WIDEST_BITS = 8

@@ -17,15 +17,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as c10d
 
-from rankmesh._collectives.reduce_broadcast import coalescing
-from rankmesh._collectives.reduce_broadcast import reduce_broadcast
-from rankmesh._collectives.reduce_broadcast import gather_scatter
-from rankmesh._collectives.reduce_broadcast import p2p
+from rankmesh._collectives import coalescing, gather_scatter, p2p, reduce_broadcast
 from rankmesh._collectives.arguments import Timeout
 from rankmesh._session.session import ProcessGroup as MeshGroup
 from rankmesh.torch._errors import as_torchs
-from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._patches import untraced
+from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._work import Done, Message, Pending
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.work import Work

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch.distributed as c10d
 
-from rankmesh._session import session
-from rankmesh._session.backend import Engines
 from rankmesh._rendezvous import rendezvous
 from rankmesh._rendezvous.locator import LOOPBACK
+from rankmesh._session import session
+from rankmesh._session.backend import Engines
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._group import ProcessGroup
 from rankmesh.torch._reducer import keep_works
-from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.net.deadline import Deadline, seconds_of
-from rankmesh_agent.wire.errors import DistError, JoinTimeoutError
 from rankmesh_agent.config.settings import Settings, is_loopback
+from rankmesh_agent.net.deadline import Deadline, seconds_of
+from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.wire.errors import DistError, JoinTimeoutError
 
 _ELSEWHERE = "elsewhere"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05

@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 from rankmesh._session import session
 from rankmesh.torch._errors import as_torchs
 from rankmesh.torch._store import fresh_job_store
-from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.errors import DistError
 
 _NAMES = ("rank", "world_size")
 

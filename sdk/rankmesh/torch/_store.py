@@ -9,10 +9,10 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 import torch.distributed
 
+from rankmesh._session.session import World, get_default_store, require_world
 from rankmesh._stores.base import Store as MeshStore
 from rankmesh._stores.base import Text
 from rankmesh._stores.commands import CommandStore, Refusing
-from rankmesh._session.session import World, get_default_store, require_world
 from rankmesh.torch._errors import as_torchs
 from rankmesh_agent.wire.errors import DistError
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
-from rankmesh_agent.progress import engine as engine
 from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.progress import engine as engine
 from rankmesh_agent.progress.engine import Mesh
 from rankmesh_agent.transports.shm_ring import RING_BYTES
 from rankmesh_agent.wire.errors import RankFailedError

@@ -11,10 +11,10 @@ import pytest
 from support.oracle import OPS, expected, ops_of, values
 from support.threads import LATER, NOW, World, world
 
+from rankmesh_agent.backends.cpu import MeshBackend
 from rankmesh_agent.collectives import all_reduce
 from rankmesh_agent.collectives.link import PIECE, shares
 from rankmesh_agent.collectives.reduction import partial_dtype
-from rankmesh_agent.backends.cpu import MeshBackend
 from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.wire.dtypes import FROM_CODE, display

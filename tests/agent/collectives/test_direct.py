@@ -13,9 +13,9 @@ from support.oracle import expected, ops_of, values
 from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives import all_to_all
-from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.collectives.reduction import CACHED
 from rankmesh_agent.collectives.select import _rows, algorithm, algorithms, candidates
+from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.windows import Shown, Windows

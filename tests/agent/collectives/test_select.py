@@ -7,9 +7,9 @@ import inspect
 import pytest
 
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
-from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.collectives.link import pieces, shares
 from rankmesh_agent.collectives.select import OVER_HOSTS, _rows, algorithm, algorithms, candidates, row_of
+from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind
 

@@ -10,8 +10,8 @@ import pytest
 from support import oracle
 from support.threads import NOW, World, world
 
-from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.collectives.select import Medium, algorithm
+from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import Kind, ReduceOp

@@ -11,12 +11,12 @@ import pytest
 from support.command import Double, member
 from support.processes import free_port, plain_http_server
 
-from rankmesh_agent.http.app import create_app
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import AddressNotListedError, Prober, measure
+from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpThread, bind, url_of
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import AgentInfo, Member, ProbeRequest
-from rankmesh_agent.config.settings import Settings
 
 SECONDS = 0.5
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from support.processes import wait_until
 
-from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.backends.base import Backend, Watch
-from rankmesh_agent.group.coalescing import BatchedWork
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.call_queue import Options, Order
-from rankmesh_agent.group.state import Standing
+from rankmesh_agent.group.coalescing import BatchedWork
 from rankmesh_agent.group.pending import RunningCall
+from rankmesh_agent.group.state import Standing
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.engine import Mesh
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, Kind
 

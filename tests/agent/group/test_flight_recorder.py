@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
-from rankmesh_agent.group.local import Communicator
-from rankmesh_agent.progress.engine import Mesh
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.flight_recorder import ENDED_GROUPS, MOST_GROUPS, OTHER_GROUPS, Recorder, Tally
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.progress.engine import Mesh
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError, GroupAbortedError
 from rankmesh_agent.wire.ops import ReduceOp
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, FlightRecord, InFlight

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from support.threads import NOW, World, world
 
-from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
-from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
 from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.hierarchical_cpu import HostsBackend
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
+from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
 from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.transports.base import Buffer
 from rankmesh_agent.transports.inproc import InprocConnection
 from rankmesh_agent.wire.errors import (

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from support.threads import LATER, NOW, World, world
 
-from rankmesh_agent.progress import framing
-from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.progress import framing
 from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.shm_ring import RingConnection
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, DistNetworkError
@@ -48,7 +48,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Read, Any, i
             function(original, connection, address, into, nbytes)
 
         monkeypatch.setattr(RingConnection, "read_offered", read)
-        monkeypatch.setattr(peer, "FETCH_BYTES", 8 << 20)  # so that several pieces are no long message
+        monkeypatch.setattr(framing, "FETCH_BYTES", 8 << 20)  # so that several pieces are no long message
         return sizes
 
     return replace
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_sent(pair: World, reading: Any) -> None:
 
 
 def test_where_it_is_forbidden_nothing_is_offered(monkeypatch: pytest.MonkeyPatch, reading: Any) -> None:
-    monkeypatch.setattr(vmread, "allowed", lambda *_: False)
+    monkeypatch.setattr(process_vm, "allowed", lambda *_: False)
     sizes = reading(as_it_is)
 
     def call(members: Communicator) -> None:

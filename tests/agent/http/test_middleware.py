@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistStoreError, RankFailedError
 from rankmesh_agent.http.middleware import MAX_BODY_BYTES, Guard, problem, problem_of
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistStoreError, RankFailedError
 
 LIMIT = 1000
 

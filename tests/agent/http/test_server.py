@@ -8,6 +8,7 @@ import threading
 import urllib.request
 from typing import Any
 
+from rankmesh_agent.http import uvicorn_server
 from rankmesh_agent.http.server import HttpThread
 from rankmesh_agent.net.sockets import bind, url_of
 
@@ -54,9 +55,8 @@ def test_at_once():
 
 
 def test_it_ends_when_told_and_not_at_its_next_look(monkeypatch):
-    from rankmesh_agent.http import uvicorn_server
 
-    monkeypatch.setattr(quiet_server, "_TICK_SECONDS", 60.0)
+    monkeypatch.setattr(uvicorn_server, "_TICK_SECONDS", 60.0)
     served = Served(when_asked=False)
     assert served.ask() == b"hello"
     served.thread.stop(timeout=20.0)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from rankmesh_agent.http.server import HttpThread
 from rankmesh_agent.membership import gateway_client as gateway_module
 from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
-from rankmesh_agent.http.server import HttpThread
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError, JoinTimeoutError
 from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinRequest, Member
-from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
 

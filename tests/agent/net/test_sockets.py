@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 from rankmesh_agent.net.sockets import bind, notice_silent_peer, silence, url_of
+from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
 
 def test_any_free_port():

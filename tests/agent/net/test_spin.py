@@ -40,7 +40,7 @@ class World:
 def world(monkeypatch) -> World:
     found = World()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(lookout, "monotonic", lambda: found.now)
+    monkeypatch.setattr(spin, "monotonic", lambda: found.now)
     return found
 
 

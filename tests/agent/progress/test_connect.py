@@ -16,12 +16,12 @@ from support import threads
 from support.connecting import look, meet, recv_exactly, send_all
 from support.threads import TRANSPORTS, in_threads, transport_named
 
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress import connect
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.transports.base import Connection, Listener, Transport
 from rankmesh_agent.transports.inproc import InprocTransport
 from rankmesh_agent.transports.tcp import TcpTransport, split_address
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.schemas import Member
 
@@ -156,7 +156,7 @@ def test_who_cannot_be_reached_is_named_with_its_addresses_and_nothing_is_left(
 
 
 def test_the_address_that_answers_is_taken(nobody_listens: str, nobody_talks: str, monkeypatch) -> None:
-    monkeypatch.setattr(establish, "_TRY_SECONDS", 0.2)
+    monkeypatch.setattr(connect, "_TRY_SECONDS", 0.2)
     with listening(3, TcpTransport("secret")) as ranks:
         members = [
             replace(member, addresses=[nobody_listens, nobody_talks, *member.addresses]) for member in ranks.members

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
-from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.progress.matching import ANY, WINDOW
 from rankmesh_agent.transports.tcp import SOCKET_BUFFER
 from rankmesh_agent.wire.dtypes import FROM_CODE

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from support.attached import TOKEN
 
-from rankmesh_agent.http.server import HttpThread
-from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.http.server import HttpThread
 from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_agent.standalone import Standalone
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
 

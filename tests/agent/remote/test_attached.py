@@ -15,9 +15,10 @@ import pytest
 from support.attached import SECONDS, TOKEN, attach, everywhere, in_thread, offer
 
 from rankmesh_agent.agent import Agent
-from rankmesh_agent.remote.agent import AttachedAgent
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.progress.matching import ANY
+from rankmesh_agent.remote.agent import AttachedAgent
 from rankmesh_agent.store import commands
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
@@ -32,7 +33,6 @@ from rankmesh_agent.wire.errors import (
     RankFailedError,
 )
 from rankmesh_agent.wire.ops import ReduceOp
-from rankmesh_agent.config.settings import Settings
 
 NOW, LATER = Options(SECONDS), Options(SECONDS, async_op=True)
 _jobs = (f"attached-{os.getpid()}-{number}" for number in itertools.count())

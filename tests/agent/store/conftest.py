@@ -11,8 +11,8 @@ import pytest
 
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpThread, bind, url_of
-from rankmesh_agent.store.server import FastPath
 from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.store.server import FastPath
 from rankmesh_agent.wire.store_frames import UPGRADE
 
 

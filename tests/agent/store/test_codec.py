@@ -137,7 +137,7 @@ def test_an_error_that_is_not_a_stores_is_one_here(code):
 
 
 def test_an_answer_that_would_be_too_large(monkeypatch):
-    monkeypatch.setattr(forms, "MAX_BYTES", 100)
+    monkeypatch.setattr(codec, "MAX_BYTES", 100)
     kind, _, count, *_ = decode_answer(frame := codec.answer(1, [b"\x00" * 60, b"x" * 60]))
     assert (kind, decode_parts(frame, count)[0]) == (Kind.REFUSED, b"invalid-value")
     with pytest.raises(DistStoreError, match="at most 100 are allowed"):

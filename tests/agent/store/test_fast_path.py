@@ -23,9 +23,10 @@ from support.processes import wait_until
 
 from rankmesh_agent.http.app import create_store_app
 from rankmesh_agent.http.server import HttpThread, bind, url_of
-from rankmesh_agent.store import client
-from rankmesh_agent.store import server
-from rankmesh_agent.store import codec
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.store import client as store_client
+from rankmesh_agent.store import codec, server
+from rankmesh_agent.store.client import BlockingRemote, _Line
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import (
     Add,
@@ -40,9 +41,7 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
-from rankmesh_agent.store.client import BlockingRemote, _Line
 from rankmesh_agent.store.server import FastPath
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
     DistNetworkError,
@@ -169,7 +168,7 @@ def pieces(monkeypatch) -> Iterator[Callable[..., _Line]]:
     """Makes connections to an owner that answers with some bytes, whatever is asked, a few at a time."""
     opened: list[socket.socket] = []
     running: list[threading.Thread] = []
-    monkeypatch.setattr(fast_client, "_SLICE_SECONDS", 0.01)
+    monkeypatch.setattr(store_client, "_SLICE_SECONDS", 0.01)
 
     def answer(sock: socket.socket, data: bytes, size: int, pause: float) -> None:
         sock.recv(1 << 16)
@@ -264,8 +263,8 @@ class TestAConnection:
         wait_until(lambda: len(owned.table._watches.get("k", ())) == 40, "40 waits")
         store.do(Set("k", b"v"))
         assert [wait.result(30) for wait in waits] == [b"v"] * 40
-        assert len(store._idle) == len(store._lines) <= client.MOST_IDLE
-        wait_until(lambda: len(fast_path._connections) <= client.MOST_IDLE, "the rest to be closed")
+        assert len(store._idle) == len(store._lines) <= store_client.MOST_IDLE
+        wait_until(lambda: len(fast_path._connections) <= store_client.MOST_IDLE, "the rest to be closed")
 
     def test_an_answer_that_comes_in_pieces(self, pieces):
         line = pieces(codec.answer(1, b"v" * 100), 10, pause=0.05)
@@ -273,7 +272,7 @@ class TestAConnection:
 
     def test_an_answer_that_stops_in_the_middle(self, pieces):
         line = pieces(codec.answer(1, b"v" * 100)[:-1], 100, pause=0.0)
-        with pytest.raises(client._Late):
+        with pytest.raises(store_client._Late):
             line.ask(Get("k"), 0.1)
 
     @pytest.mark.parametrize("frame", [codec.answer(2, 1), codec.answer(1, 1) * 2, b"\xff" * 24], ids=range(3))
@@ -353,11 +352,11 @@ class TestStrangers:
         assert one.is_closed()
 
     def test_silence(self, raw, monkeypatch):
-        monkeypatch.setattr(fast_server, "CHALLENGE_SECONDS", 0.05)
+        monkeypatch.setattr(server, "CHALLENGE_SECONDS", 0.05)
         assert raw(None).is_closed()
 
     def test_too_many(self, raw, fast_path, monkeypatch):
-        monkeypatch.setattr(fast_server, "MAX_STRANGERS", 1)
+        monkeypatch.setattr(server, "MAX_STRANGERS", 1)
         first = raw(None)
         with pytest.raises((EOFError, ConnectionError)):
             raw(None)
@@ -520,7 +519,7 @@ class TestWaits:
 
     def test_an_owner_that_does_not_answer(self, way, store, owned, monkeypatch):
         store.do(Count())
-        monkeypatch.setattr(fast_client, "ANSWER_SECONDS", 0.5)
+        monkeypatch.setattr(store_client, "ANSWER_SECONDS", 0.5)
         with owned.table._lock, pytest.raises(DistNetworkError, match="cannot be reached: timed out"):
             store.do(Add("k"))
         assert not store._lines
@@ -595,7 +594,7 @@ class TestConnectionsThatBreak:
             asked.append(command.seconds)
             if len(asked) == 1:
                 time.sleep(0.05)
-                raise client._Lost
+                raise store_client._Lost
             return b"v"
 
         monkeypatch.setattr(_Line, "ask", ask)
@@ -651,7 +650,7 @@ class TestConnectionsThatBreak:
         assert second.ask(QueuePop("q", 30.0), 1, EARLIER.pack(first.name, 3)) == b"1"
 
     def test_what_is_kept_is_bounded(self, raw, fast_path, monkeypatch):
-        monkeypatch.setattr(fast_server, "MOST_KEPT", 2)
+        monkeypatch.setattr(server, "MOST_KEPT", 2)
         names = []
         for _ in range(3):
             one = raw()
@@ -665,7 +664,7 @@ class TestConnectionsThatBreak:
         assert fast_path._kept._bytes == 24
 
     def test_and_not_for_ever(self, raw, fast_path, monkeypatch):
-        monkeypatch.setattr(fast_server, "KEPT_SECONDS", 0.01)
+        monkeypatch.setattr(server, "KEPT_SECONDS", 0.01)
         one = raw()
         one.ask(Add("k"))
         one.close()

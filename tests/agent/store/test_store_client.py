@@ -13,7 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 from support.processes import free_port
 
-from rankmesh_agent.store.http_client import RemoteStore
+from rankmesh_agent.http.middleware import MAX_BODY_BYTES
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.store.client import BlockingRemote
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import (
     Add,
@@ -29,8 +31,7 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
-from rankmesh_agent.store.client import BlockingRemote
-from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.store.http_client import RemoteStore
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     InvalidValueError,
@@ -38,7 +39,6 @@ from rankmesh_agent.wire.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from rankmesh_agent.http.middleware import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.anyio
 

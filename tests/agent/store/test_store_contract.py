@@ -12,7 +12,7 @@ import pytest
 
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
-from rankmesh_agent.store.http_client import BlockingHttp, RemoteStore
+from rankmesh_agent.store.client import BlockingRemote
 from rankmesh_agent.store.commands import (
     Add,
     Append,
@@ -31,7 +31,7 @@ from rankmesh_agent.store.commands import (
     Wait,
 )
 from rankmesh_agent.store.condition import Condition, etag
-from rankmesh_agent.store.client import BlockingRemote
+from rankmesh_agent.store.http_client import BlockingHttp, RemoteStore
 from rankmesh_agent.store.keys import MAX_VALUE_BYTES
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.errors import (

@@ -14,8 +14,8 @@ import pytest
 from support.connecting import connect, dial, look, meet, recv_exactly, send_all, wait_ready
 from support.threads import TRANSPORTS, in_threads, transport_named
 
-from rankmesh_agent.transports.base import GREETING_BYTES, Connection
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.transports.base import GREETING_BYTES, Connection
 from rankmesh_agent.wire.errors import AddressInUseError, AuthenticationError, DistNetworkError
 
 PIECE = bytes(range(256)) * 256

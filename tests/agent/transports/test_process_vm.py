@@ -82,7 +82,7 @@ def test_any_dtype(dtype):
 def test_short_reads_are_continued(monkeypatch, most):
     data = np.arange(5000, dtype=np.uint16)
     got = np.zeros_like(data)
-    monkeypatch.setattr(vmread, "PIECE", most * 2)
+    monkeypatch.setattr(process_vm, "PIECE", most * 2)
     read_into(os.getpid(), address_of(data), got)
     np.testing.assert_array_equal(got, data)
 
@@ -137,7 +137,7 @@ def test_memory_of_a_stranger_is_not_taken_for_the_right_one():
 
 
 def test_without_the_system_call_nothing_is_allowed(monkeypatch):
-    monkeypatch.setattr(vmread, "_readv", None)
+    monkeypatch.setattr(process_vm, "_readv", None)
     data = np.zeros(4, np.uint8)
     assert not allowed(os.getpid(), address_of(data), bytes(4))
     with pytest.raises(DistNetworkError, match="not implemented"):

@@ -14,11 +14,11 @@ import pytest
 from support.connecting import accept, connect, dial, recv_exactly, send_all, wait_ready
 from support.threads import in_threads
 
-from rankmesh_agent.transports import shm_ring
-from rankmesh_agent.transports.shm_ring import RingTransport
-from rankmesh_agent.transports.shared_memory import LINE, Mapping
-from rankmesh_agent.transports.tcp import PROPOSAL, Offer, TcpTransport
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.transports import shm_ring
+from rankmesh_agent.transports.shared_memory import LINE, Mapping
+from rankmesh_agent.transports.shm_ring import RingTransport
+from rankmesh_agent.transports.tcp import PROPOSAL, Offer, TcpTransport
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _LINES = 4 * LINE
@@ -147,7 +147,9 @@ def no_room(monkeypatch) -> None:
 
 
 def no_memory_order(monkeypatch) -> None:
-    monkeypatch.setattr(ring, "unsupported", lambda: "shared memory needs the memory order of x86-64, this is s390x")
+    monkeypatch.setattr(
+        shm_ring, "unsupported", lambda: "shared memory needs the memory order of x86-64, this is s390x"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import threading
 import pytest
 from support.connecting import connect, dial, look, meet, recv_exactly, send_all
 
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.transports import tcp
 from rankmesh_agent.transports.tcp import TcpTransport, split_address
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError
 from rankmesh_agent.wire.handshake import Challenge
 

@@ -9,9 +9,9 @@ import pytest
 from support import agent_doubles as doubles
 
 from rankmesh_gateway.clients import store_keys as stores_module
-from rankmesh_gateway.schemas import JobStore
 from rankmesh_gateway.clients.agent_client import Members
 from rankmesh_gateway.clients.store_keys import SHOWN_NAMES, Stores
+from rankmesh_gateway.schemas import JobStore
 
 pytestmark = pytest.mark.anyio
 

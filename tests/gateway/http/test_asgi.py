@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from rankmesh_agent.wire.schemas import GroupInfo
+from rankmesh_gateway.http.application import create_web
 from rankmesh_gateway.http.asgi import Front
 from rankmesh_gateway.state.registry import Registry
-from rankmesh_gateway.http.application import create_web
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from rankmesh_gateway.http import sse as stream_module
-from rankmesh_gateway.state.event_log import KEPT_EVENTS, EventLog
 from rankmesh_gateway.http.sse import stream
+from rankmesh_gateway.state.event_log import KEPT_EVENTS, EventLog
 
 pytestmark = pytest.mark.anyio
 

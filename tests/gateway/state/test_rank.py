@@ -6,9 +6,9 @@ import pytest
 
 from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, Lost
-from rankmesh_gateway.state.validation import MAX_REASON, InvalidRequestError
 from rankmesh_gateway.state.rank import UNDER_WAY_SECONDS
 from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.state.validation import MAX_REASON, InvalidRequestError
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, JoinReply
 from rankmesh_gateway.state import registry as registry_module
-from rankmesh_gateway.state.validation import GatewayClosingError, GatewayFullError, InvalidRequestError
-from rankmesh_gateway.state.registry import FORGET_SECONDS, JobNotFoundError, Registry
 from rankmesh_gateway.state.epoch import JOIN_SILENCE_SECONDS
+from rankmesh_gateway.state.registry import FORGET_SECONDS, JobNotFoundError, Registry
+from rankmesh_gateway.state.validation import GatewayClosingError, GatewayFullError, InvalidRequestError
 
 
 def form(registry, ask, size=2, **how) -> JoinReply:

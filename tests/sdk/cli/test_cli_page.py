@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from support.command import Job, environment
 
+from rankmesh._cli import exit_codes
+
 pytestmark = pytest.mark.processes
 
 PAGE = Path(__file__).parents[3] / "docs/cli.md"
@@ -75,8 +77,7 @@ def test_every_command_is_on_the_page():
 
 
 def test_every_exit_code_is_on_the_page():
-    from rankmesh._cli import exit_codes
 
-    codes = {value for name, value in vars(leaving).items() if name.isupper() and isinstance(value, int)}
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
     rows = re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)
     assert {int(row) for row in rows} == codes

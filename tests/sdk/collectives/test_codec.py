@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from rankmesh._collectives.codec import MAX_DEPTH, decode, encode
 from rankmesh_agent.wire import dtypes
-from rankmesh._collectives.reduce_broadcast.codec import MAX_DEPTH, decode, encode
 from rankmesh_agent.wire.errors import ProtocolError
 
 START = b"RMO\x01"

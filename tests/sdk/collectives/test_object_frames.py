@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rankmesh._collectives.codec import encode
 from rankmesh._collectives.object_frames import HEAD_BYTES, RECORD_BYTES, RECORD_TAG, Incoming, Outgoing, pack, records
-from rankmesh._collectives.reduce_broadcast.codec import encode
 from rankmesh_agent.wire.errors import ProtocolError
 
 FITS = RECORD_BYTES - HEAD_BYTES

@@ -435,7 +435,7 @@ def hostile(me: Me) -> None:
     """Rank 0 sends pickles that make a file where they are read; nobody but rank 0 may read pickles."""
     import rankmesh._collectives.objects
     import rankmesh._collectives.serialize
-    from rankmesh._collectives.reduce_broadcast import codec
+    from rankmesh._collectives import codec
 
     me.init()
     rank = dist.get_rank()

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import rankmesh as dist
+from rankmesh._collectives import codec
 from rankmesh._collectives.serialize import dumps, loads
-from rankmesh._collectives.reduce_broadcast import codec
 
 
 class Colour(enum.Enum):

@@ -11,8 +11,7 @@ import pytest
 from support.processes import Me, Ranks
 
 import rankmesh as dist
-from rankmesh.nn import _bucketer
-from rankmesh.nn import GradientBucketer
+from rankmesh.nn import GradientBucketer, _bucketer
 
 FLOAT32_BYTES = 4
 

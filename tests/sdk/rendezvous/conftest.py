@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rankmesh._rendezvous.locator import Meeting
-from rankmesh_agent.membership.gateway_client import gateway_id
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.membership.gateway_client import gateway_id
 
 Open = Callable[..., Any]
 

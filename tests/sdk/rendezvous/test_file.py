@@ -16,8 +16,8 @@ from support.processes import free_port
 
 from rankmesh._rendezvous.file import AtFile
 from rankmesh._rendezvous.hosted import HostedGateway
-from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.errors import DistNetworkError
 
 OTHER_PROCESS = """\
 import sys

@@ -8,9 +8,9 @@ import pytest
 from support.processes import wait_until
 
 from rankmesh._rendezvous.hosted import Address, HostedGateway
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.errors import AddressInUseError
 from rankmesh_agent.wire.schemas import JoinRequest, Member
-from rankmesh_agent.config.settings import Settings
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 from rankmesh._rendezvous.datagrams import Channel, Message, digest_of
 from rankmesh._rendezvous.multicast import AtMulticast
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import JoinRequest, Member
-from rankmesh_agent.config.settings import Settings
 
 GROUP = "239.255.41.9"
 

@@ -9,8 +9,8 @@ import pytest
 
 from rankmesh._rendezvous.hosted import Address
 from rankmesh._rendezvous.store import AtStore
-from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.errors import DistNetworkError
 
 
 class Plain:

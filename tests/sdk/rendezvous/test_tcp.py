@@ -8,9 +8,9 @@ import pytest
 from support.processes import free_port, plain_http_server
 
 from rankmesh._rendezvous.tcp import AtAddress
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
-from rankmesh_agent.config.settings import Settings
 
 HERE = "127.0.0.1"
 

@@ -18,8 +18,8 @@ VARIABLES = ("RANKMESH_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been said about the level, here or in the environment."""
-    monkeypatch.setattr(_debug, "_level", None)
-    monkeypatch.setattr(_debug, "plain", False)
+    monkeypatch.setattr(debug, "_level", None)
+    monkeypatch.setattr(debug, "plain", False)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -94,7 +94,7 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -
 def test_below_detail_nothing_is_noted_or_looked_for(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
     dist.set_debug_level(level)
     for name in ("describe", "_call_site"):
-        monkeypatch.delattr(_debug, name)
+        monkeypatch.delattr(debug, name)
     assert debug.note_of([np.ones(3)]) is None
 
 

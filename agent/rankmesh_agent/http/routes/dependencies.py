@@ -9,6 +9,7 @@ from typing import Annotated, Protocol, cast
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.store.base import Store
 from rankmesh_agent.wire.schemas import (
@@ -25,7 +26,6 @@ from rankmesh_agent.wire.schemas import (
     ProbeReply,
     ProbeRequest,
 )
-from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.stats import Vitals
 
 

@@ -15,11 +15,11 @@ from typing import Annotated, Any, cast
 from fastapi import Depends, Path, Query, Request
 from starlette.requests import ClientDisconnect
 
-from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.group.work import MessageWork, QueuedWork, Work
-from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.http.routes.dependencies import TheAgent
+from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,

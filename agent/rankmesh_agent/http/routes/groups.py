@@ -14,10 +14,10 @@ from pydantic.dataclasses import dataclass
 from starlette.requests import ClientDisconnect
 
 from rankmesh_agent.group.local import Communicator
-from rankmesh_agent.http.routes.tensor_io import InvalidCallError
+from rankmesh_agent.http.routes.dependencies import BEARER, AgentView, TheAgent
 from rankmesh_agent.http.routes.group_calls import TheGroup, Threads, leaving
 from rankmesh_agent.http.routes.problems import documented
-from rankmesh_agent.http.routes.dependencies import BEARER, AgentView, TheAgent
+from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.wire.errors import GroupAbortedError
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import AgentInfo, GroupInfo, GroupWanted

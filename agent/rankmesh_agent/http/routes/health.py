@@ -6,8 +6,8 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Response
 
-from rankmesh_agent.http.routes.problems import documented
 from rankmesh_agent.http.routes.dependencies import TheAgent
+from rankmesh_agent.http.routes.problems import documented
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import AgentHealth, Done
 

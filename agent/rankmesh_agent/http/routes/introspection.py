@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from rankmesh_agent.diagnostics.stacks import as_text, stacks
+from rankmesh_agent.http.routes.dependencies import BEARER, TheAgent
 from rankmesh_agent.http.routes.group_calls import GroupNotFoundError
 from rankmesh_agent.http.routes.problems import documented
-from rankmesh_agent.http.routes.dependencies import BEARER, TheAgent
-from rankmesh_agent.diagnostics.stacks import as_text, stacks
 from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_agent.wire.schemas import FlightRecord, InFlight, ThreadStack
 

@@ -11,8 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rankmesh_agent.http.routes.problems import documented
 from rankmesh_agent.http.routes.dependencies import BEARER, TheLandlord
+from rankmesh_agent.http.routes.problems import documented
 from rankmesh_agent.wire.errors import LeaseEndedError
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, LeaseState, LeaseWanted

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from rankmesh_agent.http.routes.problems import documented
 from rankmesh_agent.http.routes.dependencies import BEARER, TheAgent
+from rankmesh_agent.http.routes.problems import documented
 from rankmesh_agent.wire.schemas import AgentInfo
 from rankmesh_agent.wire.stats import BOUNDS, Operations, Vitals
 

@@ -10,8 +10,8 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
-from rankmesh_agent.http.routes.problems import documented
 from rankmesh_agent.http.routes.dependencies import BEARER, TheProbing
+from rankmesh_agent.http.routes.problems import documented
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import MAX_PROBE_BYTES, HostReport, ProbeReply, ProbeRequest
 

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import StringConstraints, WithJsonSchema
 from starlette.convertors import StringConvertor, register_url_convertor
 
+from rankmesh_agent.http.routes.dependencies import BEARER, TheStore
 from rankmesh_agent.http.routes.disconnect import unless_gone
 from rankmesh_agent.http.routes.problems import documented
-from rankmesh_agent.http.routes.dependencies import BEARER, TheStore
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.commands import from_base64, to_base64
 from rankmesh_agent.store.condition import Condition, etag

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from rankmesh_agent.http.routes.problems import documented
 from rankmesh_agent.http.routes.dependencies import TheStore
+from rankmesh_agent.http.routes.problems import documented
 from rankmesh_agent.store.commands import Count
 from rankmesh_agent.wire.schemas import StoreHealth
 from rankmesh_agent.wire.version import __version__

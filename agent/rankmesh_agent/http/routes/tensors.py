@@ -10,11 +10,11 @@ import numpy as np
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from rankmesh_agent.collectives.reduction import premultiplied, refuse
-from rankmesh_agent.progress.matching import ANY
-from rankmesh_agent.http.routes.tensor_io import BODY, Array, InvalidCallError, TheTensors, receive_nothing
+from rankmesh_agent.http.routes.dependencies import BEARER
 from rankmesh_agent.http.routes.group_calls import TheCaller, refuse_unknown
 from rankmesh_agent.http.routes.problems import documented
-from rankmesh_agent.http.routes.dependencies import BEARER
+from rankmesh_agent.http.routes.tensor_io import BODY, Array, InvalidCallError, TheTensors, receive_nothing
+from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 router = APIRouter(

@@ -13,11 +13,11 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rankmesh_gateway.schemas import Overview
-from rankmesh_gateway.state.event_log import KEPT_EVENTS, TooManyListenersError
 from rankmesh_gateway.http.routes.dependencies import BEARER, TheOverviews, TheRegistry
 from rankmesh_gateway.http.routes.problems import documented
 from rankmesh_gateway.http.sse import stream
+from rankmesh_gateway.schemas import Overview
+from rankmesh_gateway.state.event_log import KEPT_EVENTS, TooManyListenersError
 
 _log = logging.getLogger("rankmesh")
 

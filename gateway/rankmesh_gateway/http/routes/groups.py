@@ -12,11 +12,11 @@ from pydantic.dataclasses import dataclass
 
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import RankGroupInfo
-from rankmesh_gateway.state.validation import MAX_REASON
-from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupInFlight, GroupMade, JobInfo
 from rankmesh_gateway.clients.group_controller import MAKE_SECONDS
 from rankmesh_gateway.http.routes.dependencies import BEARER, TheFleet, TheRegistry
 from rankmesh_gateway.http.routes.problems import documented
+from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupInFlight, GroupMade, JobInfo
+from rankmesh_gateway.state.validation import MAX_REASON
 
 router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=documented(401, 403, 413, 421, 422))
 

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request, Response
 
 from rankmesh_agent.wire.schemas import AgentState, RankState
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.state.event_log import Kind
-from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.http.routes.dependencies import BEARER, TheRegistry
 from rankmesh_gateway.http.routes.problems import documented
+from rankmesh_gateway.state.event_log import Kind
+from rankmesh_gateway.state.registry import Registry
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

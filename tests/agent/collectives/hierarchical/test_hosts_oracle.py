@@ -10,10 +10,10 @@ import pytest
 from support.oracle import NARROW, OPS, expected, ops_of, values
 from support.threads import LATER, NOW, World, world
 
+from rankmesh_agent.backends.hierarchical_cpu import HostsBackend
 from rankmesh_agent.collectives.hierarchical import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical.hosts import layout_of
 from rankmesh_agent.collectives.select import algorithm
-from rankmesh_agent.backends.hierarchical_cpu import HostsBackend
 from rankmesh_agent.group.local import Communicator
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, display

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from support.processes import free_port
 
-from rankmesh_agent.http.app import create_app
 from rankmesh_agent.diagnostics.probe import Prober
+from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.routes import probe
-from rankmesh_agent.store.http_client import RemoteStore
 from rankmesh_agent.store.commands import QueuePush, Set
+from rankmesh_agent.store.http_client import RemoteStore
 from rankmesh_agent.wire.errors import NotLeasedError
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,8 @@ from support import oracle
 from support.http_ranks import applications, clients, from_npy, from_raw, npy
 from support.threads import world
 
-from rankmesh_agent.wire.dtypes import FROM_NAME, display
 from rankmesh_agent.http.middleware import Guard
+from rankmesh_agent.wire.dtypes import FROM_NAME, display
 from rankmesh_agent.wire.ops import ReduceOp
 
 pytestmark = pytest.mark.anyio

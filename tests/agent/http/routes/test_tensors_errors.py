@@ -13,9 +13,8 @@ from support.http_ranks import GroupsAgent, applications, clients, from_npy, npy
 from support.threads import NOW, World, in_threads, world
 
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.routes import tensor_io
-from rankmesh_agent.http.routes import group_calls
 from rankmesh_agent.http.middleware import Guard
+from rankmesh_agent.http.routes import group_calls, tensor_io
 from rankmesh_agent.wire.ops import ReduceOp
 
 pytestmark = pytest.mark.anyio
@@ -182,7 +181,7 @@ class TestSizes:
 
 
 async def test_a_client_that_falls_silent_in_its_body(client, monkeypatch):
-    monkeypatch.setattr(bodies, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(tensor_io, "IDLE_SECONDS", 0.05)
 
     async def halting():
         yield X[:100]
@@ -393,7 +392,7 @@ async def test_many_receives_hold_up_neither_health_nor_collectives(pair, monkey
 
     taken, take = [], group_calls.Threads.take
     monkeypatch.setattr(group_calls.Threads, "take", counted)
-    monkeypatch.setattr(calls, "MOST_THREADS", 5)
+    monkeypatch.setattr(group_calls, "MOST_THREADS", 5)
     async with clients(applications(pair)) as (first, second):
         receives = [
             asyncio.ensure_future(first.post(f"{GROUP}/recv?tag={tag}", content=npy(np.zeros(3)))) for tag in range(5)

@@ -147,7 +147,7 @@ async def test_every_documented_response_is_real(client, agent, document, method
     if status == 401:
         del client.headers["Authorization"]
     elif status == 408:
-        monkeypatch.setattr(bodies, "IDLE_SECONDS", 0.01)
+        monkeypatch.setattr(tensor_io, "IDLE_SECONDS", 0.01)
 
         async def halting():
             yield X[:10]

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from rankmesh_agent.wire.schemas import GroupInfo, InFlight
-from rankmesh_gateway.state import event_log as events_module
 from rankmesh_gateway.http.routes import events as route_module
+from rankmesh_gateway.state import event_log as events_module
 
 pytestmark = pytest.mark.anyio
 
