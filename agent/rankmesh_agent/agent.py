@@ -17,11 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.backends.segment_setup import Sharing
+from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.communicator import Calls
-from rankmesh_agent.group.flight_recorder import Recorder
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import OverHttp, kind_of
 from rankmesh_agent.http.listener import Door
 from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
@@ -104,10 +104,10 @@ class Agent:
         self._settings = settings
         self._world_size = world_size
         self._started = time.monotonic()
-        self._groups: dict[int, Communicator] = {}
+        self._groups: dict[int, LocalCommunicator] = {}
         self._made: dict[tuple[tuple[int, ...], str], int] = {}
         self._over_http = OverHttp()
-        self._starting: list[Communicator] = []
+        self._starting: list[LocalCommunicator] = []
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._leaving = False
@@ -149,7 +149,7 @@ class Agent:
                 connections,
                 eager_limit=settings.eager_bytes,
                 crowded=self._crowded(),
-                recorder=Recorder(settings.flight_recorder),
+                recorder=FlightRecorder(settings.flight_recorder),
             )
             undo.callback(self.mesh.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
@@ -189,7 +189,7 @@ class Agent:
 
     # Groups
 
-    def new_group(self, ranks: Sequence[int], timeout: float) -> Communicator:
+    def new_group(self, ranks: Sequence[int], timeout: float) -> LocalCommunicator:
         """Make a group of these ranks, this one among them; only they need to call.
 
         Raises:
@@ -205,7 +205,7 @@ class Agent:
         """Return what is equal for ranks that share memory: the id of the rank's host."""
         return self._members[rank].host_id
 
-    def drop_group(self, group: Calls) -> None:
+    def drop_group(self, group: Communicator) -> None:
         """End a group at this rank."""
         with self._lock:
             self._groups.pop(group.id, None)
@@ -218,7 +218,9 @@ class Agent:
         for group in starting:
             group.abort(error)
 
-    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+    def make_group(
+        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[LocalCommunicator, bool]:
         """Make a group that is asked for over HTTP; its members' agents are all asked.
 
         Args:
@@ -243,7 +245,7 @@ class Agent:
             self._over_http.end(wanted, group)
         return group, True
 
-    def delete_group(self, group: Communicator) -> None:
+    def delete_group(self, group: LocalCommunicator) -> None:
         """End a group that was made over HTTP, at this rank.
 
         Raises:
@@ -258,8 +260,8 @@ class Agent:
         name: str,
         timeout: float,
         kind: str = "",
-        begun: Callable[[Communicator], None] = lambda group: None,
-    ) -> Communicator:
+        begun: Callable[[LocalCommunicator], None] = lambda group: None,
+    ) -> LocalCommunicator:
         members = tuple(ranks)
         counted = members, kind
         with self._lock:
@@ -268,15 +270,17 @@ class Agent:
             count = self._made[counted] = self._made.get(counted, 0) + 1
         text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}{f'/{kind}' if kind else ''}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-        group = Communicator(self.mesh, number, name or f"group-{number:016x}"[:14], members, self._members, timeout)
-        sharing = Sharing(
+        group = LocalCommunicator(
+            self.mesh, number, name or f"group-{number:016x}"[:14], members, self._members, timeout
+        )
+        sharing = SegmentOptions(
             allowed=self._settings.transport != "tcp" and not shared_memory.unsupported(),
             directory=self._settings.shm_dir,
             job=self._settings.job,
             slot_bytes=self._settings.slot_bytes,
             crowded=self._crowded(),
             strict=self._settings.transport == "shm",
-            lend=self._lends and not kind,
+            delegated=self._lends and not kind,
         )
         with self._lock:
             self._starting.append(group)
@@ -325,7 +329,7 @@ class Agent:
         """Return the groups this rank is a member of."""
         return [group.info() for group in self._known()]
 
-    def group(self, name: str) -> Communicator | None:
+    def group(self, name: str) -> LocalCommunicator | None:
         """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
         return next((group for group in self._known() if name in (group.name, f"{group.id:016x}")), None)
 
@@ -352,7 +356,7 @@ class Agent:
             sum(not how.clean for how in lost.values()),
         )
 
-    def _known(self) -> list[Communicator]:
+    def _known(self) -> list[LocalCommunicator]:
         with self._lock:
             return list(self._groups.values())
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.listener import Door
 from rankmesh_agent.http.server import Taker
 from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
@@ -407,7 +407,7 @@ class Standalone:
         agent = self.current
         return agent.groups() if agent is not None else []
 
-    def group(self, name: str) -> Communicator | None:
+    def group(self, name: str) -> LocalCommunicator | None:
         """Return the group of an id or name, None if the rank is in none.
 
         Raises:
@@ -415,7 +415,9 @@ class Standalone:
         """
         return self.leased().group(name)
 
-    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+    def make_group(
+        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[LocalCommunicator, bool]:
         """Make a group; see Agent.
 
         Raises:
@@ -423,7 +425,7 @@ class Standalone:
         """
         return self.leased().make_group(wanted, begun)
 
-    def delete_group(self, group: Communicator) -> None:
+    def delete_group(self, group: LocalCommunicator) -> None:
         """End a group; see Agent.
 
         Raises:

@@ -25,7 +25,7 @@ class FakeGroup:
         self.told = told
         self.id = int(told.id, 16)
         self.name = told.name
-        self.ranks = self.numbers = tuple(told.ranks)
+        self.ranks = self.global_ranks = tuple(told.ranks)
         self.rank = told.ranks.index(1)
         self.size = len(told.ranks)
         self.mesh = SimpleNamespace(progress=lambda: None)
