@@ -29,10 +29,10 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.disconnects import Vigil
 from rankmesh_agent.progress.engine import Mesh
-from rankmesh_agent.store.base import Store
-from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
+from rankmesh_agent.store.base import AsyncStore
+from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
 from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.store.server import FastPath
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.base import Transport
 from rankmesh_agent.transports.shm_ring import RingTransport
@@ -77,7 +77,7 @@ class Agent:
         lends: another process will make this rank's collectives where the members share memory; see Sharing.lend.
 
     Attributes:
-        fast_path: serves the store's fast path; None where the keys are at another rank.
+        store_server: serves the store's fast path; None where the keys are at another rank.
         member: this rank, as its peers know it.
         mesh: the connections to them.
         world: the group of all ranks.
@@ -109,7 +109,7 @@ class Agent:
         self._over_http = OverHttp()
         self._starting: list[LocalCommunicator] = []
         self._lock = threading.Lock()
-        self._store: Store | None = None
+        self._store: AsyncStore | None = None
         self._leaving = False
         with contextlib.ExitStack() as undo:
             self._own_door = None
@@ -153,10 +153,10 @@ class Agent:
             )
             undo.callback(self.mesh.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
-            self.fast_path = self._make_fast_path(f"rankmesh-store-{door.port}")
+            self.store_server = self._make_store_server(f"rankmesh-store-{door.port}")
             undo.pop_all()
         if self._own_door is not None:
-            ways = {} if self.fast_path is None else {store_frames.UPGRADE: self.fast_path}
+            ways = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
             door.open(self._app(door.names), ways, when_asked=True)
         self._vigil = Vigil(self.mesh)
         self._heart = Heart(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
@@ -169,7 +169,7 @@ class Agent:
         return self._settings
 
     @property
-    def store(self) -> Store:
+    def store(self) -> AsyncStore:
         """The job's store: rank 0 has the keys and values, the others ask it."""
         with self._lock:
             if self._store is None:
@@ -180,12 +180,12 @@ class Agent:
         """Return the job's store for callers without an event loop; the caller closes it."""
         store = self.store
         if isinstance(store, MemoryStore):
-            return BlockingMemory(store.table)
-        from rankmesh_agent.store.client import BlockingRemote
-        from rankmesh_agent.store.http_client import RemoteStore
+            return BlockingMemoryStore(store.table)
+        from rankmesh_agent.store.client import StoreClient
+        from rankmesh_agent.store.http_client import HttpStore
 
-        assert isinstance(store, RemoteStore)
-        return BlockingRemote(store.url, store.token)
+        assert isinstance(store, HttpStore)
+        return StoreClient(store.url, store.token)
 
     # Groups
 
@@ -379,11 +379,11 @@ class Agent:
         self._say_goodbye(reason)  # before what may take long: peers have seen the connections end
         self._client.close()
         if self._store is not None:
-            self._store.dismiss()
+            self._store.cancel_waits()
         if self._own_door is not None:
             self._own_door.close()
-        elif self.fast_path is not None:
-            self.fast_path.close()
+        elif self.store_server is not None:
+            self.store_server.close()
 
     async def aclose(self) -> None:
         """Let go of what the HTTP face used, in the event loop that it used it in."""
@@ -435,22 +435,22 @@ class Agent:
         local = sum(member.host_id == self.member.host_id for member in self._members.values())
         return local > len(os.sched_getaffinity(0))
 
-    def _make_fast_path(self, name: str) -> FastPath | None:
+    def _make_store_server(self, name: str) -> StoreServer | None:
         """Return what serves the store's fast path, None where the keys are at another rank."""
         if self.member.rank != 0:
             return None
         store = self.store
         assert isinstance(store, MemoryStore)
-        return FastPath(store.table, self._settings.token, name)
+        return StoreServer(store.table, self._settings.token, name)
 
-    def _make_store(self) -> Store:
+    def _make_store(self) -> AsyncStore:
         if self.member.rank == 0:
             return MemoryStore()
         from rankmesh_agent.store.http_client import (
-            RemoteStore,  # brings httpx, which takes a quarter of a rank's start
+            HttpStore,  # brings httpx, which takes a quarter of a rank's start
         )
 
-        return RemoteStore(self._members[0].http, self._settings.token)
+        return HttpStore(self._members[0].http, self._settings.token)
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:

@@ -26,7 +26,7 @@ from rankmesh_agent.http.server import Taker
 from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.server import Attendance
-from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
@@ -370,7 +370,7 @@ class Standalone:
         )
 
     @property
-    def store(self) -> Store:
+    def store(self) -> AsyncStore:
         """The store of the job.
 
         Raises:
@@ -473,10 +473,10 @@ class _CurrentStore:
 
     def take(self, sock: socket.socket) -> None:
         agent = self._standalone.current
-        if agent is None or agent.fast_path is None:
+        if agent is None or agent.store_server is None:
             sock.close()
         else:
-            agent.fast_path.take(sock)
+            agent.store_server.take(sock)
 
     def close(self) -> None:
         """The agent closes it."""

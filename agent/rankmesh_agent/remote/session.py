@@ -20,7 +20,7 @@ from rankmesh_agent.net.stream import Channel, Frame, Gone, Late, Room
 from rankmesh_agent.remote import errors
 from rankmesh_agent.remote.codec import call_heard, dtype_heard, group_told, told_heard
 from rankmesh_agent.store import codec, commands
-from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
+from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire import attach_frames, store_frames
@@ -369,29 +369,29 @@ class _Lane:
     def _store(self, request: bytes) -> bytes:
         opcode, flags, seq, count, _, seconds = store_frames.decode_request(request)
         try:
-            command = codec.command_of(opcode, flags, seconds, store_frames.decode_parts(request, count))
-            return codec.answer(seq, self._carry_out(command))
+            command = codec.decode_command(opcode, flags, seconds, store_frames.decode_parts(request, count))
+            return codec.encode_result(seq, self._carry_out(command))
         except DistStoreError as error:
-            return codec.refusal(seq, error)
+            return codec.encode_error(seq, error)
 
     def _carry_out(self, command: Command[Any]) -> Any:
         place = self._desk.place
         if not isinstance(command, Waiting) or not command.seconds:
-            return place.do(command)
+            return place.execute(command)
         deadline = Deadline(command.seconds)
         while True:
             try:
-                result = place.do(command.lasting(min(_STORE_SLICE, deadline.remaining())))
+                result = place.execute(command.with_timeout(min(_STORE_SLICE, deadline.remaining())))
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
                 if deadline.passed() or self._channel.ended():
                     raise
                 continue
             if isinstance(command, commands.QueuePop) and self._channel.ended():
                 # Nobody will get it otherwise: whoever asked for it has gone.
-                if isinstance(place, BlockingMemory):
-                    command.give_back(place.table, result)
+                if isinstance(place, BlockingMemoryStore):
+                    command.undo(place.table, result)
                 else:
-                    place.do(commands.QueuePush(command.key, result))
+                    place.execute(commands.QueuePush(command.key, result))
             return result
 
 

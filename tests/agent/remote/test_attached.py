@@ -340,13 +340,13 @@ class TestTheStore:
     def test_commands(self, world):
         def run(rank: int) -> None:
             place = world[rank].blocking_store()
-            place.do(commands.Set(f"key/{rank}", b"value"))
-            assert place.do(commands.Get(f"key/{(rank + 1) % 3}", SECONDS)) == b"value"
-            place.do(commands.Add("sum", 2))
+            place.execute(commands.Set(f"key/{rank}", b"value"))
+            assert place.execute(commands.Get(f"key/{(rank + 1) % 3}", SECONDS)) == b"value"
+            place.execute(commands.Add("sum", 2))
             with pytest.raises(KeyNotFoundError):
-                place.do(commands.Get("nobody", 0.2))
+                place.execute(commands.Get("nobody", 0.2))
             world[rank].world.barrier(NOW)
-            assert place.do(commands.Get("sum", SECONDS)) == b"6"
+            assert place.execute(commands.Get("sum", SECONDS)) == b"6"
             place.close()
 
         everywhere(run, 3)

@@ -11,7 +11,7 @@ from fastapi.security import HTTPBearer
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
@@ -37,7 +37,7 @@ class AgentView(Protocol):
         """What the environment said."""
 
     @property
-    def store(self) -> Store:
+    def store(self) -> AsyncStore:
         """The job's store: the agent's own, or one that asks the owner."""
 
     def health(self) -> AgentHealth:
@@ -148,14 +148,14 @@ async def _agent(request: Request) -> AgentView:
     return cast(AgentView, request.app.state.agent)
 
 
-async def _store(request: Request) -> Store:
+async def _store(request: Request) -> AsyncStore:
     return (await _agent(request)).store
 
 
 TheAgent = Annotated[AgentView, Depends(_agent)]
 """The agent the application was made for."""
 
-TheStore = Annotated[Store, Depends(_store)]
+TheStore = Annotated[AsyncStore, Depends(_store)]
 """The store of that agent."""
 
 BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a job on loopback may have none."))
