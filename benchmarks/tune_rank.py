@@ -20,7 +20,7 @@ from rankmesh_agent.wire.ops import Kind
 
 
 class Switch:
-    """Stands before MeshBackend.run and replaces the algorithm of one kind of call."""
+    """Stands before CpuBackend.run and replaces the algorithm of one kind of call."""
 
     def __init__(self) -> None:
         self.kind: Kind | None = None

@@ -89,7 +89,7 @@ def test_members_that_want_slots_of_different_lengths_take_the_shortest(
     hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sharing, lengths = threads.SegmentOptions, itertools.count(5)
-    monkeypatch.setattr(threads, "SegmentOptions", lambda *given, **named: sharing(*given[:3], next(lengths) << 12, **named))
+    monkeypatch.setattr(threads, "SegmentOptions", lambda *of, **named: made(*of[:3], next(lengths) << 12, **named))
     with world(len(hosts), "inproc", hosts=hosts) as ranks:
         works(ranks)
         assert {members._queue.backend.medium for members in ranks.communicators} <= {"shm", "shm+tcp"}
