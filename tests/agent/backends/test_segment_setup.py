@@ -88,7 +88,7 @@ def test_if_one_host_has_no_memory_none_has_and_one_warning_says_why(
 def test_members_that_want_slots_of_different_lengths_take_the_shortest(
     hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sharing, lengths = threads.SegmentOptions, itertools.count(5)
+    made, lengths = threads.SegmentOptions, itertools.count(5)
     monkeypatch.setattr(threads, "SegmentOptions", lambda *of, **named: made(*of[:3], next(lengths) << 12, **named))
     with world(len(hosts), "inproc", hosts=hosts) as ranks:
         works(ranks)
