@@ -268,7 +268,8 @@ def reduce_scatter_multigpu(
     def finish() -> None:
         pieces = [piece for part in parts for piece in np.split(part, count * count)]
         for number, output in enumerate(outputs):
-            combine(how, pieces[number::count], output)
+            with np.errstate(all="ignore"):
+                combine(how, pieces[number::count], output)
 
     users = list(output_tensor_list)
     return comm.all_to_all(
@@ -338,7 +339,8 @@ def _reduce(how: ReduceOp, parts: Sequence[Array], count: int, outputs: Sequence
     """Return what reduces ``count`` arrays of each rank and copies the result to the outputs."""
 
     def finish() -> None:
-        combine(how, [piece for part in parts for piece in np.split(part, count)], outputs[0])
+        with np.errstate(all="ignore"):
+            combine(how, [piece for part in parts for piece in np.split(part, count)], outputs[0])
         _copy(outputs[0], outputs)()
 
     return finish
