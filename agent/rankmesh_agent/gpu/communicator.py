@@ -12,10 +12,10 @@ import numpy as np
 
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
-from rankmesh_agent.gpu.backend import DeviceBackend
-from rankmesh_agent.gpu.launch import Events, Launch, LaunchedWork
-from rankmesh_agent.gpu.store_exchange import Exchange
-from rankmesh_agent.gpu.watchdog import Watch
+from rankmesh_agent.gpu.backend import GpuBackend
+from rankmesh_agent.gpu.launch import EventPool, Launch, LaunchedWork
+from rankmesh_agent.gpu.store_exchange import StoreExchange
+from rankmesh_agent.gpu.watchdog import GpuWatchdog
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Calls
 from rankmesh_agent.group.pending import After
@@ -32,7 +32,7 @@ _FIELDS = (None, None, 0, None, None, None, "")
 """What a call's key has where it is cut short: see Call."""
 
 
-class DeviceCalls(Calls):
+class GpuCommunicator(Calls):
     """One rank's calls on arrays on GPUs, beside those of the same group on arrays in host memory.
 
     A synchronous call is enqueued on the caller's current stream and returns; an asynchronous one on a stream of the
@@ -46,17 +46,17 @@ class DeviceCalls(Calls):
 
     on_device = True
 
-    def __init__(self, host: Calls, engine: DeviceBackend, exchange: Exchange) -> None:
+    def __init__(self, host: Calls, engine: GpuBackend, exchange: StoreExchange) -> None:
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
         self._order = host.order
         self._engine = engine
         self._exchange = exchange
         self._submit = self._launch
-        self._events = Events()
+        self._events = EventPool()
         self._streams: dict[tuple[int, str], int] = {}
         self._everyone = [rank for rank in range(host.size) if rank != host.rank]
-        self._watch = Watch(
+        self._watch = GpuWatchdog(
             host.name, engine, exchange, host.size, lambda: host.numbers, lambda: host.failure, host.gone, host.abort
         )
         self._queued: Work | None = None  # the latest asynchronous call, as far as its launch
@@ -73,7 +73,7 @@ class DeviceCalls(Calls):
         launch = self._begun(_words(key), list(_arrays(arguments)), options, options.after)
         return self._submitted(key, [launch], arguments, options)
 
-    def several(
+    def submit_multigpu(
         self, key: tuple[Any, ...], each: Sequence[Sequence[Any]], afters: Sequence[After], options: Options
     ) -> Work | None:
         """Make a call in which each rank takes part with several GPUs, as if each were a rank.
@@ -110,14 +110,14 @@ class DeviceCalls(Calls):
     @contextlib.contextmanager
     def _attended(self, launches: Sequence[Launch], *, collective: bool = True) -> Iterator[None]:
         """Have calls that are launched in the block looked after; meanwhile too, where that may wait for others."""
-        early = self._engine.waits_inside
+        early = self._engine.may_block
         if early:
             self._watch_all(launches, collective)
         try:
             yield
             for launch in launches:
                 with runtime.on_device(launch.device):
-                    launch.launched()
+                    launch.record_end()
         except BaseException as error:
             for launch in launches:
                 self._watch.remove(launch)
@@ -170,11 +170,11 @@ class DeviceCalls(Calls):
         with runtime.on_device(device), self._making:
             own = self._streams.get((device, lane))
             if own is None:
-                own = self._streams[device, lane] = runtime.new_stream()
-            event = self._events.take(device)
-            runtime.record(event, stream)
-            runtime.wait_for(event, own)
-            self._events.give(device, event)  # whoever records it anew does not change what waits already
+                own = self._streams[device, lane] = runtime.create_stream()
+            event = self._events.acquire(device)
+            runtime.record_event(event, stream)
+            runtime.stream_wait_event(event, own)
+            self._events.release(device, event)  # whoever records it anew does not change what waits already
         return own
 
     def finish(self, timeout: float) -> None:
@@ -221,7 +221,7 @@ class DeviceCalls(Calls):
         return _Message(launch, options.user, self._watch.future_of, number if op == "recv" else None)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def grouped(self) -> Iterator[None]:
         """Have the messages that are begun in the block go out together at its end: none waits for another."""
         with self._sending:
             self._gathered = []
@@ -236,18 +236,18 @@ class DeviceCalls(Calls):
         """Enqueue messages together. Whoever they are from and to connect in one order first, so that all get there."""
         launches = [each.launch for each in given]
         pairs = {(each.peer, self.rank) if each.op == "recv" else (self.rank, each.peer): each for each in given}
-        with self._attended(launches, collective=False), runtime.mapped("messages between GPUs"):
+        with self._attended(launches, collective=False), runtime.cuda_errors("messages between GPUs"):
             for sender, receiver in sorted(pairs):
                 launch = pairs[sender, receiver].launch
                 with runtime.on_device(launch.device):
                     self._engine.connect(launch, sender, receiver)
-            with self._engine.together() if len(given) > 1 else contextlib.nullcontext():
+            with self._engine.grouped() if len(given) > 1 else contextlib.nullcontext():
                 for launch, op, array, peer in given:
                     with runtime.on_device(launch.device):
                         (self._engine.send if op == "send" else self._engine.recv)(launch, array, peer)
 
     @property
-    def engine(self) -> DeviceBackend:
+    def gpu_backend(self) -> GpuBackend:
         """What carries out the calls."""
         return self._engine
 
@@ -313,9 +313,9 @@ class DeviceCalls(Calls):
         self._engine.close()
         for (device, _), stream in self._streams.items():
             with runtime.on_device(device):
-                runtime.drop_stream(stream)
+                runtime.destroy_stream(stream)
         self._events.close()
-        self._exchange.forget()
+        self._exchange.delete_keys()
 
 
 class _Given(NamedTuple):
