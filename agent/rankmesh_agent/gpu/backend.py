@@ -37,7 +37,7 @@ class GpuBackend(Backend):
             watch: see Backend.
         """
         launch, attended, *own = arguments
-        with runtime.on_device(launch.device), attended, runtime.cuda_errors(launch.described):
+        with runtime.on_device(launch.device), attended, runtime.cuda_errors(launch.description):
             self.enqueue(algorithm, launch, own, watch)
 
     def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: Watch) -> None:

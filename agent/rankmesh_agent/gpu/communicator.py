@@ -221,7 +221,7 @@ class GpuCommunicator(Calls):
         return _Message(launch, options.user, self._watch.future_of, number if op == "recv" else None)
 
     @contextlib.contextmanager
-    def grouped(self) -> Iterator[None]:
+    def together(self) -> Iterator[None]:
         """Have the messages that are begun in the block go out together at its end: none waits for another."""
         with self._sending:
             self._gathered = []

@@ -75,7 +75,7 @@ class Launch:
         events: EventPool,
         peers: Sequence[int],
     ) -> None:
-        self.partners = peers
+        self.peers = peers
         self.description = call
         self.device = arrays[0].device
         self.streams: Streams = arrays[0].streams

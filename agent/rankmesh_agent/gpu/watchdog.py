@@ -202,7 +202,7 @@ class GpuWatchdog:
         """Return the error of a call that takes long, and waits for a rank that has left."""
         for launch in launches:
             if launch.deadline.elapsed() > _SLOW_SECONDS and not launch.is_completed():
-                return self._gone(launch.partners, launch.description.partition("(")[0])
+                return self._gone(launch.peers, launch.description.partition("(")[0])
         return None
 
     def _tell_if_slow(self) -> None:

@@ -200,7 +200,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     ]
     with contextlib.ExitStack() as together:
         for carrier in {_carrying(members, one.group, one.tensor, one.group_peer) for one in p2p_op_list}:
-            together.enter_context(carrier.grouped())
+            together.enter_context(carrier.together())
         return [cast(Work, begin()) for begin in messages]
 
 
