@@ -28,7 +28,12 @@ class MpiGroup:
     """
 
     def __init__(
-        self, joined: MpiCommunicator, standing: LocalGroupState, running: ActiveCall, link: MessageLink, matching: Matching
+        self,
+        joined: MpiCommunicator,
+        standing: LocalGroupState,
+        running: ActiveCall,
+        link: MessageLink,
+        matching: Matching,
     ) -> None:
         self._mesh = mesh = standing.mesh
         self.backend = MpiBackend(joined.comm, link, mesh.lost, standing.ranks, joined.compare_calls)

@@ -12,7 +12,7 @@ from support.cpu_kernels import COMPILER, CpuKernel, CpuModule
 from support.oracle import NARROW, ops_of
 
 from rankmesh_agent.collectives.reduction import combine, premultiplied
-from rankmesh_agent.device.kernels import SMALL_CAPACITY, LARGE_CAPACITY, OPTIONS, Kernels, entry, prelude, source
+from rankmesh_agent.device.kernels import LARGE_CAPACITY, OPTIONS, SMALL_CAPACITY, Kernels, entry, prelude, source
 from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, FROM_NAME, OPAQUE, display, family
 from rankmesh_agent.wire.ops import ReduceOp
 
