@@ -85,7 +85,7 @@ def in_thread(call: Callable[..., object], *arguments: object) -> Future[object]
 
 
 def world_of_two(*agents: Standalone) -> list[tuple[Lease, Agent]]:
-    futures = [in_thread(agent.take, wanted(rank, 2)) for rank, agent in enumerate(agents)]
+    futures = [in_thread(agent.acquire, wanted(rank, 2)) for rank, agent in enumerate(agents)]
     return [future.result(60) for future in futures]
 
 
