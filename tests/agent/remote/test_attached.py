@@ -46,7 +46,7 @@ def world(request, standalones, monkeypatch, gateway_url) -> Iterator[list[Any]]
     """
     job = next(_jobs)
     if request.param == "unix":
-        monkeypatch.setattr("rankmesh_agent.remote.agent.shared.unsupported", lambda: "as if it were")
+        monkeypatch.setattr("rankmesh_agent.remote.agent.shared_memory.unsupported", lambda: "as if it were")
 
     def join(rank: int) -> Any:
         if request.param == "embedded" or (request.param == "mixed" and rank == 2):
@@ -392,7 +392,7 @@ class TestLeases:
         while agent.lease is None and time.monotonic() < deadline:
             time.sleep(0.01)
         patch.undo()
-        channels[0].hang_up()
+        channels[0].shutdown()
         with pytest.raises(DistNetworkError, match="went as this process joined"):
             future.result(SECONDS)
         while agent.lease is not None and time.monotonic() < deadline:
