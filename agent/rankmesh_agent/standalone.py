@@ -20,14 +20,14 @@ from dataclasses import replace
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.listener import Door
 from rankmesh_agent.http.server import Taker
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.server import SessionServer
-from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
@@ -371,7 +371,7 @@ class Standalone:
         )
 
     @property
-    def store(self) -> Store:
+    def store(self) -> AsyncStore:
         """The store of the job.
 
         Raises:
@@ -408,7 +408,7 @@ class Standalone:
         agent = self.agent
         return agent.groups() if agent is not None else []
 
-    def group(self, name: str) -> Communicator | None:
+    def group(self, name: str) -> LocalCommunicator | None:
         """Return the group of an id or name, None if the rank is in none.
 
         Raises:
@@ -416,7 +416,9 @@ class Standalone:
         """
         return self.require_agent().group(name)
 
-    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+    def make_group(
+        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[LocalCommunicator, bool]:
         """Make a group; see Agent.
 
         Raises:
@@ -424,7 +426,7 @@ class Standalone:
         """
         return self.require_agent().make_group(wanted, begun)
 
-    def delete_group(self, group: Communicator) -> None:
+    def delete_group(self, group: LocalCommunicator) -> None:
         """End a group; see Agent.
 
         Raises:

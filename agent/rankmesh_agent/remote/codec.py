@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankmesh_agent.group.call_queue import Footing, Order
-from rankmesh_agent.group.delegation import Told
-from rankmesh_agent.group.flight_recorder import Entry, Tally
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.call_queue import CallQueue, GroupState
+from rankmesh_agent.group.delegation import CallReport
+from rankmesh_agent.group.flight_recorder import OpStats, Record
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.dtypes import FROM_CODE, NONE, code_of
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, from_code
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
@@ -78,22 +78,22 @@ def call_from_json(document: Any) -> Call:
         raise ProtocolError(f"an attached process described an unknown call: {document!r:.200}") from error
 
 
-def report_to_json(order: Order, state: Footing, ended: Sequence[Entry]) -> list[Any] | None:
+def report_to_json(queue: CallQueue, state: GroupState, ended: Sequence[Record]) -> list[Any] | None:
     """Return a report of a group's calls as plain data, None if there is nothing to report.
 
     Args:
-        order: the group's calls.
+        queue: the group's calls.
         state: of the group.
         ended: its calls that have ended since the last report.
     """
-    in_flight = [entry for entry in order.under_way() if isinstance(entry[1], Call)][:MOST_IN_FLIGHT]
+    in_flight = [entry for entry in queue.active_records() if isinstance(entry[1], Call)][:MOST_IN_FLIGHT]
     latest = in_flight[0] if in_flight else ended[-1] if ended else None
     if latest is None or not isinstance(latest[1], Call):
         return None
     return [
         call_to_json(latest[1]),
         state.seq,
-        {op: [each.nbytes, each.seconds, each.failures, each.buckets] for op, each in order.tallies().items()},
+        {op: [each.nbytes, each.seconds, each.failures, each.buckets] for op, each in queue.op_stats().items()},
         [
             [call_to_json(call), seq, begun, nbytes]
             for _, call, seq, begun, _, _, nbytes in in_flight
@@ -107,7 +107,7 @@ def report_to_json(order: Order, state: Footing, ended: Sequence[Entry]) -> list
     ]
 
 
-def report_from_json(document: Any) -> Told:
+def report_from_json(document: Any) -> CallReport:
     """Return the call report that a document describes.
 
     Raises:
@@ -115,10 +115,10 @@ def report_from_json(document: Any) -> Told:
     """
     try:
         latest, seq, tallies, in_flight, ended = document
-        return Told(
+        return CallReport(
             call_from_json(latest),
             int(seq),
-            {str(op): _tally(*each) for op, each in tallies.items()},
+            {str(op): _op_stats(*each) for op, each in tallies.items()},
             [
                 (call_from_json(call), int(number), float(begun), int(nbytes))
                 for call, number, begun, nbytes in in_flight
@@ -132,8 +132,8 @@ def report_from_json(document: Any) -> Told:
         raise ProtocolError("an attached process sent a malformed report of its calls") from error
 
 
-def _tally(nbytes: int, seconds: float, failures: int, buckets: list[int]) -> Tally:
-    found = Tally()
+def _op_stats(nbytes: int, seconds: float, failures: int, buckets: list[int]) -> OpStats:
+    found = OpStats()
     found.nbytes, found.seconds, found.failures = int(nbytes), float(seconds), int(failures)
     if len(buckets) != len(found.buckets):
         raise ProtocolError("an attached process has other buckets for the calls' durations")
@@ -177,7 +177,7 @@ class GroupDescription(NamedTuple):
         return document | {"lent": None if segment is None else list(segment)}
 
 
-def describe_group(group: Communicator) -> tuple[GroupDescription, list[int]]:
+def describe_group(group: LocalCommunicator) -> tuple[GroupDescription, list[int]]:
     """Return the description of a group, and the descriptors that go along."""
     segment = group.lent
     description, descriptors = None, []
