@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
     from rankmesh._stores.agent import AgentStore as Store
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.gpu.selection import Choice
+    from rankmesh_agent.gpu.selection import GpuBackendSelector
     from rankmesh_agent.group.communicator import Communicator
     from rankmesh_agent.remote.agent import RemoteAgent
 
@@ -36,7 +36,7 @@ class ProcessGroup:
         self._communicator = communicator
         self._engines = engines
         self._description = description
-        self._choice: Choice | None = None  # who makes calls on arrays on GPUs, once there were any
+        self._choice: GpuBackendSelector | None = None  # who makes calls on arrays on GPUs, once there were any
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
