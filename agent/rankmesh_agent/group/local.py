@@ -129,7 +129,7 @@ class LocalCommunicator(Communicator, Port):
         """End the group at all members because of an error here."""
         self._standing.abort(error)
 
-    def gone(self, members: Sequence[int], during: str) -> DistError | None:
+    def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
         """See Calls."""
         try:
             self._standing.raise_if_peer_lost([self.ranks[member] for member in members], during)
