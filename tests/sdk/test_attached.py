@@ -12,6 +12,7 @@ from support import hosting
 from support.processes import Me, Ranks
 
 import rankmesh as dist
+from rankmesh._session.session import require_session
 
 pytestmark = pytest.mark.processes
 
@@ -22,7 +23,7 @@ def by(me: Me, method: str, embedded: list[int] | None = None, **options: object
     failed = me.attempt(dist.init_process_group, init_method=method, rank=me.rank, world_size=me.size, **options)
     me.say(**failed)
     if failed["error"] is None:
-        me.say(agent=type(dist._world._world.agent).__name__)
+        me.say(agent=type(require_session().agent).__name__)
         array = np.ones(1000)
         dist.all_reduce(array)
         assert (array == me.size).all()
@@ -59,7 +60,7 @@ def until_it_fails() -> None:
 
 def lose_the_agent(me: Me, method: str) -> None:
     dist.init_process_group(init_method=method, rank=me.rank, world_size=2, timeout=30)
-    agent = dist._world._world.agent
+    agent = require_session().agent
     dist.barrier()
     me.say(name=agent._offer.name)
     if me.rank == 0:

@@ -12,7 +12,7 @@ from rankmesh._session.session import communicator_of, require_session
 from rankmesh_agent.gpu.communicator import DeviceCalls
 from rankmesh_agent.gpu.selection import Choice
 from rankmesh_agent.gpu.store_exchange import Exchange
-from rankmesh_agent.group.communicator import Calls as Communicator
+from rankmesh_agent.group.communicator import Communicator
 
 
 def for_collectives(group: Group, device: int) -> Communicator:
@@ -67,10 +67,10 @@ def _new_selection(group: ProcessGroup) -> Choice:
     store.set_timeout(timedelta(seconds=host.timeout))
 
     def check(ranks: Sequence[int]) -> None:
-        error = host.failure or host.gone(ranks, "connect")
+        error = host.failure or host.peer_lost_error(ranks, "connect")
         if error is not None:
             raise error
 
-    exchange = Exchange(store, host.rank, lambda: host.numbers, check)
+    exchange = Exchange(store, host.rank, lambda: host.global_ranks, check)
     hosts = [session.agent.host_of(rank) for rank in host.ranks]
     return Choice(host, exchange, hosts, group._engines.device)

@@ -8,7 +8,7 @@ from rankmesh._session.backend import Engines
 
 if TYPE_CHECKING:
     from rankmesh_agent.gpu.selection import Choice
-    from rankmesh_agent.group.communicator import Calls as Communicator
+    from rankmesh_agent.group.communicator import Communicator
 
 
 class ProcessGroup:

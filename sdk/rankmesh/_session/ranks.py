@@ -130,7 +130,7 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
     """
     if isinstance(group, NonMember) and (outside := require_session().outside) is not None:
         return list(outside)
-    return list(require_member(group)._communicator.numbers)
+    return list(require_member(group)._communicator.global_ranks)
 
 
 def get_pg_count() -> int:
@@ -161,5 +161,3 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     if fallback_rank is None:
         raise RuntimeError("LOCAL_RANK is not set: start with 'rankmesh run', or pass fallback_rank")
     return int(fallback_rank)
-
-

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
     from rankmesh._stores.agent import AgentStore as Store
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.group.communicator import Calls as Communicator
+    from rankmesh_agent.group.communicator import Communicator
     from rankmesh_agent.remote.agent import AttachedAgent
 
 _NOT_INITIALIZED = "the default process group has not been initialized; call init_process_group() first"
@@ -56,7 +56,7 @@ class Session:
         """Make a group of these ranks of the mesh, this one among them."""
         comm = self.agent.new_group(ranks, timeout)
         world = self.group._communicator
-        comm.numbers = tuple(world.ranks.index(rank) for rank in comm.ranks)
+        comm.global_ranks = tuple(world.ranks.index(rank) for rank in comm.ranks)
         engines = engines or self.engines
         self._use_backend(comm, engines.host, pg_options)
         group = ProcessGroup(comm, engines, description)
@@ -76,7 +76,7 @@ class Session:
             if other is not group:
                 self.drop_group(other)
         self.groups, self.group = [], group
-        group._communicator.numbers = tuple(range(group.size()))
+        group._communicator.global_ranks = tuple(range(group.size()))
 
     def _use_backend(self, comm: Communicator, backend: str, pg_options: Any) -> None:
         """Install MPI, or a registered backend, in a new group; the group ends if that fails."""
@@ -86,7 +86,7 @@ class Session:
             if backend == "mpi":
                 comm.use_mpi(compares=get_debug_level() is DebugLevel.DETAIL)
             else:
-                comm.use_engine(backend, create(backend, self._backend_options(comm), pg_options))
+                comm.use_custom_backend(backend, create(backend, self._backend_options(comm), pg_options))
         except BaseException as error:
             comm.abort(error)
             self.agent.drop_group(comm)
@@ -103,7 +103,7 @@ class Session:
             comm.size,
             timedelta(seconds=comm.timeout),
             comm.name,
-            list(comm.numbers),
+            list(comm.global_ranks),
         )
 
     @cached_property

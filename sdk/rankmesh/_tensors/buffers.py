@@ -1,4 +1,4 @@
-"""The kind of buffer behind each tensor: the one place that asks whether it is NumPy's, torch's, CUDA's or another's."""
+"""buffer_of: the buffer for each kind of tensor, and the shortcuts for NumPy arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from rankmesh._tensors.buffer import Buffer, ExportedBuffer, NumpyBuffer
 from rankmesh._tensors.layout import SUPPORTED, Array, WriteBack
 from rankmesh._tensors.torch_buffer import TorchBuffer
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.communicator import Communicator
 
 _CUDA_DEVICES = frozenset((2, 13))
 """DLPack device types on NVIDIA GPUs: device memory, and managed memory."""
@@ -50,7 +50,7 @@ def device_of(tensor: Any) -> int | None:
     return None if type(tensor) is np.ndarray else _kind_of(tensor).device_of(tensor)
 
 
-def flat_in(tensor: Any, name: str, comm: Calls | None = None) -> Array:
+def flat_in(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
     """Return a tensor's elements to be sent: see Buffer.flat_in.
 
     Args:
@@ -69,7 +69,7 @@ def flat_in(tensor: Any, name: str, comm: Calls | None = None) -> Array:
     return buffer_of(tensor, name).flat_in(on_device)
 
 
-def flat_out(tensor: Any, name: str, comm: Calls | None = None) -> tuple[Array, WriteBack | None]:
+def flat_out(tensor: Any, name: str, comm: Communicator | None = None) -> tuple[Array, WriteBack | None]:
     """Return memory for a result, holding the tensor's elements, and what copies it back: see Buffer.flat_out.
 
     Args:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rankmesh_agent.wire.dtypes import FROM_CODE, display
 
 Array = npt.NDArray[Any]
-WriteBack = Callable[[], object]
+WriteBack = Callable[[], None]
 """Copies the elements of a staged copy back to the user's tensor."""
 
 SUPPORTED = frozenset(FROM_CODE.values())

@@ -1,4 +1,4 @@
-"""TorchBuffer: the elements of a torch tensor, in host memory or on a GPU. torch is the user's: it is never imported."""
+"""TorchBuffer: the elements of a torch tensor, in host memory or on a GPU. It never imports torch itself."""
 
 from __future__ import annotations
 
