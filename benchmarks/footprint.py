@@ -34,10 +34,10 @@ SETTLE_SECONDS = 2.0
 _BARE = "import sys, numpy; print(0, flush=True); sys.stdin.read()"
 _RANK = """
 import sys, numpy, rankmesh as dist
-from rankmesh._session.session import require_session
+
 dist.init_process_group()
 dist.barrier()
-print(require_session().agent.member.http if len(sys.argv) > 1 else 0, flush=True)
+print(dist._session.session.require_session().agent.member.http if len(sys.argv) > 1 else 0, flush=True)
 sys.stdin.read()
 dist.destroy_process_group()
 """

@@ -35,7 +35,7 @@ from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import Kind, PremulSum, ReduceOp
 
 if TYPE_CHECKING:
-    from rankmesh_agent.gpu.communicator import DeviceCalls
+    from rankmesh_agent.gpu.communicator import GpuCommunicator
 
 Tensors = Sequence[Any]
 WriteBacks = list[WriteBack | None]
@@ -298,7 +298,7 @@ def reduce_scatter_multigpu(
 # Arguments
 
 
-def _gpus(group: Group, tensors: Tensors, op: ReduceOp | PremulSum | None = None) -> DeviceCalls | None:
+def _gpus(group: Group, tensors: Tensors, op: ReduceOp | PremulSum | None = None) -> GpuCommunicator | None:
     """Return the communicator for arrays that are each on a GPU of their own; None if they go through host memory."""
     if device_of(first_of(tensors)) is None:
         return None

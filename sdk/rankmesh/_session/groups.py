@@ -19,6 +19,133 @@ SHRINK_ABORT = 1
 """shrink_group ends the operations of the old group that are under way."""
 
 
+<<<<<<< .merge_file_VHP00W
+=======
+def get_rank(group: Group = None) -> int:
+    """Return this process's rank in ``group`` (default: the world), -1 if it is not a member.
+
+    Raises:
+        ValueError: init_process_group has not been called.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_rank
+    """
+    return -1 if isinstance(group, NonMember) else communicator(group).rank
+
+
+def get_world_size(group: Group = None) -> int:
+    """Return the number of ranks in ``group`` (default: the world), -1 if this process is not a member.
+
+    Raises:
+        ValueError: init_process_group has not been called.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_world_size
+    """
+    return -1 if isinstance(group, NonMember) else communicator(group).size
+
+
+def get_backend(group: Group = None) -> Backend:
+    """Return what carries out the group's collectives: ``"mesh"``, also when the script asked for ``"gloo"``.
+
+    ``"nccl"`` if the script named nothing else; what carries out those on arrays on GPUs: see get_backend_config.
+
+    Raises:
+        ValueError: init_process_group has not been called, or this process is not a member.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_backend
+    """
+    return Backend(_member(group)._engines.name)
+
+
+def get_backend_config(group: Group = None) -> str:
+    """Return what carries out the group's collectives, by device: ``"cpu:mesh,cuda:nccl"``, for example.
+
+    For GPUs that is ``nccl``; ``cuda-ipc`` once ranks that share one have met; or what it is for the CPU, where arrays
+    on GPUs go through host memory.
+
+    Raises:
+        ValueError: init_process_group has not been called, or this process is not a member.
+
+    Source: torch.distributed.get_backend_config
+    """
+    member = _member(group)
+    engines, choice = member._engines, member._choice
+    device = engines.device if choice is None else choice.backend_name
+    if device == "auto":
+        device = "nccl" if is_nccl_available() else "host"
+    return f"cpu:{engines.host},cuda:{engines.host if device == 'host' else device}"
+
+
+def get_group_rank(group: Group, global_rank: int) -> int:
+    """Return a global rank's rank in ``group``.
+
+    Raises:
+        ValueError: it is not a member, nor is this process; or init_process_group has not been called.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_group_rank
+    """
+    ranks = get_process_group_ranks(group)
+    if whole(global_rank, "global_rank") not in ranks:
+        raise ValueError(f"global rank {global_rank} is not in the group, whose ranks are {ranks}")
+    return ranks.index(global_rank)
+
+
+def get_global_rank(group: Group, group_rank: int) -> int:
+    """Return the global rank of a rank in ``group``.
+
+    Raises:
+        ValueError: the group has no such rank, or this process is not a member; or init_process_group has not been
+            called.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_global_rank
+    """
+    ranks = get_process_group_ranks(group)
+    if not 0 <= whole(group_rank, "group_rank") < len(ranks):
+        raise ValueError(f"group rank {group_rank} is not in the group, whose ranks are 0 to {len(ranks) - 1}")
+    return ranks[group_rank]
+
+
+def get_process_group_ranks(group: Group = None) -> list[int]:
+    """Return the global ranks of the members, by group rank.
+
+    Raises:
+        ValueError: init_process_group has not been called, or this process is not a member.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_process_group_ranks
+    """
+    return list(_member(group)._communicator.global_ranks)
+
+
+def get_pg_count() -> int:
+    """Return how many groups this process is a member of, the default one included.
+
+    Raises:
+        ValueError: init_process_group has not been called.
+
+    Source: torch.distributed.get_pg_count
+    """
+    return 1 + len(require_world().groups)
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Return this process's number among those of its host: LOCAL_RANK, Slurm's or Open MPI's variable.
+
+    Args:
+        fallback_rank: what to return without such a variable.
+
+    Raises:
+        RuntimeError: there is no such variable and no fallback.
+
+    Source: torch.distributed.get_node_local_rank
+    """
+    local_rank = Settings.from_env(os.environ).local_rank
+    if local_rank is not None:
+        return local_rank
+    if fallback_rank is None:
+        raise RuntimeError("LOCAL_RANK is not set: start with 'rankmesh run', or pass fallback_rank")
+    return int(fallback_rank)
+
+
+>>>>>>> .merge_file_hn3X6H
 def new_group(
     ranks: Sequence[int] | None = None,
     timeout: timedelta | float | None = None,
