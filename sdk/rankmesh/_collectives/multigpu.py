@@ -78,7 +78,7 @@ def broadcast_multigpu(
     if gpus is not None:
         key = Kind.BROADCAST, chosen.dtype, chosen.size, None, comm.global_ranks[root]
         source = root * len(arrays) + src_tensor
-        return gpus.several(
+        return gpus.submit_multigpu(
             key, [(array, source) for array in arrays], write_backs, options(gpus, timeout, async_op, users)
         )
     finish = chain([_copy(chosen, arrays), *write_backs])
@@ -118,7 +118,7 @@ def all_reduce_multigpu(
     users = list(tensor_list)
     if gpus is not None:
         key = Kind.ALL_REDUCE, arrays[0].dtype, arrays[0].size, reduce_op
-        return gpus.several(
+        return gpus.submit_multigpu(
             key, [(array, reduce_op) for array in arrays], write_backs, options(gpus, timeout, async_op, users)
         )
     parts = _parts(comm, arrays)
@@ -168,7 +168,7 @@ def reduce_multigpu(
         key = Kind.REDUCE, arrays[0].dtype, arrays[0].size, reduce_op, comm.global_ranks[root]
         destination = root * len(arrays) + dst_tensor
         write_backs = [write_back if number == dst_tensor else None for number in range(len(arrays))]
-        return gpus.several(
+        return gpus.submit_multigpu(
             key,
             [(array, reduce_op, destination) for array in arrays],
             write_backs,
@@ -219,7 +219,7 @@ def all_gather_multigpu(
         key = Kind.ALL_GATHER, inputs[0].dtype, inputs[0].size
         each = [(outputs, array) for (outputs, _), array in zip(lists, inputs, strict=True)]
         finishes = [chain(write_backs) for _, write_backs in lists]
-        return gpus.several(key, each, finishes, options(gpus, timeout, async_op, users))
+        return gpus.submit_multigpu(key, each, finishes, options(gpus, timeout, async_op, users))
     parts = _parts(comm, inputs)
 
     def finish() -> None:
@@ -279,7 +279,7 @@ def reduce_scatter_multigpu(
     if gpus is not None:
         key = Kind.REDUCE_SCATTER, outputs[0].dtype, outputs[0].size, reduce_op
         each = [(output, inputs, reduce_op) for output, inputs in zip(outputs, lists, strict=True)]
-        return gpus.several(key, each, write_backs, options(gpus, timeout, async_op, users))
+        return gpus.submit_multigpu(key, each, write_backs, options(gpus, timeout, async_op, users))
     # For each rank: the arrays for its outputs in the first list, then those in the second, …
     mine = [
         np.concatenate([part for inputs in lists for part in inputs[rank * count : (rank + 1) * count]])

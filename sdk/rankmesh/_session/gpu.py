@@ -9,9 +9,9 @@ from typing import cast
 from rankmesh._session.backend import needs
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh._session.session import communicator_of, require_session
-from rankmesh_agent.gpu.communicator import DeviceCalls
-from rankmesh_agent.gpu.selection import Choice
-from rankmesh_agent.gpu.store_exchange import Exchange
+from rankmesh_agent.gpu.communicator import GpuCommunicator
+from rankmesh_agent.gpu.selection import GpuBackendSelector
+from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 
 
@@ -22,8 +22,8 @@ def for_collectives(group: Group, device: int) -> Communicator:
         DistBackendError: the requested backend cannot be used; names the reason.
         CollectiveTimeoutError: a rank did not pass an array on a GPU in time; names it.
     """
-    selection = _selection(group)
-    return communicator_of(group) if selection is None else selection.for_collectives(device)
+    selector = _selector(group)
+    return communicator_of(group) if selector is None else selector.for_collectives(device)
 
 
 def for_messages(group: Group, device: int, peer: int | None) -> Communicator:
@@ -32,34 +32,34 @@ def for_messages(group: Group, device: int, peer: int | None) -> Communicator:
     Raises:
         ValueError: the sender may be any rank, and arrays do not go through host memory.
     """
-    selection = _selection(group)
-    if peer is None and selection is not None:
+    selector = _selector(group)
+    if peer is None and selector is not None:
         raise ValueError(
             "recv of an array on a GPU needs src: the transport depends on the sender. Backend 'gloo' takes all arrays "
             "through host memory, from any rank"
         )
-    return communicator_of(group) if selection is None else selection.for_messages(device, peer or 0)
+    return communicator_of(group) if selector is None else selector.for_p2p(device, peer or 0)
 
 
-def for_several_gpus(group: Group, device: int) -> DeviceCalls | None:
+def for_several_gpus(group: Group, device: int) -> GpuCommunicator | None:
     """Return the communicator for collectives over several GPUs of each rank; None for host memory."""
-    selection = _selection(group)
-    return None if selection is None else selection.for_several(device)
+    selector = _selector(group)
+    return None if selector is None else selector.for_multigpu(device)
 
 
-def _selection(group: Group) -> Choice | None:
-    """Return the group's selection; None if its arrays on GPUs go through host memory."""
+def _selector(group: Group) -> GpuBackendSelector | None:
+    """Return the group's selector; None if its arrays on GPUs go through host memory."""
     found = cast(ProcessGroup, require_session().group if group is None else group)
     if found._engines.device == "host":
         return None
     if found._gpu is None:
         if found._engines.device == "nccl":
             needs("nccl")
-        found._gpu = _new_selection(found)
+        found._gpu = _new_selector(found)
     return found._gpu
 
 
-def _new_selection(group: ProcessGroup) -> Choice:
+def _new_selector(group: ProcessGroup) -> GpuBackendSelector:
     from rankmesh._stores import PrefixStore
 
     session, host = require_session(), group._communicator
@@ -71,6 +71,6 @@ def _new_selection(group: ProcessGroup) -> Choice:
         if error is not None:
             raise error
 
-    exchange = Exchange(store, host.rank, lambda: host.global_ranks, check)
+    exchange = StoreExchange(store, host.rank, lambda: host.global_ranks, check)
     hosts = [session.agent.host_of(rank) for rank in host.ranks]
-    return Choice(host, exchange, hosts, group._engines.device)
+    return GpuBackendSelector(host, exchange, hosts, group._engines.device)

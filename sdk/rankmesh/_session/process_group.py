@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from rankmesh._session.backend import Engines
 
 if TYPE_CHECKING:
-    from rankmesh_agent.gpu.selection import Choice
+    from rankmesh_agent.gpu.selection import GpuBackendSelector
     from rankmesh_agent.group.communicator import Communicator
 
 
@@ -18,7 +18,7 @@ class ProcessGroup:
         self._communicator = communicator
         self._engines = engines
         self._description = description
-        self._gpu: Choice | None = None  # selects the communicator for arrays on GPUs, once there were any
+        self._gpu: GpuBackendSelector | None = None  # selects the communicator for arrays on GPUs, once there were any
 
     def rank(self) -> int:
         """Return this process's rank in the group."""

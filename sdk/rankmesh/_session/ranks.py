@@ -84,7 +84,7 @@ def get_backend_config(group: Group = None) -> str:
     """
     member = require_member(group)
     engines, selection = member._engines, member._gpu
-    device = engines.device if selection is None else selection.name
+    device = engines.device if selection is None else selection.backend_name
     if device == "auto":
         device = "nccl" if is_nccl_available() else "host"
     return f"cpu:{engines.host},cuda:{engines.host if device == 'host' else device}"

@@ -22,89 +22,14 @@ if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
     from rankmesh._stores.agent import AgentStore as Store
     from rankmesh_agent.agent import Agent
-<<<<<<< .merge_file_VM4dVO
-=======
-    from rankmesh_agent.gpu.selection import GpuBackendSelector
->>>>>>> .merge_file_on4iks
     from rankmesh_agent.group.communicator import Communicator
     from rankmesh_agent.remote.agent import RemoteAgent
 
 _NOT_INITIALIZED = "the default process group has not been initialized; call init_process_group() first"
 
 
-<<<<<<< .merge_file_VM4dVO
 class Session:
     """The agent, process groups, and store of one init_process_group.
-=======
-class ProcessGroup:
-    """A group of ranks, this process among them. Made by init_process_group and new_group, not by hand."""
-
-    def __init__(self, communicator: Communicator, engines: Engines, description: str = "") -> None:
-        self._communicator = communicator
-        self._engines = engines
-        self._description = description
-        self._choice: GpuBackendSelector | None = None  # who makes calls on arrays on GPUs, once there were any
-
-    def rank(self) -> int:
-        """Return this process's rank in the group."""
-        return self._communicator.rank
-
-    def size(self) -> int:
-        """Return the number of members."""
-        return self._communicator.size
-
-    def name(self) -> str:
-        """Return the name of the backend, as torch's ProcessGroup does."""
-        return self._engines.name
-
-    @property
-    def group_name(self) -> str:
-        """The group's name, the same at all members: ``world`` for the default group."""
-        return self._communicator.name
-
-    @property
-    def group_desc(self) -> str:
-        """What new_group was told the group is for."""
-        return self._description or "undefined"
-
-    def __repr__(self) -> str:
-        return f"<ProcessGroup {self.group_name!r} rank {self.rank()} of {self.size()}>"
-
-
-class NonMember:
-    """What new_group returns to ranks that are not in the group; collectives on it do nothing."""
-
-    def __repr__(self) -> str:
-        return "GroupMember.NON_GROUP_MEMBER"
-
-
-class _HasWorld(type):
-    @property
-    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  # torch's name
-        """The default group, None before init_process_group."""
-        return None if _world is None else _world.group
-
-
-class group(metaclass=_HasWorld):  # noqa: N801  # torch's name
-    """``group.WORLD`` is the default group, as in torch.distributed."""
-
-
-class GroupMember(metaclass=_HasWorld):
-    """Names for the two groups that are not made by new_group, as in torch.distributed.
-
-    ``GroupMember.NON_GROUP_MEMBER`` is what ``new_group`` returns to a rank that is not a member; ``GroupMember.WORLD``
-    is the default group.
-    """
-
-    NON_GROUP_MEMBER: Final = NonMember()
-
-
-Group = ProcessGroup | NonMember | None
-
-
-class World:
-    """Everything one init_process_group made.
->>>>>>> .merge_file_on4iks
 
     Attributes:
         group: the default group.

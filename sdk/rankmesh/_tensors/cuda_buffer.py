@@ -34,7 +34,7 @@ class CudaBuffer(Buffer):
         return Layout(array.shape, array.strides, array.itemsize)
 
     def host_array(self) -> tuple[Array, WriteBack | None]:
-        reason = runtime.why_not()
+        reason = runtime.unavailable_reason()
         if reason:
             raise TypeError(f"{self.name} is a {type_name(self.tensor)} on a GPU, which cannot be read: {reason}")
         array = as_cupy(self.tensor)
@@ -44,7 +44,7 @@ class CudaBuffer(Buffer):
         def write_back() -> None:
             with bits.device:
                 bits[...] = runtime.cupy().asarray(host)
-                runtime.synchronize(runtime.current_stream())  # a caller that waits for the call reads no stream
+                runtime.synchronize_stream(runtime.current_stream())  # a caller that waits for the call reads no stream
 
         return host.view(np.dtype(array.dtype)), write_back
 
