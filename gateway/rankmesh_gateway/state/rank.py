@@ -9,7 +9,7 @@ from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, GroupIn
 from rankmesh_gateway.state.rates import Rates
 from rankmesh_gateway.state.validation import MAX_REASON
 
-UNDER_WAY_SECONDS = 0.25
+IN_TRANSIT_SECONDS = 0.25
 """A sign of life that comes so soon after word that its sender is gone was sent before."""
 
 
@@ -34,17 +34,17 @@ class RankRecord:
     """
 
     member: Member
-    seen: float
+    last_seen: float
     joining: bool = True
     ended: Literal["left", "failed"] | None = None
     reason: str = ""
     lost_at: float | None = None
-    lost: frozenset[int] = frozenset()
+    lost_peers: frozenset[int] = frozenset()
     groups: list[GroupInfo] = field(default_factory=list)
     reported_at: float = 0.0
     rates: Rates = field(default_factory=Rates)
-    broken_since: dict[str, float] = field(default_factory=dict)
-    told: RankState | None = None
+    failed_since: dict[str, float] = field(default_factory=dict)
+    logged_state: RankState | None = None
 
     def state(self, now: float) -> RankState:
         """How the rank is at ``now``."""
@@ -54,29 +54,29 @@ class RankRecord:
             return "joining"
         if self.lost_at is not None:
             return "failed"
-        silence = now - self.seen
+        silence = now - self.last_seen
         if silence >= FAILED_SECONDS:
             return "failed"
         return "suspect" if silence >= SUSPECT_SECONDS else "alive"
 
-    def present(self, now: float) -> bool:
+    def is_live(self, now: float) -> bool:
         """Whether the rank is held by a process that, for all we know, runs."""
         return self.state(now) not in ("left", "failed")
 
-    def beat(self, groups: list[GroupInfo], now: float) -> None:
+    def heartbeat(self, groups: list[GroupInfo], now: float) -> None:
         """Take in a heartbeat. One that was overtaken by the goodbye changes nothing."""
         if self.ended is not None:
             return
-        if self.lost_at is not None and now - self.lost_at >= UNDER_WAY_SECONDS:
+        if self.lost_at is not None and now - self.lost_at >= IN_TRANSIT_SECONDS:
             self.lost_at, self.reason = None, ""
-        self.seen = now
+        self.last_seen = now
         self.joining = False
         self.groups = groups
         self.reported_at = now
-        self.rates.take(groups, now)
-        self.broken_since = {group.id: self.broken_since.get(group.id, now) for group in groups if group.failure}
+        self.rates.update(groups, now)
+        self.failed_since = {group.id: self.failed_since.get(group.id, now) for group in groups if group.failure}
 
-    def lose(self, cause: str, now: float) -> bool:
+    def report_lost(self, cause: str, now: float) -> bool:
         """Take in that somebody else saw it go; the first one counts, and so does its own goodbye.
 
         Returns:
@@ -88,18 +88,18 @@ class RankRecord:
         self.reason = cause[:MAX_REASON]
         return True
 
-    def fail(self, reason: str, now: float) -> bool:
+    def process_exited(self, reason: str, now: float) -> bool:
         """Take in how its process ended, after which it is not heard again; return whether that is news."""
         if self.ended is not None or self.joining:
             return False
-        self.end(reason, now)
+        self.leave(reason, now)
         return True
 
-    def end(self, reason: str, now: float) -> None:
+    def leave(self, reason: str, now: float) -> None:
         """Take in the goodbye: ``left`` without a reason, ``failed`` with one. The first one counts."""
         if self.ended is not None:
             return
-        self.seen = now
+        self.last_seen = now
         self.lost_at = None
         self.reason = reason[:MAX_REASON]
         self.ended = "failed" if reason else "left"
@@ -109,7 +109,7 @@ class RankRecord:
     def info(self, job: str, epoch: int, now: float) -> RankInfo:
         """The record as it is shown."""
         state = self.state(now)
-        silence = max(0.0, now - self.seen)
+        silence = max(0.0, now - self.last_seen)
         reason = self.reason
         if state == "failed" and not reason:
             reason = f"no heartbeat for {silence:.1f} s"

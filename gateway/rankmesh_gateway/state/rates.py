@@ -26,7 +26,7 @@ class Rates:
         self._counts: dict[str, tuple[int, int]] = {}
         self._rates: dict[str, Rate] = {}
 
-    def take(self, groups: Sequence[GroupInfo], now: float) -> None:
+    def update(self, groups: Sequence[GroupInfo], now: float) -> None:
         """Take in what a heartbeat says."""
         if self._at is not None and now - self._at < _SHORTEST_SECONDS:
             return

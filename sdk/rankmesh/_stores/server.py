@@ -8,8 +8,8 @@ import threading
 from typing import Any
 
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
-from rankmesh_agent.http.server import HttpThread
-from rankmesh_agent.net.sockets import bind, reachable_addresses
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.store.blocking import BlockingMemory
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.store.server import FastPath
@@ -35,16 +35,15 @@ class StoreServer:
         self.port: int = listener.getsockname()[1]
         self._store = MemoryStore()
         self._users = 0
-        _, names = reachable_addresses(listener.getsockname()[0], settings.advertise)
+        self._http = HttpServer(listener, f"rankmesh-store-{self.port}", advertise=settings.advertise)
 
         def make() -> Any:
             from rankmesh_agent.http.app import create_store_app
 
-            return create_store_app(self._store, token=settings.token, names=[host, *names])
+            return create_store_app(self._store, token=settings.token, names=[host, *self._http.names])
 
         fast_path = FastPath(self._store.table, settings.token, f"rankmesh-store-fast-{self.port}")
-        self._http = HttpThread(make, listener, f"rankmesh-store-{self.port}", ways={store_frames.UPGRADE: fast_path})
-        self._http.start()
+        self._http.start(make, {store_frames.UPGRADE: fast_path})
 
     def use(self) -> Served:
         """Return the store for one more user, to be closed."""
@@ -63,7 +62,7 @@ class StoreServer:
             for place in [place for place, server in _shared.items() if server is self]:
                 del _shared[place]
         self._store.dismiss()
-        self._http.stop()
+        self._http.close()
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's listening socket."""

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.server import HttpThread, bind, url_of
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store.http_client import RemoteStore
 
 pytestmark = pytest.mark.anyio
@@ -20,13 +21,13 @@ NAMED, NAMED2 = {"Idempotency-Key": "one"}, {"Idempotency-Key": "two"}
 
 
 @pytest.fixture
-def owner(agent) -> Iterator[HttpThread]:
+def owner(agent) -> Iterator[HttpServer]:
     listener = bind("127.0.0.1", 0, what="test")
-    server = HttpThread(lambda: create_app(agent, token="secret"), listener, "owner")
+    server = HttpServer(listener, "owner")
     server.url = url_of(listener)
-    server.start()
+    server.start(lambda: create_app(agent, token="secret"))
     yield server
-    server.stop()
+    server.close()
 
 
 @pytest.fixture
