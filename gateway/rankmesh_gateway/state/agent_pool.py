@@ -229,7 +229,8 @@ class AgentPool:
                 words.append(f"and {len(agents) - _MAX_LISTED} more")
             return NoFreeAgentError(
                 f"none of the {len(agents)} standalone agent(s) here is free for "
-                f"{_describe_rank(request.job, request.rank)}: {'; '.join(words)}. Ask again later, or start more agents"
+                f"{_describe_rank(request.job, request.rank)}: {'; '.join(words)}. "
+                "Ask again later, or start more agents"
             )
 
     def close(self) -> list[Future[LeaseOffer]]:
