@@ -20,12 +20,12 @@ from dataclasses import replace
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.server import Attendance
-from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
@@ -369,7 +369,7 @@ class Standalone:
         )
 
     @property
-    def store(self) -> Store:
+    def store(self) -> AsyncStore:
         """The store of the job.
 
         Raises:
@@ -406,7 +406,7 @@ class Standalone:
         agent = self.current
         return agent.groups() if agent is not None else []
 
-    def group(self, name: str) -> Communicator | None:
+    def group(self, name: str) -> LocalCommunicator | None:
         """Return the group of an id or name, None if the rank is in none.
 
         Raises:
@@ -414,7 +414,9 @@ class Standalone:
         """
         return self.leased().group(name)
 
-    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+    def make_group(
+        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[LocalCommunicator, bool]:
         """Make a group; see Agent.
 
         Raises:
@@ -422,7 +424,7 @@ class Standalone:
         """
         return self.leased().make_group(wanted, begun)
 
-    def delete_group(self, group: Communicator) -> None:
+    def delete_group(self, group: LocalCommunicator) -> None:
         """End a group; see Agent.
 
         Raises:
@@ -470,10 +472,10 @@ class _CurrentStore:
 
     def handle(self, sock: socket.socket) -> None:
         agent = self._standalone.current
-        if agent is None or agent.fast_path is None:
+        if agent is None or agent.store_server is None:
             sock.close()
         else:
-            agent.fast_path.handle(sock)
+            agent.store_server.handle(sock)
 
     def close(self) -> None:
         """The agent closes it."""

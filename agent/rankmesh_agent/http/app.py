@@ -26,7 +26,7 @@ from rankmesh_agent.http.routes import (
 )
 from rankmesh_agent.http.routes.dependencies import AgentInterface
 from rankmesh_agent.http.routes.group_calls import WaiterThreads
-from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.wire.npy import MAX_HEADER
 
 
@@ -59,7 +59,7 @@ def create_app(
     return app.secured(modules, token, names, max_tensor)
 
 
-def create_store_app(keys: Store, *, token: str = "", names: Iterable[str] = ()) -> SecurityMiddleware:
+def create_store_app(keys: AsyncStore, *, token: str = "", names: Iterable[str] = ()) -> SecurityMiddleware:
     """Return the ASGI application of a store alone, with the agent's store endpoints; it closes the store at the end.
 
     Args:

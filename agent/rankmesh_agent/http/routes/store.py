@@ -102,51 +102,51 @@ class Octets(Response):
 @router.get("")
 async def list_keys(store: StoreDep, prefix: Prefix = "", limit: Limit = None) -> list[str]:
     """List the keys, sorted."""
-    return (await store.do(commands.Keys(prefix)))[:limit]
+    return (await store.execute(commands.Keys(prefix)))[:limit]
 
 
 @router.post("/count")
 async def count(store: StoreDep, prefix: Prefix = "") -> StoreNumber:
     """Say how many keys there are."""
-    return StoreNumber(await store.do(commands.Count(prefix)))
+    return StoreNumber(await store.execute(commands.Count(prefix)))
 
 
 @router.post("/check", responses=problems(400))
 async def check(body: StoreKeys, store: StoreDep) -> StoreFound:
     """Say whether all of some keys exist; a queue with something in it does, too."""
-    return StoreFound(await store.do(commands.Check(tuple(body.keys))))
+    return StoreFound(await store.execute(commands.Check(tuple(body.keys))))
 
 
 @router.post("/wait", responses=problems(400, 408))
 async def wait(body: StoreWait, request: Request, store: StoreDep) -> Done:
     """Answer when all keys are set; after 20 s at most, ask again for more."""
-    await cancel_on_disconnect(request, store.do(commands.Wait(tuple(body.keys), _slice(body.timeout))))
+    await cancel_on_disconnect(request, store.execute(commands.Wait(tuple(body.keys), _slice(body.timeout))))
     return Done()
 
 
 @router.post("/add", responses=problems(400, 409))
 async def add(body: StoreAdd, store: StoreDep, once: Once = "") -> StoreNumber:
     """Add to a number, and say the sum."""
-    return StoreNumber(await store.do(commands.Add(body.key, body.amount), once))
+    return StoreNumber(await store.execute(commands.Add(body.key, body.amount), once))
 
 
 @router.post("/compare_set", response_class=Octets, responses=_OCTETS_OUT | problems(400))
 async def compare_set(body: StoreCompareSet, store: StoreDep, once: Once = "") -> Octets:
     """Replace a value if it is the expected one; return the value now, the expected one if there is none."""
     expected, desired = from_base64(body.expected), from_base64(body.desired)
-    return Octets(await store.do(commands.CompareSet(body.key, expected, desired), once))
+    return Octets(await store.execute(commands.CompareSet(body.key, expected, desired), once))
 
 
 @router.post("/append", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
 async def append(key: KeyAsked, request: Request, store: StoreDep, once: Once = "") -> None:
     """Append the request's body to the key's value, or set it if there is none."""
-    await store.do(commands.Append(key, await request.body()), once)
+    await store.execute(commands.Append(key, await request.body()), once)
 
 
 @router.post("/multi_get", responses=problems(400, 408))
 async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> StoreValues:
     """Return several values, waiting for the keys as ``wait`` does."""
-    values = await cancel_on_disconnect(request, store.do(commands.MultiGet(tuple(body.keys), _slice(body.timeout))))
+    values = await cancel_on_disconnect(request, store.execute(commands.MultiGet(tuple(body.keys), _slice(body.timeout))))
     check_values(*values)
     return StoreValues({key: to_base64(value) for key, value in zip(body.keys, values, strict=True)})
 
@@ -154,13 +154,13 @@ async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> Store
 @router.post("/multi_set", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=problems(400))
 async def multi_set(body: StoreValues, store: StoreDep, once: Once = "") -> None:
     """Set several values in one step."""
-    await store.do(commands.MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
+    await store.execute(commands.MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
 
 
 @router.post("/queue_push", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
 async def queue_push(key: KeyAsked, request: Request, store: StoreDep, once: Once = "") -> None:
     """Append the request's body to a queue as one value."""
-    await store.do(commands.QueuePush(key, await request.body()), once)
+    await store.execute(commands.QueuePush(key, await request.body()), once)
 
 
 @router.post("/queue_pop", response_class=Octets, responses=_OCTETS_OUT | problems(400, 404))
@@ -171,14 +171,14 @@ async def queue_pop(body: StorePop, request: Request, store: StoreDep, once: Onc
     same Idempotency-Key gets it again.
     """
     return Octets(
-        await cancel_on_disconnect(request, store.do(commands.QueuePop(body.key, _slice(body.timeout)), once))
+        await cancel_on_disconnect(request, store.execute(commands.QueuePop(body.key, _slice(body.timeout)), once))
     )
 
 
 @router.post("/queue_len", responses=problems(400))
 async def queue_len(body: StoreQueue, store: StoreDep) -> StoreNumber:
     """Say how many values are in a queue."""
-    return StoreNumber(await store.do(commands.QueueLen(body.key)))
+    return StoreNumber(await store.execute(commands.QueueLen(body.key)))
 
 
 @router.get(
@@ -196,7 +196,7 @@ async def get_value(
 ) -> Response:
     """Return a value, waiting for it if asked to."""
     condition = _parse_condition(request)
-    value = await cancel_on_disconnect(request, store.do(commands.Get(key, _slice(seconds))))
+    value = await cancel_on_disconnect(request, store.execute(commands.Get(key, _slice(seconds))))
     Condition(condition.tags).check(key, value)
     tag = etag(value)
     if condition.absent or tag in condition.others:
@@ -221,7 +221,7 @@ async def set_value(
 ) -> Response:
     """Store the request's body as the key's value."""
     value = await request.body()
-    await store.do(commands.Set(key, value, _parse_condition(request)), once)
+    await store.execute(commands.Set(key, value, _parse_condition(request)), once)
     return Response(status_code=HTTPStatus.NO_CONTENT, headers={"ETag": etag(value)})
 
 
@@ -240,7 +240,7 @@ async def delete_value(
     once: Once = "",
 ) -> None:
     """Remove a key."""
-    if not await store.do(commands.Delete(key, _parse_condition(request)), once):
+    if not await store.execute(commands.Delete(key, _parse_condition(request)), once):
         raise KeyNotFoundError(f"nobody has set key {key!r}")
 
 

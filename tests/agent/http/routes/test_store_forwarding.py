@@ -12,7 +12,7 @@ import pytest
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_agent.store.http_client import RemoteStore
+from rankmesh_agent.store.http_client import HttpStore
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ def owner(agent) -> Iterator[HttpServer]:
 @pytest.fixture
 async def forwarder(owner) -> AsyncIterator[httpx.AsyncClient]:
     """Asks an agent that forwards to the owner."""
-    store = RemoteStore(owner.url, "secret")
+    store = HttpStore(owner.url, "secret")
     transport = httpx.ASGITransport(create_app(SimpleNamespace(store=store), token="secret"))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=TOKEN) as client:
         yield client
