@@ -192,7 +192,9 @@ class HttpServer:
             if not self._stopping:
                 from rankmesh_agent.http.uvicorn_server import EventDrivenServer
 
-                self._uvicorn = EventDrivenServer(create_application(make_app), self._upgrades)
+                self._uvicorn = EventDrivenServer(
+                    create_application(make_app), {upgrade: each.handle for upgrade, each in self._upgrades.items()}
+                )
                 if not self._stopping:
                     self._uvicorn.run(sockets=[self._listener])
         finally:

@@ -6,17 +6,16 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rankmesh_agent.wire.upgrade import Upgrade
 
-if TYPE_CHECKING:
-    from rankmesh_agent.http.server import ConnectionHandler
-
+ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
+"""Functions that serve the connections whose clients ask for another protocol."""
 _TICK_SECONDS = 1.0
 """Interval of uvicorn's periodic work: it sets the Date header of responses."""
 
@@ -26,12 +25,12 @@ class EventDrivenServer(uvicorn.Server):
 
     Args:
         app: the ASGI application.
-        upgrades: the handlers of connections whose clients ask for another protocol.
+        upgrades: the handlers of upgraded connections.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
 
-    def __init__(self, app: Any, upgrades: Mapping[Upgrade, ConnectionHandler]) -> None:
+    def __init__(self, app: Any, upgrades: ConnectionHandlers) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -72,7 +71,7 @@ class EventDrivenServer(uvicorn.Server):
                 await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
 
 
-def _protocol_with(upgrades: Mapping[Upgrade, ConnectionHandler]) -> type[asyncio.Protocol]:
+def _protocol_with(upgrades: ConnectionHandlers) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol class, extended to give connections that begin with an upgrade to their handler."""
 
     class UpgradingProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # the base depends on what is installed
@@ -92,6 +91,6 @@ def _protocol_with(upgrades: Mapping[Upgrade, ConnectionHandler]) -> type[asynci
                 return
             sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
             self.transport.abort()  # closes uvicorn's descriptor, not the connection
-            matches[True].handle(sock)
+            matches[True](sock)
 
     return UpgradingProtocol

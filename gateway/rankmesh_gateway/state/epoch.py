@@ -202,8 +202,8 @@ class Epoch:
         raise RankTakenError(
             f"all {self.size} ranks of job {self.job!r} (epoch {self.number}) are held by processes that run, the "
             f"first by {first.described()} at {first.http}, so there is none left for process {member.pid} on "
-            f"{member.host}. Start no more processes than WORLD_SIZE and give each job its own RANKMESH_JOB or group_name; if the "
-            f"holders have died, their ranks are free after {FAILED_SECONDS:g} s of silence",
+            f"{member.host}. Start no more processes than WORLD_SIZE and give each job its own RANKMESH_JOB or "
+            f"group_name; if the holders have died, their ranks are free after {FAILED_SECONDS:g} s of silence",
             address=first.http,
         )
 

@@ -146,7 +146,8 @@ async def append(key: KeyAsked, request: Request, store: StoreDep, once: Once = 
 @router.post("/multi_get", responses=problems(400, 408))
 async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> StoreValues:
     """Return several values, waiting for the keys as ``wait`` does."""
-    values = await cancel_on_disconnect(request, store.execute(commands.MultiGet(tuple(body.keys), _slice(body.timeout))))
+    command = commands.MultiGet(tuple(body.keys), _slice(body.timeout))
+    values = await cancel_on_disconnect(request, store.execute(command))
     check_values(*values)
     return StoreValues({key: to_base64(value) for key, value in zip(body.keys, values, strict=True)})
 
