@@ -1,4 +1,4 @@
-"""What the gateway knows of one rank."""
+"""State of one rank, as the gateway knows it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankmesh_gateway.state.rates import Rates
 from rankmesh_gateway.state.validation import MAX_REASON
 
 IN_TRANSIT_SECONDS = 0.25
-"""A sign of life that comes so soon after word that its sender is gone was sent before."""
+"""A heartbeat that arrives this soon after a report that its sender is lost was sent before the loss."""
 
 
 @dataclass
@@ -18,19 +18,19 @@ class RankRecord:
     """A rank of one epoch.
 
     Attributes:
-        member: who holds the rank.
-        seen: the clock at its last sign of life.
-        joining: whether its world is still incomplete.
-        ended: ``left`` or ``failed`` once it said so; silence alone does not end a rank.
-        reason: why it ended or is lost, empty after an ordinary goodbye.
-        lost_at: the clock when somebody else said that it is gone, None while nobody has, or when it has been heard
-            again: it was only cut off.
-        lost: the ranks that it says are gone.
-        groups: its groups as last reported.
-        reported_at: the clock when it reported them.
-        rates: how much its groups do.
-        broken_since: the clock when it first reported a group's failure, by group id.
-        told: its state as the event log has it.
+        member: the process that holds the rank.
+        last_seen: the clock at its last heartbeat.
+        joining: whether its world is incomplete.
+        ended: ``left`` or ``failed`` once its process reported so; silence alone does not end a rank.
+        reason: why the rank has ended or is lost; empty after an orderly leave.
+        lost_at: the clock when a peer reported the rank lost; None without such a report, or after a later heartbeat:
+            only a connection had broken.
+        lost_peers: the ranks that it reports lost.
+        groups: its groups, as of the last report.
+        reported_at: the clock at that report.
+        rates: throughput of its groups.
+        failed_since: the clock at the first report of a group's failure, by group id.
+        logged_state: its state in the event log.
     """
 
     member: Member
@@ -47,7 +47,7 @@ class RankRecord:
     logged_state: RankState | None = None
 
     def state(self, now: float) -> RankState:
-        """How the rank is at ``now``."""
+        """Return the rank's state at ``now``."""
         if self.ended is not None:
             return self.ended
         if self.joining:
@@ -60,11 +60,11 @@ class RankRecord:
         return "suspect" if silence >= SUSPECT_SECONDS else "alive"
 
     def is_live(self, now: float) -> bool:
-        """Whether the rank is held by a process that, for all we know, runs."""
+        """Whether the rank is held by a process that has neither left nor failed."""
         return self.state(now) not in ("left", "failed")
 
     def heartbeat(self, groups: list[GroupInfo], now: float) -> None:
-        """Take in a heartbeat. One that was overtaken by the goodbye changes nothing."""
+        """Record a heartbeat. One that arrives after the rank has left changes nothing."""
         if self.ended is not None:
             return
         if self.lost_at is not None and now - self.lost_at >= IN_TRANSIT_SECONDS:
@@ -77,10 +77,10 @@ class RankRecord:
         self.failed_since = {group.id: self.failed_since.get(group.id, now) for group in groups if group.failure}
 
     def report_lost(self, cause: str, now: float) -> bool:
-        """Take in that somebody else saw it go; the first one counts, and so does its own goodbye.
+        """Record that a peer lost the rank. The first report counts, and none after the rank's own leave.
 
         Returns:
-            Whether that is news.
+            Whether the rank has failed by this report.
         """
         if self.ended is not None or self.joining or self.lost_at is not None:
             return False
@@ -89,14 +89,14 @@ class RankRecord:
         return True
 
     def process_exited(self, reason: str, now: float) -> bool:
-        """Take in how its process ended, after which it is not heard again; return whether that is news."""
+        """Record how the rank's process exited; its later heartbeats are ignored. Returns whether the rank ended so."""
         if self.ended is not None or self.joining:
             return False
         self.leave(reason, now)
         return True
 
     def leave(self, reason: str, now: float) -> None:
-        """Take in the goodbye: ``left`` without a reason, ``failed`` with one. The first one counts."""
+        """Record that the rank leaves: ``left`` without a reason, ``failed`` with one. The first time counts."""
         if self.ended is not None:
             return
         self.last_seen = now
@@ -107,7 +107,7 @@ class RankRecord:
             self.groups = []
 
     def info(self, job: str, epoch: int, now: float) -> RankInfo:
-        """The record as it is shown."""
+        """Return the record as the HTTP interface shows it."""
         state = self.state(now)
         silence = max(0.0, now - self.last_seen)
         reason = self.reason

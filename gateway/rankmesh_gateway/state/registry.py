@@ -27,7 +27,6 @@ from rankmesh_gateway.state.event_log import EventLog
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.groups import merged_calls, merged_groups
 from rankmesh_gateway.state.job import Job
-from rankmesh_gateway.state.rank import RankRecord
 from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing_error
 
 FORGET_SECONDS = 3600.0
@@ -159,7 +158,8 @@ class Registry:
             job = self._job(beat.job)
             world, lost = job.heartbeat(beat, now)
             self._jobs[job.name] = job
-            self._suspect_agents(lost, now)
+            for record in lost:
+                self.agents.suspect(record.member, now)
             self._poll_timeouts(now)
             return HeartbeatReply(world.failed(now) if world is not None else [])
 
@@ -295,10 +295,6 @@ class Registry:
             for job in self._jobs.values():
                 job.poll_timeouts(now)
             self.agents.poll_timeouts(now)
-
-    def _suspect_agents(self, lost: Iterable[RankRecord], now: float) -> None:
-        for record in lost:
-            self.agents.suspect(record.member, now)
 
     def request_counts(self) -> Counter[str]:
         """How many ``joins``, ``heartbeats`` and ``leaves`` there have been."""

@@ -64,7 +64,7 @@ async def test_an_event_from_another_thread_wakes_it(log, listen):
     await piece()
     waiting = asyncio.ensure_future(piece())
     await asyncio.sleep(0.05)
-    await asyncio.to_thread(log.add, "rank-left", "from a thread")
+    await asyncio.to_thread(log.append, "rank-left", "from a thread")
     assert "from a thread" in await waiting
 
 

@@ -279,7 +279,7 @@ class TestClosing:
         early = registry.join(ask.join(0))
         registry.close()
         assert early.cancelled()
-        for call in (registry.join, registry.pending):
+        for call in (registry.join, registry.join_status):
             for rank in range(2):  # the second would complete the world, but the first has been sent away
                 with pytest.raises(GatewayClosingError, match="about to end"):
                     call(ask.join(rank))

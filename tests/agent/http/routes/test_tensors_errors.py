@@ -391,8 +391,8 @@ async def test_many_receives_hold_up_neither_health_nor_collectives(pair, monkey
         return take(threads, kind)
 
     taken, take = [], group_calls.WaiterThreads.acquire
-    monkeypatch.setattr(group_calls.WaiterThreads, "take", counted)
-    monkeypatch.setattr(group_calls, "MOST_THREADS", 5)
+    monkeypatch.setattr(group_calls.WaiterThreads, "acquire", counted)
+    monkeypatch.setattr(group_calls, "MAX_WAITERS", 5)
     async with clients(applications(pair)) as (first, second):
         receives = [
             asyncio.ensure_future(first.post(f"{GROUP}/recv?tag={tag}", content=npy(np.zeros(3)))) for tag in range(5)
