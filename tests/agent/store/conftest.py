@@ -33,7 +33,7 @@ class Exchangeable(StoreServer):
         super().__init__(MemoryStore().table, "")
         self._agent = agent
 
-    def take(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket) -> None:
         self._agent.store_server.handle(sock)
 
 

@@ -95,7 +95,7 @@ class AgentInterface(Protocol):
 class LeasableAgent(AgentInterface, Protocol):
     """A standalone agent, as the HTTP endpoints see it."""
 
-    def begin(self, wanted: LeaseWanted) -> tuple[Lease, Future[Lease]]:
+    def acquire_in_background(self, wanted: LeaseWanted) -> tuple[Lease, Future[Lease]]:
         """Acquire the agent.
 
         Returns:

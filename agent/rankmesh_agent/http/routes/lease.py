@@ -58,7 +58,7 @@ async def acquire_lease(body: LeaseBody, request: Request, response: Response, a
         raise RequestValidationError([{"loc": ("body", "rank"), "msg": wrong}])
     peer = f" at {request.client.host}" if request.client is not None else ""
     wanted = LeaseWanted(body.job, body.rank, body.world_size, body.timeout, f"an HTTP client{peer}", body.idle)
-    begun, future = agent.begin(wanted)
+    begun, future = agent.acquire_in_background(wanted)
     joining = asyncio.wrap_future(future)
     joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether or not we wait for it
     # After the body, only the end of the connection can come.
