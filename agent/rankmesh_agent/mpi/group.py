@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.group.pending import ActiveCall
+from rankmesh_agent.group.pending import LocalActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.communicator import MpiCommunicator
@@ -31,7 +31,7 @@ class MpiGroup:
         self,
         joined: MpiCommunicator,
         standing: LocalGroupState,
-        running: ActiveCall,
+        running: LocalActiveCall,
         link: MessageLink,
         matching: Matching,
     ) -> None:

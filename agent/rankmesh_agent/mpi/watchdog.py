@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rankmesh_agent.group.pending import ActiveCall
+from rankmesh_agent.group.pending import LocalActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
@@ -51,7 +51,7 @@ class WatchedGroup:
     def __init__(
         self,
         standing: LocalGroupState,
-        running: ActiveCall,
+        running: LocalActiveCall,
         link: MessageLink,
         backend: MpiBackend,
         progress: Callable[[], None],
