@@ -22,7 +22,7 @@ from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.delegation import DelegatedCalls
 from rankmesh_agent.group.flight_recorder import OpStats, Record, in_flight
 from rankmesh_agent.group.message_stats import MessageLog
-from rankmesh_agent.group.pending import ActiveCall, MessageTransport, PendingMessage
+from rankmesh_agent.group.pending import LocalActiveCall, MessageTransport, PendingMessage
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
@@ -76,7 +76,7 @@ class LocalCommunicator(Communicator, Port):
         self._carrier: MessageTransport = self._matching
         self._mpi: MpiGroup | None = None
         self._messages = MessageLog(mesh.recorder)
-        self._running = ActiveCall(self._standing)
+        self._running = LocalActiveCall(self._standing)
         self._queue = CallQueue(self._standing, self._running, name, CpuBackend(self._link, self.ranks, None))
         self._submit = self._queue.submit
         self.lent: Segment | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.group.pending import ActiveCall
+from rankmesh_agent.group.pending import LocalActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.communicator import MpiCommunicator
@@ -28,7 +28,7 @@ class MpiGroup:
     """
 
     def __init__(
-        self, made: MpiCommunicator, state: LocalGroupState, active: ActiveCall, link: MessageLink, matching: Matching
+        self, made: MpiCommunicator, state: LocalGroupState, active: LocalActiveCall, link: MessageLink, matching: Matching
     ) -> None:
         self._mesh = mesh = state.mesh
         self.backend = MpiBackend(made.comm, link, mesh.lost, state.ranks, made.compare_calls)

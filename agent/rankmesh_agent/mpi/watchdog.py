@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from rankmesh_agent.group.pending import ActiveCall
+from rankmesh_agent.group.pending import LocalActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.mpi.backend import MpiBackend
@@ -53,7 +53,7 @@ class CallWatchdog:
     def __init__(
         self,
         state: LocalGroupState,
-        active: ActiveCall,
+        active: LocalActiveCall,
         link: MessageLink,
         backend: MpiBackend,
         progress: Callable[[], None],
