@@ -28,7 +28,12 @@ class MpiGroup:
     """
 
     def __init__(
-        self, made: MpiCommunicator, state: LocalGroupState, active: LocalActiveCall, link: MessageLink, matching: Matching
+        self,
+        made: MpiCommunicator,
+        state: LocalGroupState,
+        active: LocalActiveCall,
+        link: MessageLink,
+        matching: Matching,
     ) -> None:
         self._mesh = mesh = state.mesh
         self.backend = MpiBackend(made.comm, link, mesh.lost, state.ranks, made.compare_calls)
