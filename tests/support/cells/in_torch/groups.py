@@ -79,7 +79,7 @@ def a_group_split(group: Any, rank: int, size: int) -> Any:
 
 @cell(sides=OVER, sizes=(3,))
 def a_split_of_an_unsorted_parent(group: Any, rank: int, size: int) -> Any:
-    """The ranks of the new group are in the order of the parent, as the SDK has them, and gloo in a group so ordered."""
+    """The new ranks are in the order of the parent, as in the SDK, and in a group of gloo made in that order."""
     parent = c10d.new_group([2, 0, 1], sort_ranks=False)
     part = rankmesh.torch.split_group(parent, [[1, 0], [2]])
     gloo = c10d.new_group([2, 0], backend="gloo", sort_ranks=False)
