@@ -23,7 +23,7 @@ from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.types import datatype, is_native, operation
 from rankmesh_agent.wire.errors import CollectiveTimeoutError
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 _PIECE = 1 << 30
 """Bytes of a message: MPI counts in C's int."""
@@ -152,7 +152,7 @@ def _wait(launch: Launch, watch: Watch) -> None:
         runtime.record(event, launch.stream)
         while not runtime.happened(event):
             watch.check(list)  # nobody is missing
-            if launch.deadline.passed():
+            if launch.deadline.expired():
                 raise CollectiveTimeoutError(
                     f"{launch.described} #{watch.seq}: what the stream has to do before was not done within "
                     f"{launch.deadline.seconds:.1f} s",
@@ -174,13 +174,13 @@ def _buffer(array: DeviceArray) -> Any:
     return mpi().buffer.fromaddress(array.pointer, array.nbytes)
 
 
-_ALGORITHMS: dict[Kind, Callable[..., None]] = {
-    Kind.ALL_REDUCE: MpiDevice._all_reduce,
-    Kind.REDUCE: MpiDevice._reduce,
-    Kind.BROADCAST: MpiDevice._broadcast,
-    Kind.ALL_GATHER: MpiDevice._all_gather,
-    Kind.GATHER: MpiDevice._gather,
-    Kind.SCATTER: MpiDevice._scatter,
-    Kind.ALL_TO_ALL: MpiDevice._all_to_all,
-    Kind.REDUCE_SCATTER: MpiDevice._reduce_scatter,
+_ALGORITHMS: dict[OpType, Callable[..., None]] = {
+    OpType.ALL_REDUCE: MpiDevice._all_reduce,
+    OpType.REDUCE: MpiDevice._reduce,
+    OpType.BROADCAST: MpiDevice._broadcast,
+    OpType.ALL_GATHER: MpiDevice._all_gather,
+    OpType.GATHER: MpiDevice._gather,
+    OpType.SCATTER: MpiDevice._scatter,
+    OpType.ALL_TO_ALL: MpiDevice._all_to_all,
+    OpType.REDUCE_SCATTER: MpiDevice._reduce_scatter,
 }

@@ -74,13 +74,13 @@ class Elsewhere:
         """Have the members arrive at a call over messages, as Link.enter does.
 
         Raises:
-            DisagreementError: they did not make the same call.
+            CallMismatchError: they did not make the same call.
         """
         with self._turn:
             self._begin(call, seq, seconds)
             try:
                 self._link.begin(seq, fingerprint, self._running.wait)
-                self._link.enter()
+                self._link.all_exchange()
             finally:
                 self._standing.begun = None
 
@@ -90,7 +90,7 @@ class Elsewhere:
             self._begin(call, seq, seconds)
             try:
                 self._link.begin(seq, 0, self._running.wait)
-                return [bytes(payload) for payload in self._link.retell(said)]
+                return [bytes(payload) for payload in self._link.exchange_descriptions(said)]
             finally:
                 self._standing.begun = None
 
@@ -106,7 +106,7 @@ class Elsewhere:
         standing = self._standing
         if call is not None:
             standing.call, standing.seq = call, seq
-            standing.begun = self._running.deadline.begun if busy else None
+            standing.begun = self._running.deadline.started if busy else None
         standing.give_up(error)
         if call is not None:
             standing.begun = None

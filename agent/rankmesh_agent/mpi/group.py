@@ -8,7 +8,7 @@ from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.communicator import Joined
 from rankmesh_agent.mpi.messages import MpiMessages
 from rankmesh_agent.mpi.watchdog import GUARD, Guarded
-from rankmesh_agent.progress.matching import Matching
+from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
 
 
@@ -28,10 +28,10 @@ class MpiGroup:
     """
 
     def __init__(
-        self, joined: Joined, standing: Standing, running: RunningCall, link: MessageLink, matching: Matching
+        self, joined: Joined, standing: Standing, running: RunningCall, link: MessageLink, matching: MessageMatcher
     ) -> None:
         self._mesh = mesh = standing.mesh
-        self.backend = MpiBackend(joined.comm, link, mesh.lost, standing.ranks, joined.compares)
+        self.backend = MpiBackend(joined.comm, link, mesh.lost_peers, standing.ranks, joined.compares)
         self.messages = MpiMessages(joined.comm, standing.ranks, mesh, matching, standing.number)
         self._guarded = Guarded(standing, running, link, self.backend, self.messages.progress)
         if link.size > 1:

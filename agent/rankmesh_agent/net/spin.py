@@ -14,14 +14,14 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Generic, TypeVar
 
-SECONDS = 60e-6
+SPIN_SECONDS = 60e-6
 """How long somebody looks: about as long as both sides take to wake up and do a request."""
 _MOST_DOUBLINGS = 6
 
 E = TypeVar("E")
 
 
-class Lookout(Generic[E]):
+class Spinner(Generic[E]):
     """Decides when to look, and looks.
 
     Args:
@@ -38,7 +38,7 @@ class Lookout(Generic[E]):
         self._doublings = 0
         self._off = 0 if len(os.sched_getaffinity(0)) > 1 else -1
 
-    def look(self) -> E | None:
+    def spin(self) -> E | None:
         """Return what happens soon; None if that is nothing, or if sleeping is better."""
         if self._off:
             if self._off > 0:
@@ -52,8 +52,8 @@ class Lookout(Generic[E]):
             except BlockingIOError:
                 found = None
             took = monotonic() - began
-            if took >= SECONDS:
-                self._off = int(took / SECONDS) << self._doublings
+            if took >= SPIN_SECONDS:
+                self._off = int(took / SPIN_SECONDS) << self._doublings
                 self._doublings = min(self._doublings + 1, _MOST_DOUBLINGS)
                 return found or None
             if found:

@@ -9,7 +9,7 @@ from rankmesh_agent.store.base import ANSWER_SECONDS
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.attach_frames import Ask
+from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError, RankFailedError
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ class AttachedStore(BlockingStore):
     def do(self, command: Command[T]) -> T:
         request = codec.request(command, 1)
         try:
-            frame = self._agent.ask(Ask.STORE, request, command.seconds + ANSWER_SECONDS)
+            frame = self._agent.ask(Request.STORE, request, command.seconds + ANSWER_SECONDS)
         except RankFailedError as error:
             raise DistNetworkError(error.message, address=error.address) from error
         answer = bytes(frame.document)
         if len(answer) < store_frames.HEADER_BYTES:
             raise ProtocolError("the agent answered a command to the store with too few bytes")
-        kind, _, count, _, number = store_frames.decode_answer(answer)
+        kind, _, count, _, number = store_frames.decode_response(answer)
         return codec.result(command, kind, number, store_frames.decode_parts(answer, count) if count else [])
 
     def close(self) -> None:

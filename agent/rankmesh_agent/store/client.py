@@ -10,8 +10,8 @@ from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.sockets import notice_vanished_peer
-from rankmesh_agent.net.spin import Lookout
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
+from rankmesh_agent.net.spin import Spinner
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import ANSWER_SECONDS, CONNECT_SECONDS
 from rankmesh_agent.store.blocking import BlockingStore
@@ -57,7 +57,7 @@ class _Line:
         self.sock = sock
         self.name = name
         self.seq = 0
-        self.lookout = Lookout(sock.recv, _READ, socket.MSG_DONTWAIT)
+        self.lookout = Spinner(sock.recv, _READ, socket.MSG_DONTWAIT)
 
     def ask(self, command: Command[T], patience: float, again: bytes = b"") -> T:
         """Send a command and return its result; after any other error than a store's, the line must be closed.
@@ -77,13 +77,13 @@ class _Line:
         try:
             self.sock.sendall(frame, socket.MSG_NOSIGNAL)
             try:
-                data = self.lookout.look() or self.sock.recv(_READ) or _hung_up()
+                data = self.lookout.spin() or self.sock.recv(_READ) or _hung_up()
             except BlockingIOError:  # a slice of the time is over
                 left = patience + command.seconds - _SLICE_SECONDS
                 data = self._received(bytearray(store_frames.HEADER_BYTES), 0, left)
             if len(data) < store_frames.HEADER_BYTES:
                 data = self._whole(data, store_frames.HEADER_BYTES, patience)
-            kind, answered, count, length, number = store_frames.decode_answer(data)
+            kind, answered, count, length, number = store_frames.decode_response(data)
             if len(data) != store_frames.HEADER_BYTES + length:
                 data = self._whole(data, store_frames.HEADER_BYTES + length, patience)
         except BlockingIOError:
@@ -106,7 +106,7 @@ class _Line:
         """Fill up ``whole``; no part of it may take longer than ``patience`` seconds, give or take a slice."""
         rest, over = memoryview(whole)[at:], Deadline(patience)
         while rest:
-            if over.passed():
+            if over.expired():
                 raise _Late("timed out")
             with suppress(BlockingIOError):  # a slice of the time is over
                 rest = rest[self.sock.recv_into(rest) or _hung_up() :]
@@ -153,7 +153,7 @@ class BlockingRemote(BlockingStore):
             except DistNetworkError as error:
                 if not isinstance(error.__cause__, OSError):
                     raise
-                if deadline.passed():
+                if deadline.expired():
                     raise DistNetworkError(
                         f"waited {deadline.seconds:g} s for a store at {self._url}: {error.__cause__}. Does the "
                         "process that hosts it (is_master=True) run, and are host and port the same there?",
@@ -196,7 +196,7 @@ class BlockingRemote(BlockingStore):
             try:
                 return self._ask(line, command, patience)
             except _Lost:  # idle for too long, perhaps
-                again = store_frames.EARLIER.pack(line.name, line.seq) if command.writes else b""
+                again = store_frames.RETRY_OF.pack(line.name, line.seq) if command.writes else b""
                 rest: Command[T] = command
                 if isinstance(command, Waiting):
                     rest = command.lasting(max(0.0, command.seconds - (time.monotonic() - began)))
@@ -288,10 +288,10 @@ class BlockingRemote(BlockingStore):
         try:
             sock.settimeout(patience)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            notice_vanished_peer(sock)
+            break_when_peer_vanishes(sock)
             sock.sendall(store_frames.UPGRADE.request(place))
             head = b""
-            while (nearby := store_frames.nearby_of(head)) is None:
+            while (nearby := store_frames.local_socket_in(head)) is None:
                 head += sock.recv(_READ) or _hung_up()
         except BaseException as error:
             sock.close()

@@ -18,7 +18,7 @@ from rankmesh_agent.wire.errors import (
     NotANumberError,
     ProtocolError,
 )
-from rankmesh_agent.wire.store_frames import AGAIN, MAX_BYTES, Kind, encode_answer, encode_request
+from rankmesh_agent.wire.store_frames import MAX_BYTES, RETRY, ResultKind, encode_request, encode_response
 
 _ABSENT, _MATCH, _OTHERS = 0x01, 0x02, 0x08
 """Flags of writes with a condition: If-None-Match: *; the parts after the usual ones are the tags of If-Match; those
@@ -65,7 +65,7 @@ def request(command: Command[Any], seq: int, *, again: bytes = b"") -> bytes:
     opcode, form = _OPCODES[type(command)]
     flags, parts = form.parts(command)
     if again:
-        flags, parts = flags | AGAIN, [again, *parts]
+        flags, parts = flags | RETRY, [again, *parts]
     found = encode_request(opcode, flags, seq, min(command.seconds, 1e9), parts)
     if len(found) > MAX_BYTES:
         raise InvalidValueError(f"{len(found)} bytes in one call, at most {MAX_BYTES} are allowed; use several calls")
@@ -91,32 +91,32 @@ def command_of(opcode: int, flags: int, seconds: float, parts: Parts) -> Command
 def answer(seq: int, result: Any) -> bytes:
     """Return a command's result as a frame."""
     if result is None:
-        return encode_answer(Kind.NOTHING, seq, 0, ())
+        return encode_response(ResultKind.NOTHING, seq, 0, ())
     if isinstance(result, bytes):
-        return encode_answer(Kind.VALUE, seq, 0, (result,))
+        return encode_response(ResultKind.VALUE, seq, 0, (result,))
     if isinstance(result, bool):
-        return encode_answer(Kind.BOOLEAN, seq, result, ())
+        return encode_response(ResultKind.BOOLEAN, seq, result, ())
     if isinstance(result, int):
-        return encode_answer(Kind.NUMBER, seq, result, ())
+        return encode_response(ResultKind.NUMBER, seq, result, ())
     if result and isinstance(result[0], str):
-        return _answer_of(Kind.TEXTS, seq, 0, [text.encode() for text in result])
+        return _answer_of(ResultKind.TEXTS, seq, 0, [text.encode() for text in result])
     lengths, joined = [*map(len, result)], b"".join(result)
     if joined and lengths.count(lengths[0]) == len(lengths):
-        return _answer_of(Kind.EQUAL, seq, lengths[0], [joined])
+        return _answer_of(ResultKind.EQUAL, seq, lengths[0], [joined])
     if result and b"\0" not in joined:
-        return _answer_of(Kind.JOINED, seq, 0, [b"\0".join(result)])
-    return _answer_of(Kind.VALUES, seq, 0, result)
+        return _answer_of(ResultKind.JOINED, seq, 0, [b"\0".join(result)])
+    return _answer_of(ResultKind.VALUES, seq, 0, result)
 
 
-def _answer_of(kind: Kind, seq: int, number: int, parts: Parts) -> bytes:
+def _answer_of(kind: ResultKind, seq: int, number: int, parts: Parts) -> bytes:
     if 4 * len(parts) + sum(map(len, parts)) > MAX_BYTES:
         return refusal(seq, InvalidValueError(f"the answer would be over {MAX_BYTES} bytes; ask for less at a time"))
-    return encode_answer(kind, seq, number, parts)
+    return encode_response(kind, seq, number, parts)
 
 
 def refusal(seq: int, error: DistStoreError) -> bytes:
     """Return the error that a command raised as a frame."""
-    return encode_answer(Kind.REFUSED, seq, 0, (error.code.encode(), error.message.encode("utf-8", "replace")))
+    return encode_response(ResultKind.ERROR, seq, 0, (error.code.encode(), error.message.encode("utf-8", "replace")))
 
 
 def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
@@ -133,32 +133,32 @@ def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
             found = [values[key] for key in command.keys]
     except (IndexError, ValueError):
         raise ProtocolError("an answer of the store's fast path lacks parts, or is not text") from None
-    if kind == Kind.REFUSED:
+    if kind == ResultKind.ERROR:
         raise found
     return cast(T, found)
 
 
-_SEVERAL = frozenset({Kind.EQUAL, Kind.JOINED, Kind.VALUES})
+_SEVERAL = frozenset({ResultKind.EQUAL, ResultKind.JOINED, ResultKind.VALUES})
 
 
 def _found(kind: int, number: int, parts: Parts) -> Any:
-    if kind == Kind.NUMBER:
+    if kind == ResultKind.NUMBER:
         return number
-    if kind == Kind.VALUE:
+    if kind == ResultKind.VALUE:
         return parts[0]
-    if kind == Kind.NOTHING:
+    if kind == ResultKind.NOTHING:
         return None
-    if kind == Kind.BOOLEAN:
+    if kind == ResultKind.BOOLEAN:
         return number != 0
-    if kind == Kind.EQUAL:
+    if kind == ResultKind.EQUAL:
         return _pieces(parts[0], number)
-    if kind == Kind.JOINED:
+    if kind == ResultKind.JOINED:
         return parts[0].split(b"\0")
-    if kind == Kind.VALUES:
+    if kind == ResultKind.VALUES:
         return parts
-    if kind == Kind.TEXTS:
+    if kind == ResultKind.TEXTS:
         return [part.decode() for part in parts]
-    if kind == Kind.REFUSED:
+    if kind == ResultKind.ERROR:
         error = BY_CODE.get(parts[0].decode(), DistStoreError)
         return (error if issubclass(error, DistStoreError) else DistStoreError)(parts[1].decode())
     raise ProtocolError(f"the store's fast path has no answer of kind {kind}")

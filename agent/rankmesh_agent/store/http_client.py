@@ -142,7 +142,7 @@ def _exchange(url: str, token: str, command: Command[T], once: str, patience: fl
             part: Command[T] = command.lasting(seconds)
             return (yield from _asked(url, headers, part, seconds + patience))
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
-            if deadline.passed():
+            if deadline.expired():
                 raise
 
 

@@ -24,8 +24,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
-from rankmesh_agent.net.sockets import notice_vanished_peer
-from rankmesh_agent.net.spin import Lookout
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
+from rankmesh_agent.net.spin import Spinner
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.table import Table
@@ -245,10 +245,10 @@ class FastPath:
         nearby = self._nearby
         assert poll is not None
         assert nearby is not None
-        connections, door, lookout = self._connections, nearby.fileno(), Lookout(poll.poll, 0)
+        connections, door, lookout = self._connections, nearby.fileno(), Spinner(poll.poll, 0)
         try:
             while not self._closed:
-                events = lookout.look() or poll.poll(self._until_due())
+                events = lookout.spin() or poll.poll(self._until_due())
                 for number, _ in events:
                     connection = connections.get(number)
                     if connection is not None:
@@ -289,7 +289,7 @@ class FastPath:
                 continue
             try:
                 connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                notice_vanished_peer(connection.sock)
+                break_when_peer_vanishes(connection.sock)
                 connection.send(answer)
             except OSError:
                 self._drop(connection)
@@ -386,10 +386,10 @@ class FastPath:
         self, connection: _Connection, opcode: int, flags: int, seq: int, seconds: float, parts: list[bytes]
     ) -> None:
         """Carry out a request."""
-        if flags & store_frames.AGAIN:
+        if flags & store_frames.RETRY:
             frame = self._settled(parts.pop(0) if parts else b"")
             if frame is not None:
-                frame = store_frames.renumbered(frame, seq)
+                frame = store_frames.with_seq(frame, seq)
                 connection.last = (seq, frame)
                 connection.send(frame)
                 return
@@ -449,7 +449,7 @@ class FastPath:
             ProtocolError: ``earlier`` does not say which one it was.
         """
         try:
-            name, seq = store_frames.EARLIER.unpack(earlier)
+            name, seq = store_frames.RETRY_OF.unpack(earlier)
         except struct.error:
             raise ProtocolError("a request of the store's fast path does not say which one it repeats") from None
         broken = self._named.get(name)

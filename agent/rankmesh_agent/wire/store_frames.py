@@ -44,20 +44,20 @@ UPGRADE = Upgrade(PATH, PROTOCOL)
 _NEARBY = b"Rankmesh-Nearby: "
 
 _REQUEST, _ANSWER = "!BBxxIIId", "!BxxxIIIq"
-REQUEST, ANSWER = struct.Struct(_REQUEST), struct.Struct(_ANSWER)
+REQUEST, RESPONSE = struct.Struct(_REQUEST), struct.Struct(_ANSWER)
 _REQUEST_OF_ONE, _ANSWER_OF_ONE = struct.Struct(_REQUEST + "I"), struct.Struct(_ANSWER + "I")
 _LENGTH = struct.Struct("!I")
 HEADER_BYTES = REQUEST.size
 MAX_BYTES = (2 * 64 + 1) << 20
 """Most bytes after a header: as many keys as a call may have, of the longest, and the largest value."""
 
-AGAIN = 0x80
+RETRY = 0x80
 """A flag: the request was sent before over a connection that broke; its first part says which it was."""
-EARLIER = struct.Struct("!64sI")
+RETRY_OF = struct.Struct("!64sI")
 """That part: the broken connection's name (both nonces of its challenge), and the request's number there."""
 
 
-class Kind(enum.IntEnum):
+class ResultKind(enum.IntEnum):
     """What an answer holds."""
 
     NOTHING = 0
@@ -70,7 +70,7 @@ class Kind(enum.IntEnum):
     """Parts, in the order of the request's keys."""
     TEXTS = 5
     """Parts in UTF-8."""
-    REFUSED = 6
+    ERROR = 6
     """Two parts: the error's code and message."""
     JOINED = 7
     """VALUES in one part, with zero bytes between them: none has any."""
@@ -78,9 +78,9 @@ class Kind(enum.IntEnum):
     """VALUES in one part, of ``number`` bytes each, at least one."""
 
 
-Request = tuple[int, int, int, int, int, float]
+RequestHeader = tuple[int, int, int, int, int, float]
 """A request's header, decoded: opcode, flags, seq, count, length, seconds."""
-Answer = tuple[int, int, int, int, int]
+ResponseHeader = tuple[int, int, int, int, int]
 """An answer's header, decoded: kind, seq, count, length, number."""
 
 
@@ -93,7 +93,7 @@ def switching(nearby: str) -> bytes:
     return UPGRADE.switching(_NEARBY + nearby.encode("ascii"))
 
 
-def nearby_of(head: bytes) -> str | None:
+def local_socket_in(head: bytes) -> str | None:
     """Return the name of the unix socket in an answer to an upgrade, '' if it has none; None if more is needed to tell.
 
     Raises:
@@ -115,10 +115,10 @@ def encode_request(opcode: int, flags: int, seq: int, seconds: float, parts: Seq
     return header + b"".join(parts)
 
 
-def encode_answer(kind: int, seq: int, number: int, parts: Sequence[bytes]) -> bytes:
+def encode_response(kind: int, seq: int, number: int, parts: Sequence[bytes]) -> bytes:
     """Return an answer as bytes."""
     if not parts:
-        return ANSWER.pack(kind, seq, 0, 0, number)
+        return RESPONSE.pack(kind, seq, 0, 0, number)
     if len(parts) == 1:
         size = len(parts[0])
         return _ANSWER_OF_ONE.pack(kind, seq, 1, 4 + size, number, size) + parts[0]
@@ -128,18 +128,18 @@ def encode_answer(kind: int, seq: int, number: int, parts: Sequence[bytes]) -> b
     return header + b"".join(parts)
 
 
-def renumbered(answer: bytes, seq: int) -> bytes:
+def with_seq(answer: bytes, seq: int) -> bytes:
     """Return an answer as one to another request."""
     return answer[:4] + seq.to_bytes(4, "big") + answer[8:]
 
 
-def decode_request(data: bytes | bytearray) -> Request:
+def decode_request(data: bytes | bytearray) -> RequestHeader:
     """Return the header that ``data`` begins with: opcode, flags, seq, count, length, seconds.
 
     Raises:
         ProtocolError: a length over the limit, or a time that is none.
     """
-    found: Request = REQUEST.unpack_from(data)
+    found: RequestHeader = REQUEST.unpack_from(data)
     _, _, _, count, length, seconds = found
     if length > MAX_BYTES or 4 * count > length:
         raise _impossible(count, length)
@@ -148,13 +148,13 @@ def decode_request(data: bytes | bytearray) -> Request:
     return found
 
 
-def decode_answer(data: bytes | bytearray) -> Answer:
+def decode_response(data: bytes | bytearray) -> ResponseHeader:
     """Return the header that ``data`` begins with: kind, seq, count, length, number.
 
     Raises:
         ProtocolError: a length over the limit.
     """
-    found: Answer = ANSWER.unpack_from(data)
+    found: ResponseHeader = RESPONSE.unpack_from(data)
     _, _, count, length, _ = found
     if length > MAX_BYTES or 4 * count > length:
         raise _impossible(count, length)

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from rankmesh_agent.net import spin
-from rankmesh_agent.net.spin import SECONDS, Lookout
+from rankmesh_agent.net.spin import SPIN_SECONDS, Spinner
 
 
 class World:
@@ -24,7 +24,7 @@ class World:
     def __init__(self) -> None:
         self.said: list[object] = []
         self.looks = 0
-        self.seconds = SECONDS / 4
+        self.seconds = SPIN_SECONDS / 4
         self.now = 0.0
 
     def attempt(self) -> object:
@@ -45,8 +45,8 @@ def world(monkeypatch) -> World:
 
 
 @pytest.fixture
-def one(world) -> Lookout[object]:
-    return Lookout(world.attempt)
+def one(world) -> Spinner[object]:
+    return Spinner(world.attempt)
 
 
 def test_what_is_there_is_returned_at_once(world, one):
@@ -71,7 +71,7 @@ def test_arguments_are_passed_on():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.send(b"word")
-        assert Lookout(ours.recv, 2, socket.MSG_DONTWAIT).look() == b"wo"
+        assert Spinner(ours.recv, 2, socket.MSG_DONTWAIT).spin() == b"wo"
 
 
 def test_errors_are_the_callers(world, one):
@@ -80,11 +80,11 @@ def test_errors_are_the_callers(world, one):
         one.look()
 
 
-def off(world: World, one: Lookout[object]) -> int:
+def off(world: World, one: Spinner[object]) -> int:
     """Return how many times it is not looked before it is again, in vain."""
     before, times = world.looks, 0
     while True:
-        assert one.look() is None
+        assert one.spin() is None
         if world.looks > before:
             return times
         times += 1
@@ -103,16 +103,16 @@ def test_a_message_makes_it_worth_while_again(world, one):
 
 def test_the_longer_looking_took_the_rarer_it_is_done(world, one):
     """What it finds so late is returned, but was not worth it."""
-    world.seconds = 10.5 * SECONDS
+    world.seconds = 10.5 * SPIN_SECONDS
     world.said = ["late"]
     assert one.look() == "late"
-    world.seconds = SECONDS
+    world.seconds = SPIN_SECONDS
     assert [off(world, one) for _ in range(2)] == [10, 2]
 
 
 def test_a_single_core_has_nobody_to_look_for(world, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     world.said = ["here"]
-    one = Lookout(world.attempt)
-    assert [one.look() for _ in range(3)] == [None] * 3
+    one = Spinner(world.attempt)
+    assert [one.spin() for _ in range(3)] == [None] * 3
     assert world.looks == 0

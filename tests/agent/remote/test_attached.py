@@ -46,7 +46,7 @@ def world(request, standalones, monkeypatch, gateway_url) -> Iterator[list[Any]]
     """
     job = next(_jobs)
     if request.param == "unix":
-        monkeypatch.setattr("rankmesh_agent.remote.agent.shared.unsupported", lambda: "as if it were")
+        monkeypatch.setattr("rankmesh_agent.remote.agent.shared_memory.unsupported", lambda: "as if it were")
 
     def join(rank: int) -> Any:
         if request.param == "embedded" or (request.param == "mixed" and rank == 2):

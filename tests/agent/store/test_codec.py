@@ -31,7 +31,7 @@ from rankmesh_agent.wire.errors import (
     NotANumberError,
     ProtocolError,
 )
-from rankmesh_agent.wire.store_frames import MAX_BYTES, Kind, decode_answer, decode_parts, decode_request
+from rankmesh_agent.wire.store_frames import MAX_BYTES, ResultKind, decode_parts, decode_request, decode_response
 
 GOLDEN: list[tuple[Command, int, int, float, list[bytes]]] = [
     (Get("grüße", 1.5), 1, 0, 1.5, ["grüße".encode()]),
@@ -83,34 +83,34 @@ def test_the_longest_wait_is_a_number():
 @pytest.mark.parametrize(
     ("command", "result", "kind"),
     [
-        (Set("k", b""), None, Kind.NOTHING),
-        (Delete("k"), True, Kind.BOOLEAN),
-        (Check(("k",)), False, Kind.BOOLEAN),
-        (Add("k"), -(1 << 63), Kind.NUMBER),
-        (Get("k"), b"", Kind.VALUE),
-        (Get("k"), b"\x00\xff", Kind.VALUE),
-        (MultiGet(("a", "b")), [b"1", b""], Kind.JOINED),
-        (MultiGet(("a", "b")), [b"\x00", b"2"], Kind.EQUAL),
-        (MultiGet(("a",)), [b"\x00"], Kind.EQUAL),
-        (MultiGet(("a", "b")), [b"\x00", b"22"], Kind.VALUES),
-        (MultiGet(("a", "b")), [b"", b""], Kind.JOINED),
-        (MultiGet(tuple(map(str, range(2000)))), [b"12", b"34"] * 1000, Kind.EQUAL),
-        (MultiGet(()), [], Kind.VALUES),
-        (Keys(), ["a", "grüße"], Kind.TEXTS),
-        (Keys(), [], Kind.VALUES),
+        (Set("k", b""), None, ResultKind.NOTHING),
+        (Delete("k"), True, ResultKind.BOOLEAN),
+        (Check(("k",)), False, ResultKind.BOOLEAN),
+        (Add("k"), -(1 << 63), ResultKind.NUMBER),
+        (Get("k"), b"", ResultKind.VALUE),
+        (Get("k"), b"\x00\xff", ResultKind.VALUE),
+        (MultiGet(("a", "b")), [b"1", b""], ResultKind.JOINED),
+        (MultiGet(("a", "b")), [b"\x00", b"2"], ResultKind.EQUAL),
+        (MultiGet(("a",)), [b"\x00"], ResultKind.EQUAL),
+        (MultiGet(("a", "b")), [b"\x00", b"22"], ResultKind.VALUES),
+        (MultiGet(("a", "b")), [b"", b""], ResultKind.JOINED),
+        (MultiGet(tuple(map(str, range(2000)))), [b"12", b"34"] * 1000, ResultKind.EQUAL),
+        (MultiGet(()), [], ResultKind.VALUES),
+        (Keys(), ["a", "grüße"], ResultKind.TEXTS),
+        (Keys(), [], ResultKind.VALUES),
     ],
 )
 def test_results(command, result, kind):
     frame = codec.answer(3, result)
-    found, seq, count, _, number = decode_answer(frame)
+    found, seq, count, _, number = decode_response(frame)
     assert (found, seq) == (kind, 3)
     assert codec.result(command, found, number, decode_parts(frame, count)) == result
 
 
 def test_a_key_that_was_asked_for_twice():
-    assert codec.result(MultiGet(("a", "b", "a")), Kind.JOINED, 0, [b"1\x002"]) == [b"1", b"2", b"1"]
+    assert codec.result(MultiGet(("a", "b", "a")), ResultKind.JOINED, 0, [b"1\x002"]) == [b"1", b"2", b"1"]
     with pytest.raises(ProtocolError):
-        codec.result(MultiGet(("a", "b", "a")), Kind.VALUES, 0, [b"1"])
+        codec.result(MultiGet(("a", "b", "a")), ResultKind.VALUES, 0, [b"1"])
 
 
 def test_the_same_keys_again_are_the_same_command():
@@ -124,7 +124,7 @@ def test_the_same_keys_again_are_the_same_command():
 
 def test_errors():
     frame = codec.refusal(1, KeyNotFoundError("nobody has set key 'ü'"))
-    kind, _, count, _, number = decode_answer(frame)
+    kind, _, count, _, number = decode_response(frame)
     with pytest.raises(KeyNotFoundError, match="nobody has set key 'ü'"):
         codec.result(Get("k"), kind, number, decode_parts(frame, count))
 
@@ -132,14 +132,14 @@ def test_errors():
 @pytest.mark.parametrize("code", [b"from-the-future", b"network-error"])
 def test_an_error_that_is_not_a_stores_is_one_here(code):
     with pytest.raises(DistStoreError, match="what") as caught:
-        codec.result(Get("k"), Kind.REFUSED, 0, [code, b"what"])
+        codec.result(Get("k"), ResultKind.ERROR, 0, [code, b"what"])
     assert type(caught.value) is DistStoreError
 
 
 def test_an_answer_that_would_be_too_large(monkeypatch):
     monkeypatch.setattr(codec, "MAX_BYTES", 100)
-    kind, _, count, *_ = decode_answer(frame := codec.answer(1, [b"\x00" * 60, b"x" * 60]))
-    assert (kind, decode_parts(frame, count)[0]) == (Kind.REFUSED, b"invalid-value")
+    kind, _, count, *_ = decode_response(frame := codec.answer(1, [b"\x00" * 60, b"x" * 60]))
+    assert (kind, decode_parts(frame, count)[0]) == (ResultKind.ERROR, b"invalid-value")
     with pytest.raises(DistStoreError, match="at most 100 are allowed"):
         codec.request(Set("k", bytes(100)), 1)
     assert MAX_BYTES > 2 * (64 << 20)

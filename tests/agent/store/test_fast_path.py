@@ -52,14 +52,14 @@ from rankmesh_agent.wire.errors import (
 )
 from rankmesh_agent.wire.handshake import HELLO_BYTES, PROOF_BYTES, Challenge
 from rankmesh_agent.wire.store_frames import (
-    EARLIER,
     MAX_BYTES,
     REQUEST,
+    RETRY_OF,
     UPGRADE,
-    decode_answer,
     decode_parts,
+    decode_response,
     encode_request,
-    nearby_of,
+    local_socket_in,
 )
 
 
@@ -78,7 +78,7 @@ class Raw:
         try:
             self.sock.sendall(UPGRADE.request(split.netloc))
             head = b""
-            while (found := nearby_of(head)) is None:
+            while (found := local_socket_in(head)) is None:
                 head += self.read(1)
             self.nearby = found
             if token is not None:
@@ -116,7 +116,7 @@ class Raw:
     def result(self, command: Command) -> Any:
         """Return the answer to a command."""
         header = self.read(24)
-        kind, _, count, length, number = decode_answer(header)
+        kind, _, count, length, number = decode_response(header)
         return codec.result(command, kind, number, decode_parts(header + self.read(length), count))
 
     def ask(self, command: Command, seq: int = 1, again: bytes = b"") -> Any:
@@ -616,26 +616,26 @@ class TestConnectionsThatBreak:
         assert first.ask(Add("k"), 7) == 1
         if closed:
             first.close()
-        earlier = EARLIER.pack(first.name, 7)
+        earlier = RETRY_OF.pack(first.name, 7)
         assert second.ask(Add("k"), 1, earlier) == 1
         assert second.ask(Add("k"), 2) == 2
         if not closed:
             assert first.is_closed()
         third = raw()
-        assert third.ask(Add("k"), 1, EARLIER.pack(second.name, 2)) == 2
-        assert third.ask(Add("k"), 2, EARLIER.pack(second.name, 2)) == 3  # it is known once
+        assert third.ask(Add("k"), 1, RETRY_OF.pack(second.name, 2)) == 2
+        assert third.ask(Add("k"), 2, RETRY_OF.pack(second.name, 2)) == 3  # it is known once
 
     def test_another_request_is_another(self, raw):
         first, second = raw(), raw()
         first.ask(Add("k"), 7)
-        assert second.ask(Add("k"), 1, EARLIER.pack(first.name, 8)) == 2
+        assert second.ask(Add("k"), 1, RETRY_OF.pack(first.name, 8)) == 2
 
     def test_a_wait_moves(self, raw, owned):
         first, second = raw(), raw()
         first.send(QueuePop("q", 30.0), 3)
         wait_until(lambda: owned.table._takers, "the wait")
         taker = owned.table._takers["q"][0]
-        second.send(QueuePop("q", 30.0), 1, EARLIER.pack(first.name, 3))
+        second.send(QueuePop("q", 30.0), 1, RETRY_OF.pack(first.name, 3))
         assert first.is_closed()
         wait_until(lambda: taker.cancelled() and owned.table._takers, "the second wait")
         QueuePush("q", b"1").apply(owned.table)
@@ -647,7 +647,7 @@ class TestConnectionsThatBreak:
         wait_until(lambda: owned.table._takers, "the wait")
         QueuePush("q", b"1").apply(owned.table)
         first.close()
-        assert second.ask(QueuePop("q", 30.0), 1, EARLIER.pack(first.name, 3)) == b"1"
+        assert second.ask(QueuePop("q", 30.0), 1, RETRY_OF.pack(first.name, 3)) == b"1"
 
     def test_what_is_kept_is_bounded(self, raw, fast_path, monkeypatch):
         monkeypatch.setattr(server, "MOST_KEPT", 2)
@@ -659,8 +659,8 @@ class TestConnectionsThatBreak:
             one.close()
             wait_until(lambda: not fast_path._connections, "the end")
         last = raw()
-        assert last.ask(Add("k"), 1, EARLIER.pack(names[0], 1)) == 4  # forgotten, so it is done again
-        assert last.ask(Add("k"), 2, EARLIER.pack(names[2], 1)) == 3
+        assert last.ask(Add("k"), 1, RETRY_OF.pack(names[0], 1)) == 4  # forgotten, so it is done again
+        assert last.ask(Add("k"), 2, RETRY_OF.pack(names[2], 1)) == 3
         assert fast_path._kept._bytes == 24
 
     def test_and_not_for_ever(self, raw, fast_path, monkeypatch):
@@ -723,7 +723,7 @@ def losing(owner: str, what: str, times: int = 1) -> Iterator[str]:
 class TestOwnersThatSpeakOnlyHttp:
     @pytest.fixture
     def url(self, owned) -> Iterator[str]:
-        listener = bind("127.0.0.1", 0, what="test")
+        listener = bind("127.0.0.1", 0, purpose="test")
         server = HttpThread(partial(create_store_app, owned, token="secret"), listener, "http only")
         server.start()
         yield url_of(listener)

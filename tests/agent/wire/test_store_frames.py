@@ -8,19 +8,19 @@ import pytest
 
 from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.store_frames import (
-    ANSWER,
     MAX_BYTES,
     REQUEST,
+    RESPONSE,
     UPGRADE,
-    Kind,
-    decode_answer,
+    ResultKind,
     decode_parts,
     decode_request,
-    encode_answer,
+    decode_response,
     encode_request,
-    nearby_of,
-    renumbered,
+    encode_response,
+    local_socket_in,
     switching,
+    with_seq,
 )
 from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES
 
@@ -39,17 +39,17 @@ REQUESTS = {
     ),
 }
 ANSWERS = {
-    "a number": ((Kind.NUMBER, 5, -2, []), "02 000000 00000005 00000000 00000000 fffffffffffffffe"),
+    "a number": ((ResultKind.NUMBER, 5, -2, []), "02 000000 00000005 00000000 00000000 fffffffffffffffe"),
     "a value": (
-        (Kind.VALUE, 1, 0, [b"v"]),
+        (ResultKind.VALUE, 1, 0, [b"v"]),
         "03 000000 00000001 00000001 00000005 0000000000000000 00000001 76",
     ),
     "values of one length": (
-        (Kind.EQUAL, 1, 1, [b"ab"]),
+        (ResultKind.EQUAL, 1, 1, [b"ab"]),
         "08 000000 00000001 00000001 00000006 0000000000000001 00000002 6162",
     ),
     "an error": (
-        (Kind.REFUSED, 1, 0, [b"c", b"m"]),
+        (ResultKind.ERROR, 1, 0, [b"c", b"m"]),
         "06 000000 00000001 00000002 0000000a 0000000000000000 00000001 00000001 63 6d",
     ),
 }
@@ -69,10 +69,10 @@ def test_requests(name):
 def test_answers(name):
     (kind, seq, number, parts), golden = ANSWERS[name]
     data = bytes.fromhex(golden)
-    assert encode_answer(kind, seq, number, parts) == data
-    assert decode_answer(data) == (kind, seq, len(parts), len(data) - ANSWER.size, number)
+    assert encode_response(kind, seq, number, parts) == data
+    assert decode_response(data) == (kind, seq, len(parts), len(data) - RESPONSE.size, number)
     assert decode_parts(data, len(parts)) == parts
-    assert decode_answer(renumbered(data, 77)) == (kind, 77, len(parts), len(data) - ANSWER.size, number)
+    assert decode_response(with_seq(data, 77)) == (kind, 77, len(parts), len(data) - RESPONSE.size, number)
 
 
 def test_many_parts():
@@ -86,7 +86,7 @@ def test_lengths_that_cannot_be(count, length):
     with pytest.raises(ProtocolError, match=str(MAX_BYTES)):
         decode_request(REQUEST.pack(1, 0, 1, count, length, 0.0))
     with pytest.raises(ProtocolError, match=str(MAX_BYTES)):
-        decode_answer(ANSWER.pack(1, 1, count, length, 0))
+        decode_response(RESPONSE.pack(1, 1, count, length, 0))
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
@@ -120,8 +120,8 @@ class TestTheUpgrade:
         asked, agreed = UPGRADE.request("host"), switching("abc")
         assert {UPGRADE.asked_for(asked[:end]) for end in range(len(asked))} == {None}
         assert UPGRADE.asked_for(asked) is True
-        assert {nearby_of(agreed[:end]) for end in range(len(agreed))} == {None}
-        assert nearby_of(agreed) == "abc"
+        assert {local_socket_in(agreed[:end]) for end in range(len(agreed))} == {None}
+        assert local_socket_in(agreed) == "abc"
 
     @pytest.mark.parametrize(
         "head",
@@ -145,7 +145,7 @@ class TestTheUpgrade:
     )
     def test_what_does_not_agree(self, head):
         with pytest.raises(ProtocolError):
-            nearby_of(head)
+            local_socket_in(head)
 
     def test_a_proxy_may_leave_out_the_unix_socket(self):
-        assert nearby_of(b"HTTP/1.1 101 OK\r\nUpgrade: rankmesh-store/1\r\n\r\n") == ""
+        assert local_socket_in(b"HTTP/1.1 101 OK\r\nUpgrade: rankmesh-store/1\r\n\r\n") == ""
