@@ -49,10 +49,11 @@ test-gpu: $(VENV)/.dev  ## Run the tests of arrays on GPUs, on NVIDIA's where th
 test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts-howto.md on two test hosts; needs root and iproute2
 	$(BIN)/python -m pytest tests/hosts $(ARGS)
 
-check: $(VENV)/.dev  ## Lint, formatting, types
+check: $(VENV)/.dev  ## Lint, formatting, types, layers of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # RUNS=2 measures twice, 20 minutes each, and shows both. ARGS='--only all_reduce --ranks 2' prints a part instead.
 bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI; writes docs/benchmarks.md

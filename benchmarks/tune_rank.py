@@ -13,31 +13,31 @@ from typing import Any
 from benchmarks.operations import OPERATIONS
 from benchmarks.rank import main, timings
 from benchmarks.worlds import World
-from rankmesh_agent.backends.base import Watch
-from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.backends.base import CallContext
+from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.select import candidates
 from rankmesh_agent.wire.ops import OpType
 
 
 class Switch:
-    """Stands before MeshBackend.run and replaces the algorithm of one kind of call."""
+    """Stands before CpuBackend.run and replaces the algorithm of one kind of call."""
 
     def __init__(self) -> None:
         self.kind: OpType | None = None
         self.algorithm: Any = None
         self.nbytes = -1
         self.reads = False
-        self._run = MeshBackend.run
+        self._run = CpuBackend.run
         switch = self
 
-        def run(backend: MeshBackend, algorithm: Any, arguments: Sequence[Any], watch: Watch) -> None:
+        def run(backend: CpuBackend, algorithm: Any, arguments: Sequence[Any], watch: CallContext) -> None:
             if watch.call.kind is switch.kind:
                 switch.nbytes = watch.call.nbytes
                 switch.reads = backend._segment is not None and backend._segment.windows.can_read
                 algorithm = switch.algorithm or algorithm
             switch._run(backend, algorithm, arguments, watch)
 
-        MeshBackend.run = run  # type: ignore[method-assign]
+        CpuBackend.run = run  # type: ignore[method-assign]
 
     def obey(self, world: World, operation: str, nbytes: int, calls: int, repetitions: int) -> list[float]:
         """Return the timings with the algorithm in the order; or the table's bytes, and whether memory is readable."""

@@ -20,13 +20,13 @@ from dataclasses import replace
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.listener import Door
 from rankmesh_agent.http.server import Taker
 from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.server import Attendance
-from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
@@ -370,7 +370,7 @@ class Standalone:
         )
 
     @property
-    def store(self) -> Store:
+    def store(self) -> AsyncStore:
         """The store of the job.
 
         Raises:
@@ -407,7 +407,7 @@ class Standalone:
         agent = self.current
         return agent.groups() if agent is not None else []
 
-    def group(self, name: str) -> Communicator | None:
+    def group(self, name: str) -> LocalCommunicator | None:
         """Return the group of an id or name, None if the rank is in none.
 
         Raises:
@@ -415,7 +415,9 @@ class Standalone:
         """
         return self.leased().group(name)
 
-    def make_group(self, wanted: GroupRequest, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+    def make_group(
+        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[LocalCommunicator, bool]:
         """Make a group; see Agent.
 
         Raises:
@@ -423,7 +425,7 @@ class Standalone:
         """
         return self.leased().make_group(wanted, begun)
 
-    def delete_group(self, group: Communicator) -> None:
+    def delete_group(self, group: LocalCommunicator) -> None:
         """End a group; see Agent.
 
         Raises:
@@ -471,10 +473,10 @@ class _CurrentStore:
 
     def take(self, sock: socket.socket) -> None:
         agent = self._standalone.current
-        if agent is None or agent.fast_path is None:
+        if agent is None or agent.store_server is None:
             sock.close()
         else:
-            agent.fast_path.take(sock)
+            agent.store_server.take(sock)
 
     def close(self) -> None:
         """The agent closes it."""

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.middleware import Guard
 from rankmesh_agent.store.memory import MemoryStore
@@ -31,7 +31,7 @@ class GroupsAgent:
         self.store = MemoryStore()
         self.reasons: list[str] = []
         self.is_ready = True
-        self.making: Callable[[GroupRequest, Callable[[Communicator], None]], tuple[Any, bool]] | None = None
+        self.making: Callable[[GroupRequest, Callable[[LocalCommunicator], None]], tuple[Any, bool]] | None = None
 
     def health(self) -> AgentHealth:
         status: Any = "failing" if self.reasons else "ok"
@@ -51,7 +51,7 @@ class GroupsAgent:
         found = [group for group in self.communicators if name in (group.name, f"{group.id:016x}")]
         return found[0] if found else None
 
-    def make_group(self, wanted: GroupRequest, begun: Callable[[Communicator], None]) -> tuple[Any, bool]:
+    def make_group(self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]) -> tuple[Any, bool]:
         assert self.making is not None
         return self.making(wanted, begun)
 

@@ -8,7 +8,7 @@ from typing import Any
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.work import MessageWork, QueuedWork
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats, HeartbeatStats, OperationStats, StoreStats
@@ -25,7 +25,7 @@ class FakeGroup:
         self.told = told
         self.id = int(told.id, 16)
         self.name = told.name
-        self.ranks = self.numbers = tuple(told.ranks)
+        self.ranks = self.global_ranks = tuple(told.ranks)
         self.rank = told.ranks.index(1)
         self.size = len(told.ranks)
         self.mesh = SimpleNamespace(progress=lambda: None)
@@ -62,7 +62,7 @@ class FakeAgent:
 
     def __init__(self) -> None:
         self.settings = Settings()
-        self.store: Store = MemoryStore()
+        self.store: AsyncStore = MemoryStore()
         self.reasons: list[str] = []
         self.is_ready = True
         self.error: Any = None

@@ -13,17 +13,17 @@ MONITORED = "monitored"
 """The subject of a barrier that must name who is missing, without the end of the process, whatever carries it out."""
 
 
-class Watch(Protocol):
+class CallContext(Protocol):
     """How a running call learns that it cannot go on. Ranks are group ranks."""
 
     seq: int
     call: Call
 
     @property
-    def numbers(self) -> Sequence[int]:
+    def global_ranks(self) -> Sequence[int]:
         """The numbers the user knows the members by, by group rank."""
 
-    def note(self) -> str:
+    def details(self) -> str:
         """Return what else there is to say of this rank's call when the ranks' calls do not fit together."""
 
     def check(self, missing: Callable[[], list[int]]) -> None:
@@ -48,7 +48,7 @@ class Backend(ABC):
         """Return what will carry out such a call."""
 
     @abstractmethod
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         """Carry out a call.
 
         Raises:

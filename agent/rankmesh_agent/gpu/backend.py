@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rankmesh_agent.backends.base import Backend, Watch
+from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
@@ -28,7 +28,7 @@ class DeviceBackend(Backend):
     waits_inside: ClassVar[bool] = False
     """Whether enqueuing may wait for other ranks where nothing but ``abort`` ends the wait."""
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         """Enqueue a call.
 
         Args:
@@ -40,7 +40,7 @@ class DeviceBackend(Backend):
         with runtime.on_device(launch.device), attended, runtime.mapped(launch.described):
             self.enqueue(algorithm, launch, own, watch)
 
-    def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: Watch) -> None:
+    def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: CallContext) -> None:
         """Enqueue a call, its device being the current one."""
         algorithm(launch, *own)
 

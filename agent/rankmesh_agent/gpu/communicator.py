@@ -17,8 +17,8 @@ from rankmesh_agent.gpu.launch import Events, Launch, LaunchedWork
 from rankmesh_agent.gpu.store_exchange import Exchange
 from rankmesh_agent.gpu.watchdog import Watch
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.communicator import Calls
-from rankmesh_agent.group.pending import After
+from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.pending import OnComplete
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.dtypes import display
@@ -32,7 +32,7 @@ _FIELDS = (None, None, 0, None, None, None, "")
 """What a call's key has where it is cut short: see Call."""
 
 
-class DeviceCalls(Calls):
+class DeviceCalls(Communicator):
     """One rank's calls on arrays on GPUs, beside those of the same group on arrays in host memory.
 
     A synchronous call is enqueued on the caller's current stream and returns; an asynchronous one on a stream of the
@@ -46,10 +46,10 @@ class DeviceCalls(Calls):
 
     on_device = True
 
-    def __init__(self, host: Calls, engine: DeviceBackend, exchange: Exchange) -> None:
+    def __init__(self, host: Communicator, engine: DeviceBackend, exchange: Exchange) -> None:
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
-        self._order = host.order
+        self._queue = host.queue
         self._engine = engine
         self._exchange = exchange
         self._submit = self._launch
@@ -57,7 +57,14 @@ class DeviceCalls(Calls):
         self._streams: dict[tuple[int, str], int] = {}
         self._everyone = [rank for rank in range(host.size) if rank != host.rank]
         self._watch = Watch(
-            host.name, engine, exchange, host.size, lambda: host.numbers, lambda: host.failure, host.gone, host.abort
+            host.name,
+            engine,
+            exchange,
+            host.size,
+            lambda: host.global_ranks,
+            lambda: host.failure,
+            host.peer_lost_error,
+            host.abort,
         )
         self._queued: Work | None = None  # the latest asynchronous call, as far as its launch
         self._making = threading.Lock()
@@ -70,11 +77,11 @@ class DeviceCalls(Calls):
     def _launch(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
         """Make a call: see Order.submit. Its arrays are DeviceArrays."""
         key = (*key, *_FIELDS[len(key) :], _PLACE)
-        launch = self._begun(_words(key), list(_arrays(arguments)), options, options.after)
+        launch = self._begun(_words(key), list(_arrays(arguments)), options, options.on_complete)
         return self._submitted(key, [launch], arguments, options)
 
     def several(
-        self, key: tuple[Any, ...], each: Sequence[Sequence[Any]], afters: Sequence[After], options: Options
+        self, key: tuple[Any, ...], each: Sequence[Sequence[Any]], afters: Sequence[OnComplete], options: Options
     ) -> Work | None:
         """Make a call in which each rank takes part with several GPUs, as if each were a rank.
 
@@ -100,12 +107,12 @@ class DeviceCalls(Calls):
     def _submitted(
         self, key: tuple[Any, ...], launches: Sequence[Launch], arguments: Sequence[Any], options: Options
     ) -> Work | None:
-        how = options._replace(after=None, user=[])
-        queued = self._order.submit(key, (launches[0], self._attended(launches), *arguments), how)
+        how = options._replace(on_complete=None, result=[])
+        queued = self._queue.submit(key, (launches[0], self._attended(launches), *arguments), how)
         if not options.async_op:
             return None
         self._queued = queued
-        return LaunchedWork(launches, queued, options.user, self._watch.future_of)
+        return LaunchedWork(launches, queued, options.result, self._watch.future_of)
 
     @contextlib.contextmanager
     def _attended(self, launches: Sequence[Launch], *, collective: bool = True) -> Iterator[None]:
@@ -137,7 +144,7 @@ class DeviceCalls(Calls):
         described: str,
         arrays: Sequence[DeviceArray],
         options: Options,
-        after: After,
+        after: OnComplete,
         partners: Sequence[int] | None = None,
         lane: str = "",
     ) -> Launch:
@@ -199,7 +206,7 @@ class DeviceCalls(Calls):
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         work = self._message("recv", array, rank, options)
-        return self.numbers[self.ranks.index(rank)] if work is None else work
+        return self.global_ranks[self.ranks.index(rank)] if work is None else work
 
     def _message(self, op: str, array: Any, rank: int, options: Options) -> LaunchedWork | None:
         failure = self._host.failure
@@ -207,8 +214,8 @@ class DeviceCalls(Calls):
             raise failure
         peer = self.ranks.index(rank)
         towards = "dst" if op == "send" else "src"
-        described = f"{op}({display(array.dtype)}[{array.size}], {towards}={self.numbers[peer]})"
-        launch = self._begun(described, [array], options, options.after, [peer], f"{op} {peer}")
+        described = f"{op}({display(array.dtype)}[{array.size}], {towards}={self.global_ranks[peer]})"
+        launch = self._begun(described, [array], options, options.on_complete, [peer], f"{op} {peer}")
         with self._sending:
             given = _Given(launch, op, array, peer)
             if self._gathered is None:
@@ -217,8 +224,8 @@ class DeviceCalls(Calls):
                 self._gathered.append(given)
         if not options.async_op:
             return None
-        number = self.numbers[peer]
-        return _Message(launch, options.user, self._watch.future_of, number if op == "recv" else None)
+        number = self.global_ranks[peer]
+        return _Message(launch, options.result, self._watch.future_of, number if op == "recv" else None)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -258,12 +265,12 @@ class DeviceCalls(Calls):
         return self._host.failure
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        return self._host.numbers
+    def global_ranks(self) -> tuple[int, ...]:
+        return self._host.global_ranks
 
-    @numbers.setter
-    def numbers(self, numbers: tuple[int, ...]) -> None:
-        self._host.numbers = numbers
+    @global_ranks.setter
+    def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
+        self._host.global_ranks = global_ranks
 
     @property
     def medium(self) -> str:
@@ -277,8 +284,8 @@ class DeviceCalls(Calls):
     def batching(self) -> bool:
         return False  # calls are enqueued at once: it is the GPU that has them wait
 
-    def use_engine(self, name: str, engine: Any) -> None:
-        self._host.use_engine(name, engine)
+    def use_custom_backend(self, name: str, engine: Any) -> None:
+        self._host.use_custom_backend(name, engine)
 
     def abort(self, error: BaseException) -> None:
         self._host.abort(error)
@@ -290,7 +297,7 @@ class DeviceCalls(Calls):
         return self._host.empty(dtype, count, options)
 
     def gone(self, members: Sequence[int], during: str) -> DistError | None:
-        return self._host.gone(members, during)
+        return self._host.peer_lost_error(members, during)
 
     def close(self) -> None:
         """End the calls on GPUs, those under way too, so that nothing waits for them: see end."""

@@ -16,15 +16,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from rankmesh_agent.backends.base import Watch
-from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.backends.base import CallContext
+from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import arithmetic, runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.gpu.backend import DeviceBackend
 from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.store_exchange import Exchange
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.transports.segment import CallMismatchError, Segment
 from rankmesh_agent.wire.errors import DistBackendError
@@ -93,7 +93,7 @@ class IpcBackend(DeviceBackend):
     name: ClassVar[str] = "cuda-ipc"
     medium = "cuda-ipc"
 
-    def __init__(self, host: Calls, exchange: Exchange) -> None:
+    def __init__(self, host: Communicator, exchange: Exchange) -> None:
         self._host = host
         self._exchange = exchange
         self._rank = host.rank
@@ -126,7 +126,7 @@ class IpcBackend(DeviceBackend):
                 self._own = [runtime.new_event(shared=True) for _ in range(2)]
                 mine = runtime.memory_handle(probe) + b"".join(map(runtime.event_handle, self._own))
             except (RuntimeError, MemoryError) as error:
-                refused = f"CUDA IPC is not allowed at rank {self._host.numbers[self._rank]} ({error})"
+                refused = f"CUDA IPC is not allowed at rank {self._host.global_ranks[self._rank]} ({error})"
             self._exchange.tell("ipc", mine)
             try:
                 shown = self._exchange.hear("ipc", everyone, deadline, why)
@@ -155,7 +155,7 @@ class IpcBackend(DeviceBackend):
                 for found, event in zip(self._events, events, strict=True):
                     found.append(event)
         except (RuntimeError, MemoryError) as error:
-            return f"CUDA IPC is not allowed at rank {self._host.numbers[self._rank]} ({error})"
+            return f"CUDA IPC is not allowed at rank {self._host.global_ranks[self._rank]} ({error})"
         return ""
 
     # Calls
@@ -163,14 +163,14 @@ class IpcBackend(DeviceBackend):
     def algorithm(self, call: Call) -> Algorithm:
         return functools.partial(_ALGORITHMS[call.kind], self)
 
-    def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: Watch) -> None:
+    def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: CallContext) -> None:
         if launch.device != self._device:
             raise DistBackendError(
                 f"{launch.described}: the array is on GPU {launch.device}, but the group met with those on GPU "
                 f"{self._device} of this rank, which its ranks share; make another group for another GPU"
             )
-        mesh = self._host.order.backend
-        assert isinstance(mesh, MeshBackend)  # see Choice
+        mesh = self._host.queue.backend
+        assert isinstance(mesh, CpuBackend)  # see Choice
         self._staged_now = False
         try:
             mesh.run(algorithm, (launch, *own), watch)
@@ -351,7 +351,7 @@ class IpcBackend(DeviceBackend):
 
     def _open(self, rank: int, handle: bytes) -> int:
         """Map an allocation of another rank's."""
-        with runtime.mapped(f"memory of rank {self._host.numbers[rank]} on the GPU cannot be mapped"):
+        with runtime.mapped(f"memory of rank {self._host.global_ranks[rank]} on the GPU cannot be mapped"):
             try:
                 return runtime.open_memory(handle)
             except RuntimeError:

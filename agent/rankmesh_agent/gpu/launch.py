@@ -10,7 +10,7 @@ from typing import Any
 
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray, Streams
-from rankmesh_agent.group.pending import After
+from rankmesh_agent.group.pending import OnComplete
 from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
@@ -70,7 +70,7 @@ class Launch:
         call: str,
         arrays: Sequence[DeviceArray],
         stream: int,
-        after: After,
+        after: OnComplete,
         deadline: Deadline,
         events: Events,
         partners: Sequence[int],

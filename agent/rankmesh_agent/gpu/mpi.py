@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankmesh_agent.backends.base import Watch
+from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.collectives.reduction import partial_dtype
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import arithmetic, runtime
@@ -51,7 +51,7 @@ class MpiDevice(DeviceBackend):
     def algorithm(self, call: Call) -> Algorithm:
         return functools.partial(_ALGORITHMS[call.kind], self)
 
-    def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: Watch) -> None:
+    def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: CallContext) -> None:
         _wait(launch, watch)
         self._host.run(self._carry_out, (algorithm, launch, own), watch)
 
@@ -142,7 +142,7 @@ class MpiDevice(DeviceBackend):
         """Nothing to let go of: a communicator cannot be freed where a member may be gone."""
 
 
-def _wait(launch: Launch, watch: Watch) -> None:
+def _wait(launch: Launch, watch: CallContext) -> None:
     """Wait until the arrays are there, or the call is in vain, or too late.
 
     It is the caller's stream that may hold them up, which the group's guard does not look after: no rank is in MPI yet.

@@ -13,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.device import runtime
 from rankmesh_agent.gpu.communicator import DeviceCalls
 from rankmesh_agent.gpu.cuda_ipc import IpcBackend
 from rankmesh_agent.gpu.nccl import NcclBackend
 from rankmesh_agent.gpu.store_exchange import Exchange
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistBackendError
 
@@ -50,7 +50,7 @@ class Choice:
         wanted: ``nccl``, which has to be there; ``mpi``, which has to take arrays on GPUs; or ``auto``.
     """
 
-    def __init__(self, host: Calls, exchange: Exchange, hosts: Sequence[Hashable], wanted: str) -> None:
+    def __init__(self, host: Communicator, exchange: Exchange, hosts: Sequence[Hashable], wanted: str) -> None:
         self._host = host
         self._exchange = exchange
         self._hosts = hosts
@@ -59,12 +59,12 @@ class Choice:
         self._asking = threading.Lock()
         self._making = threading.Lock()
         self._told = False
-        self._peers: dict[int, Calls] = {}
+        self._peers: dict[int, Communicator] = {}
         self._nccl: DeviceCalls | None = None
         self._collectives: DeviceCalls | None = None
         self._chosen = False
 
-    def for_collectives(self, device: int) -> Calls:
+    def for_collectives(self, device: int) -> Communicator:
         """Return who makes collectives of arrays on a GPU; the host's calls if they are to go through host memory.
 
         Raises:
@@ -83,7 +83,7 @@ class Choice:
         calls = self.for_collectives(device)
         return calls if isinstance(calls, DeviceCalls) and calls is self._nccl else None
 
-    def for_messages(self, device: int, peer: int) -> Calls:
+    def for_messages(self, device: int, peer: int) -> Communicator:
         """Return who carries an array on a GPU to or from a group rank: see for_collectives."""
         if self._wanted == "mpi":
             return self._host
@@ -118,8 +118,8 @@ class Choice:
     def _facts(self, device: int, ranks: Sequence[int]) -> list[_Fact]:
         """Return what ranks say, this one among them."""
         if not self._told:
-            backend = self._host.order.backend
-            shares = isinstance(backend, MeshBackend) and backend.segment is not None
+            backend = self._host.queue.backend
+            shares = isinstance(backend, CpuBackend) and backend.segment is not None
             fact = _Fact(runtime.identity(device), runtime.why_no_nccl(), shares)
             self._exchange.tell("gpu", json.dumps(fact).encode())
             self._told = True
@@ -135,18 +135,18 @@ class Choice:
             return None
         facts = self._facts(device, range(host.size))
         sharing = defaultdict(list)
-        for number, fact in zip(host.numbers, facts, strict=True):
+        for number, fact in zip(host.global_ranks, facts, strict=True):
             sharing[fact.gpu].append(number)
         without = next((rank for rank, fact in enumerate(facts) if fact.no_nccl), None)
         together = next((numbers for numbers in sharing.values() if len(numbers) > 1), None)
         if without is None and together is None:
             made = self._over_nccl()
-            host.order.use_for_devices(made.engine)
+            host.queue.use_device_backend(made.engine)
             return made
         why = (
             f"ranks {', '.join(map(str, together))} share a GPU, which NCCL refuses"
             if together is not None
-            else f"rank {host.numbers[without or 0]} has no NCCL: {facts[without or 0].no_nccl}"
+            else f"rank {host.global_ranks[without or 0]} has no NCCL: {facts[without or 0].no_nccl}"
         )
         if together is None and self._wanted == "nccl":
             raise DistBackendError(f"backend 'nccl' cannot be used: {why}")
@@ -158,7 +158,7 @@ class Choice:
             engine = IpcBackend(host, self._exchange)
             refused = engine.meet(device, Deadline(host.timeout))
             if not refused:
-                host.order.use_for_devices(engine)
+                host.queue.use_device_backend(engine)
                 return DeviceCalls(host, engine, self._exchange)
         if host.rank == 0:
             _log.warning("arrays on GPUs go through host memory in group %r: %s; %s", host.name, why, refused)
@@ -169,7 +169,7 @@ class Choice:
         from rankmesh_agent.mpi.backend import MpiBackend
         from rankmesh_agent.mpi.library import cuda_aware
 
-        backend = self._host.order.backend
+        backend = self._host.queue.backend
         assert isinstance(backend, MpiBackend)  # whoever chose MPI for GPUs did so for host memory
         if not cuda_aware():
             raise DistBackendError(
@@ -177,7 +177,7 @@ class Choice:
                 "for them: 'cpu:mpi,cuda:nccl', or 'cpu:mpi,cuda:gloo' through host memory"
             )
         engine = MpiDevice(backend)
-        self._host.order.use_for_devices(engine)
+        self._host.queue.use_device_backend(engine)
         return DeviceCalls(self._host, engine, self._exchange)
 
     def _over_nccl(self) -> DeviceCalls:

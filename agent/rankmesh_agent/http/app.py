@@ -26,7 +26,7 @@ from rankmesh_agent.http.routes import (
 )
 from rankmesh_agent.http.routes.dependencies import AgentView, Landlord
 from rankmesh_agent.http.routes.group_calls import Threads
-from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.wire.npy import MAX_HEADER
 
 
@@ -69,7 +69,7 @@ def create_app(
     return app.guarded(modules, token, names, max_tensor)
 
 
-def create_store_app(keys: Store, *, token: str = "", names: Iterable[str] = ()) -> Guard:
+def create_store_app(keys: AsyncStore, *, token: str = "", names: Iterable[str] = ()) -> Guard:
     """Return the ASGI application of a store, the agent's endpoints for it without an agent; closes it in the end.
 
     Args:

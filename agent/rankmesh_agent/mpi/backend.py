@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from rankmesh_agent.backends.base import MONITORED, Backend, Watch
-from rankmesh_agent.backends.fingerprint import disagree, meet
+from rankmesh_agent.backends.base import MONITORED, Backend, CallContext
+from rankmesh_agent.backends.fingerprint import raise_mismatch, verify
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.mpi.collectives import MOST, Collectives
 from rankmesh_agent.mpi.library import mpi
@@ -59,22 +59,22 @@ class MpiBackend(Backend):
 
     def algorithm(self, call: Call) -> Algorithm:
         if call.kind is OpType.BARRIER and call.subject == MONITORED:
-            return meet
+            return verify
         return self._collectives.algorithm(call)
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         if self._lost:
             watch.check(lambda: self._link.lagging(watch.seq))
-        if self._compares or algorithm is meet:
-            meet(self._link, watch)
-            if algorithm is meet:
+        if self._compares or algorithm is verify:
+            verify(self._link, watch)
+            if algorithm is verify:
                 return
         self.inside = True
         try:
             algorithm(*arguments)
         except CallMismatchError:
             self.inside = False
-            disagree(self._link, watch)
+            raise_mismatch(self._link, watch)
         except self._error as error:
             raise DistBackendError(
                 f"{watch.call} #{watch.seq}: MPI says: {error}. If the ranks may not have made the same call, "

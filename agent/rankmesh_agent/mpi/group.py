@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.group.pending import RunningCall
-from rankmesh_agent.group.state import Standing
+from rankmesh_agent.group.pending import ActiveCall
+from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.communicator import Joined
 from rankmesh_agent.mpi.messages import MpiMessages
@@ -28,11 +28,16 @@ class MpiGroup:
     """
 
     def __init__(
-        self, joined: Joined, standing: Standing, running: RunningCall, link: MessageLink, matching: MessageMatcher
+        self,
+        joined: Joined,
+        standing: LocalGroupState,
+        running: ActiveCall,
+        link: MessageLink,
+        matching: MessageMatcher,
     ) -> None:
         self._mesh = mesh = standing.mesh
         self.backend = MpiBackend(joined.comm, link, mesh.lost_peers, standing.ranks, joined.compares)
-        self.messages = MpiMessages(joined.comm, standing.ranks, mesh, matching, standing.number)
+        self.messages = MpiMessages(joined.comm, standing.ranks, mesh, matching, standing.global_rank)
         self._guarded = Guarded(standing, running, link, self.backend, self.messages.progress)
         if link.size > 1:
             GUARD.begin(self._guarded)

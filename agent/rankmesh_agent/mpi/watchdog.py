@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from rankmesh_agent.group.pending import RunningCall
-from rankmesh_agent.group.state import Standing
+from rankmesh_agent.group.pending import ActiveCall
+from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.messages import see_off
@@ -50,8 +50,8 @@ class Guarded:
 
     def __init__(
         self,
-        standing: Standing,
-        running: RunningCall,
+        standing: LocalGroupState,
+        running: ActiveCall,
         link: MessageLink,
         backend: MpiBackend,
         progress: Callable[[], None],
@@ -71,9 +71,9 @@ class Guarded:
             try:
                 self._progress()
             except DistError as failure:
-                standing.give_up(failure)
+                standing.abort(failure)
         standing.mesh.progress()
-        call, seq, begun, deadline = standing.call, standing.seq, standing.begun, self._running.deadline.at
+        call, seq, begun, deadline = standing.call, standing.seq, standing.started_at, self._running.deadline.at
         if call is None or standing.mesh.closed:
             return
         now = time.monotonic()
@@ -104,9 +104,9 @@ class Guarded:
     def _late(self, call: Call, seq: int) -> DistError:
         """Return the error of a call whose deadline passed. Ranks that are in other calls may be why."""
         standing = self._standing
-        error = standing.late(self._missing(seq), f"{call.name} #{seq}", self._running.deadline, seq)
+        error = standing.timeout_error(self._missing(seq), f"{call.name} #{seq}", self._running.deadline, seq)
         elsewhere = [
-            f"rank {standing.numbers[member]} has come to {told.description} #{told.seq}"
+            f"rank {standing.global_ranks[member]} has come to {told.description} #{told.seq}"
             for member, told in sorted(self._link.progress.items())
             if told.seq != seq
         ]
@@ -120,7 +120,7 @@ class Guarded:
         standing = self._standing
         try:
             standing.raise_if_failed()
-            standing.raise_if_gone(self._missing(seq), f"{call.name} #{seq}")
+            standing.raise_if_peer_lost(self._missing(seq), f"{call.name} #{seq}")
         except DistError as error:
             return error
         others = {m: told for m, told in self._link.progress.items() if told.seq == seq}
@@ -128,10 +128,10 @@ class Guarded:
         if not different:
             return None
         said = {self._link.rank: str(call), **{member: told.description for member, told in others.items()}}
-        table = "; ".join(f"rank {standing.numbers[member]}: {words}" for member, words in sorted(said.items()))
+        table = "; ".join(f"rank {standing.global_ranks[member]}: {words}" for member, words in sorted(said.items()))
         return CollectiveMismatchError(
             f"the ranks did not make the same call as #{seq} of group {standing.name!r}: {table}",
-            ranks=[standing.numbers[member] for member in different],
+            ranks=[standing.global_ranks[member] for member in different],
             op=call.name,
             group=standing.name,
             seq=seq,
@@ -144,9 +144,9 @@ class Guarded:
             "%s: %s. MPI lets nothing end this call but the end of the job: rank %d ends it",
             type(error).__name__,
             error.message,
-            standing.number(standing.mesh.rank),
+            standing.global_rank(standing.mesh.rank),
         )
-        standing.give_up(error)
+        standing.abort(error)
         until = time.monotonic() + _GRACE
         while time.monotonic() < until:
             if not self._backend.inside or standing.seq != seq:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote import errors
@@ -147,12 +147,12 @@ class AttachedAgent:
             self.keep_telling()
         return group
 
-    def drop_group(self, group: Calls) -> None:
+    def drop_group(self, group: Communicator) -> None:
         """End a group at this rank."""
         self._groups = [other for other in self._groups if other is not group]
         self._drop(group)
 
-    def _drop(self, group: Calls) -> None:
+    def _drop(self, group: Communicator) -> None:
         said = attach_frames.encode_json({"group": group.id})
         with contextlib.suppress(DistError):
             self.ask(Request.DESTROY_GROUP, said, _TELL_SECONDS)
@@ -300,7 +300,7 @@ class AttachedAgent:
         if reporter is not None and reporter is not threading.current_thread():
             reporter.join(_TELL_SECONDS)
         for group in self._groups:
-            group._standing.destroyed()
+            group._standing.mark_destroyed()
         with contextlib.suppress(StreamClosedError, StreamTimeoutError, DistError):
             self._line.ask(Request.RELEASE, {"reason": reason}, _GOODBYE_SECONDS)
         self._lanes.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from rankmesh_agent.backends.base import Backend, Watch
+from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.remote.state import AttachedCall, AttachedStanding
@@ -125,7 +125,7 @@ class AgentBackend(Backend):
 
         return ask
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         algorithm(*arguments)
 
     def close(self) -> None:

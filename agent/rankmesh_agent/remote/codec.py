@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankmesh_agent.group.call_queue import Footing, Order
-from rankmesh_agent.group.delegation import Told
-from rankmesh_agent.group.flight_recorder import Entry, Tally
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.call_queue import CallQueue, GroupState
+from rankmesh_agent.group.delegation import CallReport
+from rankmesh_agent.group.flight_recorder import OpStats, Record
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.dtypes import FROM_CODE, NONE, code_of
 from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
@@ -47,7 +47,7 @@ def call_heard(said: Any) -> Call:
         raise ProtocolError(f"an attached process described a call that there is not: {said!r:.200}") from error
 
 
-def told(order: Order, standing: Footing, ended: Sequence[Entry]) -> list[Any] | None:
+def told(order: CallQueue, standing: GroupState, ended: Sequence[Record]) -> list[Any] | None:
     """Return what there is to tell of a group's calls as plain data, None if there was no call.
 
     Args:
@@ -55,14 +55,14 @@ def told(order: Order, standing: Footing, ended: Sequence[Entry]) -> list[Any] |
         standing: of the group.
         ended: its calls that have ended since.
     """
-    under_way = [entry for entry in order.under_way() if isinstance(entry[1], Call)][:MOST_IN_FLIGHT]
+    under_way = [entry for entry in order.active_records() if isinstance(entry[1], Call)][:MOST_IN_FLIGHT]
     latest = under_way[0] if under_way else ended[-1] if ended else None
     if latest is None or not isinstance(latest[1], Call):
         return None
     return [
         call_told(latest[1]),
         standing.seq,
-        {op: [each.nbytes, each.seconds, each.failures, each.buckets] for op, each in order.tallies().items()},
+        {op: [each.nbytes, each.seconds, each.failures, each.buckets] for op, each in order.op_stats().items()},
         [[call_told(call), seq, begun, nbytes] for _, call, seq, begun, _, _, nbytes in _calls(under_way)],
         [
             [call_told(call), seq, begun, end, error[:_MOST_ERROR], nbytes]
@@ -71,13 +71,13 @@ def told(order: Order, standing: Footing, ended: Sequence[Entry]) -> list[Any] |
     ]
 
 
-def _calls(entries: Sequence[Entry]) -> Iterator[tuple[Any, Call, int, float, float | None, str, int]]:
+def _calls(entries: Sequence[Record]) -> Iterator[tuple[Any, Call, int, float, float | None, str, int]]:
     for owner, call, seq, begun, end, error, nbytes in entries:
         if isinstance(call, Call):
             yield owner, call, seq, begun, end, error, nbytes
 
 
-def told_heard(said: Any) -> Told:
+def told_heard(said: Any) -> CallReport:
     """Return what was told of a group's calls.
 
     Raises:
@@ -85,7 +85,7 @@ def told_heard(said: Any) -> Told:
     """
     try:
         latest, seq, tallies, under_way, ended = said
-        return Told(
+        return CallReport(
             call_heard(latest),
             int(seq),
             {str(op): _tally(*each) for op, each in tallies.items()},
@@ -99,8 +99,8 @@ def told_heard(said: Any) -> Told:
         raise ProtocolError("an attached process told of calls what cannot be understood") from error
 
 
-def _tally(nbytes: int, seconds: float, failures: int, buckets: list[int]) -> Tally:
-    found = Tally()
+def _tally(nbytes: int, seconds: float, failures: int, buckets: list[int]) -> OpStats:
+    found = OpStats()
     found.nbytes, found.seconds, found.failures = int(nbytes), float(seconds), int(failures)
     if len(buckets) != len(found.buckets):
         raise ProtocolError("an attached process has other buckets for the calls' durations")
@@ -142,7 +142,7 @@ class GroupTold(NamedTuple):
         return self._asdict() | {"lent": None if self.lent is None else list(self.lent)}
 
 
-def group_told(group: Communicator) -> tuple[GroupTold, list[int]]:
+def group_told(group: LocalCommunicator) -> tuple[GroupTold, list[int]]:
     """Return a group in words, and the descriptors that go along."""
     segment = group.lent
     lent, descriptors = None, []

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.collectives.link import Array, as_bytes
-from rankmesh_agent.group.call_queue import Options, Order
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.call_queue import CallQueue, Options
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import in_flight
-from rankmesh_agent.group.pending import After
+from rankmesh_agent.group.pending import OnComplete
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote import codec, errors
@@ -41,7 +41,7 @@ _numbers = itertools.count(1)
 """What this process's messages are called."""
 
 
-class AttachedGroup(Calls):
+class AttachedGroup(Communicator):
     """One attached process's side of a group.
 
     Where all members share one memory, and this process does, too, the agent lends it: then the collectives are made
@@ -62,8 +62,8 @@ class AttachedGroup(Calls):
         self._rounds = RemoteRounds(agent, self._running, self.rank, self.size)
         backend = AgentBackend(agent, told.id, self.rank, told.medium, self._running, self._standing)
         self._reported: float | None = None
-        self._order = Order(self._standing, self._running, told.name, backend)
-        self._submit = self._order.submit
+        self._queue = CallQueue(self._standing, self._running, told.name, backend)
+        self._submit = self._queue.submit
         self._segment: Segment | None = None
         if told.lent is not None:
             mapping = Mapping.from_descriptor(descriptors.pop(), told.lent.size)
@@ -77,10 +77,10 @@ class AttachedGroup(Calls):
         """
         if self._segment is None:
             return
-        self._order.use(MeshBackend(self._rounds, self.ranks, self._segment))
+        self._queue.use_backend(CpuBackend(self._rounds, self.ranks, self._segment))
         call = Call(OpType.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
-        order = self._order
-        order.carry_out(order.plan(call, lambda shared: shared.windows.probe_reads()), (), 0, Options(timeout))
+        order = self._queue
+        order.execute(order.plan(call, lambda shared: shared.windows.probe_reads()), (), 0, Options(timeout))
 
     @property
     def failure(self) -> DistError | None:
@@ -89,15 +89,15 @@ class AttachedGroup(Calls):
         return self._standing.failure
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        return self._standing.numbers
+    def global_ranks(self) -> tuple[int, ...]:
+        return self._standing.global_ranks
 
-    @numbers.setter
-    def numbers(self, numbers: tuple[int, ...]) -> None:
-        if numbers != self._standing.numbers:
-            said = {"group": self.id, "numbers": list(numbers)}
+    @global_ranks.setter
+    def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
+        if global_ranks != self._standing.global_ranks:
+            said = {"group": self.id, "numbers": list(global_ranks)}
             self._agent.ask(Request.RENUMBER, attach_frames.encode_json(said), 0.0)
-            self._standing.numbers = numbers
+            self._standing.global_ranks = global_ranks
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         super().set_timeout(timeout)
@@ -105,20 +105,20 @@ class AttachedGroup(Calls):
         said = {"group": self.id, "timeout": self.timeout}
         self._agent.ask(Request.SET_TIMEOUT, attach_frames.encode_json(said), 0.0)
 
-    def use_engine(self, name: str, engine: Any) -> None:
+    def use_custom_backend(self, name: str, engine: Any) -> None:
         self._standing.own = True
         self._agent.keep_telling()
-        self._order.use(CustomBackend(name, engine, self._rounds, self.ranks))
+        self._queue.use_backend(CustomBackend(name, engine, self._rounds, self.ranks))
 
     def report(self) -> list[Any] | None:
         """Return what the agent is to know of the calls that this process makes itself; None if nothing is new."""
         if not self._standing.own:
             return None
-        ended, begun = self._standing.recorder.taken(), self._standing.begun
+        ended, begun = self._standing.recorder.drain(), self._standing.started_at
         if not ended and begun == self._reported:
             return None
         self._reported = begun
-        return codec.told(self._order, self._standing, ended)
+        return codec.told(self._queue, self._standing, ended)
 
     def fail(self, failure: DistError) -> None:
         """Take note of a failure that the agent knows of, or that it is gone: the next call raises it."""
@@ -126,24 +126,24 @@ class AttachedGroup(Calls):
             self._standing.failure = failure
 
     def abort(self, error: BaseException) -> None:
-        self._standing.give_up(error)
+        self._standing.abort(error)
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
-        if isinstance(self._order.backend, CustomBackend):
+        if isinstance(self._queue.backend, CustomBackend):
             return np.empty(count, dtype)  # an engine from outside knows nothing of ours
         if self._segment is not None:
             settings = self._agent.settings
-            return self._registered(dtype, count, options, settings.shm_dir, settings.job)
-        self._order.submit((OpType.EMPTY, dtype, count), (count,), options)
+            return self._registered_array(dtype, count, options, settings.shm_dir, settings.job)
+        self._queue.submit((OpType.EMPTY, dtype, count), (count,), options)
         return np.empty(count, dtype)
 
     def info(self) -> GroupInfo:
         """Return the group as this process sees it; the agent's, over HTTP, knows of messages, too."""
         standing = self._standing
         call, failure = standing.call, standing.failure
-        nbytes = sum(tally.nbytes for tally in self._order.tallies().values())
+        nbytes = sum(tally.nbytes for tally in self._queue.op_stats().values())
         now = time.monotonic()
-        under_way = [in_flight(entry, now) for entry in self._order.under_way()][:MOST_IN_FLIGHT]
+        under_way = [in_flight(entry, now) for entry in self._queue.active_records()][:MOST_IN_FLIGHT]
         last = "" if call is None else call.name
         why = "" if failure is None else failure.message
         ranks = list(self.ranks)
@@ -151,8 +151,8 @@ class AttachedGroup(Calls):
 
     def close(self) -> None:
         """End the group at this process: queued calls fail, the worker ends."""
-        self._standing.destroyed()
-        self._order.close()
+        self._standing.mark_destroyed()
+        self._queue.close()
         self._segment = None
 
     # Point-to-point
@@ -178,7 +178,7 @@ class _Message:
     def __init__(self, agent: AttachedAgent, array: Array | None, options: Options) -> None:
         self._agent = agent
         self._down = [] if array is None else [as_bytes(array)]
-        self._after: After = options.after
+        self._after: OnComplete = options.on_complete
         self._deadline = Deadline(options.timeout)
         self._number = next(_numbers)
         self._done = False
@@ -241,4 +241,4 @@ class _Message:
         if not options.async_op:
             return None
         source = (lambda: self.source) if self._down else None
-        return MessageWork(self.settle, options.user, self._deadline, source)
+        return MessageWork(self.settle, options.result, self._deadline, source)

@@ -13,14 +13,14 @@ import numpy as np
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.local import Communicator
-from rankmesh_agent.group.pending import Message
+from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.pending import PendingMessage
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.stream import Frame, FramedStream, ScratchBuffer, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote import errors
 from rankmesh_agent.remote.codec import call_heard, dtype_heard, group_told, told_heard
 from rankmesh_agent.store import codec, commands
-from rankmesh_agent.store.blocking import BlockingMemory, BlockingStore
+from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.transports.segment import CallMismatchError
 from rankmesh_agent.wire import attach_frames, store_frames
@@ -58,8 +58,8 @@ class Desk:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._lock = threading.Lock()
-        self._groups: dict[int, Communicator] = {agent.world.id: agent.world}
-        self._messages: dict[int, tuple[Communicator, Message, Array | None]] = {}
+        self._groups: dict[int, LocalCommunicator] = {agent.world.id: agent.world}
+        self._messages: dict[int, tuple[LocalCommunicator, PendingMessage, Array | None]] = {}
         self._place: BlockingStore | None = None
         self._lanes: set[FramedStream] = set()
         self._closed = False
@@ -81,7 +81,7 @@ class Desk:
         """End a group because of an error at the client; return the failure."""
         group = self._group(int(said["group"]))
         call = said.get("call")
-        failure = group.elsewhere.abort(
+        failure = group.delegated_calls.abort(
             None if call is None else call_heard(call),
             int(said.get("seq", 0)),
             bool(said.get("busy")),
@@ -106,7 +106,7 @@ class Desk:
             with self._lock:
                 group = self._groups.get(int(number))
             if group is not None:
-                group.elsewhere.tell(told_heard(told))
+                group.delegated_calls.update(told_heard(told))
         with self._lock:
             failures = [(group.id, group.failure) for group in self._groups.values()]
         return {"failures": [(number, errors.described(error)) for number, error in failures if error is not None]}
@@ -129,14 +129,14 @@ class Desk:
             with self._lock:
                 self._lanes.discard(channel)
 
-    def _group(self, number: int) -> Communicator:
+    def _group(self, number: int) -> LocalCommunicator:
         with self._lock:
             group = self._groups.get(number)
         if group is None:
             raise GroupAbortedError("the agent has no such group any more: it has been destroyed, or the lease ended")
         return group
 
-    def make_group(self, ranks: list[int], timeout: float) -> Communicator:
+    def make_group(self, ranks: list[int], timeout: float) -> LocalCommunicator:
         """Make a group."""
         group = self._agent.new_group(ranks, timeout)
         with self._lock:
@@ -151,12 +151,12 @@ class Desk:
             self._messages = {number: held for number, held in self._messages.items() if held[0] is not group}
         self._agent.drop_group(group)
 
-    def hold(self, number: int, group: Communicator, message: Message, array: Array | None) -> None:
+    def hold(self, number: int, group: LocalCommunicator, message: PendingMessage, array: Array | None) -> None:
         """Keep a message that is under way, and the array it is received into."""
         with self._lock:
             self._messages[number] = group, message, array
 
-    def message(self, number: int) -> tuple[Communicator, Message, Array | None]:
+    def message(self, number: int) -> tuple[LocalCommunicator, PendingMessage, Array | None]:
         """Return a message that is under way."""
         with self._lock:
             held = self._messages.get(number)
@@ -172,7 +172,7 @@ class Desk:
         """Wait for a message, or with None just look."""
         group, message, array = self.message(number)
         try:
-            done = message.settle(message.deadline if own else deadline)
+            done = message.complete(message.deadline if own else deadline)
         except CollectiveTimeoutError:
             if own or message.transfer.error is not None:
                 self._forget(number)
@@ -249,7 +249,7 @@ class _Lane:
         dtype = dtype_heard(call.dtype) if call.dtype else np.dtype(np.uint8)
         group = self._desk._group(call.group)
         note = self._note if frame.header.flags & HAS_NOTE else None
-        options, root = Options(call.seconds, note=note), call.tag
+        options, root = Options(call.seconds, details=note), call.tag
         if call.what == OpType.BARRIER:
             group.barrier(options)
             return Response.DONE, b"", ()
@@ -332,7 +332,7 @@ class _Lane:
         return Response.DONE, b"", ()
 
     def _numbers(self, said: dict[str, Any]) -> Reply:
-        self._desk._group(int(said["group"])).numbers = tuple(int(number) for number in said["numbers"])
+        self._desk._group(int(said["group"])).global_ranks = tuple(int(number) for number in said["numbers"])
         return Response.DONE, b"", ()
 
     def _timeout(self, said: dict[str, Any]) -> Reply:
@@ -345,49 +345,53 @@ class _Lane:
 
     def _look(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
-        group.elsewhere.look(call_heard(said["call"]), said["seq"], said["missing"], said["seconds"], said["left"])
+        group.delegated_calls.check_peers(
+            call_heard(said["call"]), said["seq"], said["missing"], said["seconds"], said["left"]
+        )
         return Response.DONE, b"", ()
 
     def _meet(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
         try:
-            group.elsewhere.meet(call_heard(said["call"]), said["seq"], said["fingerprint"], said["seconds"])
+            group.delegated_calls.verify(call_heard(said["call"]), said["seq"], said["fingerprint"], said["seconds"])
         except CallMismatchError:
             return Response.PENDING, b"", ()
         return Response.DONE, b"", ()
 
     def _retell(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
-        told = group.elsewhere.retell(call_heard(said["call"]), said["seq"], said["seconds"], said["said"].encode())
+        told = group.delegated_calls.exchange_descriptions(
+            call_heard(said["call"]), said["seq"], said["seconds"], said["said"].encode()
+        )
         document = attach_frames.encode_json({"told": [text.decode("utf-8", "replace") for text in told]})
         return Response.DONE, document, ()
 
     def _store(self, request: bytes) -> bytes:
         opcode, flags, seq, count, _, seconds = store_frames.decode_request(request)
         try:
-            command = codec.command_of(opcode, flags, seconds, store_frames.decode_parts(request, count))
-            return codec.answer(seq, self._carry_out(command))
+            command = codec.decode_command(opcode, flags, seconds, store_frames.decode_parts(request, count))
+            return codec.encode_result(seq, self._carry_out(command))
         except DistStoreError as error:
-            return codec.refusal(seq, error)
+            return codec.encode_error(seq, error)
 
     def _carry_out(self, command: Command[Any]) -> Any:
         place = self._desk.place
         if not isinstance(command, Waiting) or not command.seconds:
-            return place.do(command)
+            return place.execute(command)
         deadline = Deadline(command.seconds)
         while True:
             try:
-                result = place.do(command.lasting(min(_STORE_SLICE, deadline.remaining())))
+                result = place.execute(command.with_timeout(min(_STORE_SLICE, deadline.remaining())))
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
                 if deadline.expired() or self._channel.at_eof():
                     raise
                 continue
             if isinstance(command, commands.QueuePop) and self._channel.at_eof():
                 # Nobody will get it otherwise: whoever asked for it has gone.
-                if isinstance(place, BlockingMemory):
-                    command.give_back(place.table, result)
+                if isinstance(place, BlockingMemoryStore):
+                    command.undo(place.table, result)
                 else:
-                    place.do(commands.QueuePush(command.key, result))
+                    place.execute(commands.QueuePush(command.key, result))
             return result
 
 

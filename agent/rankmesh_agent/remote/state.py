@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rankmesh_agent.backends.base import Watch
+from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.collectives.link import Exchange
-from rankmesh_agent.group.flight_recorder import Entry, Recorder
-from rankmesh_agent.group.pending import Note
+from rankmesh_agent.group.flight_recorder import FlightRecorder, Record
+from rankmesh_agent.group.pending import Details
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.message_link import Payload, VerifiedLink, Wait
 from rankmesh_agent.remote import errors
@@ -51,15 +51,15 @@ class AttachedStanding:
         self.own = own
         self.failure: DistError | None = None
         self.seq = 0
-        self.begun: float | None = None
+        self.started_at: float | None = None
         self.nbytes = 0
         self.call: Call | None = None
-        self.numbers = self._ranks = ranks
+        self.global_ranks = self._ranks = ranks
         self.lock = threading.RLock()
         self._agent = agent
         self._group = group
         self.name = name
-        self.recorder = Recorder(_KEPT)
+        self.recorder = FlightRecorder(_KEPT)
         self._heard: BaseException | None = None
 
     @property
@@ -67,17 +67,17 @@ class AttachedStanding:
         """The group's id, as people are told."""
         return f"{self._group:016x}"
 
-    def is_called(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """See Owner."""
         return name in (self.name, self.id)
 
-    def number(self, rank: int) -> int:
+    def global_rank(self, rank: int) -> int:
         """See Owner."""
-        return self.numbers[self._ranks.index(rank)]
+        return self.global_ranks[self._ranks.index(rank)]
 
-    def under_way(self) -> Entry | None:
+    def active_record(self) -> Record | None:
         """See Footing."""
-        begun, call = self.begun, self.call
+        begun, call = self.started_at, self.call
         return None if begun is None or call is None else (self, call, self.seq, begun, None, "", self.nbytes)
 
     def raise_if_failed(self) -> None:
@@ -89,7 +89,7 @@ class AttachedStanding:
         """Take note of an error that the agent raised as it made a call: it has done what there is to do."""
         self._heard = error
 
-    def give_up(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         """See Footing."""
         if self.failure is not None:
             return
@@ -101,7 +101,7 @@ class AttachedStanding:
             "group": self._group,
             "call": call,
             "seq": self.seq,
-            "busy": self.begun is not None,
+            "busy": self.started_at is not None,
             "error": errors.described(error),
         }
         try:
@@ -110,14 +110,14 @@ class AttachedStanding:
             return gone
         return failure if isinstance(failure, DistError) else None
 
-    def destroyed(self) -> None:
+    def mark_destroyed(self) -> None:
         """Take note that this rank has left the group."""
         with self.lock:
             if self.failure is None:
                 self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
 
 
-class AttachedCall(Watch):
+class AttachedCall(CallContext):
     """A group's call under way, one after the other. An order.Running.
 
     Args:
@@ -131,12 +131,12 @@ class AttachedCall(Watch):
 
     def __init__(self, agent: AttachedAgent, group: int, standing: AttachedStanding) -> None:
         self.deadline = Deadline(0)
-        self.options_note: Note = None
+        self.options_note: Details = None
         self._agent = agent
         self._group = group
         self._standing = standing
 
-    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Note = None) -> float:
+    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Details = None) -> float:
         """See Running."""
         standing, deadline = self._standing, self.deadline
         self.call, self.seq = call, seq
@@ -144,7 +144,7 @@ class AttachedCall(Watch):
         standing.seq, standing.nbytes = seq, nbytes
         self.options_note = note
         deadline.restart(seconds)
-        begun = standing.begun = deadline.started
+        begun = standing.started_at = deadline.started
         return begun
 
     def told(self) -> dict[str, Any]:
@@ -152,11 +152,11 @@ class AttachedCall(Watch):
         return {"group": self._group, "call": call_told(self.call), "seq": self.seq}
 
     @property
-    def numbers(self) -> Sequence[int]:
+    def global_ranks(self) -> Sequence[int]:
         """See Watch."""
-        return self._standing.numbers
+        return self._standing.global_ranks
 
-    def note(self) -> str:
+    def details(self) -> str:
         """See Watch."""
         return "" if self.options_note is None else self.options_note()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from rankmesh_agent.store import codec
-from rankmesh_agent.store.base import ANSWER_SECONDS
+from rankmesh_agent.store.base import RESPONSE_SECONDS
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire import store_frames
@@ -28,17 +28,17 @@ class AttachedStore(BlockingStore):
     def __init__(self, agent: AttachedAgent) -> None:
         self._agent = agent
 
-    def do(self, command: Command[T]) -> T:
-        request = codec.request(command, 1)
+    def execute(self, command: Command[T]) -> T:
+        request = codec.encode_command(command, 1)
         try:
-            frame = self._agent.ask(Request.STORE, request, command.seconds + ANSWER_SECONDS)
+            frame = self._agent.ask(Request.STORE, request, command.seconds + RESPONSE_SECONDS)
         except RankFailedError as error:
             raise DistNetworkError(error.message, address=error.address) from error
         answer = bytes(frame.document)
         if len(answer) < store_frames.HEADER_BYTES:
             raise ProtocolError("the agent answered a command to the store with too few bytes")
         kind, _, count, _, number = store_frames.decode_response(answer)
-        return codec.result(command, kind, number, store_frames.decode_parts(answer, count) if count else [])
+        return codec.decode_result(command, kind, number, store_frames.decode_parts(answer, count) if count else [])
 
     def close(self) -> None:
         """Nothing to let go of: the connections are the agent's."""

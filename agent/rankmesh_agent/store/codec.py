@@ -18,7 +18,7 @@ from rankmesh_agent.wire.errors import (
     NotANumberError,
     ProtocolError,
 )
-from rankmesh_agent.wire.store_frames import MAX_BYTES, RETRY, ResultKind, encode_request, encode_response
+from rankmesh_agent.wire.store_frames import MAX_BYTES, RETRY, Kind, encode_request, encode_response
 
 _ABSENT, _MATCH, _OTHERS = 0x01, 0x02, 0x08
 """Flags of writes with a condition: If-None-Match: *; the parts after the usual ones are the tags of If-Match; those
@@ -51,13 +51,13 @@ class Form(NamedTuple):
     command: Callable[[Parts, int, float], Command[Any]]
 
 
-def request(command: Command[Any], seq: int, *, again: bytes = b"") -> bytes:
+def encode_command(command: Command[Any], seq: int, *, again: bytes = b"") -> bytes:
     """Return a command as a frame.
 
     Args:
         command: what to ask for.
         seq: its number on the connection.
-        again: what it was when it was asked for first (EARLIER), if this is not the first time.
+        again: what it was when it was asked for first (RETRIED_REQUEST), if this is not the first time.
 
     Raises:
         InvalidValueError: it is too large.
@@ -72,7 +72,7 @@ def request(command: Command[Any], seq: int, *, again: bytes = b"") -> bytes:
     return found
 
 
-def command_of(opcode: int, flags: int, seconds: float, parts: Parts) -> Command[Any]:
+def decode_command(opcode: int, flags: int, seconds: float, parts: Parts) -> Command[Any]:
     """Return the command that a frame asks for.
 
     Raises:
@@ -88,38 +88,40 @@ def command_of(opcode: int, flags: int, seconds: float, parts: Parts) -> Command
         raise ProtocolError(f"a request of the store's fast path with opcode {opcode} lacks parts") from None
 
 
-def answer(seq: int, result: Any) -> bytes:
+def encode_result(seq: int, result: Any) -> bytes:
     """Return a command's result as a frame."""
     if result is None:
-        return encode_response(ResultKind.NOTHING, seq, 0, ())
+        return encode_response(Kind.NONE, seq, 0, ())
     if isinstance(result, bytes):
-        return encode_response(ResultKind.VALUE, seq, 0, (result,))
+        return encode_response(Kind.VALUE, seq, 0, (result,))
     if isinstance(result, bool):
-        return encode_response(ResultKind.BOOLEAN, seq, result, ())
+        return encode_response(Kind.BOOLEAN, seq, result, ())
     if isinstance(result, int):
-        return encode_response(ResultKind.NUMBER, seq, result, ())
+        return encode_response(Kind.NUMBER, seq, result, ())
     if result and isinstance(result[0], str):
-        return _answer_of(ResultKind.TEXTS, seq, 0, [text.encode() for text in result])
+        return _answer_of(Kind.TEXTS, seq, 0, [text.encode() for text in result])
     lengths, joined = [*map(len, result)], b"".join(result)
     if joined and lengths.count(lengths[0]) == len(lengths):
-        return _answer_of(ResultKind.EQUAL, seq, lengths[0], [joined])
+        return _answer_of(Kind.EQUAL, seq, lengths[0], [joined])
     if result and b"\0" not in joined:
-        return _answer_of(ResultKind.JOINED, seq, 0, [b"\0".join(result)])
-    return _answer_of(ResultKind.VALUES, seq, 0, result)
+        return _answer_of(Kind.JOINED, seq, 0, [b"\0".join(result)])
+    return _answer_of(Kind.VALUES, seq, 0, result)
 
 
-def _answer_of(kind: ResultKind, seq: int, number: int, parts: Parts) -> bytes:
+def _answer_of(kind: Kind, seq: int, number: int, parts: Parts) -> bytes:
     if 4 * len(parts) + sum(map(len, parts)) > MAX_BYTES:
-        return refusal(seq, InvalidValueError(f"the answer would be over {MAX_BYTES} bytes; ask for less at a time"))
+        return encode_error(
+            seq, InvalidValueError(f"the answer would be over {MAX_BYTES} bytes; ask for less at a time")
+        )
     return encode_response(kind, seq, number, parts)
 
 
-def refusal(seq: int, error: DistStoreError) -> bytes:
+def encode_error(seq: int, error: DistStoreError) -> bytes:
     """Return the error that a command raised as a frame."""
-    return encode_response(ResultKind.ERROR, seq, 0, (error.code.encode(), error.message.encode("utf-8", "replace")))
+    return encode_response(Kind.ERROR, seq, 0, (error.code.encode(), error.message.encode("utf-8", "replace")))
 
 
-def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
+def decode_result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
     """Return what an answer means.
 
     Raises:
@@ -133,32 +135,32 @@ def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
             found = [values[key] for key in command.keys]
     except (IndexError, ValueError):
         raise ProtocolError("an answer of the store's fast path lacks parts, or is not text") from None
-    if kind == ResultKind.ERROR:
+    if kind == Kind.ERROR:
         raise found
     return cast(T, found)
 
 
-_SEVERAL = frozenset({ResultKind.EQUAL, ResultKind.JOINED, ResultKind.VALUES})
+_SEVERAL = frozenset({Kind.EQUAL, Kind.JOINED, Kind.VALUES})
 
 
 def _found(kind: int, number: int, parts: Parts) -> Any:
-    if kind == ResultKind.NUMBER:
+    if kind == Kind.NUMBER:
         return number
-    if kind == ResultKind.VALUE:
+    if kind == Kind.VALUE:
         return parts[0]
-    if kind == ResultKind.NOTHING:
+    if kind == Kind.NONE:
         return None
-    if kind == ResultKind.BOOLEAN:
+    if kind == Kind.BOOLEAN:
         return number != 0
-    if kind == ResultKind.EQUAL:
+    if kind == Kind.EQUAL:
         return _pieces(parts[0], number)
-    if kind == ResultKind.JOINED:
+    if kind == Kind.JOINED:
         return parts[0].split(b"\0")
-    if kind == ResultKind.VALUES:
+    if kind == Kind.VALUES:
         return parts
-    if kind == ResultKind.TEXTS:
+    if kind == Kind.TEXTS:
         return [part.decode() for part in parts]
-    if kind == ResultKind.ERROR:
+    if kind == Kind.ERROR:
         error = BY_CODE.get(parts[0].decode(), DistStoreError)
         return (error if issubclass(error, DistStoreError) else DistStoreError)(parts[1].decode())
     raise ProtocolError(f"the store's fast path has no answer of kind {kind}")

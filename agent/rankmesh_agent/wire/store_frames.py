@@ -7,7 +7,7 @@ one at a time, requests and their answers::
 
     request  offset  size  field
              0       1     opcode   what to do
-             1       1     flags    of the opcode, and AGAIN
+             1       1     flags    of the opcode, and RETRY
              2       2     zero
              4       4     seq      number of the request on this connection
              8       4     count    how many parts there are
@@ -41,11 +41,11 @@ from rankmesh_agent.wire.upgrade import Upgrade, switched
 PATH = b"/v1/store-fast-path"
 PROTOCOL = b"rankmesh-store/1"
 UPGRADE = Upgrade(PATH, PROTOCOL)
-_NEARBY = b"Rankmesh-Nearby: "
+_UNIX_SOCKET_FIELD = b"Rankmesh-Nearby: "
 
-_REQUEST, _ANSWER = "!BBxxIIId", "!BxxxIIIq"
-REQUEST, RESPONSE = struct.Struct(_REQUEST), struct.Struct(_ANSWER)
-_REQUEST_OF_ONE, _ANSWER_OF_ONE = struct.Struct(_REQUEST + "I"), struct.Struct(_ANSWER + "I")
+_REQUEST, _RESPONSE = "!BBxxIIId", "!BxxxIIIq"
+REQUEST, RESPONSE = struct.Struct(_REQUEST), struct.Struct(_RESPONSE)
+_REQUEST_OF_ONE, _RESPONSE_OF_ONE = struct.Struct(_REQUEST + "I"), struct.Struct(_RESPONSE + "I")
 _LENGTH = struct.Struct("!I")
 HEADER_BYTES = REQUEST.size
 MAX_BYTES = (2 * 64 + 1) << 20
@@ -53,14 +53,14 @@ MAX_BYTES = (2 * 64 + 1) << 20
 
 RETRY = 0x80
 """A flag: the request was sent before over a connection that broke; its first part says which it was."""
-RETRY_OF = struct.Struct("!64sI")
+RETRIED_REQUEST = struct.Struct("!64sI")
 """That part: the broken connection's name (both nonces of its challenge), and the request's number there."""
 
 
-class ResultKind(enum.IntEnum):
+class Kind(enum.IntEnum):
     """What an answer holds."""
 
-    NOTHING = 0
+    NONE = 0
     BOOLEAN = 1
     """``number`` is 0 or 1."""
     NUMBER = 2
@@ -78,22 +78,22 @@ class ResultKind(enum.IntEnum):
     """VALUES in one part, of ``number`` bytes each, at least one."""
 
 
-RequestHeader = tuple[int, int, int, int, int, float]
+Request = tuple[int, int, int, int, int, float]
 """A request's header, decoded: opcode, flags, seq, count, length, seconds."""
-ResponseHeader = tuple[int, int, int, int, int]
+Answer = tuple[int, int, int, int, int]
 """An answer's header, decoded: kind, seq, count, length, number."""
 
 
-def switching(nearby: str) -> bytes:
+def upgrade_response(unix_socket: str) -> bytes:
     """Return the answer to an upgrade.
 
     Args:
-        nearby: name of the unix socket (abstract) at which clients of the same host may go on instead.
+        unix_socket: name of the unix socket (abstract) at which clients of the same host may go on instead.
     """
-    return UPGRADE.switching(_NEARBY + nearby.encode("ascii"))
+    return UPGRADE.switching(_UNIX_SOCKET_FIELD + unix_socket.encode("ascii"))
 
 
-def local_socket_in(head: bytes) -> str | None:
+def unix_socket_of(head: bytes) -> str | None:
     """Return the name of the unix socket in an answer to an upgrade, '' if it has none; None if more is needed to tell.
 
     Raises:
@@ -101,7 +101,7 @@ def local_socket_in(head: bytes) -> str | None:
     """
     if not switched(head):
         return None
-    return head.partition(b"\r\n" + _NEARBY)[2].partition(b"\r\n")[0].decode("ascii", "replace")
+    return head.partition(b"\r\n" + _UNIX_SOCKET_FIELD)[2].partition(b"\r\n")[0].decode("ascii", "replace")
 
 
 def encode_request(opcode: int, flags: int, seq: int, seconds: float, parts: Sequence[bytes]) -> bytes:
@@ -121,10 +121,10 @@ def encode_response(kind: int, seq: int, number: int, parts: Sequence[bytes]) ->
         return RESPONSE.pack(kind, seq, 0, 0, number)
     if len(parts) == 1:
         size = len(parts[0])
-        return _ANSWER_OF_ONE.pack(kind, seq, 1, 4 + size, number, size) + parts[0]
+        return _RESPONSE_OF_ONE.pack(kind, seq, 1, 4 + size, number, size) + parts[0]
     lengths = [*map(len, parts)]
     count = len(lengths)
-    header = _layout(_ANSWER, count).pack(kind, seq, count, 4 * count + sum(lengths), number, *lengths)
+    header = _layout(_RESPONSE, count).pack(kind, seq, count, 4 * count + sum(lengths), number, *lengths)
     return header + b"".join(parts)
 
 
@@ -133,31 +133,31 @@ def with_seq(answer: bytes, seq: int) -> bytes:
     return answer[:4] + seq.to_bytes(4, "big") + answer[8:]
 
 
-def decode_request(data: bytes | bytearray) -> RequestHeader:
+def decode_request(data: bytes | bytearray) -> Request:
     """Return the header that ``data`` begins with: opcode, flags, seq, count, length, seconds.
 
     Raises:
         ProtocolError: a length over the limit, or a time that is none.
     """
-    found: RequestHeader = REQUEST.unpack_from(data)
+    found: Request = REQUEST.unpack_from(data)
     _, _, _, count, length, seconds = found
     if length > MAX_BYTES or 4 * count > length:
-        raise _impossible(count, length)
+        raise _size_error(count, length)
     if not 0.0 <= seconds < math.inf:
         raise ProtocolError(f"a request of the store's fast path would wait {seconds} seconds")
     return found
 
 
-def decode_response(data: bytes | bytearray) -> ResponseHeader:
+def decode_response(data: bytes | bytearray) -> Answer:
     """Return the header that ``data`` begins with: kind, seq, count, length, number.
 
     Raises:
         ProtocolError: a length over the limit.
     """
-    found: ResponseHeader = RESPONSE.unpack_from(data)
+    found: Answer = RESPONSE.unpack_from(data)
     _, _, count, length, _ = found
     if length > MAX_BYTES or 4 * count > length:
-        raise _impossible(count, length)
+        raise _size_error(count, length)
     return found
 
 
@@ -186,7 +186,7 @@ def _layout(header: str, count: int) -> struct.Struct:
     return struct.Struct(f"{header}{count}I")
 
 
-def _impossible(count: int, length: int) -> ProtocolError:
+def _size_error(count: int, length: int) -> ProtocolError:
     return ProtocolError(
         f"a frame of the store's fast path would have {count} parts and {length} bytes; at most {MAX_BYTES} bytes are "
         "allowed"

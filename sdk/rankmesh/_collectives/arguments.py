@@ -13,14 +13,14 @@ import rankmesh._session.debug as _debug
 from rankmesh._session.session import Group, NonMember, communicator
 from rankmesh._tensors.containers import device_of
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.communicator import Calls
-from rankmesh_agent.group.pending import After, Note
+from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.pending import Details, OnComplete
 from rankmesh_agent.net.deadline import seconds_of
 
 Timeout = timedelta | float | None
 
 
-def members_of(group: Group, called: str, tensor: Any = None) -> Calls | None:
+def members_of(group: Group, called: str, tensor: Any = None) -> Communicator | None:
     """Return what carries out a group's calls; warn and return None if this process is not a member.
 
     Args:
@@ -49,11 +49,13 @@ def first(tensors: Any) -> Any:
     return tensors[0] if isinstance(tensors, list | tuple) and tensors else None
 
 
-def group_root(members: Calls, rank: int | None, group_rank: int | None, name: str, default: int | None = None) -> int:
+def group_root(
+    comm: Communicator, rank: int | None, group_rank: int | None, name: str, default: int | None = None
+) -> int:
     """Return the group rank of the rank a call names, globally or in the group.
 
     Args:
-        members: the group.
+        comm: the group.
         rank: the global rank, None if not given.
         group_rank: the rank in the group, None if not given.
         name: ``src`` or ``dst``.
@@ -66,14 +68,14 @@ def group_root(members: Calls, rank: int | None, group_rank: int | None, name: s
     if rank is not None and group_rank is not None:
         raise ValueError(f"give {name} (a global rank) or group_{name} (a rank in the group), not both")
     if group_rank is not None:
-        if not 0 <= whole(group_rank, f"group_{name}") < members.size:
-            raise ValueError(f"group_{name}={group_rank} is not in the group, whose ranks are 0 to {members.size - 1}")
+        if not 0 <= whole(group_rank, f"group_{name}") < comm.size:
+            raise ValueError(f"group_{name}={group_rank} is not in the group, whose ranks are 0 to {comm.size - 1}")
         return group_rank
     if rank is None:
         rank = default
     if rank is None:
         raise ValueError(f"{name} is missing: give {name} (a global rank) or group_{name} (a rank in the group)")
-    ranks = members.numbers
+    ranks = comm.global_ranks
     if whole(rank, name) not in ranks:
         raise ValueError(f"{name}={rank} is not in the group, whose ranks are {list(ranks)}")
     return ranks.index(rank)
@@ -117,18 +119,18 @@ def listed(
 
 
 def options(
-    members: Calls,
+    comm: Communicator,
     timeout: Timeout,
     async_op: bool,
     tensors: list[Any],
-    after: After = None,
-    note: Note = None,
+    after: OnComplete = None,
+    note: Details = None,
     inputs: Sequence[Any] = (),
 ) -> Options:
     """Return how a call is to be made.
 
     Args:
-        members: the group, whose timeout is the default.
+        comm: the group, whose timeout is the default.
         timeout: how long it may take.
         async_op: whether it returns at once.
         tensors: the user's that are written to, or where there are none read, for Work.result() and for errors.
@@ -139,17 +141,17 @@ def options(
     Raises:
         ValueError: the timeout is negative.
     """
-    if _debug.plain and timeout is None and not async_op and after is None and note is None and not members.records:
-        return members.usual  # nearly all calls; made once
+    if _debug.plain and timeout is None and not async_op and after is None and note is None and not comm.recording:
+        return comm.default_options  # nearly all calls; made once
     detail = _debug.note_of([*inputs, *tensors] if inputs else tensors)
-    limit = members.timeout if timeout is None else seconds_of(timeout, members.timeout)
+    limit = comm.timeout if timeout is None else seconds_of(timeout, comm.timeout)
     if note is None or detail is None:
         return Options(limit, async_op, tensors, after, note or detail)
     splits, site = note, detail  # the site first: long splits are cut off
     return Options(limit, async_op, tensors, after, lambda: f"{site()}, {splits()}")
 
 
-def all_of(steps: Sequence[Callable[[], None] | None]) -> After:
+def all_of(steps: Sequence[Callable[[], None] | None]) -> OnComplete:
     """Return what does all the steps that are not None, in order; None if there are none."""
     found = [step for step in steps if step is not None]
     if not found:

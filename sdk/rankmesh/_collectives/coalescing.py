@@ -59,15 +59,15 @@ def batch(group: Group = None, async_ops: bool = False, *, timeout: Timeout = No
     if isinstance(group, NonMember):
         yield made  # each of its collectives warns
         return
-    members = communicator(group)
-    how = options(members, timeout, async_ops, [])
-    members.open_batch()
+    comm = communicator(group)
+    how = options(comm, timeout, async_ops, [])
+    comm.open_batch()
     try:
         yield made
     except BaseException:
-        members.close_batch(None)
+        comm.close_batch(None)
         raise
-    made.works = members.close_batch(how)
+    made.works = comm.close_batch(how)
 
 
 def _coalescing_manager(
@@ -141,11 +141,11 @@ def all_gather_coalesced(
 
     Source: torch.distributed.all_gather_coalesced
     """
-    members = members_of(group, "all_gather_coalesced")
-    if members is None:
+    comm = members_of(group, "all_gather_coalesced")
+    if comm is None:
         return None
     listed(input_tensor_list, "input_tensor_list")
-    listed(output_tensor_lists, "output_tensor_lists", members.size, "lists")
+    listed(output_tensor_lists, "output_tensor_lists", comm.size, "lists")
     for number, outputs in enumerate(output_tensor_lists):
         listed(outputs, f"output_tensor_lists[{number}]")
         if len(outputs) != len(input_tensor_list):

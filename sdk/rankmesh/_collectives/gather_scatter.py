@@ -12,7 +12,7 @@ from rankmesh._session.session import Group
 from rankmesh._tensors.arrays import destination, overlap, shape_of, source
 from rankmesh._tensors.containers import Array
 from rankmesh_agent.collectives.reduction import premultiplied
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
@@ -46,16 +46,14 @@ def all_gather(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather
     """
-    members = members_of(group, "all_gather", tensor)
-    if members is None:
+    comm = members_of(group, "all_gather", tensor)
+    if comm is None:
         return None
-    array = source(tensor, "tensor", members)
-    outputs, after = _outputs(tensor_list, "tensor_list", members)
+    array = source(tensor, "tensor", comm)
+    outputs, after = _outputs(tensor_list, "tensor_list", comm)
     _same_dtype([array, *outputs], "tensor", "tensor_list")
-    _same_size(array, "tensor", outputs[members.rank], f"tensor_list[{members.rank}]")
-    return members.all_gather(
-        outputs, array, options(members, timeout, async_op, list(tensor_list), after, inputs=[tensor])
-    )
+    _same_size(array, "tensor", outputs[comm.rank], f"tensor_list[{comm.rank}]")
+    return comm.all_gather(outputs, array, options(comm, timeout, async_op, list(tensor_list), after, inputs=[tensor]))
 
 
 all_gather_v = all_gather
@@ -84,14 +82,14 @@ def all_gather_single(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather_into_tensor
     """
-    members = members_of(group, "all_gather_single", input_tensor)
-    if members is None:
+    comm = members_of(group, "all_gather_single", input_tensor)
+    if comm is None:
         return None
-    array = source(input_tensor, "input_tensor", members)
-    output, after = destination(output_tensor, "output_tensor", members)
+    array = source(input_tensor, "input_tensor", comm)
+    output, after = destination(output_tensor, "output_tensor", comm)
     _same_dtype([array, output], "input_tensor", "output_tensor")
-    outputs = _even(output, "output_tensor", array.size, "input_tensor", members.size)
-    return members.all_gather(outputs, array, options(members, timeout, async_op, [output_tensor], after))
+    outputs = _even(output, "output_tensor", array.size, "input_tensor", comm.size)
+    return comm.all_gather(outputs, array, options(comm, timeout, async_op, [output_tensor], after))
 
 
 all_gather_into_tensor = all_gather_single
@@ -129,16 +127,16 @@ def gather(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.gather
     """
-    members = members_of(group, "gather", tensor)
-    if members is None:
+    comm = members_of(group, "gather", tensor)
+    if comm is None:
         return None
-    root = group_root(members, dst, group_dst, "dst", default=0)
-    _on_root_only(gather_list, "gather_list", members.rank == root, "destination")
-    array = source(tensor, "tensor", members)
-    outputs, after = _outputs(gather_list, "gather_list", members) if members.rank == root else ([], None)
+    root = group_root(comm, dst, group_dst, "dst", default=0)
+    _on_root_only(gather_list, "gather_list", comm.rank == root, "destination")
+    array = source(tensor, "tensor", comm)
+    outputs, after = _outputs(gather_list, "gather_list", comm) if comm.rank == root else ([], None)
     _all_alike(array, "tensor", outputs, "gather_list")
-    how = options(members, timeout, async_op, list(gather_list or []), after, inputs=[tensor])
-    return members.gather(outputs, array, root, how)
+    how = options(comm, timeout, async_op, list(gather_list or []), after, inputs=[tensor])
+    return comm.gather(outputs, array, root, how)
 
 
 def scatter(
@@ -172,15 +170,15 @@ def scatter(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.scatter
     """
-    members = members_of(group, "scatter", tensor)
-    if members is None:
+    comm = members_of(group, "scatter", tensor)
+    if comm is None:
         return None
-    root = group_root(members, src, group_src, "src", default=0)
-    _on_root_only(scatter_list, "scatter_list", members.rank == root, "source")
-    output, after = destination(tensor, "tensor", members)
-    inputs = _inputs(scatter_list, "scatter_list", members) if members.rank == root else []
+    root = group_root(comm, src, group_src, "src", default=0)
+    _on_root_only(scatter_list, "scatter_list", comm.rank == root, "source")
+    output, after = destination(tensor, "tensor", comm)
+    inputs = _inputs(scatter_list, "scatter_list", comm) if comm.rank == root else []
     _all_alike(output, "tensor", inputs, "scatter_list")
-    return members.scatter(output, inputs, root, options(members, timeout, async_op, [tensor], after))
+    return comm.scatter(output, inputs, root, options(comm, timeout, async_op, [tensor], after))
 
 
 def reduce_scatter(
@@ -213,17 +211,17 @@ def reduce_scatter(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce_scatter
     """
-    members = members_of(group, "reduce_scatter", output)
-    if members is None:
+    comm = members_of(group, "reduce_scatter", output)
+    if comm is None:
         return None
-    inputs = _inputs(input_list, "input_list", members)
-    array, after = destination(output, "output", members)
+    inputs = _inputs(input_list, "input_list", comm)
+    array, after = destination(output, "output", comm)
     _same_dtype([array, *inputs], "output", "input_list")
-    _same_size(array, "output", inputs[members.rank], f"input_list[{members.rank}]")
+    _same_size(array, "output", inputs[comm.rank], f"input_list[{comm.rank}]")
     how, factor = reduction(op, array.dtype)
     if factor is not None:
         inputs = [premultiplied(factor, part) for part in inputs]
-    return members.reduce_scatter(array, inputs, how, options(members, timeout, async_op, [output], after))
+    return comm.reduce_scatter(array, inputs, how, options(comm, timeout, async_op, [output], after))
 
 
 reduce_scatter_v = reduce_scatter
@@ -259,17 +257,17 @@ def reduce_scatter_single(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce_scatter_tensor
     """
-    members = members_of(group, "reduce_scatter_single", output)
-    if members is None:
+    comm = members_of(group, "reduce_scatter_single", output)
+    if comm is None:
         return None
-    whole_input = source(input, "input", members)
-    array, after = destination(output, "output", members)
+    whole_input = source(input, "input", comm)
+    array, after = destination(output, "output", comm)
     _same_dtype([array, whole_input], "output", "input")
     how, factor = reduction(op, array.dtype)
     if factor is not None:
         whole_input = premultiplied(factor, whole_input)
-    inputs = _even(whole_input, "input", array.size, "output", members.size)
-    return members.reduce_scatter(array, inputs, how, options(members, timeout, async_op, [output], after))
+    inputs = _even(whole_input, "input", array.size, "output", comm.size)
+    return comm.reduce_scatter(array, inputs, how, options(comm, timeout, async_op, [output], after))
 
 
 reduce_scatter_tensor = reduce_scatter_single
@@ -305,15 +303,15 @@ def all_to_all(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_to_all
     """
-    members = members_of(group, "all_to_all", first(input_tensor_list))
-    if members is None:
+    comm = members_of(group, "all_to_all", first(input_tensor_list))
+    if comm is None:
         return None
-    inputs = _inputs(input_tensor_list, "input_tensor_list", members)
-    outputs, after = _outputs(output_tensor_list, "output_tensor_list", members)
+    inputs = _inputs(input_tensor_list, "input_tensor_list", comm)
+    outputs, after = _outputs(output_tensor_list, "output_tensor_list", comm)
     _same_dtype(inputs, "input_tensor_list[0]", "input_tensor_list")
     _same_dtype([inputs[0], *outputs], "input_tensor_list[0]", "output_tensor_list")
-    how = options(members, timeout, async_op, list(output_tensor_list), after, _splits(outputs, inputs))
-    return members.all_to_all(outputs, inputs, how)
+    how = options(comm, timeout, async_op, list(output_tensor_list), after, _splits(outputs, inputs))
+    return comm.all_to_all(outputs, inputs, how)
 
 
 def all_to_all_single(
@@ -348,32 +346,32 @@ def all_to_all_single(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_to_all_single
     """
-    members = members_of(group, "all_to_all_single", input)
-    if members is None:
+    comm = members_of(group, "all_to_all_single", input)
+    if comm is None:
         return None
-    incoming = source(input, "input", members)
-    outgoing, after = destination(output, "output", members)
+    incoming = source(input, "input", comm)
+    outgoing, after = destination(output, "output", comm)
     _same_dtype([incoming, outgoing], "input", "output")
     if overlap(incoming, outgoing):
         incoming = incoming.copy()
-    inputs = _split(incoming, shape_of(input), input_split_sizes, "input", members.size)
-    outputs = _split(outgoing, shape_of(output), output_split_sizes, "output", members.size)
-    how = options(members, timeout, async_op, [output], after, _splits(outputs, inputs))
-    return members.all_to_all(outputs, inputs, how)
+    inputs = _split(incoming, shape_of(input), input_split_sizes, "input", comm.size)
+    outputs = _split(outgoing, shape_of(output), output_split_sizes, "output", comm.size)
+    how = options(comm, timeout, async_op, [output], after, _splits(outputs, inputs))
+    return comm.all_to_all(outputs, inputs, how)
 
 
 # Arguments
 
 
-def _outputs(tensors: Any, name: str, members: Calls) -> tuple[list[Array], Callable[[], None] | None]:
-    given = listed(tensors, name, members.size)
-    found = [destination(tensor, f"{name}[{number}]", members) for number, tensor in enumerate(given)]
+def _outputs(tensors: Any, name: str, comm: Communicator) -> tuple[list[Array], Callable[[], None] | None]:
+    given = listed(tensors, name, comm.size)
+    found = [destination(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(given)]
     return [array for array, _ in found], all_of([after for _, after in found])
 
 
-def _inputs(tensors: Any, name: str, members: Calls) -> list[Array]:
-    given = listed(tensors, name, members.size)
-    return [source(tensor, f"{name}[{number}]", members) for number, tensor in enumerate(given)]
+def _inputs(tensors: Any, name: str, comm: Communicator) -> list[Array]:
+    given = listed(tensors, name, comm.size)
+    return [source(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(given)]
 
 
 def _on_root_only(tensors: Any, name: str, is_root: bool, root: str) -> None:

@@ -53,10 +53,10 @@ def broadcast_multigpu(
         ValueError: the list is empty, its arrays differ in size or dtype, or there is no ``src_tensor``.
         As broadcast.
     """
-    members = members_of(group, "broadcast_multigpu")
-    if members is None:
+    comm = members_of(group, "broadcast_multigpu")
+    if comm is None:
         return None
-    root = group_root(members, src, None, "src")
+    root = group_root(comm, src, None, "src")
     gpus = _gpus(group, tensor_list)
     if gpus is not None:
         index = _index(src_tensor, "src_tensor", tensor_list)
@@ -65,8 +65,8 @@ def broadcast_multigpu(
         return over_gpus.broadcast(gpus, tensor_list, root, index, options(gpus, timeout, async_op, list(tensor_list)))
     arrays, after = _destinations(tensor_list, "tensor_list")
     chosen = arrays[_index(src_tensor, "src_tensor", arrays)]
-    how = options(members, timeout, async_op, list(tensor_list), all_of([_copy(chosen, arrays), after]))
-    return members.broadcast(chosen, root, how)
+    how = options(comm, timeout, async_op, list(tensor_list), all_of([_copy(chosen, arrays), after]))
+    return comm.broadcast(chosen, root, how)
 
 
 def all_reduce_multigpu(
@@ -93,8 +93,8 @@ def all_reduce_multigpu(
         ValueError: the list is empty, or its arrays differ in size or dtype.
         As all_reduce.
     """
-    members = members_of(group, "all_reduce_multigpu")
-    if members is None:
+    comm = members_of(group, "all_reduce_multigpu")
+    if comm is None:
         return None
     gpus = _gpus(group, tensor_list, op)
     if gpus is not None:
@@ -103,11 +103,9 @@ def all_reduce_multigpu(
         return over_gpus.all_reduce(gpus, tensor_list, op, options(gpus, timeout, async_op, list(tensor_list)))
     arrays, after = _destinations(tensor_list, "tensor_list")
     mine, how = _together(arrays, op)
-    parts = [np.empty_like(mine) for _ in range(members.size)]
+    parts = [np.empty_like(mine) for _ in range(comm.size)]
     finish = _reduce(how, parts, len(arrays), arrays)
-    return members.all_gather(
-        parts, mine, options(members, timeout, async_op, list(tensor_list), all_of([finish, after]))
-    )
+    return comm.all_gather(parts, mine, options(comm, timeout, async_op, list(tensor_list), all_of([finish, after])))
 
 
 def reduce_multigpu(
@@ -138,10 +136,10 @@ def reduce_multigpu(
         ValueError: the list is empty, its arrays differ in size or dtype, or there is no ``dst_tensor``.
         As reduce.
     """
-    members = members_of(group, "reduce_multigpu")
-    if members is None:
+    comm = members_of(group, "reduce_multigpu")
+    if comm is None:
         return None
-    root = group_root(members, dst, None, "dst")
+    root = group_root(comm, dst, None, "dst")
     gpus = _gpus(group, tensor_list, op)
     if gpus is not None:
         index, users = _index(dst_tensor, "dst_tensor", tensor_list), list(tensor_list)
@@ -151,9 +149,9 @@ def reduce_multigpu(
     arrays, after = _destinations(tensor_list, "tensor_list")
     chosen = arrays[_index(dst_tensor, "dst_tensor", arrays)]
     mine, how = _together(arrays, op)
-    parts = [np.empty_like(mine) for _ in range(members.size)] if members.rank == root else []
-    finish = all_of([_reduce(how, parts, len(arrays), [chosen]), after]) if members.rank == root else None
-    return members.gather(parts, mine, root, options(members, timeout, async_op, list(tensor_list), finish))
+    parts = [np.empty_like(mine) for _ in range(comm.size)] if comm.rank == root else []
+    finish = all_of([_reduce(how, parts, len(arrays), [chosen]), after]) if comm.rank == root else None
+    return comm.gather(parts, mine, root, options(comm, timeout, async_op, list(tensor_list), finish))
 
 
 def all_gather_multigpu(
@@ -181,8 +179,8 @@ def all_gather_multigpu(
         ValueError: a list has another length, or its arrays another size or dtype.
         As all_gather.
     """
-    members = members_of(group, "all_gather_multigpu")
-    if members is None:
+    comm = members_of(group, "all_gather_multigpu")
+    if comm is None:
         return None
     gpus = _gpus(group, input_tensor_list)
     if gpus is not None:
@@ -196,10 +194,10 @@ def all_gather_multigpu(
     mine = np.concatenate(inputs)
     _refuse_empty(output_tensor_lists, "output_tensor_lists")
     lists = [
-        _destinations(outputs, f"output_tensor_lists[{number}]", inputs[0], members.size * len(inputs))
+        _destinations(outputs, f"output_tensor_lists[{number}]", inputs[0], comm.size * len(inputs))
         for number, outputs in enumerate(output_tensor_lists)
     ]
-    parts = [np.empty_like(mine) for _ in range(members.size)]
+    parts = [np.empty_like(mine) for _ in range(comm.size)]
 
     def finish() -> None:
         everyone = [piece for part in parts for piece in np.split(part, len(inputs))]
@@ -208,8 +206,8 @@ def all_gather_multigpu(
                 output[:] = piece
 
     users = [tensor for outputs in output_tensor_lists for tensor in outputs]
-    how = options(members, timeout, async_op, users, all_of([finish, *(after for _, after in lists)]))
-    return members.all_gather(parts, mine, how)
+    how = options(comm, timeout, async_op, users, all_of([finish, *(after for _, after in lists)]))
+    return comm.all_gather(parts, mine, how)
 
 
 def reduce_scatter_multigpu(
@@ -239,8 +237,8 @@ def reduce_scatter_multigpu(
         ValueError: a list has another length, or its arrays another size or dtype.
         As reduce_scatter.
     """
-    members = members_of(group, "reduce_scatter_multigpu")
-    if members is None:
+    comm = members_of(group, "reduce_scatter_multigpu")
+    if comm is None:
         return None
     gpus = _gpus(group, output_tensor_list, op)
     if gpus is not None:
@@ -256,16 +254,16 @@ def reduce_scatter_multigpu(
     if len(input_tensor_lists) != count:
         raise ValueError(f"input_tensor_lists has {len(input_tensor_lists)} lists, but there are {count} outputs")
     lists = [
-        _sources(inputs, f"input_tensor_lists[{number}]", outputs[0], members.size * count)
+        _sources(inputs, f"input_tensor_lists[{number}]", outputs[0], comm.size * count)
         for number, inputs in enumerate(input_tensor_lists)
     ]
     # For each rank: its outputs' arrays of the first list, then of the second, …
     pairs = [
         _together([part for inputs in lists for part in inputs[rank * count : (rank + 1) * count]], op)
-        for rank in range(members.size)
+        for rank in range(comm.size)
     ]
     how = pairs[0][1]
-    parts = [np.empty_like(pairs[0][0]) for _ in range(members.size)]
+    parts = [np.empty_like(pairs[0][0]) for _ in range(comm.size)]
 
     def finish() -> None:
         pieces = [piece for part in parts for piece in np.split(part, count * count)]
@@ -273,8 +271,8 @@ def reduce_scatter_multigpu(
             combine(how, pieces[number::count], output)
 
     users = list(output_tensor_list)
-    return members.all_to_all(
-        parts, [mine for mine, _ in pairs], options(members, timeout, async_op, users, all_of([finish, after]))
+    return comm.all_to_all(
+        parts, [mine for mine, _ in pairs], options(comm, timeout, async_op, users, all_of([finish, after]))
     )
 
 

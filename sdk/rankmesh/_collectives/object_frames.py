@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from rankmesh._collectives.serialize import loads
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError
 
 Octets = npt.NDArray[np.uint8]
@@ -86,11 +86,11 @@ class Incoming:
         self._payload[: first.size] = first
         self.rest = self._payload[first.size :]
 
-    def open(self, members: Calls, group_rank: int, called: str) -> Any:
+    def open(self, comm: Communicator, group_rank: int, called: str) -> Any:
         """Return the objects, once the rest is there.
 
         Args:
-            members: the group.
+            comm: the group.
             group_rank: who sent it.
             called: the function's name.
 
@@ -98,11 +98,11 @@ class Incoming:
             DistBackendError: that rank could not encode it, or this one not make it from its pickle.
             ProtocolError: it is damaged, or has a pickle in it that must not be read here.
         """
-        rank = members.numbers[group_rank]
+        rank = comm.global_ranks[group_rank]
         if self.failed:
             why = self._payload.tobytes().decode(errors="replace")
             raise DistBackendError(
-                f"{called}: rank {rank} had no object to send: {why}", ranks=[rank], op=called, group=members.name
+                f"{called}: rank {rank} had no object to send: {why}", ranks=[rank], op=called, group=comm.name
             )
         try:
             return loads(self._payload.data)
@@ -110,7 +110,7 @@ class Incoming:
             kind: type[DistError] = type(error) if isinstance(error, DistError) else DistBackendError
             why = error.message if isinstance(error, DistError) else f"{type(error).__name__}: {error}"
             raise kind(
-                f"{called}: what rank {rank} sent cannot be read: {why}", ranks=[rank], op=called, group=members.name
+                f"{called}: what rank {rank} sent cannot be read: {why}", ranks=[rank], op=called, group=comm.name
             ) from error
 
 
@@ -137,7 +137,7 @@ def records(size: int) -> list[Octets]:
 
 
 def move_rests(
-    members: Calls,
+    comm: Communicator,
     sends: Sequence[tuple[int, Outgoing]],
     receives: Sequence[tuple[int, Incoming]],
     how: Callable[[bool], Options],
@@ -145,17 +145,17 @@ def move_rests(
     """Send and receive what did not fit into records, point to point, and only between ranks that have something.
 
     Args:
-        members: the group.
+        comm: the group.
         sends: group ranks, and what goes there; this rank itself is left out.
         receives: group ranks, and what comes from there.
         how: returns how to make a call, asynchronous or not.
     """
     works: list[Any] = []
     for rank, parcel in receives:
-        if rank != members.rank and parcel.rest.size:
-            works.append(members.receive(parcel.rest, members.ranks[rank], parcel.tag, how(True)))
+        if rank != comm.rank and parcel.rest.size:
+            works.append(comm.receive(parcel.rest, comm.ranks[rank], parcel.tag, how(True)))
     for rank, outgoing in sends:
-        if rank != members.rank and outgoing.rest.size:
-            works.append(members.send(outgoing.rest, members.ranks[rank], outgoing.tag, how(True)))
+        if rank != comm.rank and outgoing.rest.size:
+            works.append(comm.send(outgoing.rest, comm.ranks[rank], outgoing.tag, how(True)))
     for work in works:
         work.wait()

@@ -18,7 +18,7 @@ from rankmesh._collectives.object_frames import HEAD_BYTES, RECORD_TAG, Incoming
 from rankmesh._collectives.serialize import dumps
 from rankmesh._session.session import Group
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
 
@@ -47,19 +47,19 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, 
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather_object
     """
-    members = members_of(group, "all_gather_object")
-    if members is None:
+    comm = members_of(group, "all_gather_object")
+    if comm is None:
         return
-    _one_a_rank(object_list, "object_list", members.size)
-    how = _rounds(members, timeout, "all_gather_object")
+    _one_a_rank(object_list, "object_list", comm.size)
+    how = _rounds(comm, timeout, "all_gather_object")
     (mine,), error = pack(lambda: [dumps(obj, "obj")], 1)
-    arrived = records(members.size)
-    members.all_gather(arrived, mine.record, how(False))
+    arrived = records(comm.size)
+    comm.all_gather(arrived, mine.record, how(False))
     parcels = [Incoming(record) for record in arrived]
     if any(parcel.rest.size for parcel in parcels):
-        members.all_gather([parcel.rest for parcel in parcels], mine.rest, how(False))
+        comm.all_gather([parcel.rest for parcel in parcels], mine.rest, how(False))
     _raise(error)
-    object_list[:] = [parcel.open(members, rank, "all_gather_object") for rank, parcel in enumerate(parcels)]
+    object_list[:] = [parcel.open(comm, rank, "all_gather_object") for rank, parcel in enumerate(parcels)]
 
 
 def broadcast_object_list(
@@ -92,28 +92,28 @@ def broadcast_object_list(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.broadcast_object_list
     """
-    members = members_of(group, "broadcast_object_list")
-    if members is None:
+    comm = members_of(group, "broadcast_object_list")
+    if comm is None:
         return
-    root = group_root(members, src, group_src, "src", default=0)
+    root = group_root(comm, src, group_src, "src", default=0)
     listed(object_list, "object_list", None, "objects", (list,))
     _check_device(device)
     count = len(object_list)
-    how = _rounds(members, timeout, f"broadcast_object_list of {count} objects from rank {members.numbers[root]}")
+    how = _rounds(comm, timeout, f"broadcast_object_list of {count} objects from rank {comm.global_ranks[root]}")
     error: Exception | None = None
     mine = Outgoing(b"", count)
-    if members.rank == root:
+    if comm.rank == root:
         (mine,), error = pack(lambda: [dumps(list(object_list), "object_list")], 1, count)
     # All tell the length of their list, so that all can be told of a wrong one; only the root has more to say.
-    arrived = [record if rank == root else record[:HEAD_BYTES] for rank, record in enumerate(records(members.size))]
-    members.all_gather(arrived, mine.record if members.rank == root else mine.record[:HEAD_BYTES], how(False))
+    arrived = [record if rank == root else record[:HEAD_BYTES] for rank, record in enumerate(records(comm.size))]
+    comm.all_gather(arrived, mine.record if comm.rank == root else mine.record[:HEAD_BYTES], how(False))
     parcels = [Incoming(record) for record in arrived]
-    _same_count(members, [parcel.count for parcel in parcels], root)
+    _same_count(comm, [parcel.count for parcel in parcels], root)
     if parcels[root].rest.size:
-        members.broadcast(mine.rest if members.rank == root else parcels[root].rest, root, how(False))
+        comm.broadcast(mine.rest if comm.rank == root else parcels[root].rest, root, how(False))
     _raise(error)
-    if members.rank != root:
-        object_list[:] = _opened_list(parcels[root], members, root, count, "broadcast_object_list")
+    if comm.rank != root:
+        object_list[:] = _opened_list(parcels[root], comm, root, count, "broadcast_object_list")
 
 
 def gather_object(
@@ -146,25 +146,25 @@ def gather_object(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.gather_object
     """
-    members = members_of(group, "gather_object")
-    if members is None:
+    comm = members_of(group, "gather_object")
+    if comm is None:
         return
-    root = group_root(members, dst, group_dst, "dst", default=0)
-    receives = members.rank == root
+    root = group_root(comm, dst, group_dst, "dst", default=0)
+    receives = comm.rank == root
     if receives:
-        _one_a_rank(object_gather_list, "object_gather_list", members.size)
+        _one_a_rank(object_gather_list, "object_gather_list", comm.size)
     elif object_gather_list:
         raise ValueError("object_gather_list is only for the destination rank: leave it out on this one")
-    how = _rounds(members, timeout, "gather_object")
+    how = _rounds(comm, timeout, "gather_object")
     (mine,), error = pack(lambda: [dumps(obj, "obj")], 1)
-    arrived = records(members.size) if receives else []
-    members.gather(arrived, mine.record, root, how(False))
+    arrived = records(comm.size) if receives else []
+    comm.gather(arrived, mine.record, root, how(False))
     parcels = [Incoming(record) for record in arrived]
-    move_rests(members, [] if receives else [(root, mine)], list(enumerate(parcels)), how)
+    move_rests(comm, [] if receives else [(root, mine)], list(enumerate(parcels)), how)
     _raise(error)
     if receives and object_gather_list is not None:
         parcels[root].rest[:] = mine.rest
-        object_gather_list[:] = [parcel.open(members, rank, "gather_object") for rank, parcel in enumerate(parcels)]
+        object_gather_list[:] = [parcel.open(comm, rank, "gather_object") for rank, parcel in enumerate(parcels)]
 
 
 def scatter_object_list(
@@ -197,26 +197,26 @@ def scatter_object_list(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.scatter_object_list
     """
-    members = members_of(group, "scatter_object_list")
-    if members is None:
+    comm = members_of(group, "scatter_object_list")
+    if comm is None:
         return
-    root = group_root(members, src, group_src, "src", default=0)
+    root = group_root(comm, src, group_src, "src", default=0)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("scatter_object_output_list must be a list, whose first item gets the object: pass [None]")
-    how = _rounds(members, timeout, "scatter_object_list")
+    how = _rounds(comm, timeout, "scatter_object_list")
     mine: list[Outgoing] = []
     error: Exception | None = None
-    if members.rank == root:
-        objects = _one_a_rank(scatter_object_input_list, "scatter_object_input_list", members.size)
-        mine, error = pack(lambda: _each(objects, "scatter_object_input_list"), members.size)
+    if comm.rank == root:
+        objects = _one_a_rank(scatter_object_input_list, "scatter_object_input_list", comm.size)
+        mine, error = pack(lambda: _each(objects, "scatter_object_input_list"), comm.size)
     (arrived,) = records(1)
-    members.scatter(arrived, [parcel.record for parcel in mine], root, how(False))
+    comm.scatter(arrived, [parcel.record for parcel in mine], root, how(False))
     parcel = Incoming(arrived)
-    move_rests(members, list(enumerate(mine)), [(root, parcel)], how)
+    move_rests(comm, list(enumerate(mine)), [(root, parcel)], how)
     _raise(error)
     if mine:
         parcel.rest[:] = mine[root].rest
-    scatter_object_output_list[0] = parcel.open(members, root, "scatter_object_list")
+    scatter_object_output_list[0] = parcel.open(comm, root, "scatter_object_list")
 
 
 def all_to_all_object(
@@ -240,20 +240,20 @@ def all_to_all_object(
 
     Source: torch.distributed.all_to_all, for objects
     """
-    members = members_of(group, "all_to_all_object")
-    if members is None:
+    comm = members_of(group, "all_to_all_object")
+    if comm is None:
         return
-    _one_a_rank(output_list, "output_list", members.size)
-    objects = _one_a_rank(input_list, "input_list", members.size)
-    how = _rounds(members, timeout, "all_to_all_object")
-    mine, error = pack(lambda: _each(objects, "input_list"), members.size)
-    arrived = records(members.size)
-    members.all_to_all(arrived, [parcel.record for parcel in mine], how(False))
+    _one_a_rank(output_list, "output_list", comm.size)
+    objects = _one_a_rank(input_list, "input_list", comm.size)
+    how = _rounds(comm, timeout, "all_to_all_object")
+    mine, error = pack(lambda: _each(objects, "input_list"), comm.size)
+    arrived = records(comm.size)
+    comm.all_to_all(arrived, [parcel.record for parcel in mine], how(False))
     parcels = [Incoming(record) for record in arrived]
-    move_rests(members, list(enumerate(mine)), list(enumerate(parcels)), how)
+    move_rests(comm, list(enumerate(mine)), list(enumerate(parcels)), how)
     _raise(error)
-    parcels[members.rank].rest[:] = mine[members.rank].rest
-    output_list[:] = [parcel.open(members, rank, "all_to_all_object") for rank, parcel in enumerate(parcels)]
+    parcels[comm.rank].rest[:] = mine[comm.rank].rest
+    output_list[:] = [parcel.open(comm, rank, "all_to_all_object") for rank, parcel in enumerate(parcels)]
 
 
 def send_object_list(
@@ -290,16 +290,16 @@ def send_object_list(
 
     Source: torch.distributed.send_object_list
     """
-    members = members_of(group, "send_object_list")
-    if members is None:
+    comm = members_of(group, "send_object_list")
+    if comm is None:
         return
-    to = _other(members, group_root(members, dst, group_dst, "dst"), "dst")
+    to = _other(comm, group_root(comm, dst, group_dst, "dst"), "dst")
     listed(object_list, "object_list", None, "objects", (list,))
     _check_device(device)
-    how = _rounds(members, timeout, "send_object_list")
+    how = _rounds(comm, timeout, "send_object_list")
     mine = Outgoing(dumps(list(object_list), "object_list"), len(object_list))
-    members.send(mine.record, members.ranks[to], RECORD_TAG, how(False))
-    move_rests(members, [(to, mine)], [], how)
+    comm.send(mine.record, comm.ranks[to], RECORD_TAG, how(False))
+    move_rests(comm, [(to, mine)], [], how)
 
 
 def recv_object_list(
@@ -337,24 +337,24 @@ def recv_object_list(
 
     Source: torch.distributed.recv_object_list
     """
-    members = members_of(group, "recv_object_list")
-    if members is None:
+    comm = members_of(group, "recv_object_list")
+    if comm is None:
         return -1
     from_ = ANY
     if src is not None or group_src is not None:
-        from_ = members.ranks[_other(members, group_root(members, src, group_src, "src"), "src")]
-    elif members.size == 1:
+        from_ = comm.ranks[_other(comm, group_root(comm, src, group_src, "src"), "src")]
+    elif comm.size == 1:
         raise ValueError("the group has no other rank to receive from")
     listed(object_list, "object_list", None, "objects", (list,))
     _check_device(device)
-    how = _rounds(members, timeout, "recv_object_list")
+    how = _rounds(comm, timeout, "recv_object_list")
     (arrived,) = records(1)
-    sender = members.receive(arrived, from_, RECORD_TAG, how(False))
+    sender = comm.receive(arrived, from_, RECORD_TAG, how(False))
     assert isinstance(sender, int)
-    rank = members.numbers.index(sender)
+    rank = comm.global_ranks.index(sender)
     parcel = Incoming(arrived)
-    move_rests(members, [], [(rank, parcel)], how)
-    object_list[:] = _opened_list(parcel, members, rank, len(object_list), "recv_object_list")
+    move_rests(comm, [], [(rank, parcel)], how)
+    object_list[:] = _opened_list(parcel, comm, rank, len(object_list), "recv_object_list")
     return sender
 
 
@@ -372,8 +372,8 @@ def _check_device(device: Any) -> None:
         raise ValueError(f"device={str(device)!r}: objects travel through host memory; leave device out or give 'cpu'")
 
 
-def _other(members: Calls, group_rank: int, name: str) -> int:
-    if group_rank == members.rank:
+def _other(comm: Communicator, group_rank: int, name: str) -> int:
+    if group_rank == comm.rank:
         raise ValueError(f"{name} is this rank: a process does not send to itself, copy the objects instead")
     return group_rank
 
@@ -381,15 +381,15 @@ def _other(members: Calls, group_rank: int, name: str) -> int:
 # Steps
 
 
-def _rounds(members: Calls, timeout: Timeout, note: str) -> Callable[[bool], Options]:
+def _rounds(comm: Communicator, timeout: Timeout, note: str) -> Callable[[bool], Options]:
     """Return what says how to make each call of an operation: all of them together have its timeout.
 
     Raises:
         RuntimeError: a batch is open, whose calls are made later.
     """
-    if members.batching:
+    if comm.batching:
         raise RuntimeError("objects cannot be sent in a batch of collectives: make the call before or after it")
-    first = options(members, timeout, False, [], note=lambda: note)
+    first = options(comm, timeout, False, [], note=lambda: note)
     end = time.monotonic() + first.timeout
 
     def how(async_op: bool) -> Options:
@@ -408,27 +408,27 @@ def _raise(error: Exception | None) -> None:
         raise error
 
 
-def _same_count(members: Calls, counts: list[int], root: int) -> None:
+def _same_count(comm: Communicator, counts: list[int], root: int) -> None:
     if any(count != counts[root] for count in counts):
-        lengths = ", ".join(f"{count} on rank {rank}" for rank, count in zip(members.numbers, counts, strict=True))
+        lengths = ", ".join(f"{count} on rank {rank}" for rank, count in zip(comm.global_ranks, counts, strict=True))
         raise CollectiveMismatchError(
             f"broadcast_object_list wants lists of the same length on all ranks, and they have {lengths}. No list was "
             "changed",
-            ranks=[rank for rank, count in zip(members.numbers, counts, strict=True) if count != counts[root]],
+            ranks=[rank for rank, count in zip(comm.global_ranks, counts, strict=True) if count != counts[root]],
             op="broadcast_object_list",
-            group=members.name,
+            group=comm.name,
         )
 
 
-def _opened_list(parcel: Incoming, members: Calls, rank: int, count: int, called: str) -> list[Any]:
-    objects = parcel.open(members, rank, called)
+def _opened_list(parcel: Incoming, comm: Communicator, rank: int, count: int, called: str) -> list[Any]:
+    objects = parcel.open(comm, rank, called)
     if not isinstance(objects, list) or len(objects) != count:
-        number = members.numbers[rank]
+        number = comm.global_ranks[rank]
         raise DistBackendError(
             f"{called}: rank {number} sent {parcel.count} objects, but object_list has {count} items: the lists must "
             "have the same length on both sides",
             ranks=[number],
             op=called,
-            group=members.name,
+            group=comm.name,
         )
     return objects

@@ -1,6 +1,6 @@
 """The functions of _multigpu where each array of a list is on a GPU of its own, and NCCL carries the call out.
 
-Roots and indices are checked by then; ``members`` is what ``members_over`` returned, ``how`` how the call is made.
+Roots and indices are checked by then; ``comm`` is what ``members_over`` returned, ``how`` how the call is made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rankmesh_agent.collectives.reduction import premultiplied
 from rankmesh_agent.gpu import nccl
 from rankmesh_agent.gpu.communicator import DeviceCalls
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.pending import After
+from rankmesh_agent.group.pending import OnComplete
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.ops import OpType, PremulSum, ReduceOp
 
@@ -46,73 +46,71 @@ def members_over(group: Group, tensors: Any, op: ReduceOp | PremulSum | None = N
     return cuda.over_several(group, devices[0])
 
 
-def broadcast(members: DeviceCalls, tensors: Tensors, root: int, index: int, how: Options) -> Work | None:
+def broadcast(comm: DeviceCalls, tensors: Tensors, root: int, index: int, how: Options) -> Work | None:
     """See broadcast_multigpu."""
-    arrays, afters = _destinations(members, tensors, "tensor_list")
-    key = OpType.BROADCAST, arrays[0].dtype, arrays[0].size, None, members.numbers[root]
+    arrays, afters = _destinations(comm, tensors, "tensor_list")
+    key = OpType.BROADCAST, arrays[0].dtype, arrays[0].size, None, comm.global_ranks[root]
     place = root * len(arrays) + index
-    return members.several(key, [(array, place) for array in arrays], afters, how)
+    return comm.several(key, [(array, place) for array in arrays], afters, how)
 
 
-def all_reduce(members: DeviceCalls, tensors: Tensors, op: ReduceOp | PremulSum, how: Options) -> Work | None:
+def all_reduce(comm: DeviceCalls, tensors: Tensors, op: ReduceOp | PremulSum, how: Options) -> Work | None:
     """See all_reduce_multigpu."""
-    arrays, afters, reduce_op = _scaled(members, tensors, op)
+    arrays, afters, reduce_op = _scaled(comm, tensors, op)
     key = OpType.ALL_REDUCE, arrays[0].dtype, arrays[0].size, reduce_op
-    return members.several(key, [(array, reduce_op) for array in arrays], afters, how)
+    return comm.several(key, [(array, reduce_op) for array in arrays], afters, how)
 
 
 def reduce(
-    members: DeviceCalls, tensors: Tensors, root: int, index: int, op: ReduceOp | PremulSum, how: Options
+    comm: DeviceCalls, tensors: Tensors, root: int, index: int, op: ReduceOp | PremulSum, how: Options
 ) -> Work | None:
     """See reduce_multigpu."""
-    arrays, afters, reduce_op = _scaled(members, tensors, op)
-    key = OpType.REDUCE, arrays[0].dtype, arrays[0].size, reduce_op, members.numbers[root]
+    arrays, afters, reduce_op = _scaled(comm, tensors, op)
+    key = OpType.REDUCE, arrays[0].dtype, arrays[0].size, reduce_op, comm.global_ranks[root]
     place = root * len(arrays) + index
-    if members.rank != root:
+    if comm.rank != root:
         afters = [None] * len(arrays)
     else:
         afters = [after if number == index else None for number, after in enumerate(afters)]
-    return members.several(key, [(array, reduce_op, place) for array in arrays], afters, how)
+    return comm.several(key, [(array, reduce_op, place) for array in arrays], afters, how)
 
 
-def all_gather(members: DeviceCalls, outputs: Sequence[Tensors], inputs: Tensors, how: Options) -> Work | None:
+def all_gather(comm: DeviceCalls, outputs: Sequence[Tensors], inputs: Tensors, how: Options) -> Work | None:
     """See all_gather_multigpu."""
-    arrays = [source(tensor, f"input_tensor_list[{number}]", members) for number, tensor in enumerate(inputs)]
-    given = [
-        _destinations(members, tensors, f"output_tensor_lists[{number}]") for number, tensors in enumerate(outputs)
-    ]
+    arrays = [source(tensor, f"input_tensor_list[{number}]", comm) for number, tensor in enumerate(inputs)]
+    given = [_destinations(comm, tensors, f"output_tensor_lists[{number}]") for number, tensors in enumerate(outputs)]
     key = OpType.ALL_GATHER, arrays[0].dtype, arrays[0].size
     each = [(into, array) for (into, _), array in zip(given, arrays, strict=True)]
-    return members.several(key, each, [all_of(afters) for _, afters in given], how)
+    return comm.several(key, each, [all_of(afters) for _, afters in given], how)
 
 
 def reduce_scatter(
-    members: DeviceCalls, outputs: Tensors, inputs: Sequence[Tensors], op: ReduceOp | PremulSum, how: Options
+    comm: DeviceCalls, outputs: Tensors, inputs: Sequence[Tensors], op: ReduceOp | PremulSum, how: Options
 ) -> Work | None:
     """See reduce_scatter_multigpu."""
-    into, afters = _destinations(members, outputs, "output_tensor_list")
+    into, afters = _destinations(comm, outputs, "output_tensor_list")
     reduce_op, factor = reduction(op, into[0].dtype)
     given = [
-        [source(tensor, f"input_tensor_lists[{row}][{number}]", members) for number, tensor in enumerate(tensors)]
+        [source(tensor, f"input_tensor_lists[{row}][{number}]", comm) for number, tensor in enumerate(tensors)]
         for row, tensors in enumerate(inputs)
     ]
     if factor is not None:
         given = [[premultiplied(factor, array) for array in arrays] for arrays in given]
     key = OpType.REDUCE_SCATTER, into[0].dtype, into[0].size, reduce_op
     each = [(output, arrays, reduce_op) for output, arrays in zip(into, given, strict=True)]
-    return members.several(key, each, afters, how)
+    return comm.several(key, each, afters, how)
 
 
-def _destinations(members: DeviceCalls, tensors: Tensors, name: str) -> tuple[list[Array], list[After]]:
-    found = [destination(tensor, f"{name}[{number}]", members) for number, tensor in enumerate(tensors)]
+def _destinations(comm: DeviceCalls, tensors: Tensors, name: str) -> tuple[list[Array], list[OnComplete]]:
+    found = [destination(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(tensors)]
     return [array for array, _ in found], [after for _, after in found]
 
 
 def _scaled(
-    members: DeviceCalls, tensors: Tensors, op: ReduceOp | PremulSum
-) -> tuple[list[Array], list[After], ReduceOp]:
+    comm: DeviceCalls, tensors: Tensors, op: ReduceOp | PremulSum
+) -> tuple[list[Array], list[OnComplete], ReduceOp]:
     """Return the arrays, multiplied if the operation says so, what brings the results back, and the operation."""
-    arrays, afters = _destinations(members, tensors, "tensor_list")
+    arrays, afters = _destinations(comm, tensors, "tensor_list")
     reduce_op, factor = reduction(op, arrays[0].dtype)
     if factor is None:
         return arrays, afters, reduce_op

@@ -12,7 +12,7 @@ from rankmesh._collectives.arguments import Timeout, group_root, members_of, opt
 from rankmesh._session.session import Group, require_world
 from rankmesh._tensors.arrays import destination, source
 from rankmesh._tensors.containers import device_of
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.progress.matching import ANY
 
@@ -47,9 +47,9 @@ def send(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.send
     """
-    members = members_of(group, "send")
-    if members is not None:
-        _sending(members, group, tensor, dst, tag, group_dst, timeout, async_op=False)()
+    comm = members_of(group, "send")
+    if comm is not None:
+        _sending(comm, group, tensor, dst, tag, group_dst, timeout, async_op=False)()
 
 
 def isend(
@@ -64,8 +64,8 @@ def isend(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.isend
     """
-    members = members_of(group, "isend")
-    return None if members is None else _sending(members, group, tensor, dst, tag, group_dst, None, async_op=True)()
+    comm = members_of(group, "isend")
+    return None if comm is None else _sending(comm, group, tensor, dst, tag, group_dst, None, async_op=True)()
 
 
 def recv(
@@ -100,10 +100,10 @@ def recv(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.recv
     """
-    members = members_of(group, "recv")
-    if members is None:
+    comm = members_of(group, "recv")
+    if comm is None:
         return -1
-    return cast(int, _receiving(members, group, tensor, src, tag, group_src, timeout, async_op=False)())
+    return cast(int, _receiving(comm, group, tensor, src, tag, group_src, timeout, async_op=False)())
 
 
 def irecv(
@@ -118,10 +118,10 @@ def irecv(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.irecv
     """
-    members = members_of(group, "irecv")
-    if members is None:
+    comm = members_of(group, "irecv")
+    if comm is None:
         return None
-    return cast(Work, _receiving(members, group, tensor, src, tag, group_src, None, async_op=True)())
+    return cast(Work, _receiving(comm, group, tensor, src, tag, group_src, None, async_op=True)())
 
 
 class P2POp:
@@ -152,10 +152,10 @@ class P2POp:
     ) -> None:
         if op is not isend and op is not irecv:
             raise ValueError(f"op must be rankmesh.isend or rankmesh.irecv, got {op!r}")
-        members = members_of(group, "P2POp")
-        if members is not None:
-            group_peer = group_root(members, peer, group_peer, "peer")
-            peer = members.numbers[group_peer]
+        comm = members_of(group, "P2POp")
+        if comm is not None:
+            group_peer = group_root(comm, peer, group_peer, "peer")
+            peer = comm.global_ranks[group_peer]
         self.op = op
         self.tensor = tensor
         self.peer = peer
@@ -189,23 +189,23 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         raise ValueError("p2p_op_list is empty")
     if any(one.group is not p2p_op_list[0].group for one in p2p_op_list):
         raise ValueError("all messages of a batch must be of the same group")
-    members = members_of(p2p_op_list[0].group, "batch_isend_irecv")
-    if members is None:
+    comm = members_of(p2p_op_list[0].group, "batch_isend_irecv")
+    if comm is None:
         return []
     messages = [  # all are checked before the first is sent
         (_sending if one.op is isend else _receiving)(
-            members, one.group, one.tensor, None, one.tag, one.group_peer, None, async_op=True
+            comm, one.group, one.tensor, None, one.tag, one.group_peer, None, async_op=True
         )
         for one in p2p_op_list
     ]
     with contextlib.ExitStack() as together:
-        for carrier in {_carrying(members, one.group, one.tensor, one.group_peer) for one in p2p_op_list}:
-            together.enter_context(carrier.together())
+        for carrier in {_carrying(comm, one.group, one.tensor, one.group_peer) for one in p2p_op_list}:
+            together.enter_context(carrier.batch_messages())
         return [cast(Work, begin()) for begin in messages]
 
 
 def _sending(
-    members: Calls,
+    comm: Communicator,
     group: Group,
     tensor: Any,
     dst: int | None,
@@ -216,17 +216,17 @@ def _sending(
     async_op: bool,
 ) -> Callable[[], Work | None]:
     """Check a message that is to be sent; return what begins it."""
-    peer = group_root(members, dst, group_dst, "dst")
-    rank = _peer(members, peer, "dst")
+    peer = group_root(comm, dst, group_dst, "dst")
+    rank = _peer(comm, peer, "dst")
     tag = _checked_tag(tag)
-    members = _carrying(members, group, tensor, peer)
-    array = source(tensor, "tensor", members)
-    how = options(members, timeout, async_op, [tensor])
-    return lambda: members.send(array, rank, tag, how)
+    comm = _carrying(comm, group, tensor, peer)
+    array = source(tensor, "tensor", comm)
+    how = options(comm, timeout, async_op, [tensor])
+    return lambda: comm.send(array, rank, tag, how)
 
 
 def _receiving(
-    members: Calls,
+    comm: Communicator,
     group: Group,
     tensor: Any,
     src: int | None,
@@ -239,30 +239,30 @@ def _receiving(
     """Check a message that is to be received; return what begins it."""
     rank, peer = ANY, None
     if src is not None or group_src is not None:
-        peer = group_root(members, src, group_src, "src")
-        rank = _peer(members, peer, "src")
+        peer = group_root(comm, src, group_src, "src")
+        rank = _peer(comm, peer, "src")
     tag = _checked_tag(tag)
-    members = _carrying(members, group, tensor, peer)
-    array, after = destination(tensor, "tensor", members)
-    how = options(members, timeout, async_op, [tensor], after)
-    return lambda: members.receive(array, rank, tag, how)
+    comm = _carrying(comm, group, tensor, peer)
+    array, after = destination(tensor, "tensor", comm)
+    how = options(comm, timeout, async_op, [tensor], after)
+    return lambda: comm.receive(array, rank, tag, how)
 
 
-def _carrying(members: Calls, group: Group, tensor: Any, peer: int | None) -> Calls:
-    """Return who carries an array to or from a group rank, None for any; of one on a GPU perhaps not ``members``."""
+def _carrying(comm: Communicator, group: Group, tensor: Any, peer: int | None) -> Communicator:
+    """Return who carries an array to or from a group rank, None for any; of one on a GPU perhaps not ``comm``."""
     device = None if type(tensor) is np.ndarray else device_of(tensor)
     if device is None:
-        return members
+        return comm
     from rankmesh._tensors import cuda
 
     return cuda.messages(group, device, peer)
 
 
-def _peer(members: Calls, group_rank: int, name: str) -> int:
+def _peer(comm: Communicator, group_rank: int, name: str) -> int:
     """Return the mesh's number of a rank that is to be another one."""
-    if group_rank == members.rank:
+    if group_rank == comm.rank:
         raise ValueError(f"{name} is this rank: a process does not send to itself, copy the array instead")
-    return members.ranks[group_rank]
+    return comm.ranks[group_rank]
 
 
 def _checked_tag(tag: int) -> int:

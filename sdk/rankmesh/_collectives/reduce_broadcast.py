@@ -71,14 +71,14 @@ def all_reduce(
         and communicator(group).all_reduce_again(tensor, op)
     ):
         return None
-    members = members_of(group, "all_reduce", tensor)
-    if members is None:
+    comm = members_of(group, "all_reduce", tensor)
+    if comm is None:
         return None
-    array, after = destination(tensor, "tensor", members)
+    array, after = destination(tensor, "tensor", comm)
     how, factor = reduction(op, array.dtype)
     if factor is not None:
         array, after = scaled(array, after, factor)
-    return members.all_reduce(array, how, options(members, timeout, async_op, [tensor], after))
+    return comm.all_reduce(array, how, options(comm, timeout, async_op, [tensor], after))
 
 
 def reduce(
@@ -111,16 +111,16 @@ def reduce(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce
     """
-    members = members_of(group, "reduce", tensor)
-    if members is None:
+    comm = members_of(group, "reduce", tensor)
+    if comm is None:
         return None
-    root = group_root(members, dst, group_dst, "dst")
-    receives = members.rank == root
-    array, after = destination(tensor, "tensor", members) if receives else (source(tensor, "tensor", members), None)
+    root = group_root(comm, dst, group_dst, "dst")
+    receives = comm.rank == root
+    array, after = destination(tensor, "tensor", comm) if receives else (source(tensor, "tensor", comm), None)
     how, factor = reduction(op, array.dtype)
     if factor is not None:
         array, after = scaled(array, after, factor) if receives else (premultiplied(factor, array), None)
-    return members.reduce(array, how, root, options(members, timeout, async_op, [tensor], after))
+    return comm.reduce(array, how, root, options(comm, timeout, async_op, [tensor], after))
 
 
 def broadcast(
@@ -151,14 +151,12 @@ def broadcast(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.broadcast
     """
-    members = members_of(group, "broadcast", tensor)
-    if members is None:
+    comm = members_of(group, "broadcast", tensor)
+    if comm is None:
         return None
-    root = group_root(members, src, group_src, "src")
-    array, after = (
-        (source(tensor, "tensor", members), None) if members.rank == root else destination(tensor, "tensor", members)
-    )
-    return members.broadcast(array, root, options(members, timeout, async_op, [tensor], after))
+    root = group_root(comm, src, group_src, "src")
+    array, after = (source(tensor, "tensor", comm), None) if comm.rank == root else destination(tensor, "tensor", comm)
+    return comm.broadcast(array, root, options(comm, timeout, async_op, [tensor], after))
 
 
 def barrier(
@@ -184,14 +182,14 @@ def barrier(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.barrier
     """
-    members = members_of(group, "barrier")
-    if members is None:
+    comm = members_of(group, "barrier")
+    if comm is None:
         return None
     if device_ids is not None and not isinstance(device_ids, list | tuple):
         raise TypeError(f"device_ids must be a list of device numbers, got {device_ids!r}")
-    how = options(members, timeout, async_op, [])
+    how = options(comm, timeout, async_op, [])
     finish_on_gpus(group, how.timeout)
-    return members.barrier(how)
+    return comm.barrier(how)
 
 
 def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
@@ -211,15 +209,15 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.monitored_barrier
     """
-    members = members_of(group, "monitored_barrier")
-    if members is None:
+    comm = members_of(group, "monitored_barrier")
+    if comm is None:
         return
-    if members.batching:
+    if comm.batching:
         raise RuntimeError("monitored_barrier() cannot be part of a batch of collectives: call it before or after it")
-    how = options(members, timeout, False, [])
-    earlier = members.failure
+    how = options(comm, timeout, False, [])
+    earlier = comm.failure
     try:
-        members.monitored_barrier(how)
+        comm.monitored_barrier(how)
     except (CollectiveTimeoutError, GroupAbortedError) as error:  # our time was over, or another rank's a moment before
         if earlier is not None or error.op != "barrier" or not error.ranks:
             raise
@@ -229,7 +227,7 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
             f"{words} failed to pass monitored_barrier in {how.timeout * 1000:.0f} ms ({error.message})",
             ranks=named,
             op="monitored_barrier",
-            group=members.name,
+            group=comm.name,
             seq=error.seq,
         ) from None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rankmesh._tensors.arrays import describe
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.pending import Note
+from rankmesh_agent.group.pending import Details
 
 
 class DebugLevel(enum.IntEnum):
@@ -67,7 +67,7 @@ def set_debug_level_from_env() -> DebugLevel:
     return set_debug_level(Settings.from_env(os.environ).debug)
 
 
-def note_of(tensors: Sequence[Any]) -> Note:
+def note_of(tensors: Sequence[Any]) -> Details:
     """Return what tells a call's shapes and where it was made, None below DETAIL."""
     if (_level if _level is not None else get_debug_level()) is not DebugLevel.DETAIL:
         return None

@@ -111,7 +111,7 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_process_group_ranks
     """
-    return list(_member(group)._communicator.numbers)
+    return list(_member(group)._communicator.global_ranks)
 
 
 def get_pg_count() -> int:
@@ -336,9 +336,9 @@ def shrink_group(
     if old.rank() in out:
         raise RuntimeError(f"rank {old.rank()} cannot exclude itself: only the others call shrink_group()")
     world = require_world()
-    members = old._communicator
-    remaining = [rank for number, rank in enumerate(members.ranks) if number not in out]
-    made = world.new_group(remaining, members.timeout, old._engines, pg_options, old._description)
+    comm = old._communicator
+    remaining = [rank for number, rank in enumerate(comm.ranks) if number not in out]
+    made = world.new_group(remaining, comm.timeout, old._engines, pg_options, old._description)
     if old is world.group:
         world.shrink_to(made)
     else:

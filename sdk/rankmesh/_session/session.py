@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankmesh._stores.agent import AgentStore as Store
     from rankmesh_agent.agent import Agent
     from rankmesh_agent.gpu.selection import Choice
-    from rankmesh_agent.group.communicator import Calls
+    from rankmesh_agent.group.communicator import Communicator
     from rankmesh_agent.remote.agent import AttachedAgent
 
 default_pg_timeout: Final = timedelta(minutes=30)
@@ -32,7 +32,7 @@ default_pg_timeout: Final = timedelta(minutes=30)
 class ProcessGroup:
     """A group of ranks, this process among them. Made by init_process_group and new_group, not by hand."""
 
-    def __init__(self, communicator: Calls, engines: Engines, description: str = "") -> None:
+    def __init__(self, communicator: Communicator, engines: Engines, description: str = "") -> None:
         self._communicator = communicator
         self._engines = engines
         self._description = description
@@ -119,7 +119,7 @@ class World:
         """Make a group of these ranks of the mesh, this one among them."""
         made = self.agent.new_group(ranks, timeout)
         default = self.group._communicator
-        made.numbers = tuple(default.ranks.index(rank) for rank in made.ranks)
+        made.global_ranks = tuple(default.ranks.index(rank) for rank in made.ranks)
         engines = engines or self.engines
         self._equip(made, engines.host, pg_options)
         found = ProcessGroup(made, engines, description)
@@ -139,9 +139,9 @@ class World:
             if other is not group:
                 self.drop_group(other)
         self.groups, self.group = [], group
-        group._communicator.numbers = tuple(range(group.size()))
+        group._communicator.global_ranks = tuple(range(group.size()))
 
-    def _equip(self, made: Calls, backend: str, pg_options: Any) -> None:
+    def _equip(self, made: Communicator, backend: str, pg_options: Any) -> None:
         """Have a backend from outside carry out a group's collectives, if it is one."""
         if backend == "mesh":
             return
@@ -159,15 +159,15 @@ class World:
                 made.size,
                 timedelta(seconds=made.timeout),
                 made.name,
-                list(made.numbers),
+                list(made.global_ranks),
             )
-            made.use_engine(backend, create(backend, options, pg_options))
+            made.use_custom_backend(backend, create(backend, options, pg_options))
         except BaseException as error:
             made.abort(error)
             self.agent.drop_group(made)
             raise
 
-    def _equip_with_mpi(self, made: Calls) -> None:
+    def _equip_with_mpi(self, made: Communicator) -> None:
         from rankmesh._session.debug import DebugLevel, get_debug_level
 
         try:
@@ -393,7 +393,7 @@ def finish_on_gpus(group: Group, timeout: float) -> None:
         found._choice.finish(timeout)
 
 
-def communicator(group: ProcessGroup | None) -> Calls:
+def communicator(group: ProcessGroup | None) -> Communicator:
     """Return what carries out a group's calls.
 
     Raises:

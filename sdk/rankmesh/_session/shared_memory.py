@@ -52,13 +52,13 @@ def empty(
 
     Source: numpy.empty; torch.distributed has nothing like it for CPU arrays.
     """
-    members = members_of(group, "empty")
-    if members is None:
+    comm = members_of(group, "empty")
+    if comm is None:
         return None
-    if members.batching:
+    if comm.batching:
         raise RuntimeError("empty() needs the other ranks at once: call it outside of the batch")
     native = supported(np.dtype(dtype), "the array")
     sizes = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)
     if any(size < 0 for size in sizes):
         raise ValueError(f"shape must not be negative, got {shape!r}")
-    return members.empty(native, math.prod(sizes), options(members, timeout, False, [])).reshape(sizes)
+    return comm.empty(native, math.prod(sizes), options(comm, timeout, False, [])).reshape(sizes)

@@ -7,19 +7,19 @@ from typing import Any, cast
 import numpy as np
 
 from rankmesh._tensors.containers import Array, Layout, Store, kind_of, layout_of, memory
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.wire.dtypes import FROM_CODE, display
 
 _SUPPORTED = frozenset(FROM_CODE.values())
 
 
-def source(tensor: Any, name: str, members: Calls | None = None) -> Array:
+def source(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
     """Return the elements of ``tensor`` to be sent; a copy where they are not contiguous, or on a GPU.
 
     Args:
         tensor: what _containers.memory takes, of any shape.
         name: the argument's name, for errors.
-        members: who makes the call; where they work on GPUs the elements are a DeviceArray, on the tensor's.
+        comm: who makes the call; where they work on GPUs the elements are a DeviceArray, on the tensor's.
 
     Raises:
         TypeError, ValueError: it is nothing whose elements can be communicated.
@@ -28,7 +28,7 @@ def source(tensor: Any, name: str, members: Calls | None = None) -> Array:
         array: Array = tensor
         if array.ndim == 1 and array.flags.c_contiguous:
             return array
-    elif members is not None and members.on_device:
+    elif comm is not None and comm.on_device:
         elements, _ = _on_device(tensor, name)
         return elements
     else:
@@ -37,13 +37,13 @@ def source(tensor: Any, name: str, members: Calls | None = None) -> Array:
     return np.ascontiguousarray(array, supported(array.dtype, name)).reshape(-1)
 
 
-def destination(tensor: Any, name: str, members: Calls | None = None) -> tuple[Array, Store | None]:
+def destination(tensor: Any, name: str, comm: Communicator | None = None) -> tuple[Array, Store | None]:
     """Return memory for the elements of ``tensor``, holding them, and what copies it back where it is not their own.
 
     Args:
         tensor: what _containers.memory takes, of any shape, writable.
         name: the argument's name, for errors.
-        members: see source.
+        comm: see source.
 
     Raises:
         TypeError: it is nothing whose elements can be communicated.
@@ -53,7 +53,7 @@ def destination(tensor: Any, name: str, members: Calls | None = None) -> tuple[A
         array: Array = tensor
         store: Store | None = None
         native = array.dtype
-    elif members is not None and members.on_device:
+    elif comm is not None and comm.on_device:
         _, own = found = _on_device(tensor, name)
         if own is not None:
             _refuse_shared(layout_of(tensor), name)

@@ -19,14 +19,14 @@ from rankmesh_agent.device.streams import CupyStreams, TorchStreams
 from rankmesh_agent.gpu.communicator import DeviceCalls
 from rankmesh_agent.gpu.selection import Choice
 from rankmesh_agent.gpu.store_exchange import Exchange
-from rankmesh_agent.group.communicator import Calls
+from rankmesh_agent.group.communicator import Communicator
 
 _CUPY = CupyStreams()
 _WIDEST_BITS = 8
 """Bytes of the widest unsigned integer."""
 
 
-def collectives(group: Group, device: int) -> Calls:
+def collectives(group: Group, device: int) -> Communicator:
     """Return who makes a group's collectives on arrays on a GPU; the host's calls if they go through host memory.
 
     Raises:
@@ -37,7 +37,7 @@ def collectives(group: Group, device: int) -> Calls:
     return communicator(group) if choice is None else choice.for_collectives(device)  # type: ignore[arg-type]
 
 
-def messages(group: Group, device: int, peer: int | None) -> Calls:
+def messages(group: Group, device: int, peer: int | None) -> Communicator:
     """Return who carries arrays on a GPU to or from a group rank, or from any: see collectives.
 
     Raises:
@@ -79,11 +79,11 @@ def _new_choice(group: ProcessGroup) -> Choice:
     store.set_timeout(timedelta(seconds=host.timeout))
 
     def check(ranks: Sequence[int]) -> None:
-        error = host.failure or host.gone(ranks, "connect")
+        error = host.failure or host.peer_lost_error(ranks, "connect")
         if error is not None:
             raise error
 
-    exchange = Exchange(store, host.rank, lambda: host.numbers, check)
+    exchange = Exchange(store, host.rank, lambda: host.global_ranks, check)
     hosts = [world.agent.host_of(rank) for rank in host.ranks]
     return Choice(host, exchange, hosts, group._engines.device)
 

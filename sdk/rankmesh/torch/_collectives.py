@@ -275,7 +275,7 @@ class Collectives:
             reduce_broadcast.monitored_barrier(self.mesh, timeout, wait_all_ranks)
         except CollectiveTimeoutError as error:
             # in gloo's words, which people search their logs for
-            ranks = [self.mesh._communicator.numbers.index(each) for each in error.ranks]
+            ranks = [self.mesh._communicator.global_ranks.index(each) for each in error.ranks]
             late = f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
             rank = self.mesh.rank()
             here = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
@@ -315,7 +315,7 @@ class Collectives:
         assert work is not None  # only members have the group
         if self._begun is not None and self.mesh._communicator.batching:
             self._begun.append(work)
-        return Message(tensors, work, self.mesh._communicator.numbers)
+        return Message(tensors, work, self.mesh._communicator.global_ranks)
 
     # Batches, by torch's coalescing manager
 
@@ -338,10 +338,10 @@ class Collectives:
     def _end_coalescing(self, device: Any = None) -> Any:
         if _elsewhere(device):
             return self._beside(torch.device(device))._end_coalescing(device)
-        members = self.mesh._communicator
+        comm = self.mesh._communicator
         begun, self._begun = self._begun or [], None
         try:
-            return Pending([], [*members.close_batch(Options(members.timeout, True)), *begun])
+            return Pending([], [*comm.close_batch(Options(comm.timeout, True)), *begun])
         except DistError as error:
             raise as_torchs(error) from error.__cause__
 

@@ -28,13 +28,13 @@ def ensure_default_group() -> None:
         c10d.destroy_process_group()
     if world is None or c10d.is_initialized():
         return
-    members = world.group._communicator
+    comm = world.group._communicator
     c10d.init_process_group(
         "rankmesh",
         store=fresh_job_store(),
-        rank=members.rank,
-        world_size=members.size,
-        timeout=timedelta(seconds=members.timeout),
+        rank=comm.rank,
+        world_size=comm.size,
+        timeout=timedelta(seconds=comm.timeout),
     )
     _made = c10d.group.WORLD
 

@@ -110,7 +110,7 @@ class TestCollectives:
         def run(rank: int) -> None:
             arrays = [np.full(10, float(rank + number)) for number in range(20)]
             works = [
-                world[rank].world.all_reduce(array, ReduceOp.SUM, LATER._replace(user=[array])) for array in arrays
+                world[rank].world.all_reduce(array, ReduceOp.SUM, LATER._replace(result=[array])) for array in arrays
             ]
             for number, (work, array) in enumerate(zip(works, arrays, strict=True)):
                 assert work.wait()
@@ -136,7 +136,7 @@ class TestCollectives:
 
         def run(rank: int) -> None:
             group = world[rank].new_group([0, 1, 2], SECONDS)
-            group.use_engine("outside", Engine())
+            group.use_custom_backend("outside", Engine())
             array = np.zeros(3)
             group.all_reduce(array, ReduceOp.SUM, NOW)
             assert (array == 42).all()
@@ -156,12 +156,12 @@ class TestCollectives:
                     group.set_timeout(wrong)
             assert group.timeout == SECONDS
             group.set_timeout(timeout)
-            assert group.timeout == group.usual.timeout == 0.3
+            assert group.timeout == group.default_options.timeout == 0.3
             current = standalones[rank].current
             if current is not None:  # whoever asks the agent over HTTP finds the same
                 assert current.world.timeout == 0.3
         with pytest.raises(CollectiveTimeoutError, match=r"waited 0\.3 s"):
-            world[0].world.receive(np.empty(3), 1, 5, world[0].world.usual)
+            world[0].world.receive(np.empty(3), 1, 5, world[0].world.default_options)
 
     def test_groups(self, world):
         def run(rank: int) -> None:
@@ -184,7 +184,7 @@ class TestMessages:
         def run(rank: int) -> None:
             group, following, previous = world[rank].world, (rank + 1) % 3, (rank - 1) % 3
             array = np.empty(count)
-            work = group.receive(array, previous, 7, LATER._replace(user=[array]))
+            work = group.receive(array, previous, 7, LATER._replace(result=[array]))
             group.send(np.full(count, float(rank)), following, 7, NOW)
             assert work.wait()
             assert work.source_rank() == previous
@@ -257,7 +257,7 @@ class TestThreads:
             received[:] = staged
             done.append(None)
 
-        work = world[0].world.receive(staged, 1, 0, LATER._replace(after=after))
+        work = world[0].world.receive(staged, 1, 0, LATER._replace(on_complete=after))
 
         def wait() -> bool:
             work.wait()
@@ -295,7 +295,7 @@ class TestErrors:
         def run(rank: int) -> None:
             array = np.ones(3 + (rank == 1))
             with pytest.raises(CollectiveMismatchError, match="here and there") as caught:
-                world[rank].world.all_reduce(array, ReduceOp.SUM, NOW._replace(note=lambda: "here and there"))
+                world[rank].world.all_reduce(array, ReduceOp.SUM, NOW._replace(details=lambda: "here and there"))
             assert caught.value.ranks
             assert (array == 1).all()
             world[rank].world.all_reduce(array[:3], ReduceOp.SUM, NOW)
@@ -340,13 +340,13 @@ class TestTheStore:
     def test_commands(self, world):
         def run(rank: int) -> None:
             place = world[rank].blocking_store()
-            place.do(commands.Set(f"key/{rank}", b"value"))
-            assert place.do(commands.Get(f"key/{(rank + 1) % 3}", SECONDS)) == b"value"
-            place.do(commands.Add("sum", 2))
+            place.execute(commands.Set(f"key/{rank}", b"value"))
+            assert place.execute(commands.Get(f"key/{(rank + 1) % 3}", SECONDS)) == b"value"
+            place.execute(commands.Add("sum", 2))
             with pytest.raises(KeyNotFoundError):
-                place.do(commands.Get("nobody", 0.2))
+                place.execute(commands.Get("nobody", 0.2))
             world[rank].world.barrier(NOW)
-            assert place.do(commands.Get("sum", SECONDS)) == b"6"
+            assert place.execute(commands.Get("sum", SECONDS)) == b"6"
             place.close()
 
         everywhere(run, 3)

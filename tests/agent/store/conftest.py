@@ -12,7 +12,7 @@ import pytest
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpThread, bind, url_of
 from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.store.server import FastPath
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire.store_frames import UPGRADE
 
 
@@ -21,7 +21,7 @@ def owned() -> MemoryStore:
     return MemoryStore()
 
 
-class Exchangeable(FastPath):
+class Exchangeable(StoreServer):
     """The fast path of whatever store the agent has now.
 
     Args:
@@ -33,7 +33,7 @@ class Exchangeable(FastPath):
         self._agent = agent
 
     def take(self, sock: socket.socket) -> None:
-        self._agent.fast_path.take(sock)
+        self._agent.store_server.take(sock)
 
 
 @pytest.fixture(scope="session")
@@ -50,16 +50,16 @@ def server() -> Iterator[tuple[SimpleNamespace, str]]:
 
 
 @pytest.fixture
-def fast_path(owned) -> Iterator[FastPath]:
+def store_server(owned) -> Iterator[StoreServer]:
     """The fast path to ``owned``."""
-    found = FastPath(owned.table, "secret")
+    found = StoreServer(owned.table, "secret")
     yield found
     found.close()
 
 
 @pytest.fixture
-def owner(server, owned, fast_path) -> str:
+def owner(server, owned, store_server) -> str:
     """The URL of the agent that owns ``owned``."""
     agent, url = server
-    agent.store, agent.fast_path = owned, fast_path
+    agent.store, agent.store_server = owned, store_server
     return url

@@ -12,14 +12,14 @@ from rankmesh_agent.wire.store_frames import (
     REQUEST,
     RESPONSE,
     UPGRADE,
-    ResultKind,
+    Kind,
     decode_parts,
     decode_request,
     decode_response,
     encode_request,
     encode_response,
-    local_socket_in,
-    switching,
+    unix_socket_of,
+    upgrade_response,
     with_seq,
 )
 from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES
@@ -39,17 +39,17 @@ REQUESTS = {
     ),
 }
 ANSWERS = {
-    "a number": ((ResultKind.NUMBER, 5, -2, []), "02 000000 00000005 00000000 00000000 fffffffffffffffe"),
+    "a number": ((Kind.NUMBER, 5, -2, []), "02 000000 00000005 00000000 00000000 fffffffffffffffe"),
     "a value": (
-        (ResultKind.VALUE, 1, 0, [b"v"]),
+        (Kind.VALUE, 1, 0, [b"v"]),
         "03 000000 00000001 00000001 00000005 0000000000000000 00000001 76",
     ),
     "values of one length": (
-        (ResultKind.EQUAL, 1, 1, [b"ab"]),
+        (Kind.EQUAL, 1, 1, [b"ab"]),
         "08 000000 00000001 00000001 00000006 0000000000000001 00000002 6162",
     ),
     "an error": (
-        (ResultKind.ERROR, 1, 0, [b"c", b"m"]),
+        (Kind.ERROR, 1, 0, [b"c", b"m"]),
         "06 000000 00000001 00000002 0000000a 0000000000000000 00000001 00000001 63 6d",
     ),
 }
@@ -110,18 +110,18 @@ class TestTheUpgrade:
             b"GET /v1/store-fast-path HTTP/1.1\r\nHost: 127.0.0.1:29500\r\nConnection: Upgrade\r\n"
             b"upgrade: rankmesh-store/1\r\n\r\n"
         )
-        agreed = switching("abc")
+        agreed = upgrade_response("abc")
         assert agreed == (
             b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: rankmesh-store/1\r\n"
             b"Rankmesh-Nearby: abc\r\n\r\n"
         )
 
     def test_byte_by_byte(self):
-        asked, agreed = UPGRADE.request("host"), switching("abc")
+        asked, agreed = UPGRADE.request("host"), upgrade_response("abc")
         assert {UPGRADE.asked_for(asked[:end]) for end in range(len(asked))} == {None}
         assert UPGRADE.asked_for(asked) is True
-        assert {local_socket_in(agreed[:end]) for end in range(len(agreed))} == {None}
-        assert local_socket_in(agreed) == "abc"
+        assert {unix_socket_of(agreed[:end]) for end in range(len(agreed))} == {None}
+        assert unix_socket_of(agreed) == "abc"
 
     @pytest.mark.parametrize(
         "head",
@@ -145,7 +145,7 @@ class TestTheUpgrade:
     )
     def test_what_does_not_agree(self, head):
         with pytest.raises(ProtocolError):
-            local_socket_in(head)
+            unix_socket_of(head)
 
     def test_a_proxy_may_leave_out_the_unix_socket(self):
-        assert local_socket_in(b"HTTP/1.1 101 OK\r\nUpgrade: rankmesh-store/1\r\n\r\n") == ""
+        assert unix_socket_of(b"HTTP/1.1 101 OK\r\nUpgrade: rankmesh-store/1\r\n\r\n") == ""

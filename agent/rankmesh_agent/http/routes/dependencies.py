@@ -10,8 +10,8 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.local import Communicator
-from rankmesh_agent.store.base import Store
+from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
@@ -37,7 +37,7 @@ class AgentView(Protocol):
         """What the environment said."""
 
     @property
-    def store(self) -> Store:
+    def store(self) -> AsyncStore:
         """The job's store: the agent's own, or one that asks the owner."""
 
     def health(self) -> AgentHealth:
@@ -52,10 +52,12 @@ class AgentView(Protocol):
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of."""
 
-    def group(self, name: str) -> Communicator | None:
+    def group(self, name: str) -> LocalCommunicator | None:
         """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
 
-    def make_group(self, wanted: GroupRequest, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+    def make_group(
+        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[LocalCommunicator, bool]:
         """Make a group that is asked for over HTTP. Blocks until its members have met; to be called in a thread.
 
         Args:
@@ -70,7 +72,7 @@ class AgentView(Protocol):
             DistBackendError: a member did not come, or failed.
         """
 
-    def delete_group(self, group: Communicator) -> None:
+    def delete_group(self, group: LocalCommunicator) -> None:
         """End a group at this rank. May block for a while; to be called in a thread.
 
         Raises:
@@ -146,14 +148,14 @@ async def _agent(request: Request) -> AgentView:
     return cast(AgentView, request.app.state.agent)
 
 
-async def _store(request: Request) -> Store:
+async def _store(request: Request) -> AsyncStore:
     return (await _agent(request)).store
 
 
 TheAgent = Annotated[AgentView, Depends(_agent)]
 """The agent the application was made for."""
 
-TheStore = Annotated[Store, Depends(_store)]
+TheStore = Annotated[AsyncStore, Depends(_store)]
 """The store of that agent."""
 
 BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a job on loopback may have none."))

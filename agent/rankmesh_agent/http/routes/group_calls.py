@@ -16,7 +16,7 @@ from fastapi import Depends, Path, Query, Request
 from starlette.requests import ClientDisconnect
 
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.work import MessageWork, QueuedWork, Work
 from rankmesh_agent.http.routes.dependencies import TheAgent
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
@@ -109,7 +109,7 @@ class Caller:
         timeout: seconds they may take.
     """
 
-    def __init__(self, request: Request, group: Communicator, timeout: float) -> None:
+    def __init__(self, request: Request, group: LocalCommunicator, timeout: float) -> None:
         self.group = group
         self._request = request
         self._timeout = timeout
@@ -121,7 +121,7 @@ class Caller:
         Raises:
             InvalidCallError: it names none, or one that is not a member.
         """
-        ranks = self.group.numbers
+        ranks = self.group.global_ranks
         if rank is None:
             raise InvalidCallError(f"{name} is missing: say which rank, ?{name}={ranks[0]}", group=self.group.name)
         if rank not in ranks:
@@ -156,7 +156,7 @@ class Caller:
         """
         deadline = Deadline(self._timeout)
         words = f"over HTTP{', ' if note else ''}{note}"
-        options = Options(self._timeout, async_op=True, note=lambda: words, deadline=deadline)
+        options = Options(self._timeout, async_op=True, details=lambda: words, deadline=deadline)
         with self._naming(op):
             work = cast(QueuedWork, await asyncio.to_thread(self._begin, make, options))
             loop = asyncio.get_running_loop()
@@ -225,7 +225,7 @@ class Caller:
             self.group.abort(self._gone(op, self.group.info().seq))
 
     def _gone(self, op: str, seq: int | None = None) -> GroupAbortedError:
-        rank = self.group.numbers[self.group.rank]
+        rank = self.group.global_ranks[self.group.rank]
         words = op if seq is None else f"{op} #{seq}"
         text = f"the HTTP client of rank {rank} went away during {words}"
         return GroupAbortedError(text, ranks=[rank], op=op, group=self.group.name, seq=seq)
@@ -295,7 +295,7 @@ Timeout = Annotated[
 ]
 
 
-async def _group(group_id: GroupName, agent: TheAgent) -> Communicator:
+async def _group(group_id: GroupName, agent: TheAgent) -> LocalCommunicator:
     found = agent.group(group_id)
     if found is None:
         raise GroupNotFoundError(
@@ -304,7 +304,7 @@ async def _group(group_id: GroupName, agent: TheAgent) -> Communicator:
     return found
 
 
-TheGroup = Annotated[Communicator, Depends(_group)]
+TheGroup = Annotated[LocalCommunicator, Depends(_group)]
 """The group that the path names."""
 
 

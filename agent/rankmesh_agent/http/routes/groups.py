@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from starlette.requests import ClientDisconnect
 
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.routes.dependencies import BEARER, AgentView, TheAgent
 from rankmesh_agent.http.routes.group_calls import TheGroup, Threads, leaving
 from rankmesh_agent.http.routes.problems import documented
@@ -111,17 +111,17 @@ async def delete_group(found: TheGroup, agent: TheAgent) -> None:
 @router.post("/groups/{group_id}/abort", responses=documented(400, 404, 422, 503))
 async def abort_group(found: TheGroup, body: AbortBody | None = None) -> GroupInfo:
     """End a group at all members: what waits fails there, and says why. The world's end is the job's."""
-    rank = found.numbers[found.rank]
+    rank = found.global_ranks[found.rank]
     why = body.reason if body is not None and body.reason else "no reason was given"
     text = f"group {found.name!r} was aborted over HTTP at rank {rank}: {why}"
     await asyncio.to_thread(found.abort, GroupAbortedError(text, group=found.name))
     return found.info()
 
 
-async def _make(wanted: GroupRequest, request: Request, agent: AgentView) -> tuple[Communicator, bool]:
+async def _make(wanted: GroupRequest, request: Request, agent: AgentView) -> tuple[LocalCommunicator, bool]:
     """Make a group while the client is there."""
-    begun: list[Communicator] = []
-    outcome: Future[tuple[Communicator, bool]] = Future()
+    begun: list[LocalCommunicator] = []
+    outcome: Future[tuple[LocalCommunicator, bool]] = Future()
 
     def make() -> None:
         try:

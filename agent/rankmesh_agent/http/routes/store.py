@@ -102,51 +102,51 @@ class Octets(Response):
 @router.get("")
 async def list_keys(store: TheStore, prefix: Prefix = "", limit: Limit = None) -> list[str]:
     """List the keys, sorted."""
-    return (await store.do(commands.Keys(prefix)))[:limit]
+    return (await store.execute(commands.Keys(prefix)))[:limit]
 
 
 @router.post("/count")
 async def count(store: TheStore, prefix: Prefix = "") -> StoreNumber:
     """Say how many keys there are."""
-    return StoreNumber(await store.do(commands.Count(prefix)))
+    return StoreNumber(await store.execute(commands.Count(prefix)))
 
 
 @router.post("/check", responses=documented(400))
 async def check(body: StoreKeys, store: TheStore) -> StoreFound:
     """Say whether all of some keys exist; a queue with something in it does, too."""
-    return StoreFound(await store.do(commands.Check(tuple(body.keys))))
+    return StoreFound(await store.execute(commands.Check(tuple(body.keys))))
 
 
 @router.post("/wait", responses=documented(400, 408))
 async def wait(body: StoreWait, request: Request, store: TheStore) -> Done:
     """Answer when all keys are set; after 20 s at most, ask again for more."""
-    await unless_gone(request, store.do(commands.Wait(tuple(body.keys), _slice(body.timeout))))
+    await unless_gone(request, store.execute(commands.Wait(tuple(body.keys), _slice(body.timeout))))
     return Done()
 
 
 @router.post("/add", responses=documented(400, 409))
 async def add(body: StoreAdd, store: TheStore, once: Once = "") -> StoreNumber:
     """Add to a number, and say the sum."""
-    return StoreNumber(await store.do(commands.Add(body.key, body.amount), once))
+    return StoreNumber(await store.execute(commands.Add(body.key, body.amount), once))
 
 
 @router.post("/compare_set", response_class=Octets, responses=_OCTETS_OUT | documented(400))
 async def compare_set(body: StoreCompareSet, store: TheStore, once: Once = "") -> Octets:
     """Replace a value if it is the expected one; return the value now, the expected one if there is none."""
     expected, desired = from_base64(body.expected), from_base64(body.desired)
-    return Octets(await store.do(commands.CompareSet(body.key, expected, desired), once))
+    return Octets(await store.execute(commands.CompareSet(body.key, expected, desired), once))
 
 
 @router.post("/append", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
 async def append(key: KeyAsked, request: Request, store: TheStore, once: Once = "") -> None:
     """Append the request's body to the key's value, or set it if there is none."""
-    await store.do(commands.Append(key, await request.body()), once)
+    await store.execute(commands.Append(key, await request.body()), once)
 
 
 @router.post("/multi_get", responses=documented(400, 408))
 async def multi_get(body: StoreWait, request: Request, store: TheStore) -> StoreValues:
     """Return several values, waiting for the keys as ``wait`` does."""
-    values = await unless_gone(request, store.do(commands.MultiGet(tuple(body.keys), _slice(body.timeout))))
+    values = await unless_gone(request, store.execute(commands.MultiGet(tuple(body.keys), _slice(body.timeout))))
     check_values(*values)
     return StoreValues({key: to_base64(value) for key, value in zip(body.keys, values, strict=True)})
 
@@ -154,13 +154,13 @@ async def multi_get(body: StoreWait, request: Request, store: TheStore) -> Store
 @router.post("/multi_set", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=documented(400))
 async def multi_set(body: StoreValues, store: TheStore, once: Once = "") -> None:
     """Set several values in one step."""
-    await store.do(commands.MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
+    await store.execute(commands.MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
 
 
 @router.post("/queue_push", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
 async def queue_push(key: KeyAsked, request: Request, store: TheStore, once: Once = "") -> None:
     """Append the request's body to a queue as one value."""
-    await store.do(commands.QueuePush(key, await request.body()), once)
+    await store.execute(commands.QueuePush(key, await request.body()), once)
 
 
 @router.post("/queue_pop", response_class=Octets, responses=_OCTETS_OUT | documented(400, 404))
@@ -170,13 +170,13 @@ async def queue_pop(body: StorePop, request: Request, store: TheStore, once: Onc
     A value leaves the queue for a client that is there. If the answer is lost on its way, the same request with the
     same Idempotency-Key gets it again.
     """
-    return Octets(await unless_gone(request, store.do(commands.QueuePop(body.key, _slice(body.timeout)), once)))
+    return Octets(await unless_gone(request, store.execute(commands.QueuePop(body.key, _slice(body.timeout)), once)))
 
 
 @router.post("/queue_len", responses=documented(400))
 async def queue_len(body: StoreQueue, store: TheStore) -> StoreNumber:
     """Say how many values are in a queue."""
-    return StoreNumber(await store.do(commands.QueueLen(body.key)))
+    return StoreNumber(await store.execute(commands.QueueLen(body.key)))
 
 
 @router.get(
@@ -194,7 +194,7 @@ async def get_value(
 ) -> Response:
     """Return a value, waiting for it if asked to."""
     condition = _condition(request)
-    value = await unless_gone(request, store.do(commands.Get(key, _slice(seconds))))
+    value = await unless_gone(request, store.execute(commands.Get(key, _slice(seconds))))
     Condition(condition.tags).check(key, value)
     tag = etag(value)
     if condition.absent or tag in condition.others:
@@ -219,7 +219,7 @@ async def set_value(
 ) -> Response:
     """Store the request's body as the key's value."""
     value = await request.body()
-    await store.do(commands.Set(key, value, _condition(request)), once)
+    await store.execute(commands.Set(key, value, _condition(request)), once)
     return Response(status_code=HTTPStatus.NO_CONTENT, headers={"ETag": etag(value)})
 
 
@@ -238,7 +238,7 @@ async def delete_value(
     once: Once = "",
 ) -> None:
     """Remove a key."""
-    if not await store.do(commands.Delete(key, _condition(request)), once):
+    if not await store.execute(commands.Delete(key, _condition(request)), once):
         raise KeyNotFoundError(f"nobody has set key {key!r}")
 
 

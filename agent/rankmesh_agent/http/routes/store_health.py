@@ -16,4 +16,4 @@ router = APIRouter(tags=["health"], responses=documented(403, 413, 421))
 @router.get("/health")
 async def health(store: TheStore) -> StoreHealth:
     """Say that the store is there, and how many keys it has."""
-    return StoreHealth("ok", "rankmesh-store", __version__, await store.do(Count()))
+    return StoreHealth("ok", "rankmesh-store", __version__, await store.execute(Count()))

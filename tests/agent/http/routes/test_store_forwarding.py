@@ -11,7 +11,7 @@ import pytest
 
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpThread, bind, url_of
-from rankmesh_agent.store.http_client import RemoteStore
+from rankmesh_agent.store.http_client import HttpStore
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ def owner(agent) -> Iterator[HttpThread]:
 @pytest.fixture
 async def forwarder(owner) -> AsyncIterator[httpx.AsyncClient]:
     """Asks an agent that forwards to the owner."""
-    store = RemoteStore(owner.url, "secret")
+    store = HttpStore(owner.url, "secret")
     transport = httpx.ASGITransport(create_app(SimpleNamespace(store=store), token="secret"))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=TOKEN) as client:
         yield client
