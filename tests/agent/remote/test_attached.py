@@ -392,7 +392,7 @@ class TestLeases:
         while agent.lease is None and time.monotonic() < deadline:
             time.sleep(0.01)
         patch.undo()
-        channels[0].hang_up()
+        channels[0].shutdown()
         with pytest.raises(DistNetworkError, match="went as this process joined"):
             future.result(SECONDS)
         while agent.lease is not None and time.monotonic() < deadline:
