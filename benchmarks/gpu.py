@@ -54,7 +54,7 @@ def missing() -> list[str]:
     """Return a line that says why there is nothing to measure here, and what to do; none if there is a GPU."""
     from rankmesh_agent.device import runtime as cuda
 
-    why = cuda.why_not()
+    why = cuda.unavailable_reason()
     return [f"There is nothing to measure on GPUs: {why}."] if why else []
 
 
@@ -88,7 +88,7 @@ def measure(plan: Plan, results: Results, say: Say) -> list[str]:
 
     from rankmesh_agent.device import runtime as cuda
 
-    no_nccl = cuda.why_no_nccl()
+    no_nccl = cuda.nccl_unavailable_reason()
     left_out = [f"{NCCL.title} is left out: {no_nccl}."] if no_nccl else []
     if not no_nccl:
         _over_nccl(plan, runtime.getDeviceCount(), results, say)

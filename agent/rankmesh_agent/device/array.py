@@ -60,7 +60,7 @@ class DeviceArray:
         """Copy another array's elements to some here, on the current stream."""
         into = self[part]
         with runtime.on_device(self.device):
-            runtime.copy(into.pointer, other.pointer, into.nbytes, self.streams.current(self.device))
+            runtime.copy_async(into.pointer, other.pointer, into.nbytes, self.streams.current(self.device))
 
     def empty_like(self, size: int | None = None) -> DeviceArray:
         """Return memory for ``size`` such elements, as many as here by default, for the current stream's use."""

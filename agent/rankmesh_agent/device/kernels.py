@@ -15,7 +15,7 @@ import numpy as np
 from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_NAME, WIDE, display, family
 from rankmesh_agent.wire.ops import ReduceOp
 
-FEW, MANY = 16, 500
+SMALL_CAPACITY, LARGE_CAPACITY = 16, 500
 """Sources and destinations that a kernel's argument has room for: a launch copies it, and 4 KiB are the most it can."""
 OPTIONS = ("-std=c++14", "-fmad=false")
 """Of NVRTC: what is multiplied and then added is rounded twice, as NumPy does."""
@@ -143,9 +143,9 @@ class Kernels:
         if count == 0 or not destinations:
             return
         pointers = [*sources, *destinations]
-        if len(pointers) > MANY:
-            raise ValueError(f"a kernel reads and writes {MANY} arrays at most, not {len(pointers)}")
-        room = FEW if len(pointers) <= FEW else MANY
+        if len(pointers) > LARGE_CAPACITY:
+            raise ValueError(f"a kernel reads and writes {LARGE_CAPACITY} arrays at most, not {len(pointers)}")
+        room = SMALL_CAPACITY if len(pointers) <= SMALL_CAPACITY else LARGE_CAPACITY
         head, packs = _layout(pointers, dtype, count)
         table = np.zeros(1, table_dtype(room))
         words = table.view(np.uint64)
@@ -172,7 +172,7 @@ class _Stream(NamedTuple):
 
 
 @functools.cache
-def source(dtype: np.dtype[Any], op: ReduceOp | None, room: int = FEW) -> str:
+def source(dtype: np.dtype[Any], op: ReduceOp | None, room: int = SMALL_CAPACITY) -> str:
     """Return the CUDA C++ of a kernel named ``run``, whose only argument is a ``table_dtype(room)`` by value.
 
     Args:

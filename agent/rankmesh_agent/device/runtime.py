@@ -42,7 +42,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def why_not() -> str:
+def unavailable_reason() -> str:
     """Return why there is no GPU to use, and what to do; nothing if there is one. Loads CuPy where it is installed."""
     if importlib.util.find_spec("cupy") is None:
         return f"CuPy is not installed: {_INSTALL}"
@@ -55,9 +55,9 @@ def why_not() -> str:
     return "" if count else "CUDA finds no GPU"
 
 
-def why_no_nccl() -> str:
+def nccl_unavailable_reason() -> str:
     """Return why NCCL cannot be used, and what to do; nothing if it can."""
-    why = why_not()
+    why = unavailable_reason()
     if why:
         return why
     try:
@@ -94,7 +94,7 @@ def _nccl() -> Any:
 
 
 @contextlib.contextmanager
-def mapped(what: str) -> Iterator[None]:
+def cuda_errors(what: str) -> Iterator[None]:
     """Raise CUDA's errors as DistBackendError.
 
     Args:
@@ -111,7 +111,7 @@ def mapped(what: str) -> Iterator[None]:
 # Devices
 
 
-def identity(device: int) -> str:
+def gpu_id(device: int) -> str:
     """Return what is equal for processes that use the same GPU, and different for others, of other hosts too.
 
     The machine and the GPU's place on its bus, as NCCL tells them apart, which refuses two instances of one GPU (MIG),
@@ -154,7 +154,7 @@ def on_device(device: int) -> Iterator[None]:
 # Streams and events
 
 
-def new_stream() -> int:
+def create_stream() -> int:
     """Make a stream that does not wait for the legacy default stream."""
     return int(_runtime().streamCreateWithFlags(_NON_BLOCKING))
 
@@ -182,42 +182,42 @@ class _Foreign:
         return 0, self._stream
 
 
-def drop_stream(stream: int) -> None:
+def destroy_stream(stream: int) -> None:
     """Let a stream go; what is enqueued on it goes on."""
     _runtime().streamDestroy(stream)
 
 
-def synchronize(stream: int) -> None:
+def synchronize_stream(stream: int) -> None:
     """Wait until all that is enqueued on a stream has ended. Cannot be interrupted."""
     _runtime().streamSynchronize(stream)
 
 
-def finish() -> None:
+def synchronize_device() -> None:
     """Wait until all that is enqueued on the current device has ended. Cannot be interrupted."""
     _runtime().deviceSynchronize()
 
 
-def new_event(*, shared: bool = False) -> int:
+def create_event(*, shared: bool = False) -> int:
     """Make an event; ``shared`` with other processes, by its handle."""
     return int(_runtime().eventCreateWithFlags(_NO_TIMING | (_INTERPROCESS if shared else 0)))
 
 
-def drop_event(event: int) -> None:
+def destroy_event(event: int) -> None:
     """Let an event go."""
     _runtime().eventDestroy(event)
 
 
-def record(event: int, stream: int) -> None:
+def record_event(event: int, stream: int) -> None:
     """Have an event happen when all that is enqueued on a stream by now has ended."""
     _runtime().eventRecord(event, stream)
 
 
-def wait_for(event: int, stream: int) -> None:
+def stream_wait_event(event: int, stream: int) -> None:
     """Have what is enqueued on a stream from now on wait until an event has happened."""
     _runtime().streamWaitEvent(stream, event)
 
 
-def happened(event: int) -> bool:
+def event_completed(event: int) -> bool:
     """Whether an event has happened since it was recorded last, or never was.
 
     Raises:
@@ -252,17 +252,17 @@ def allocate(nbytes: int, stream: int) -> Any:
         return cupy().cuda.alloc(nbytes)
 
 
-def allocate_alone(nbytes: int) -> int:
+def malloc(nbytes: int) -> int:
     """Return the address of memory that is an allocation of its own, so that a handle to it can be had."""
     return int(_runtime().malloc(nbytes))
 
 
-def release(pointer: int) -> None:
+def free(pointer: int) -> None:
     """Give back what allocate_alone returned."""
     _runtime().free(pointer)
 
 
-def copy(destination: int, source: int, nbytes: int, stream: int) -> None:
+def copy_async(destination: int, source: int, nbytes: int, stream: int) -> None:
     """Enqueue a copy, within a device or between devices."""
     if nbytes:
         _runtime().memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from rankmesh_agent.gpu.launch import Launch
 
 
-class DeviceBackend(Backend):
+class GpuBackend(Backend):
     """Carries out the calls of one group on arrays on GPUs.
 
     An algorithm is called with the Launch and the call's own arguments, its device being the current one, and returns
     when all is enqueued on the launch's stream.
     """
 
-    waits_inside: ClassVar[bool] = False
+    may_block: ClassVar[bool] = False
     """Whether enqueuing may wait for other ranks where nothing but ``abort`` ends the wait."""
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
@@ -37,7 +37,7 @@ class DeviceBackend(Backend):
             watch: see Backend.
         """
         launch, attended, *own = arguments
-        with runtime.on_device(launch.device), attended, runtime.mapped(launch.described):
+        with runtime.on_device(launch.device), attended, runtime.cuda_errors(launch.description):
             self.enqueue(algorithm, launch, own, watch)
 
     def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: CallContext) -> None:
@@ -55,12 +55,12 @@ class DeviceBackend(Backend):
         """Enqueue that an array is received from a group rank."""
         raise DistBackendError(f"{self.name} carries no messages")
 
-    def together(self) -> AbstractContextManager[object]:
+    def grouped(self) -> AbstractContextManager[object]:
         """Have the messages of a block be enqueued together at its end, so that none of them waits for another."""
         return contextlib.nullcontext()
 
     @abstractmethod
-    def trouble(self) -> str:
+    def async_error(self) -> str:
         """Return what the engine itself knows to be wrong, nothing if all is well. For any thread."""
 
     @abstractmethod

@@ -12,10 +12,10 @@ import numpy as np
 
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
-from rankmesh_agent.gpu.backend import DeviceBackend
-from rankmesh_agent.gpu.launch import Events, Launch, LaunchedWork
-from rankmesh_agent.gpu.store_exchange import Exchange
-from rankmesh_agent.gpu.watchdog import Watch
+from rankmesh_agent.gpu.backend import GpuBackend
+from rankmesh_agent.gpu.launch import EventPool, Launch, LaunchedWork
+from rankmesh_agent.gpu.store_exchange import StoreExchange
+from rankmesh_agent.gpu.watchdog import GpuWatchdog
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.pending import OnComplete
@@ -32,7 +32,7 @@ _FIELDS = (None, None, 0, None, None, None, "")
 """What a call's key has where it is cut short: see Call."""
 
 
-class DeviceCalls(Communicator):
+class GpuCommunicator(Communicator):
     """One rank's calls on arrays on GPUs, beside those of the same group on arrays in host memory.
 
     A synchronous call is enqueued on the caller's current stream and returns; an asynchronous one on a stream of the
@@ -46,17 +46,17 @@ class DeviceCalls(Communicator):
 
     on_device = True
 
-    def __init__(self, host: Communicator, engine: DeviceBackend, exchange: Exchange) -> None:
+    def __init__(self, host: Communicator, engine: GpuBackend, exchange: StoreExchange) -> None:
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
         self._queue = host.queue
         self._engine = engine
         self._exchange = exchange
         self._submit = self._launch
-        self._events = Events()
+        self._events = EventPool()
         self._streams: dict[tuple[int, str], int] = {}
         self._everyone = [rank for rank in range(host.size) if rank != host.rank]
-        self._watch = Watch(
+        self._watch = GpuWatchdog(
             host.name,
             engine,
             exchange,
@@ -80,7 +80,7 @@ class DeviceCalls(Communicator):
         launch = self._begun(_words(key), list(_arrays(arguments)), options, options.on_complete)
         return self._submitted(key, [launch], arguments, options)
 
-    def several(
+    def submit_multigpu(
         self, key: tuple[Any, ...], each: Sequence[Sequence[Any]], afters: Sequence[OnComplete], options: Options
     ) -> Work | None:
         """Make a call in which each rank takes part with several GPUs, as if each were a rank.
@@ -117,14 +117,14 @@ class DeviceCalls(Communicator):
     @contextlib.contextmanager
     def _attended(self, launches: Sequence[Launch], *, collective: bool = True) -> Iterator[None]:
         """Have calls that are launched in the block looked after; meanwhile too, where that may wait for others."""
-        early = self._engine.waits_inside
+        early = self._engine.may_block
         if early:
             self._watch_all(launches, collective)
         try:
             yield
             for launch in launches:
                 with runtime.on_device(launch.device):
-                    launch.launched()
+                    launch.record_end()
         except BaseException as error:
             for launch in launches:
                 self._watch.remove(launch)
@@ -177,11 +177,11 @@ class DeviceCalls(Communicator):
         with runtime.on_device(device), self._making:
             own = self._streams.get((device, lane))
             if own is None:
-                own = self._streams[device, lane] = runtime.new_stream()
-            event = self._events.take(device)
-            runtime.record(event, stream)
-            runtime.wait_for(event, own)
-            self._events.give(device, event)  # whoever records it anew does not change what waits already
+                own = self._streams[device, lane] = runtime.create_stream()
+            event = self._events.acquire(device)
+            runtime.record_event(event, stream)
+            runtime.stream_wait_event(event, own)
+            self._events.release(device, event)  # whoever records it anew does not change what waits already
         return own
 
     def finish(self, timeout: float) -> None:
@@ -243,18 +243,18 @@ class DeviceCalls(Communicator):
         """Enqueue messages together. Whoever they are from and to connect in one order first, so that all get there."""
         launches = [each.launch for each in given]
         pairs = {(each.peer, self.rank) if each.op == "recv" else (self.rank, each.peer): each for each in given}
-        with self._attended(launches, collective=False), runtime.mapped("messages between GPUs"):
+        with self._attended(launches, collective=False), runtime.cuda_errors("messages between GPUs"):
             for sender, receiver in sorted(pairs):
                 launch = pairs[sender, receiver].launch
                 with runtime.on_device(launch.device):
                     self._engine.connect(launch, sender, receiver)
-            with self._engine.together() if len(given) > 1 else contextlib.nullcontext():
+            with self._engine.grouped() if len(given) > 1 else contextlib.nullcontext():
                 for launch, op, array, peer in given:
                     with runtime.on_device(launch.device):
                         (self._engine.send if op == "send" else self._engine.recv)(launch, array, peer)
 
     @property
-    def engine(self) -> DeviceBackend:
+    def gpu_backend(self) -> GpuBackend:
         """What carries out the calls."""
         return self._engine
 
@@ -320,9 +320,9 @@ class DeviceCalls(Communicator):
         self._engine.close()
         for (device, _), stream in self._streams.items():
             with runtime.on_device(device):
-                runtime.drop_stream(stream)
+                runtime.destroy_stream(stream)
         self._events.close()
-        self._exchange.forget()
+        self._exchange.delete_keys()
 
 
 class _Given(NamedTuple):

@@ -21,9 +21,9 @@ from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import arithmetic, runtime
 from rankmesh_agent.device.array import DeviceArray
-from rankmesh_agent.gpu.backend import DeviceBackend
+from rankmesh_agent.gpu.backend import GpuBackend
 from rankmesh_agent.gpu.launch import Launch
-from rankmesh_agent.gpu.store_exchange import Exchange
+from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.transports.segment import CallMismatchError, Segment
@@ -37,7 +37,7 @@ _MEMORY, _EVENT = 64, 64
 """Bytes of CUDA's handles."""
 _LEAST_BYTES = 512
 """What an allocation is made of for the first meeting."""
-_MAPPED = 256
+_MAX_MAPPED = 256
 """Allocations of others that are kept mapped; memory that its rank has freed goes when it is not among them."""
 _ALIGNED = 128
 """Bytes that shares are multiples of, so that all are read as wide as the GPU can."""
@@ -53,7 +53,7 @@ class _Met:
         shown: what each rank showed of its arrays.
     """
 
-    def __init__(self, backend: IpcBackend, mine: Sequence[int], shown: Sequence[bytes]) -> None:
+    def __init__(self, backend: CudaIpcBackend, mine: Sequence[int], shown: Sequence[bytes]) -> None:
         self._backend = backend
         self._mine = mine
         self._shown = shown
@@ -67,7 +67,7 @@ class _Met:
         elif not like.size:
             pointer = 0
         else:
-            pointer = backend.mapped(rank, self._shown[rank][begin : begin + _SHOWN.size])
+            pointer = backend.address_of(rank, self._shown[rank][begin : begin + _SHOWN.size])
         return DeviceArray(pointer, like.size, like.dtype, like.device, self, like.streams)
 
 
@@ -82,7 +82,7 @@ _NOWHERE = _Place(0, bytes(_SHOWN.size))
 """Of an array without elements."""
 
 
-class IpcBackend(DeviceBackend):
+class CudaIpcBackend(GpuBackend):
     """Carries calls out over memory that is mapped by CUDA IPC.
 
     Args:
@@ -93,7 +93,7 @@ class IpcBackend(DeviceBackend):
     name: ClassVar[str] = "cuda-ipc"
     medium = "cuda-ipc"
 
-    def __init__(self, host: Communicator, exchange: Exchange) -> None:
+    def __init__(self, host: Communicator, exchange: StoreExchange) -> None:
         self._host = host
         self._exchange = exchange
         self._rank = host.rank
@@ -113,7 +113,7 @@ class IpcBackend(DeviceBackend):
         """This group rank."""
         return self._rank
 
-    def meet(self, device: int, deadline: Deadline) -> str:
+    def handshake(self, device: int, deadline: Deadline) -> str:
         """Open each other's events, and memory for once; return why that is not to be had, the same at all ranks."""
         everyone = range(self._size)
         why = f"group {self._host.name!r} meets on a GPU"
@@ -122,21 +122,21 @@ class IpcBackend(DeviceBackend):
         with runtime.on_device(device):
             refused = ""
             try:
-                probe = runtime.allocate_alone(_LEAST_BYTES)
-                self._own = [runtime.new_event(shared=True) for _ in range(2)]
+                probe = runtime.malloc(_LEAST_BYTES)
+                self._own = [runtime.create_event(shared=True) for _ in range(2)]
                 mine = runtime.memory_handle(probe) + b"".join(map(runtime.event_handle, self._own))
             except (RuntimeError, MemoryError) as error:
                 refused = f"CUDA IPC is not allowed at rank {self._host.global_ranks[self._rank]} ({error})"
-            self._exchange.tell("ipc", mine)
+            self._exchange.publish("ipc", mine)
             try:
-                shown = self._exchange.hear("ipc", everyone, deadline, why)
+                shown = self._exchange.gather("ipc", everyone, deadline, why)
                 if all(shown):
                     refused = refused or self._opened(shown)
-                self._exchange.tell("ipc-verdict", refused.encode())
-                verdicts = self._exchange.hear("ipc-verdict", everyone, deadline, why)
+                self._exchange.publish("ipc-verdict", refused.encode())
+                verdicts = self._exchange.gather("ipc-verdict", everyone, deadline, why)
             finally:
                 if probe:
-                    runtime.release(probe)
+                    runtime.free(probe)
         verdict = next((said.decode() for said in verdicts if said), "")
         if verdict:
             self.close()
@@ -166,17 +166,17 @@ class IpcBackend(DeviceBackend):
     def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: CallContext) -> None:
         if launch.device != self._device:
             raise DistBackendError(
-                f"{launch.described}: the array is on GPU {launch.device}, but the group met with those on GPU "
+                f"{launch.description}: the array is on GPU {launch.device}, but the group met with those on GPU "
                 f"{self._device} of this rank, which its ranks share; make another group for another GPU"
             )
         mesh = self._host.queue.backend
-        assert isinstance(mesh, CpuBackend)  # see Choice
+        assert isinstance(mesh, CpuBackend)  # see GpuBackendSelector
         self._staged_now = False
         try:
             mesh.run(algorithm, (launch, *own), watch)
         finally:
             if self._staged_now:  # behind its copies there and back, and the others' shares
-                runtime.record(self._staged_done, launch.stream)
+                runtime.record_event(self._staged_done, launch.stream)
 
     def _all_reduce(self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
         met = self._met(segment, launch, [array])
@@ -254,7 +254,7 @@ class IpcBackend(DeviceBackend):
         if room > segment.slot_bytes:
             raise DistBackendError(f"{size} ranks on one GPU need RANKMESH_SLOT_BYTES={room} at least")
         places = self._places(launch, arrays)
-        runtime.record(self._own[0], launch.stream)
+        runtime.record_event(self._own[0], launch.stream)
         said = b"".join([*map(_LENGTH.pack, lengths), *(place.shown for place in places)])
         slots = segment.slots(_BYTE, room)
         slots[self._rank][: len(said)] = np.frombuffer(said, np.uint8)
@@ -268,7 +268,7 @@ class IpcBackend(DeviceBackend):
 
     def _parted(self, segment: Segment, launch: Launch) -> None:
         """Take the second step."""
-        runtime.record(self._own[1], launch.stream)
+        runtime.record_event(self._own[1], launch.stream)
         segment.step()
         self._follow(self._events[1], launch)
 
@@ -276,7 +276,7 @@ class IpcBackend(DeviceBackend):
         """Have the stream wait for the other ranks' events."""
         for rank, event in enumerate(events):
             if rank != self._rank:
-                runtime.wait_for(event, launch.stream)
+                runtime.stream_wait_event(event, launch.stream)
 
     def _share(self, array: DeviceArray) -> slice:
         """Return this rank's share of an array."""
@@ -286,7 +286,7 @@ class IpcBackend(DeviceBackend):
 
     def _copy(self, launch: Launch, out: DeviceArray, array: DeviceArray) -> None:
         if out.pointer != array.pointer:
-            runtime.copy(out.pointer, array.pointer, out.nbytes, launch.stream)
+            runtime.copy_async(out.pointer, array.pointer, out.nbytes, launch.stream)
 
     # Memory
 
@@ -303,7 +303,7 @@ class IpcBackend(DeviceBackend):
             if not array.size:
                 places.append(_NOWHERE)
                 continue
-            runtime.copy(base + begin, array.pointer, array.nbytes, launch.stream)
+            runtime.copy_async(base + begin, array.pointer, array.nbytes, launch.stream)
             places.append(self._place(base + begin))
             begin += _aligned(array.nbytes)
         return places
@@ -312,9 +312,9 @@ class IpcBackend(DeviceBackend):
         allocation = runtime.allocation_of(pointer)
         handle = self._handles.get(allocation.id)
         if handle is None:
-            with runtime.mapped("its memory cannot be shown to other processes"):
+            with runtime.cuda_errors("its memory cannot be shown to other processes"):
                 handle = runtime.memory_handle(allocation.base)
-            if len(self._handles) >= _MAPPED:
+            if len(self._handles) >= _MAX_MAPPED:
                 self._handles.clear()
             self._handles[allocation.id] = handle
         return _Place(pointer, _SHOWN.pack(handle, allocation.id, pointer - allocation.base))
@@ -327,22 +327,22 @@ class IpcBackend(DeviceBackend):
         pointer, room = self._staging
         if room < nbytes:
             if pointer:
-                runtime.finish()
-                runtime.release(pointer)
+                runtime.synchronize_device()
+                runtime.free(pointer)
             room = _aligned(nbytes)
-            self._staging = runtime.allocate_alone(room), room
-        self._staged_done = self._staged_done or runtime.new_event()
-        runtime.wait_for(self._staged_done, stream)
+            self._staging = runtime.malloc(room), room
+        self._staged_done = self._staged_done or runtime.create_event()
+        runtime.stream_wait_event(self._staged_done, stream)
         self._staged_now = True
         return self._staging[0]
 
-    def mapped(self, rank: int, shown: bytes) -> int:
+    def address_of(self, rank: int, shown: bytes) -> int:
         """Return the address of another rank's array here."""
         handle, number, offset = _SHOWN.unpack(shown)
         base = self._mapped.get((rank, number))
         if base is None:
-            while len(self._mapped) >= _MAPPED:
-                runtime.finish()
+            while len(self._mapped) >= _MAX_MAPPED:
+                runtime.synchronize_device()
                 runtime.close_memory(self._mapped.popitem(last=False)[1])
             base = self._mapped[rank, number] = self._open(rank, handle)
         else:
@@ -351,19 +351,19 @@ class IpcBackend(DeviceBackend):
 
     def _open(self, rank: int, handle: bytes) -> int:
         """Map an allocation of another rank's."""
-        with runtime.mapped(f"memory of rank {self._host.global_ranks[rank]} on the GPU cannot be mapped"):
+        with runtime.cuda_errors(f"memory of rank {self._host.global_ranks[rank]} on the GPU cannot be mapped"):
             try:
                 return runtime.open_memory(handle)
             except RuntimeError:
                 # It may lie where something was that the rank has freed, and that is mapped here still.
-                runtime.finish()
+                runtime.synchronize_device()
                 for key in [key for key in self._mapped if key[0] == rank]:
                     runtime.close_memory(self._mapped.pop(key))
                 return runtime.open_memory(handle)
 
     # Ends
 
-    def trouble(self) -> str:
+    def async_error(self) -> str:
         return ""
 
     def abort(self) -> None:
@@ -383,11 +383,11 @@ class IpcBackend(DeviceBackend):
             self._mapped.clear()
             for events in self._events:
                 for event in events:
-                    runtime.drop_event(event)
+                    runtime.destroy_event(event)
             if self._staged_done:
-                runtime.drop_event(self._staged_done)
+                runtime.destroy_event(self._staged_done)
             if self._staging[0]:
-                runtime.release(self._staging[0])
+                runtime.free(self._staging[0])
 
 
 def _compare(table: Sequence[tuple[int, ...]], size: int) -> None:
@@ -403,12 +403,12 @@ def _aligned(nbytes: int) -> int:
 
 
 _ALGORITHMS: dict[OpType, Callable[..., None]] = {
-    OpType.ALL_REDUCE: IpcBackend._all_reduce,
-    OpType.REDUCE: IpcBackend._reduce,
-    OpType.BROADCAST: IpcBackend._broadcast,
-    OpType.ALL_GATHER: IpcBackend._gather,
-    OpType.GATHER: IpcBackend._gather,
-    OpType.SCATTER: IpcBackend._scatter,
-    OpType.ALL_TO_ALL: IpcBackend._all_to_all,
-    OpType.REDUCE_SCATTER: IpcBackend._reduce_scatter,
+    OpType.ALL_REDUCE: CudaIpcBackend._all_reduce,
+    OpType.REDUCE: CudaIpcBackend._reduce,
+    OpType.BROADCAST: CudaIpcBackend._broadcast,
+    OpType.ALL_GATHER: CudaIpcBackend._gather,
+    OpType.GATHER: CudaIpcBackend._gather,
+    OpType.SCATTER: CudaIpcBackend._scatter,
+    OpType.ALL_TO_ALL: CudaIpcBackend._all_to_all,
+    OpType.REDUCE_SCATTER: CudaIpcBackend._reduce_scatter,
 }

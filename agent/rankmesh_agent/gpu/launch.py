@@ -15,25 +15,25 @@ from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 
-_LOOK_SECONDS = 0.0002
+_POLL_SECONDS = 0.0002
 """How often a wait with a timeout looks whether the GPU has got there."""
 
 
-class Events:
+class EventPool:
     """CUDA events, used again and again: making one takes longer than recording it. For any thread."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[int]] = {}
 
-    def take(self, device: int) -> int:
+    def acquire(self, device: int) -> int:
         """Return an event of a device, which is the current one."""
         free = self._free.setdefault(device, [])
         try:
             return free.pop()
         except IndexError:
-            return runtime.new_event()
+            return runtime.create_event()
 
-    def give(self, device: int, event: int) -> None:
+    def release(self, device: int, event: int) -> None:
         """Take an event back that nobody waits for any more."""
         self._free[device].append(event)
 
@@ -41,7 +41,7 @@ class Events:
         """Let all events go that are free."""
         for events in self._free.values():
             while events:
-                runtime.drop_event(events.pop())
+                runtime.destroy_event(events.pop())
 
 
 class Launch:
@@ -72,11 +72,11 @@ class Launch:
         stream: int,
         after: OnComplete,
         deadline: Deadline,
-        events: Events,
-        partners: Sequence[int],
+        events: EventPool,
+        peers: Sequence[int],
     ) -> None:
-        self.partners = partners
-        self.described = call
+        self.peers = peers
+        self.description = call
         self.device = arrays[0].device
         self.streams: Streams = arrays[0].streams
         self.stream = stream
@@ -91,37 +91,37 @@ class Launch:
         self._ended = False
         self._lock = threading.Lock()
 
-    def rows(self, like: DeviceArray, count: int) -> list[DeviceArray]:
+    def scratch_rows(self, like: DeviceArray, count: int) -> list[DeviceArray]:
         """Return arrays like another one to work in on the stream, behind one another; kept until the call ends."""
         memory = runtime.allocate(max(count * like.nbytes, 1), self.stream)
         self._scratch.append(memory)
         whole = DeviceArray(int(memory.ptr), count * like.size, like.dtype, like.device, memory, like.streams)
         return [whole[row * like.size : (row + 1) * like.size] for row in range(count)]
 
-    def launched(self) -> None:
+    def record_end(self) -> None:
         """Take note that all of the call has been enqueued. In the thread that did so, the device being current."""
         if self._after is not None:
             with self.streams.using(self.device, self.stream):
                 self._after()
-        event = self._events.take(self.device)
-        runtime.record(event, self.stream)  # before anybody asks it: one that is used again has happened
+        event = self._events.acquire(self.device)
+        runtime.record_event(event, self.stream)  # before anybody asks it: one that is used again has happened
         with self._lock:
             if not self._ended:
                 self._event = event
 
-    def ended(self) -> bool:
+    def is_completed(self) -> bool:
         """Whether the GPU has carried the call out, or the call has failed; lets go of what it kept then."""
         with self._lock:
             if not self._ended and self._event is not None and (self.error is not None or self._happened(self._event)):
                 self._ended = True
-                self._events.give(self.device, self._event)
+                self._events.release(self.device, self._event)
                 self._event = self._arrays = self._after = None
                 self._scratch.clear()
             return self._ended
 
     def _happened(self, event: int) -> bool:
         with runtime.on_device(self.device):  # asked on another one, CUDA makes a context there
-            return runtime.happened(event)
+            return runtime.event_completed(event)
 
     def fail(self, error: DistError) -> None:
         """End the call with an error: its engine has been aborted."""
@@ -134,12 +134,12 @@ class Launch:
             self._event = self._arrays = self._after = None
             self._scratch.clear()
 
-    def order(self, stream: int) -> None:
+    def block_stream(self, stream: int) -> None:
         """Have a stream wait until the GPU has carried the call out."""
         with self._lock:
             if self._event is not None:
                 with runtime.on_device(self.device):
-                    runtime.wait_for(self._event, stream)
+                    runtime.stream_wait_event(self._event, stream)
 
 
 class LaunchedWork(Work):
@@ -168,7 +168,7 @@ class LaunchedWork(Work):
         queued = self._queued
         if queued is not None and (not queued.is_completed() or queued.exception() is not None):
             return queued.is_completed()
-        return all(launch.ended() for launch in self._launches)
+        return all(launch.is_completed() for launch in self._launches)
 
     def exception(self) -> BaseException | None:
         failed = None if self._queued is None else self._queued.exception()
@@ -193,16 +193,16 @@ class LaunchedWork(Work):
         if self._queued is not None:
             self._queued.wait(timeout)
         for launch in self._launches:
-            while limit is not None and not launch.ended():
+            while limit is not None and not launch.is_completed():
                 if limit.expired():
                     raise CollectiveTimeoutError(
-                        f"{launch.described} did not end within {limit.seconds:.3g} s of waiting; it goes on",
-                        op=launch.described.partition("(")[0],
+                        f"{launch.description} did not end within {limit.seconds:.3g} s of waiting; it goes on",
+                        op=launch.description.partition("(")[0],
                     )
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
             if launch.error is not None:
                 raise launch.error
-            launch.order(launch.streams.current(launch.device))
+            launch.block_stream(launch.streams.current(launch.device))
         return True
 
     def result(self) -> list[Any]:

@@ -17,7 +17,7 @@ from rankmesh_agent.collectives.reduction import partial_dtype
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import arithmetic, runtime
 from rankmesh_agent.device.array import DeviceArray
-from rankmesh_agent.gpu.backend import DeviceBackend
+from rankmesh_agent.gpu.backend import GpuBackend
 from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
@@ -27,14 +27,14 @@ from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 _PIECE = 1 << 30
 """Bytes of a message: MPI counts in C's int."""
-_LOOK_SECONDS = 0.0001
+_POLL_SECONDS = 0.0001
 """How often is looked whether the GPU has got to a call."""
 
 Placed = Sequence[tuple[int, DeviceArray]]
 """Arrays with the group ranks that they come from, or go to."""
 
 
-class MpiDevice(DeviceBackend):
+class CudaAwareMpiBackend(GpuBackend):
     """Carries calls out by an MPI that is aware of CUDA.
 
     Args:
@@ -108,8 +108,8 @@ class MpiDevice(DeviceBackend):
 
     def _rows(self, launch: Launch, like: DeviceArray) -> list[DeviceArray]:
         """Return arrays like another one to work in, one a rank."""
-        rows = launch.rows(like, self._comm.size)
-        runtime.synchronize(
+        rows = launch.scratch_rows(like, self._comm.size)
+        runtime.synchronize_stream(
             launch.stream
         )  # whose the memory was may be at it still, and MPI does not wait for the stream
         return rows
@@ -127,12 +127,12 @@ class MpiDevice(DeviceBackend):
         mine = dict(outgoing).get(me)
         for rank, array in incoming:
             if rank == me and mine is not None and mine.pointer != array.pointer:
-                runtime.copy(array.pointer, mine.pointer, array.nbytes, launch.stream)
+                runtime.copy_async(array.pointer, mine.pointer, array.nbytes, launch.stream)
         mpi().Request.Waitall(requests)
 
     # Ends
 
-    def trouble(self) -> str:
+    def async_error(self) -> str:
         return ""
 
     def abort(self) -> None:
@@ -147,21 +147,21 @@ def _wait(launch: Launch, watch: CallContext) -> None:
 
     It is the caller's stream that may hold them up, which the group's guard does not look after: no rank is in MPI yet.
     """
-    event = runtime.new_event()
+    event = runtime.create_event()
     try:
-        runtime.record(event, launch.stream)
-        while not runtime.happened(event):
+        runtime.record_event(event, launch.stream)
+        while not runtime.event_completed(event):
             watch.check(list)  # nobody is missing
             if launch.deadline.expired():
                 raise CollectiveTimeoutError(
-                    f"{launch.described} #{watch.seq}: what the stream has to do before was not done within "
+                    f"{launch.description} #{watch.seq}: what the stream has to do before was not done within "
                     f"{launch.deadline.seconds:.1f} s",
                     op=watch.call.name,
                     seq=watch.seq,
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     finally:
-        runtime.drop_event(event)
+        runtime.destroy_event(event)
 
 
 def _pieces(array: DeviceArray) -> list[DeviceArray]:
@@ -175,12 +175,12 @@ def _buffer(array: DeviceArray) -> Any:
 
 
 _ALGORITHMS: dict[OpType, Callable[..., None]] = {
-    OpType.ALL_REDUCE: MpiDevice._all_reduce,
-    OpType.REDUCE: MpiDevice._reduce,
-    OpType.BROADCAST: MpiDevice._broadcast,
-    OpType.ALL_GATHER: MpiDevice._all_gather,
-    OpType.GATHER: MpiDevice._gather,
-    OpType.SCATTER: MpiDevice._scatter,
-    OpType.ALL_TO_ALL: MpiDevice._all_to_all,
-    OpType.REDUCE_SCATTER: MpiDevice._reduce_scatter,
+    OpType.ALL_REDUCE: CudaAwareMpiBackend._all_reduce,
+    OpType.REDUCE: CudaAwareMpiBackend._reduce,
+    OpType.BROADCAST: CudaAwareMpiBackend._broadcast,
+    OpType.ALL_GATHER: CudaAwareMpiBackend._all_gather,
+    OpType.GATHER: CudaAwareMpiBackend._gather,
+    OpType.SCATTER: CudaAwareMpiBackend._scatter,
+    OpType.ALL_TO_ALL: CudaAwareMpiBackend._all_to_all,
+    OpType.REDUCE_SCATTER: CudaAwareMpiBackend._reduce_scatter,
 }

@@ -20,9 +20,9 @@ import numpy as np
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import arithmetic, runtime
 from rankmesh_agent.device.array import DeviceArray
-from rankmesh_agent.gpu.backend import DeviceBackend
+from rankmesh_agent.gpu.backend import GpuBackend
 from rankmesh_agent.gpu.launch import Launch
-from rankmesh_agent.gpu.store_exchange import Exchange
+from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
@@ -63,7 +63,7 @@ _Key = tuple[tuple[int, ...], tuple[int, ...]]
 """What a communicator is for: the sender and the receiver of messages, or nothing for all ranks; and our devices."""
 
 
-class _Seat(NamedTuple):
+class _CommRank(NamedTuple):
     """A place in a communicator: this rank's, or one of several it has there, on a GPU each.
 
     Attributes:
@@ -106,7 +106,7 @@ def _native(dtype: np.dtype[Any], op: ReduceOp) -> _Native | None:
     return _Native(_TYPES[dtype], _OPS[op])
 
 
-class NcclBackend(DeviceBackend):
+class NcclBackend(GpuBackend):
     """Carries calls out by NCCL.
 
     Args:
@@ -118,15 +118,15 @@ class NcclBackend(DeviceBackend):
 
     name: ClassVar[str] = "nccl"
     medium = "nccl"
-    waits_inside = True
+    may_block = True
 
-    def __init__(self, exchange: Exchange, rank: int, size: int, group: str) -> None:
+    def __init__(self, exchange: StoreExchange, rank: int, size: int, group: str) -> None:
         self._exchange = exchange
         self._rank = rank
         self._size = size
         self._group = group
         self._nccl = runtime.nccl()
-        self._connections: dict[_Key, list[_Seat]] = {}
+        self._connections: dict[_Key, list[_CommRank]] = {}
         self._lock = threading.Lock()
         self._aborted = False
 
@@ -143,14 +143,14 @@ class NcclBackend(DeviceBackend):
         self, method: Callable[..., None], first: Launch, launches: Sequence[Launch], each: Sequence[Sequence[Any]]
     ) -> None:
         seats = self._seats((), tuple(launch.device for launch in launches), range(self._size), first)
-        with self.together():
+        with self.grouped():
             for seat, launch, own in zip(seats, launches, each, strict=True):
                 with runtime.on_device(launch.device):
                     method(self, seat, launch, *own)
 
     # Collectives
 
-    def _all_reduce(self, seat: _Seat, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
+    def _all_reduce(self, seat: _CommRank, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
         native = _native(array.dtype, op)
         if native is None:
             parts = self._gathered(seat, launch, array)
@@ -159,10 +159,10 @@ class NcclBackend(DeviceBackend):
         count, pointer = array.size * native.width, array.pointer
         seat.comm.allReduce(pointer, pointer, count, native.type, native.op, launch.stream)
 
-    def _reduce(self, seat: _Seat, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
+    def _reduce(self, seat: _CommRank, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
         native = _native(array.dtype, op)
         if native is None:
-            parts = launch.rows(array, seat.size) if seat.rank == root else []
+            parts = launch.scratch_rows(array, seat.size) if seat.rank == root else []
             self._gather(seat, launch, parts, array, root)
             if parts:
                 arithmetic.combine(op, parts, [array], launch.stream, launch.device)
@@ -170,57 +170,57 @@ class NcclBackend(DeviceBackend):
         count, pointer = array.size * native.width, array.pointer
         seat.comm.reduce(pointer, pointer, count, native.type, native.op, root, launch.stream)
 
-    def _broadcast(self, seat: _Seat, launch: Launch, array: DeviceArray, root: int) -> None:
+    def _broadcast(self, seat: _CommRank, launch: Launch, array: DeviceArray, root: int) -> None:
         pointer = array.pointer
         seat.comm.broadcast(pointer, pointer, array.nbytes, _UINT8, root, launch.stream)
 
-    def _all_gather(self, seat: _Seat, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
+    def _all_gather(self, seat: _CommRank, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
         comm, stream = seat.comm, launch.stream
         # At all ranks or none, unlike where they lie; and what goes out together comes after any copy made here.
         if _alike(outputs) and not seat.several:
-            rows = outputs if _neighbours(outputs) else launch.rows(array, seat.size)
+            rows = outputs if _neighbours(outputs) else launch.scratch_rows(array, seat.size)
             comm.allGather(array.pointer, rows[0].pointer, array.nbytes, _UINT8, stream)
             _copy_all(rows, outputs, stream)
             return
-        with self.together():
+        with self.grouped():
             for root, output in enumerate(outputs):
                 source = array if root == seat.rank else output
                 if output.nbytes:
                     comm.broadcast(source.pointer, output.pointer, output.nbytes, _UINT8, root, stream)
 
     def _gather(
-        self, seat: _Seat, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int
+        self, seat: _CommRank, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int
     ) -> None:
         incoming = list(enumerate(outputs))
         self._transfer(seat, launch, incoming, [(root, array)])
 
     def _scatter(
-        self, seat: _Seat, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int
+        self, seat: _CommRank, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int
     ) -> None:
         self._transfer(seat, launch, [(root, output)], list(enumerate(inputs)))
 
     def _all_to_all(
-        self, seat: _Seat, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]
+        self, seat: _CommRank, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]
     ) -> None:
         self._transfer(seat, launch, list(enumerate(outputs)), list(enumerate(inputs)))
 
     def _reduce_scatter(
-        self, seat: _Seat, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp
+        self, seat: _CommRank, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp
     ) -> None:
         native = _native(output.dtype, op)
         if native is None:
-            parts = launch.rows(output, seat.size)
+            parts = launch.scratch_rows(output, seat.size)
             self._all_to_all(seat, launch, parts, inputs)
             arithmetic.combine(op, parts, [output], launch.stream, launch.device)
             return
         comm, stream = seat.comm, launch.stream
         if _alike(inputs):
-            rows = inputs if _neighbours(inputs) else launch.rows(output, seat.size)
+            rows = inputs if _neighbours(inputs) else launch.scratch_rows(output, seat.size)
             _copy_all(inputs, rows, stream)
             count = output.size * native.width
             comm.reduceScatter(rows[0].pointer, output.pointer, count, native.type, native.op, stream)
             return
-        with self.together():
+        with self.grouped():
             for root, part in enumerate(inputs):
                 pointer = output.pointer if root == seat.rank else part.pointer
                 if part.size:
@@ -241,7 +241,7 @@ class NcclBackend(DeviceBackend):
         comm.recv(array.pointer, array.nbytes, _UINT8, there, launch.stream)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def grouped(self) -> Iterator[None]:
         self._nccl.groupStart()
         try:
             yield
@@ -250,7 +250,7 @@ class NcclBackend(DeviceBackend):
 
     # Ends
 
-    def trouble(self) -> str:
+    def async_error(self) -> str:
         with self._lock:
             comms = self._comms()
         for comm in comms:
@@ -263,7 +263,7 @@ class NcclBackend(DeviceBackend):
     def abort(self) -> None:
         comms = self._taken()
         grouped = len(comms) > 1 and self._nccl.get_version() >= _GROUPED_ABORT
-        with self.together() if grouped else contextlib.nullcontext():
+        with self.grouped() if grouped else contextlib.nullcontext():
             for comm in comms:
                 comm.abort()
 
@@ -277,7 +277,7 @@ class NcclBackend(DeviceBackend):
                 comm.destroy()
 
         try:
-            _within(Deadline(_DESTROY_SECONDS), destroy, lambda: None, f"group {self._group!r} ends")
+            _run_with_deadline(Deadline(_DESTROY_SECONDS), destroy, lambda: None, f"group {self._group!r} ends")
         except CollectiveTimeoutError as error:
             _log.warning("%s; the GPU's memory that it had is given back when the process ends", error.message)
 
@@ -297,7 +297,7 @@ class NcclBackend(DeviceBackend):
 
     def _transfer(
         self,
-        seat: _Seat,
+        seat: _CommRank,
         launch: Launch,
         incoming: Sequence[tuple[int, DeviceArray]],
         outgoing: Sequence[tuple[int, DeviceArray]],
@@ -305,7 +305,7 @@ class NcclBackend(DeviceBackend):
         """Move arrays from and to ranks, all at once; what is for this rank itself is copied."""
         comm, me, stream = seat.comm, seat.rank, launch.stream
         mine = dict(outgoing).get(me)
-        with self.together():
+        with self.grouped():
             for peer, array in outgoing:
                 if peer != me and array.nbytes:
                     comm.send(array.pointer, array.nbytes, _UINT8, peer, stream)
@@ -314,10 +314,10 @@ class NcclBackend(DeviceBackend):
                     comm.recv(array.pointer, array.nbytes, _UINT8, peer, stream)
         for peer, array in incoming:
             if peer == me and mine is not None and mine.pointer != array.pointer:
-                runtime.copy(array.pointer, mine.pointer, array.nbytes, stream)
+                runtime.copy_async(array.pointer, mine.pointer, array.nbytes, stream)
 
-    def _gathered(self, seat: _Seat, launch: Launch, array: DeviceArray) -> list[DeviceArray]:
-        parts = launch.rows(array, seat.size)
+    def _gathered(self, seat: _CommRank, launch: Launch, array: DeviceArray) -> list[DeviceArray]:
+        parts = launch.scratch_rows(array, seat.size)
         self._all_gather(seat, launch, parts, array)
         return parts
 
@@ -334,7 +334,7 @@ class NcclBackend(DeviceBackend):
 
     def _seats(
         self, which: tuple[int, ...], devices: tuple[int, ...], ranks: Sequence[int], launch: Launch
-    ) -> list[_Seat]:
+    ) -> list[_CommRank]:
         """Return this rank's seats in the communicator of some ranks, one a device; made when it is first needed."""
         seats = self._connections.get((which, devices))
         if seats is not None:
@@ -350,28 +350,28 @@ class NcclBackend(DeviceBackend):
             self._connections[which, devices] = seats
         return seats
 
-    def _connected(self, what: str, devices: tuple[int, ...], ranks: Sequence[int], launch: Launch) -> list[_Seat]:
+    def _connected(self, what: str, devices: tuple[int, ...], ranks: Sequence[int], launch: Launch) -> list[_CommRank]:
         """Make a communicator: its first rank has the id, and all tell that they are about to come."""
         own = self._nccl.get_unique_id() if self._rank == ranks[0] else b""
-        deadline, why = launch.deadline, f"{launch.described} in group {self._group!r} connects the GPUs"
-        self._exchange.tell(what, bytes(own))
-        found = self._exchange.hear(what, ranks, deadline, why)[0]
+        deadline, why = launch.deadline, f"{launch.description} in group {self._group!r} connects the GPUs"
+        self._exchange.publish(what, bytes(own))
+        found = self._exchange.gather(what, ranks, deadline, why)[0]
         size, first = len(ranks) * len(devices), list(ranks).index(self._rank) * len(devices)
 
-        def connect() -> list[_Seat]:
+        def connect() -> list[_CommRank]:
             seats, several = [], len(devices) > 1
-            with self.together() if several else contextlib.nullcontext():
+            with self.grouped() if several else contextlib.nullcontext():
                 for rank, device in enumerate(devices, first):
                     with runtime.on_device(device):
                         seats.append(
-                            _Seat(self._nccl.NcclCommunicator(size, found, rank), rank, size, len(devices) > 1)
+                            _CommRank(self._nccl.NcclCommunicator(size, found, rank), rank, size, len(devices) > 1)
                         )
             return seats
 
-        return _within(deadline, connect, lambda: self._exchange.check(ranks), why)
+        return _run_with_deadline(deadline, connect, lambda: self._exchange.check(ranks), why)
 
 
-def _within(deadline: Deadline, make: Callable[[], T], check: Callable[[], None], why: str) -> T:
+def _run_with_deadline(deadline: Deadline, make: Callable[[], T], check: Callable[[], None], why: str) -> T:
     """Return what a function returns that cannot be interrupted, unless waiting is in vain: then it is left behind.
 
     Args:
@@ -419,7 +419,7 @@ def _copy_all(sources: Sequence[DeviceArray], arrays: Sequence[DeviceArray], str
     """Copy arrays to others, unless they are the same ones."""
     if sources is not arrays:
         for source, array in zip(sources, arrays, strict=True):
-            runtime.copy(array.pointer, source.pointer, array.nbytes, stream)
+            runtime.copy_async(array.pointer, source.pointer, array.nbytes, stream)
 
 
 _ALGORITHMS: dict[OpType, Callable[..., None]] = {

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.device import runtime
-from rankmesh_agent.gpu.communicator import DeviceCalls
-from rankmesh_agent.gpu.cuda_ipc import IpcBackend
+from rankmesh_agent.gpu.communicator import GpuCommunicator
+from rankmesh_agent.gpu.cuda_ipc import CudaIpcBackend
 from rankmesh_agent.gpu.nccl import NcclBackend
-from rankmesh_agent.gpu.store_exchange import Exchange
+from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistBackendError
@@ -40,7 +40,7 @@ class _Fact(NamedTuple):
     shares: bool
 
 
-class Choice:
+class GpuBackendSelector:
     """One rank's part in it.
 
     Args:
@@ -50,7 +50,7 @@ class Choice:
         wanted: ``nccl``, which has to be there; ``mpi``, which has to take arrays on GPUs; or ``auto``.
     """
 
-    def __init__(self, host: Communicator, exchange: Exchange, hosts: Sequence[Hashable], wanted: str) -> None:
+    def __init__(self, host: Communicator, exchange: StoreExchange, hosts: Sequence[Hashable], wanted: str) -> None:
         self._host = host
         self._exchange = exchange
         self._hosts = hosts
@@ -60,8 +60,8 @@ class Choice:
         self._making = threading.Lock()
         self._told = False
         self._peers: dict[int, Communicator] = {}
-        self._nccl: DeviceCalls | None = None
-        self._collectives: DeviceCalls | None = None
+        self._nccl: GpuCommunicator | None = None
+        self._collectives: GpuCommunicator | None = None
         self._chosen = False
 
     def for_collectives(self, device: int) -> Communicator:
@@ -78,12 +78,12 @@ class Choice:
                     self._chosen = True
         return self._collectives or self._host
 
-    def for_several(self, device: int) -> DeviceCalls | None:
+    def for_multigpu(self, device: int) -> GpuCommunicator | None:
         """Return who makes collectives in which each rank has arrays on several GPUs; None for host memory."""
         calls = self.for_collectives(device)
-        return calls if isinstance(calls, DeviceCalls) and calls is self._nccl else None
+        return calls if isinstance(calls, GpuCommunicator) and calls is self._nccl else None
 
-    def for_messages(self, device: int, peer: int) -> Communicator:
+    def for_p2p(self, device: int, peer: int) -> Communicator:
         """Return who carries an array on a GPU to or from a group rank: see for_collectives."""
         if self._wanted == "mpi":
             return self._host
@@ -96,14 +96,14 @@ class Choice:
         return found
 
     @property
-    def name(self) -> str:
+    def backend_name(self) -> str:
         """What carries out the collectives, as far as that has been found: what is wanted before."""
         if not self._chosen:
             return self._wanted
         return "host" if self._collectives is None else self._collectives.backend
 
     def finish(self, timeout: float) -> None:
-        """Wait until the GPUs have carried out all calls so far: see DeviceCalls."""
+        """Wait until the GPUs have carried out all calls so far: see GpuCommunicator."""
         for calls in {self._nccl, self._collectives}:
             if calls is not None:
                 calls.finish(timeout)
@@ -113,25 +113,25 @@ class Choice:
         for calls in {self._nccl, self._collectives}:
             if calls is not None:
                 calls.end(in_order=in_order)
-        self._exchange.forget()
+        self._exchange.delete_keys()
 
     def _facts(self, device: int, ranks: Sequence[int]) -> list[_Fact]:
         """Return what ranks say, this one among them."""
         if not self._told:
             backend = self._host.queue.backend
             shares = isinstance(backend, CpuBackend) and backend.segment is not None
-            fact = _Fact(runtime.identity(device), runtime.why_no_nccl(), shares)
-            self._exchange.tell("gpu", json.dumps(fact).encode())
+            fact = _Fact(runtime.gpu_id(device), runtime.nccl_unavailable_reason(), shares)
+            self._exchange.publish("gpu", json.dumps(fact).encode())
             self._told = True
         deadline = Deadline(self._host.timeout)
         why = f"group {self._host.name!r} looks which GPUs its ranks have"
-        return [_Fact(*json.loads(said)) for said in self._exchange.hear("gpu", ranks, deadline, why)]
+        return [_Fact(*json.loads(said)) for said in self._exchange.gather("gpu", ranks, deadline, why)]
 
-    def _choose(self, device: int) -> DeviceCalls | None:
+    def _choose(self, device: int) -> GpuCommunicator | None:
         host = self._host
         if self._wanted == "mpi":
             return self._over_mpi()
-        if host.size == 1 and runtime.why_no_nccl():
+        if host.size == 1 and runtime.nccl_unavailable_reason():
             return None
         facts = self._facts(device, range(host.size))
         sharing = defaultdict(list)
@@ -141,7 +141,7 @@ class Choice:
         together = next((numbers for numbers in sharing.values() if len(numbers) > 1), None)
         if without is None and together is None:
             made = self._over_nccl()
-            host.queue.use_device_backend(made.engine)
+            host.queue.use_device_backend(made.gpu_backend)
             return made
         why = (
             f"ranks {', '.join(map(str, together))} share a GPU, which NCCL refuses"
@@ -155,17 +155,17 @@ class Choice:
         elif not all(fact.shares for fact in facts):
             refused = "they have no shared memory to meet in, as CUDA IPC needs"
         else:
-            engine = IpcBackend(host, self._exchange)
-            refused = engine.meet(device, Deadline(host.timeout))
+            engine = CudaIpcBackend(host, self._exchange)
+            refused = engine.handshake(device, Deadline(host.timeout))
             if not refused:
                 host.queue.use_device_backend(engine)
-                return DeviceCalls(host, engine, self._exchange)
+                return GpuCommunicator(host, engine, self._exchange)
         if host.rank == 0:
             _log.warning("arrays on GPUs go through host memory in group %r: %s; %s", host.name, why, refused)
         return None
 
-    def _over_mpi(self) -> DeviceCalls:
-        from rankmesh_agent.gpu.mpi import MpiDevice
+    def _over_mpi(self) -> GpuCommunicator:
+        from rankmesh_agent.gpu.mpi import CudaAwareMpiBackend
         from rankmesh_agent.mpi.backend import MpiBackend
         from rankmesh_agent.mpi.library import cuda_aware
 
@@ -176,14 +176,14 @@ class Choice:
                 "this MPI does not take arrays on GPUs: install one that is built with CUDA, or name another backend "
                 "for them: 'cpu:mpi,cuda:nccl', or 'cpu:mpi,cuda:gloo' through host memory"
             )
-        engine = MpiDevice(backend)
+        engine = CudaAwareMpiBackend(backend)
         self._host.queue.use_device_backend(engine)
-        return DeviceCalls(self._host, engine, self._exchange)
+        return GpuCommunicator(self._host, engine, self._exchange)
 
-    def _over_nccl(self) -> DeviceCalls:
+    def _over_nccl(self) -> GpuCommunicator:
         with self._making:
             if self._nccl is None:
                 host = self._host
                 engine = NcclBackend(self._exchange, host.rank, host.size, host.name)
-                self._nccl = DeviceCalls(host, engine, self._exchange)
+                self._nccl = GpuCommunicator(host, engine, self._exchange)
             return self._nccl

@@ -33,7 +33,7 @@ class Store(Protocol):
         """Remove a key."""
 
 
-class Exchange:
+class StoreExchange:
     """One rank's side.
 
     Args:
@@ -55,18 +55,18 @@ class Exchange:
         self.check = check
         self._told: set[str] = set()
 
-    def tell(self, what: str, mine: bytes) -> None:
+    def publish(self, what: str, mine: bytes) -> None:
         """Let the others know something of this rank."""
         key = f"{what}/{self._rank}"
         self._told.add(key)
         self._store.set(key, mine)
 
-    def known(self, what: str, rank: int) -> bytes | None:
+    def peek(self, what: str, rank: int) -> bytes | None:
         """Return what a member has told by now, None if nothing."""
         key = f"{what}/{rank}"
         return self._store.get(key) if self._store.check([key]) else None
 
-    def hear(self, what: str, ranks: Sequence[int], deadline: Deadline, why: str) -> list[bytes]:
+    def gather(self, what: str, ranks: Sequence[int], deadline: Deadline, why: str) -> list[bytes]:
         """Return what members told, when they all have.
 
         Args:
@@ -81,10 +81,10 @@ class Exchange:
         """
         keys = [f"{what}/{rank}" for rank in ranks]
         while not self._store.check(keys):
-            self.check([rank for rank in ranks if self.known(what, rank) is None])
+            self.check([rank for rank in ranks if self.peek(what, rank) is None])
             if deadline.expired():
                 numbers = self._numbers()
-                missing = [numbers[rank] for rank in ranks if self.known(what, rank) is None]
+                missing = [numbers[rank] for rank in ranks if self.peek(what, rank) is None]
                 raise CollectiveTimeoutError(
                     f"{why}: waited {deadline.seconds:.1f} s for {', '.join(f'rank {rank}' for rank in missing)}, "
                     "which did not make a call on arrays on GPUs",
@@ -94,7 +94,7 @@ class Exchange:
                 self._store.wait(keys, timedelta(seconds=min(_SLICE_SECONDS, deadline.remaining())))
         return [self._store.get(key) for key in keys]
 
-    def forget(self) -> None:
+    def delete_keys(self) -> None:
         """Remove what this rank told; nobody needs it any more."""
         for key in self._told:
             with contextlib.suppress(DistError):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rankmesh_agent.gpu.launch import Launch
-from rankmesh_agent.gpu.store_exchange import Exchange
+from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.work import Future
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, DistError
@@ -30,14 +30,14 @@ _SLOW_SECONDS = 1.0
 class Engine(Protocol):
     """What has to be ended when a call cannot be carried out."""
 
-    def trouble(self) -> str:
+    def async_error(self) -> str:
         """Return what the engine itself knows to be wrong, nothing if all is well."""
 
     def abort(self) -> None:
         """End the kernels under way; no call can be made any more. Does nothing the second time."""
 
 
-class Watch:
+class GpuWatchdog:
     """Looks after a group's calls on GPUs.
 
     Args:
@@ -55,7 +55,7 @@ class Watch:
         self,
         name: str,
         engine: Engine,
-        exchange: Exchange,
+        exchange: StoreExchange,
         size: int,
         numbers: Callable[[], tuple[int, ...]],
         failure: Callable[[], DistError | None],
@@ -106,7 +106,7 @@ class Watch:
             if launch.future is not None:
                 return launch.future
             launch.future = Future()
-            over = launch not in self._launches and launch.ended()
+            over = launch not in self._launches and launch.is_completed()
         if over:
             _complete(launch.future, launch)
         return launch.future
@@ -157,16 +157,16 @@ class Watch:
         for launch in launches:
             if launch.stream in busy:
                 continue  # behind one that has not ended
-            if launch.ended():
+            if launch.is_completed():
                 self._ended(launch)
             else:
                 busy.add(launch.stream)
         now = time.monotonic()
-        late = next((launch for launch in launches if now >= launch.deadline.at and not launch.ended()), None)
+        late = next((launch for launch in launches if now >= launch.deadline.at and not launch.is_completed()), None)
         if error is None:
-            trouble = self._engine.trouble()
+            trouble = self._engine.async_error()
             if trouble:
-                error = DistBackendError(f"{launches[0].described} in group {self._name!r}: {trouble}")
+                error = DistBackendError(f"{launches[0].description} in group {self._name!r}: {trouble}")
             elif late is not None:
                 error = self._late(late)
             else:
@@ -201,8 +201,8 @@ class Watch:
     def _left(self, launches: list[Launch]) -> DistError | None:
         """Return the error of a call that takes long, and waits for a rank that has left."""
         for launch in launches:
-            if launch.deadline.elapsed() > _SLOW_SECONDS and not launch.ended():
-                return self._gone(launch.partners, launch.described.partition("(")[0])
+            if launch.deadline.elapsed() > _SLOW_SECONDS and not launch.is_completed():
+                return self._gone(launch.peers, launch.description.partition("(")[0])
         return None
 
     def _tell_if_slow(self) -> None:
@@ -214,27 +214,27 @@ class Watch:
             return
         if first.deadline.elapsed() > min(_SLOW_SECONDS, first.deadline.seconds / 2):
             self._slow = number
-            self._exchange.tell("slow", f"{number} {first.described}".encode())
+            self._exchange.publish("slow", f"{number} {first.description}".encode())
 
     def _late(self, launch: Launch) -> CollectiveTimeoutError:
         """Return the error of a call that is not over in time: who did not make it, as far as that is known."""
         number = self._numbered.get(launch, 0)
         told: list[bytes | None] = [None] * self._size
         with contextlib.suppress(DistError):
-            told = [self._exchange.known("slow", rank) for rank in range(self._size)]
+            told = [self._exchange.peek("slow", rank) for rank in range(self._size)]
         said = [(0, "") if each is None else _read(each) for each in told]
         numbers = self._numbers()
         missing = [numbers[rank] for rank, (at, _) in enumerate(said) if at < number]
         others = {numbers[rank]: call for rank, (at, call) in enumerate(said) if number and at == number}
         seconds = f"{launch.deadline.seconds:.1f} s"
-        words = f"{launch.described} in group {self._name!r} did not end on the GPU within {seconds}"
+        words = f"{launch.description} in group {self._name!r} did not end on the GPU within {seconds}"
         if len(set(others.values())) > 1:
             words += "; the ranks did not make the same call: " + "; ".join(
                 f"rank {rank}: {call}" for rank, call in others.items()
             )
         if missing:
             words += f"; not there: {', '.join(f'rank {rank}' for rank in missing)}"
-        return CollectiveTimeoutError(words, ranks=missing, op=launch.described.partition("(")[0], group=self._name)
+        return CollectiveTimeoutError(words, ranks=missing, op=launch.description.partition("(")[0], group=self._name)
 
 
 def _complete(future: Future, launch: Launch) -> None:

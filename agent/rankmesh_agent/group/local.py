@@ -117,15 +117,15 @@ class LocalCommunicator(Communicator, FrameSink):
     def use_mpi(self, compares: bool) -> None:
         """See Calls."""
         # Only here: of all jobs, few run on MPI.
-        from rankmesh_agent.mpi.communicator import Joined, join
+        from rankmesh_agent.mpi.communicator import MpiCommunicator, create_communicator
         from rankmesh_agent.mpi.group import MpiGroup
 
         order, standing = self._queue, self._standing
-        found: list[Joined] = []
+        found: list[MpiCommunicator] = []
         # A call with a number of its own: what the members told each other in the first one may still be on its way.
         order.use_backend(CpuBackend(self._link, self.ranks, None))
         call = Call(OpType.NEW_GROUP, subject=f"ranks={list(self.ranks)} over MPI")
-        how = order.plan(call, lambda link: found.append(join(link, self.id, compares)))
+        how = order.plan(call, lambda link: found.append(create_communicator(link, self.id, compares)))
         order.execute(how, (), standing.seq + 1, self.default_options)
         self._mpi = MpiGroup(found[0], standing, self._running, self._link, self._matching)
         self._carrier = self._mpi.messages

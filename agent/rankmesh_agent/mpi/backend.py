@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from rankmesh_agent.backends.base import MONITORED, Backend, CallContext
 from rankmesh_agent.backends.fingerprint import raise_mismatch, verify
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.mpi.collectives import MOST, Collectives
+from rankmesh_agent.mpi.collectives import MAX_COUNT, Collectives
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.transports.segment import CallMismatchError
@@ -41,9 +41,9 @@ class MpiBackend(Backend):
         lost: Mapping[int, object],
         ranks: Sequence[int],
         compares: bool = False,
-        most: int = MOST,
+        most: int = MAX_COUNT,
     ) -> None:
-        self.inside = False
+        self.in_call = False
         self._comm = comm
         self._collectives = Collectives(comm, most)
         self._link = link
@@ -69,11 +69,11 @@ class MpiBackend(Backend):
             verify(self._link, watch)
             if algorithm is verify:
                 return
-        self.inside = True
+        self.in_call = True
         try:
             algorithm(*arguments)
         except CallMismatchError:
-            self.inside = False
+            self.in_call = False
             raise_mismatch(self._link, watch)
         except self._error as error:
             raise DistBackendError(
@@ -83,11 +83,11 @@ class MpiBackend(Backend):
                 seq=watch.seq,
             ) from error
         finally:
-            self.inside = False
+            self.in_call = False
 
     def close(self) -> None:
         comm, self._comm = self._comm, None
         # With a member missing, or a call under way, it might wait for ever.
         missing = any(rank in self._lost for rank in self._ranks)
-        if comm is not None and not missing and not self.inside and not mpi().Is_finalized():
+        if comm is not None and not missing and not self.in_call and not mpi().Is_finalized():
             comm.Free()

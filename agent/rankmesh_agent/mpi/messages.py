@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.collectives.link import chunks
-from rankmesh_agent.mpi.collectives import MOST
+from rankmesh_agent.mpi.collectives import MAX_COUNT
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.engine import ProgressEngine
@@ -45,21 +45,21 @@ _YIELDS = 300
 """How often a wait looks before it sleeps, giving its core to whoever wants it."""
 _SHORTEST, _LONGEST = 2e-5, 1e-3
 """Seconds that it sleeps then, at first and at last."""
-_left: list[Any] = []
+_orphaned: list[Any] = []
 """Requests of groups that have ended; they keep their memory. Only the guard's thread takes something out."""
 # It outlives the interpreter: MPI moves messages as long as it is not finalized, and mpi4py does that later.
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_left))
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_orphaned))
 
 
-def see_off() -> None:
+def poll_orphaned() -> None:
     """Move what groups that have ended left under way, and forget what is done; for the guard's thread."""
-    for request in _left[:]:
+    for request in _orphaned[:]:
         try:
             done = request.Test()
         except mpi().Exception:
             done = True  # nobody is left to be told
         if done:
-            _left.remove(request)
+            _orphaned.remove(request)
 
 
 @dataclass(eq=False, slots=True)
@@ -104,7 +104,7 @@ class MpiMessages:
     mesh: ProgressEngine
     matching: MessageMatcher
     number: Callable[[int], int]
-    most: int = MOST
+    most: int = MAX_COUNT
     _sends: list[_Send] = field(default_factory=list)
     _receives: list[_Receive] = field(default_factory=list)
 
@@ -170,16 +170,16 @@ class MpiMessages:
         return transfer.done
 
     def close(self) -> None:
-        """Look at no message any more: give up what can be given up, and leave the rest to ``see_off``."""
+        """Look at no message any more: give up what can be given up, and leave the rest to ``poll_orphaned``."""
         sends, receives = self._sends, self._receives
         self._sends, self._receives = [], []
         for posted in receives:
             if posted.begun:
-                _left.extend(posted.requests)
+                _orphaned.extend(posted.requests)
             elif not posted.there:
                 self._undo(posted)
         for sent in sends:
-            _left.extend(sent.requests)
+            _orphaned.extend(sent.requests)
 
     # Without the lock
 

@@ -20,12 +20,12 @@ from rankmesh_agent.group.pending import ActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
-from rankmesh_agent.mpi.messages import see_off
+from rankmesh_agent.mpi.messages import poll_orphaned
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import Call
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 """Between two looks."""
 _LONG = 0.5
 """Seconds after which a call is told to the others."""
@@ -37,7 +37,7 @@ _GRACE = 1.0
 _log = logging.getLogger("rankmesh")
 
 
-class Guarded:
+class WatchedGroup:
     """One group's calls, as the guard looks at them.
 
     Args:
@@ -64,7 +64,7 @@ class Guarded:
         self._told = 0
         self._told_at = 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Look once."""
         standing, link = self._standing, self._link
         if standing.failure is None:
@@ -77,11 +77,11 @@ class Guarded:
         if call is None or standing.mesh.closed:
             return
         now = time.monotonic()
-        under_way = begun is not None and self._backend.inside and standing.seq == seq
+        under_way = begun is not None and self._backend.in_call and standing.seq == seq
         late = under_way and now > deadline
         asked = max((told.seq for told in link.progress.values() if told.seq <= seq), default=0)
         if self._told < (seq if late or (under_way and now - (begun or now) > _LONG) else asked):
-            self.tell()
+            self.report_progress()
         if not under_way:
             return
         error = self._trouble(call, seq)
@@ -90,7 +90,7 @@ class Guarded:
         if error is not None:
             self._end(error, seq)
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         """Tell the members how far this rank has come."""
         call, seq = self._standing.call, self._standing.seq
         if call is not None:
@@ -149,22 +149,22 @@ class Guarded:
         standing.abort(error)
         until = time.monotonic() + _GRACE
         while time.monotonic() < until:
-            if not self._backend.inside or standing.seq != seq:
+            if not self._backend.in_call or standing.seq != seq:
                 return
-            time.sleep(LOOK_SECONDS / 10)
+            time.sleep(POLL_SECONDS / 10)
         mpi().COMM_WORLD.Abort(1)
 
 
-class _Guard:
+class MpiWatchdog:
     """The thread that looks, while there are groups."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._groups: list[Guarded] = []
+        self._groups: list[WatchedGroup] = []
         self._thread: threading.Thread | None = None
         self._bell = threading.Event()
 
-    def begin(self, group: Guarded) -> None:
+    def add(self, group: WatchedGroup) -> None:
         """Look at a group from now on."""
         with self._lock:
             self._groups.append(group)
@@ -172,7 +172,7 @@ class _Guard:
                 self._thread = threading.Thread(target=self._watch, name="rankmesh-mpi-guard", daemon=True)
                 self._thread.start()
 
-    def end(self, group: Guarded) -> None:
+    def remove(self, group: WatchedGroup) -> None:
         """Look at it no more."""
         with self._lock:
             if group in self._groups:
@@ -188,20 +188,20 @@ class _Guard:
 
     def _watch(self) -> None:
         while True:
-            self._bell.wait(LOOK_SECONDS)
+            self._bell.wait(POLL_SECONDS)
             self._bell.clear()
             with self._lock:
                 if not self._groups:
                     self._thread = None
                     return
                 groups = list(self._groups)
-            see_off()
+            poll_orphaned()
             for group in groups:
                 try:
-                    group.look()
+                    group.check()
                 except Exception:
                     _log.warning("the guard of MPI calls could not look at a group", exc_info=True)
 
 
-GUARD = _Guard()
+WATCHDOG = MpiWatchdog()
 """The process's."""

@@ -12,8 +12,8 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder, Record
 from rankmesh_agent.group.pending import Details
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.message_link import Payload, VerifiedLink, Wait
-from rankmesh_agent.remote import errors
-from rankmesh_agent.remote.codec import call_told
+from rankmesh_agent.remote import codec
+from rankmesh_agent.remote.codec import call_to_json
 from rankmesh_agent.transports.segment import CallMismatchError
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
@@ -21,13 +21,13 @@ from rankmesh_agent.wire.errors import DistError, GroupAbortedError, from_code
 from rankmesh_agent.wire.ops import Call
 
 if TYPE_CHECKING:
-    from rankmesh_agent.remote.agent import AttachedAgent
+    from rankmesh_agent.remote.agent import RemoteAgent
 
 _KEPT = 200
 """How many calls that have ended are kept until the agent is told of them: of more, the latest."""
 
 
-class AttachedStanding:
+class RemoteGroupState:
     """What one attached process knows of its group's failures. An order.Footing.
 
     Args:
@@ -47,8 +47,10 @@ class AttachedStanding:
         lock: see Footing.
     """
 
-    def __init__(self, agent: AttachedAgent, group: int, name: str, ranks: tuple[int, ...], *, own: bool) -> None:
-        self.own = own
+    def __init__(
+        self, agent: RemoteAgent, group: int, name: str, ranks: tuple[int, ...], *, runs_locally: bool
+    ) -> None:
+        self.own = runs_locally
         self.failure: DistError | None = None
         self.seq = 0
         self.started_at: float | None = None
@@ -85,7 +87,7 @@ class AttachedStanding:
         if self.failure is not None:
             raise from_code(self.failure.code, self.failure.message, **self.failure.details())
 
-    def heard(self, error: BaseException) -> None:
+    def on_agent_error(self, error: BaseException) -> None:
         """Take note of an error that the agent raised as it made a call: it has done what there is to do."""
         self._heard = error
 
@@ -93,19 +95,19 @@ class AttachedStanding:
         """See Footing."""
         if self.failure is not None:
             return
-        self.failure = self._agent.failure_of(self._group) if error is self._heard else self._abort(error)
+        self.failure = self._agent.group_failure(self._group) if error is self._heard else self._abort(error)
 
     def _abort(self, error: BaseException) -> DistError | None:
-        call = call_told(self.call) if self.own and self.call is not None else None
+        call = call_to_json(self.call) if self.own and self.call is not None else None
         said = {
             "group": self._group,
             "call": call,
             "seq": self.seq,
             "busy": self.started_at is not None,
-            "error": errors.described(error),
+            "error": codec.error_to_json(error),
         }
         try:
-            failure = errors.revived(self._agent.tell(Request.ABORT, said))
+            failure = codec.error_from_json(self._agent.control(Request.ABORT, said))
         except DistError as gone:
             return gone
         return failure if isinstance(failure, DistError) else None
@@ -117,7 +119,7 @@ class AttachedStanding:
                 self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
 
 
-class AttachedCall(CallContext):
+class RemoteActiveCall(CallContext):
     """A group's call under way, one after the other. An order.Running.
 
     Args:
@@ -129,7 +131,7 @@ class AttachedCall(CallContext):
         deadline: when the call has to be over.
     """
 
-    def __init__(self, agent: AttachedAgent, group: int, standing: AttachedStanding) -> None:
+    def __init__(self, agent: RemoteAgent, group: int, standing: RemoteGroupState) -> None:
         self.deadline = Deadline(0)
         self.options_note: Details = None
         self._agent = agent
@@ -147,9 +149,9 @@ class AttachedCall(CallContext):
         begun = standing.started_at = deadline.started
         return begun
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the call as the agent is told of it."""
-        return {"group": self._group, "call": call_told(self.call), "seq": self.seq}
+        return {"group": self._group, "call": call_to_json(self.call), "seq": self.seq}
 
     @property
     def global_ranks(self) -> Sequence[int]:
@@ -164,15 +166,15 @@ class AttachedCall(CallContext):
         """See Watch."""
         self._standing.raise_if_failed()
         left = -1.0 if self.deadline.expired() else self.deadline.remaining()
-        said = {**self.told(), "missing": missing(), "seconds": self.deadline.seconds, "left": left}
-        self._agent.ask(Request.CHECK_PEERS, attach_frames.encode_json(said), 0.0)
+        said = {**self.to_json(), "missing": missing(), "seconds": self.deadline.seconds, "left": left}
+        self._agent.request(Request.CHECK_PEERS, attach_frames.encode_json(said), 0.0)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         """See Watch. It is the agent that moves messages and waits for them."""
         raise AssertionError("an attached process has no messages of its own to wait for")
 
 
-class RemoteRounds(VerifiedLink):
+class RemoteLink(VerifiedLink):
     """The messages among the members' agents that a call which this process makes itself needs of its agent's.
 
     Args:
@@ -182,7 +184,7 @@ class RemoteRounds(VerifiedLink):
         size: ranks in the group.
     """
 
-    def __init__(self, agent: AttachedAgent, running: AttachedCall, rank: int, size: int) -> None:
+    def __init__(self, agent: RemoteAgent, running: RemoteActiveCall, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self._agent = agent
@@ -198,7 +200,7 @@ class RemoteRounds(VerifiedLink):
         if payload or each:
             self._refuse()
         said = {**self._said(), "fingerprint": self._fingerprint}
-        frame = self._agent.ask(Request.VERIFY, attach_frames.encode_json(said), self._running.deadline.seconds)
+        frame = self._agent.request(Request.VERIFY, attach_frames.encode_json(said), self._running.deadline.seconds)
         if frame.header.kind == Response.PENDING:
             raise CallMismatchError
         return [b""] * self.size
@@ -206,13 +208,13 @@ class RemoteRounds(VerifiedLink):
     def exchange_descriptions(self, payload: Payload) -> list[Payload]:
         """See Rounds."""
         said = {**self._said(), "said": bytes(payload).decode("utf-8", "replace")}
-        frame = self._agent.ask(
+        frame = self._agent.request(
             Request.EXCHANGE_DESCRIPTIONS, attach_frames.encode_json(said), self._running.deadline.seconds
         )
         return [text.encode() for text in attach_frames.decode_json(frame.document)["told"]]
 
     def _said(self) -> dict[str, Any]:
-        return {**self._running.told(), "seconds": self._running.deadline.remaining()}
+        return {**self._running.to_json(), "seconds": self._running.deadline.remaining()}
 
     def via_root(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
         """Not offered."""

@@ -24,7 +24,7 @@ from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 if TYPE_CHECKING:
-    from rankmesh_agent.gpu.communicator import DeviceCalls
+    from rankmesh_agent.gpu.communicator import GpuCommunicator
 
 
 def broadcast_multigpu(
@@ -276,7 +276,7 @@ def reduce_scatter_multigpu(
     )
 
 
-def _gpus(group: Group, tensors: Sequence[Any], op: ReduceOp | PremulSum | None = None) -> DeviceCalls | None:
+def _gpus(group: Group, tensors: Sequence[Any], op: ReduceOp | PremulSum | None = None) -> GpuCommunicator | None:
     """Return who makes the call where each array is on a GPU of its own; None where they go through host memory."""
     if device_of(first(tensors)) is None:
         return None

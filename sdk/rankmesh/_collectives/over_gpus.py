@@ -17,7 +17,7 @@ from rankmesh._tensors.arrays import destination, source
 from rankmesh._tensors.containers import Array, device_of
 from rankmesh_agent.collectives.reduction import premultiplied
 from rankmesh_agent.gpu import nccl
-from rankmesh_agent.gpu.communicator import DeviceCalls
+from rankmesh_agent.gpu.communicator import GpuCommunicator
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.pending import OnComplete
 from rankmesh_agent.group.work import Work
@@ -26,7 +26,7 @@ from rankmesh_agent.wire.ops import OpType, PremulSum, ReduceOp
 Tensors = Sequence[Any]
 
 
-def members_over(group: Group, tensors: Any, op: ReduceOp | PremulSum | None = None) -> DeviceCalls | None:
+def members_over(group: Group, tensors: Any, op: ReduceOp | PremulSum | None = None) -> GpuCommunicator | None:
     """Return who makes calls on arrays that are each on a GPU of their own; None where they go through host memory.
 
     Args:
@@ -46,23 +46,23 @@ def members_over(group: Group, tensors: Any, op: ReduceOp | PremulSum | None = N
     return cuda.over_several(group, devices[0])
 
 
-def broadcast(comm: DeviceCalls, tensors: Tensors, root: int, index: int, how: Options) -> Work | None:
+def broadcast(comm: GpuCommunicator, tensors: Tensors, root: int, index: int, how: Options) -> Work | None:
     """See broadcast_multigpu."""
     arrays, afters = _destinations(comm, tensors, "tensor_list")
     key = OpType.BROADCAST, arrays[0].dtype, arrays[0].size, None, comm.global_ranks[root]
     place = root * len(arrays) + index
-    return comm.several(key, [(array, place) for array in arrays], afters, how)
+    return comm.submit_multigpu(key, [(array, place) for array in arrays], afters, how)
 
 
-def all_reduce(comm: DeviceCalls, tensors: Tensors, op: ReduceOp | PremulSum, how: Options) -> Work | None:
+def all_reduce(comm: GpuCommunicator, tensors: Tensors, op: ReduceOp | PremulSum, how: Options) -> Work | None:
     """See all_reduce_multigpu."""
     arrays, afters, reduce_op = _scaled(comm, tensors, op)
     key = OpType.ALL_REDUCE, arrays[0].dtype, arrays[0].size, reduce_op
-    return comm.several(key, [(array, reduce_op) for array in arrays], afters, how)
+    return comm.submit_multigpu(key, [(array, reduce_op) for array in arrays], afters, how)
 
 
 def reduce(
-    comm: DeviceCalls, tensors: Tensors, root: int, index: int, op: ReduceOp | PremulSum, how: Options
+    comm: GpuCommunicator, tensors: Tensors, root: int, index: int, op: ReduceOp | PremulSum, how: Options
 ) -> Work | None:
     """See reduce_multigpu."""
     arrays, afters, reduce_op = _scaled(comm, tensors, op)
@@ -72,20 +72,20 @@ def reduce(
         afters = [None] * len(arrays)
     else:
         afters = [after if number == index else None for number, after in enumerate(afters)]
-    return comm.several(key, [(array, reduce_op, place) for array in arrays], afters, how)
+    return comm.submit_multigpu(key, [(array, reduce_op, place) for array in arrays], afters, how)
 
 
-def all_gather(comm: DeviceCalls, outputs: Sequence[Tensors], inputs: Tensors, how: Options) -> Work | None:
+def all_gather(comm: GpuCommunicator, outputs: Sequence[Tensors], inputs: Tensors, how: Options) -> Work | None:
     """See all_gather_multigpu."""
     arrays = [source(tensor, f"input_tensor_list[{number}]", comm) for number, tensor in enumerate(inputs)]
     given = [_destinations(comm, tensors, f"output_tensor_lists[{number}]") for number, tensors in enumerate(outputs)]
     key = OpType.ALL_GATHER, arrays[0].dtype, arrays[0].size
     each = [(into, array) for (into, _), array in zip(given, arrays, strict=True)]
-    return comm.several(key, each, [all_of(afters) for _, afters in given], how)
+    return comm.submit_multigpu(key, each, [all_of(afters) for _, afters in given], how)
 
 
 def reduce_scatter(
-    comm: DeviceCalls, outputs: Tensors, inputs: Sequence[Tensors], op: ReduceOp | PremulSum, how: Options
+    comm: GpuCommunicator, outputs: Tensors, inputs: Sequence[Tensors], op: ReduceOp | PremulSum, how: Options
 ) -> Work | None:
     """See reduce_scatter_multigpu."""
     into, afters = _destinations(comm, outputs, "output_tensor_list")
@@ -98,16 +98,16 @@ def reduce_scatter(
         given = [[premultiplied(factor, array) for array in arrays] for arrays in given]
     key = OpType.REDUCE_SCATTER, into[0].dtype, into[0].size, reduce_op
     each = [(output, arrays, reduce_op) for output, arrays in zip(into, given, strict=True)]
-    return comm.several(key, each, afters, how)
+    return comm.submit_multigpu(key, each, afters, how)
 
 
-def _destinations(comm: DeviceCalls, tensors: Tensors, name: str) -> tuple[list[Array], list[OnComplete]]:
+def _destinations(comm: GpuCommunicator, tensors: Tensors, name: str) -> tuple[list[Array], list[OnComplete]]:
     found = [destination(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(tensors)]
     return [array for array, _ in found], [after for _, after in found]
 
 
 def _scaled(
-    comm: DeviceCalls, tensors: Tensors, op: ReduceOp | PremulSum
+    comm: GpuCommunicator, tensors: Tensors, op: ReduceOp | PremulSum
 ) -> tuple[list[Array], list[OnComplete], ReduceOp]:
     """Return the arrays, multiplied if the operation says so, what brings the results back, and the operation."""
     arrays, afters = _destinations(comm, tensors, "tensor_list")

@@ -68,7 +68,7 @@ def get_backend_config(group: Group = None) -> str:
     """
     member = _member(group)
     engines, choice = member._engines, member._choice
-    device = engines.device if choice is None else choice.name
+    device = engines.device if choice is None else choice.backend_name
     if device == "auto":
         device = "nccl" if is_nccl_available() else "host"
     return f"cpu:{engines.host},cuda:{engines.host if device == 'host' else device}"

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
     from rankmesh._stores.agent import AgentStore as Store
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.gpu.selection import Choice
+    from rankmesh_agent.gpu.selection import GpuBackendSelector
     from rankmesh_agent.group.communicator import Communicator
-    from rankmesh_agent.remote.agent import AttachedAgent
+    from rankmesh_agent.remote.agent import RemoteAgent
 
 default_pg_timeout: Final = timedelta(minutes=30)
 """Default time an operation may take, as in torch.distributed; RANKMESH_TIMEOUT (seconds) changes it."""
@@ -36,7 +36,7 @@ class ProcessGroup:
         self._communicator = communicator
         self._engines = engines
         self._description = description
-        self._choice: Choice | None = None  # who makes calls on arrays on GPUs, once there were any
+        self._choice: GpuBackendSelector | None = None  # who makes calls on arrays on GPUs, once there were any
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
@@ -104,7 +104,7 @@ class World:
 
     lent = False
 
-    def __init__(self, agent: Agent | AttachedAgent, rendezvous: Rendezvous, engines: Engines, pg_options: Any) -> None:
+    def __init__(self, agent: Agent | RemoteAgent, rendezvous: Rendezvous, engines: Engines, pg_options: Any) -> None:
         self.agent = agent
         self.rendezvous = rendezvous
         self.engines = engines

@@ -16,9 +16,9 @@ from rankmesh._tensors.containers import carried as torch_dtype
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.device.streams import CupyStreams, TorchStreams
-from rankmesh_agent.gpu.communicator import DeviceCalls
-from rankmesh_agent.gpu.selection import Choice
-from rankmesh_agent.gpu.store_exchange import Exchange
+from rankmesh_agent.gpu.communicator import GpuCommunicator
+from rankmesh_agent.gpu.selection import GpuBackendSelector
+from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 
 _CUPY = CupyStreams()
@@ -49,16 +49,16 @@ def messages(group: Group, device: int, peer: int | None) -> Communicator:
             "recv of an array on a GPU needs src: which way it comes depends on the sender. Backend 'gloo' takes "
             "all arrays through host memory, from any rank"
         )
-    return communicator(group) if choice is None else choice.for_messages(device, peer or 0)  # type: ignore[arg-type]
+    return communicator(group) if choice is None else choice.for_p2p(device, peer or 0)  # type: ignore[arg-type]
 
 
-def over_several(group: Group, device: int) -> DeviceCalls | None:
+def over_several(group: Group, device: int) -> GpuCommunicator | None:
     """Return who makes collectives in which each rank has arrays on several GPUs; None for host memory."""
     choice = _choice(group)
-    return None if choice is None else choice.for_several(device)
+    return None if choice is None else choice.for_multigpu(device)
 
 
-def _choice(group: Group) -> Choice | None:
+def _choice(group: Group) -> GpuBackendSelector | None:
     """Return the group's choice of an engine; None if it was told to go through host memory."""
     world = require_world()
     made: ProcessGroup = world.group if group is None else group  # type: ignore[assignment]
@@ -71,7 +71,7 @@ def _choice(group: Group) -> Choice | None:
     return made._choice
 
 
-def _new_choice(group: ProcessGroup) -> Choice:
+def _new_choice(group: ProcessGroup) -> GpuBackendSelector:
     from rankmesh._stores import PrefixStore
 
     world, host = require_world(), group._communicator
@@ -83,9 +83,9 @@ def _new_choice(group: ProcessGroup) -> Choice:
         if error is not None:
             raise error
 
-    exchange = Exchange(store, host.rank, lambda: host.global_ranks, check)
+    exchange = StoreExchange(store, host.rank, lambda: host.global_ranks, check)
     hosts = [world.agent.host_of(rank) for rank in host.ranks]
-    return Choice(host, exchange, hosts, group._engines.device)
+    return GpuBackendSelector(host, exchange, hosts, group._engines.device)
 
 
 def array_of(tensor: Any, name: str) -> tuple[DeviceArray, Store | None]:
@@ -144,7 +144,7 @@ def staged(tensor: Any, name: str) -> tuple[Array, Store | None]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _staged_by_torch(torch, tensor, name)
-    why = runtime.why_not()
+    why = runtime.unavailable_reason()
     if why:
         raise TypeError(f"{name} is a {kind_of(tensor)} on a GPU, which cannot be read: {why}")
     array = as_cupy(tensor)
@@ -154,7 +154,7 @@ def staged(tensor: Any, name: str) -> tuple[Array, Store | None]:
     def bring_back() -> None:
         with bits.device:
             bits[...] = runtime.cupy().asarray(host)
-            runtime.synchronize(runtime.current_stream())  # nobody who waits for the call looks at a stream
+            runtime.synchronize_stream(runtime.current_stream())  # nobody who waits for the call looks at a stream
 
     return host.view(np.dtype(array.dtype)), bring_back
 

@@ -20,10 +20,10 @@ import torch.distributed as c10d
 from rankmesh._collectives import coalescing, gather_scatter, p2p, reduce_broadcast
 from rankmesh._collectives.arguments import Timeout
 from rankmesh._session.session import ProcessGroup as MeshGroup
-from rankmesh.torch._errors import as_torchs
+from rankmesh.torch._errors import to_torch_error
 from rankmesh.torch._patches import untraced
 from rankmesh.torch._sparse import all_reduce_sparse
-from rankmesh.torch._work import Done, Message, Pending
+from rankmesh.torch._work import CompletedWork, MessageWork, PendingWork
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
@@ -92,7 +92,7 @@ def _call(name: str) -> Callable[[Method], Method]:
                 with torch.profiler.record_function(f"rankmesh:{name}"):
                     return method(self, *arguments, **named)
             except DistError as error:
-                raise as_torchs(error) from error.__cause__
+                raise to_torch_error(error) from error.__cause__
 
         return call  # type: ignore[return-value]
 
@@ -132,7 +132,7 @@ class Collectives:
     """Messages begun in torch's batch, which are made at once; None outside of one."""
 
     @_call("all_reduce")
-    def allreduce(self, tensors: Any, opts: Any = None) -> Done:
+    def allreduce(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Reduce a tensor over all ranks, in place; sparse ones can be summed."""
         tensors = _listed(tensors)
         op, timeout, is_async = _reducing(opts)
@@ -143,7 +143,7 @@ class Collectives:
         return _work(tensors, reduce_broadcast.all_reduce(tensors[0], op, self.mesh, is_async, timeout=timeout))
 
     @_call("all_reduce_coalesced")
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Done:
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Reduce several tensors over all ranks, together."""
         op, timeout, is_async = _reducing(opts)
         with self._together(is_async, timeout) as made:
@@ -152,7 +152,7 @@ class Collectives:
         return _works(tensors, made)
 
     @_call("reduce")
-    def reduce(self, tensors: Any, opts: Any = None) -> Done:
+    def reduce(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Reduce a tensor over all ranks into the root's."""
         tensors = _listed(tensors)
         op, timeout, is_async = _reducing(opts)
@@ -160,7 +160,7 @@ class Collectives:
         return _work(tensors, done)
 
     @_call("broadcast")
-    def broadcast(self, tensors: Any, opts: Any = None) -> Done:
+    def broadcast(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Copy the root's tensor to all ranks."""
         tensors = _listed(tensors)
         timeout, is_async = _how(opts)
@@ -168,7 +168,7 @@ class Collectives:
         return _work(tensors, done)
 
     @_call("all_gather")
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Copy every rank's tensor into a list on all ranks."""
         inputs = _listed(inputs)
         outs = _one(outputs)
@@ -177,14 +177,14 @@ class Collectives:
         return _work(outs, done)
 
     @_call("all_gather_into_tensor")
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Done:
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> CompletedWork:
         """Copy every rank's tensor into one on all ranks, behind one another."""
         timeout, is_async = _how(opts)
         done = gather_scatter.all_gather_single(output, input, self.mesh, is_async, timeout=timeout)
         return _work([output], done)
 
     @_call("all_gather_coalesced")
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Gather several tensors: ``outputs`` has for each rank a list of that rank's."""
         timeout, is_async = _how(opts)
         with self._together(is_async, timeout) as made:
@@ -193,7 +193,7 @@ class Collectives:
         return _works([out for outs in outputs for out in outs], made)
 
     @_call("all_gather_into_tensor_coalesced")
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Gather several tensors, each into one."""
         timeout, is_async = _how(opts)
         with self._together(is_async, timeout) as made:
@@ -202,7 +202,7 @@ class Collectives:
         return _works(outputs, made)
 
     @_call("gather")
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Copy every rank's tensor into a list on the root."""
         inputs = _listed(inputs)
         timeout, is_async = _how(opts)
@@ -211,7 +211,7 @@ class Collectives:
         return _work(outs or [], done)
 
     @_call("scatter")
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Give every rank its tensor of the root's list."""
         outputs = _listed(outputs)
         timeout, is_async = _how(opts)
@@ -220,7 +220,7 @@ class Collectives:
         return _work(outputs, done)
 
     @_call("reduce_scatter")
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Reduce the tensors that all ranks have for each rank into that rank's."""
         outputs = _listed(outputs)
         ins = _one(inputs)
@@ -229,14 +229,14 @@ class Collectives:
         return _work(outputs, done)
 
     @_call("reduce_scatter_tensor")
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Done:
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> CompletedWork:
         """Reduce a tensor over all ranks; each gets its share."""
         op, timeout, is_async = _reducing(opts)
         done = gather_scatter.reduce_scatter_single(output, input, op, self.mesh, is_async, timeout=timeout)
         return _work([output], done)
 
     @_call("reduce_scatter_tensor_coalesced")
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Reduce several tensors; each rank gets its share of each."""
         op, timeout, is_async = _reducing(opts)
         with self._together(is_async, timeout) as made:
@@ -247,7 +247,7 @@ class Collectives:
     @_call("all_to_all_single")
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
-    ) -> Done:
+    ) -> CompletedWork:
         """Give every rank its rows of a tensor; without splits all get as many."""
         timeout, is_async = _how(opts)
         done = gather_scatter.all_to_all_single(
@@ -256,14 +256,14 @@ class Collectives:
         return _work([output], done)
 
     @_call("all_to_all")
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Give every rank the tensor that this rank has for it."""
         timeout, is_async = _how(opts)
         done = gather_scatter.all_to_all(outputs, inputs, self.mesh, is_async, timeout=timeout)
         return _work(list(outputs), done)
 
     @_call("barrier")
-    def barrier(self, opts: Any = None) -> Done:
+    def barrier(self, opts: Any = None) -> CompletedWork:
         """Wait until all ranks have come."""
         timeout, is_async = _how(opts)
         return _work([], reduce_broadcast.barrier(self.mesh, is_async, timeout=timeout))
@@ -294,28 +294,28 @@ class Collectives:
     # Messages
 
     @_call("send")
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Done:
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> CompletedWork:
         """Begin to send a tensor to a group rank."""
         tensors = _listed(tensors)
         return self._message(tensors, p2p.isend(tensors[0], None, self.mesh, tag, dst))
 
     @_call("recv")
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Done:
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> CompletedWork:
         """Begin to receive a tensor from a group rank."""
         tensors = _listed(tensors)
         return self._message(tensors, p2p.irecv(tensors[0], None, self.mesh, tag, src))
 
     @_call("recv")
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Done:
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> CompletedWork:
         """Begin to receive a tensor from any rank; the Work's ``_source_rank()`` says from which."""
         tensors = _listed(tensors)
         return self._message(tensors, p2p.irecv(tensors[0], None, self.mesh, tag))
 
-    def _message(self, tensors: list[Any], work: Work | None) -> Done:
+    def _message(self, tensors: list[Any], work: Work | None) -> CompletedWork:
         assert work is not None  # only members have the group
         if self._begun is not None and self.mesh._communicator.batching:
             self._begun.append(work)
-        return Message(tensors, work, self.mesh._communicator.global_ranks)
+        return MessageWork(tensors, work, self.mesh._communicator.global_ranks)
 
     # Batches, by torch's coalescing manager
 
@@ -341,13 +341,13 @@ class Collectives:
         comm = self.mesh._communicator
         begun, self._begun = self._begun or [], None
         try:
-            return Pending([], [*comm.close_batch(Options(comm.timeout, True)), *begun])
+            return PendingWork([], [*comm.close_batch(Options(comm.timeout, True)), *begun])
         except DistError as error:
-            raise as_torchs(error) from error.__cause__
+            raise to_torch_error(error) from error.__cause__
 
     # What is special
 
-    def _sparse(self, tensors: list[Any], op: Any, timeout: timedelta | None, is_async: bool) -> Done:
+    def _sparse(self, tensors: list[Any], op: Any, timeout: timedelta | None, is_async: bool) -> CompletedWork:
         if self.mesh._communicator.batching:
             raise RuntimeError(
                 "a sparse all_reduce cannot be part of a batch of collectives: call it before or after it"
@@ -355,7 +355,7 @@ class Collectives:
         # Several calls one after the other, of which each needs the result of the one before: made here and now, also
         # where a Work is wanted.
         all_reduce_sparse(tensors[0], op, self.mesh, timeout)
-        return Done(tensors)
+        return CompletedWork(tensors)
 
 
 def _elsewhere(device: Any) -> bool:
@@ -393,9 +393,9 @@ def _op(op: Any) -> ReduceOp | PremulSum:
     raise TypeError(f"op must be a torch.distributed.ReduceOp, got {op!r}")
 
 
-def _work(tensors: list[Any], work: Work | None) -> Done:
-    return Done(tensors) if work is None else Pending(tensors, [work])
+def _work(tensors: list[Any], work: Work | None) -> CompletedWork:
+    return CompletedWork(tensors) if work is None else PendingWork(tensors, [work])
 
 
-def _works(tensors: Sequence[Any], made: coalescing.Batch) -> Done:
-    return Pending(list(tensors), made.works) if made.works else Done(list(tensors))
+def _works(tensors: Sequence[Any], made: coalescing.Batch) -> CompletedWork:
+    return PendingWork(list(tensors), made.works) if made.works else CompletedWork(list(tensors))

@@ -39,7 +39,7 @@ def ensure_default_group() -> None:
     _made = c10d.group.WORLD
 
 
-def torchs_group(group: Any) -> Any:
+def torch_group(group: Any) -> Any:
     """Return a torch process group with the members of one of rankmesh's groups; any other object as it is.
 
     The group's members call it, all of them; while torch has no default group, all ranks of the world.

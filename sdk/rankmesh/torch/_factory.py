@@ -15,9 +15,9 @@ from rankmesh._rendezvous import rendezvous
 from rankmesh._rendezvous.locator import LOOPBACK
 from rankmesh._session import session
 from rankmesh._session.backend import Engines
-from rankmesh.torch._errors import as_torchs
+from rankmesh.torch._errors import to_torch_error
 from rankmesh.torch._group import ProcessGroup
-from rankmesh.torch._reducer import keep_works
+from rankmesh.torch._reducer import keep_reducer_works
 from rankmesh_agent.config.settings import Settings, is_loopback
 from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.transports import shared_memory
@@ -44,11 +44,11 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     """
     if backend_options is not None:
         raise ValueError(f"backend 'rankmesh' takes no pg_options, got {backend_options!r}")
-    keep_works()
+    keep_reducer_works()
     try:
         return _made(options, list(options.global_ranks_in_group), seconds_of(options.timeout, 0.0))
     except DistError as error:
-        raise as_torchs(error) from error.__cause__
+        raise to_torch_error(error) from error.__cause__
 
 
 def _made(options: Any, ranks: list[int], seconds: float) -> ProcessGroup:

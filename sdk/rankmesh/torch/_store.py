@@ -13,7 +13,7 @@ from rankmesh._session.session import World, get_default_store, require_world
 from rankmesh._stores.base import Store as MeshStore
 from rankmesh._stores.base import Text
 from rankmesh._stores.commands import CommandStore, Refusing
-from rankmesh.torch._errors import as_torchs
+from rankmesh.torch._errors import to_torch_error
 from rankmesh_agent.wire.errors import DistError
 
 P = ParamSpec("P")
@@ -165,7 +165,7 @@ def _do(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     try:
         return call(*arguments, **options)
     except DistError as error:
-        raise as_torchs(error) from error.__cause__
+        raise to_torch_error(error) from error.__cause__
 
 
 def _limit(timeout: timedelta | float) -> timedelta:
