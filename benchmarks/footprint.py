@@ -34,9 +34,10 @@ SETTLE_SECONDS = 2.0
 _BARE = "import sys, numpy; print(0, flush=True); sys.stdin.read()"
 _RANK = """
 import sys, numpy, rankmesh as dist
+
 dist.init_process_group()
 dist.barrier()
-print(dist._world.require_world().agent.member.http if len(sys.argv) > 1 else 0, flush=True)
+print(dist._session.session.require_session().agent.member.http if len(sys.argv) > 1 else 0, flush=True)
 sys.stdin.read()
 dist.destroy_process_group()
 """

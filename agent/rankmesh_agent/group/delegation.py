@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rankmesh_agent.group.flight_recorder import OpStats, Record
-from rankmesh_agent.group.pending import ActiveCall
+from rankmesh_agent.group.pending import LocalActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.wire.errors import DistError
@@ -48,7 +48,7 @@ class DelegatedCalls:
     def __init__(self, standing: LocalGroupState, link: MessageLink) -> None:
         self._state = standing
         self._link = link
-        self._active = ActiveCall(standing)
+        self._active = LocalActiveCall(standing)
         self._turn = threading.Lock()
         self._report: CallReport | None = None
 

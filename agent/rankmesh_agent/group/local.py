@@ -22,7 +22,7 @@ from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.delegation import DelegatedCalls
 from rankmesh_agent.group.flight_recorder import OpStats, Record, in_flight
 from rankmesh_agent.group.message_stats import MessageLog
-from rankmesh_agent.group.pending import ActiveCall, MessageTransport, PendingMessage
+from rankmesh_agent.group.pending import LocalActiveCall, MessageTransport, PendingMessage
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
@@ -82,7 +82,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self._carrier: MessageTransport = self._matching
         self._mpi: MpiGroup | None = None
         self._messages = MessageLog(mesh.recorder)
-        self._running = ActiveCall(self._standing)
+        self._running = LocalActiveCall(self._standing)
         self._queue = CallQueue(self._standing, self._running, name, CpuBackend(self._link, self.ranks, None))
         self._submit = self._queue.submit
         self.lent: Segment | None = None
@@ -135,7 +135,7 @@ class LocalCommunicator(Communicator, FrameSink):
         """End the group at all members because of an error here."""
         self._standing.abort(error)
 
-    def gone(self, members: Sequence[int], during: str) -> DistError | None:
+    def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
         """See Calls."""
         try:
             self._standing.raise_if_peer_lost([self.ranks[member] for member in members], during)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rankmesh_agent.group.flight_recorder import Record, describe
 from rankmesh_agent.group.message_stats import MessageLog
-from rankmesh_agent.group.state import LocalGroupState
+from rankmesh_agent.group.state import BaseGroupState, LocalGroupState
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
@@ -21,17 +21,17 @@ Details = Callable[[], str] | None
 
 
 class ActiveCall:
-    """A group's collective call under way, one after the other: a backends.base.Watch.
+    """The collective call of a group that is in progress, one after the other.
 
     Args:
-        standing: of the group.
+        state: of the group.
 
     Attributes:
         deadline: when the latest call has to be over.
     """
 
-    def __init__(self, standing: LocalGroupState) -> None:
-        self._state = standing
+    def __init__(self, state: BaseGroupState) -> None:
+        self._state = state
         self.deadline = Deadline(0)
         self._details: Details = None
 
@@ -45,15 +45,15 @@ class ActiveCall:
             seconds: how long it may take.
             note: see Options.
         """
-        standing = self._state
-        self.call = standing.call = call
-        self.seq = standing.seq = seq
-        standing.nbytes = nbytes
+        state = self._state
+        self.call = state.call = call
+        self.seq = state.seq = seq
+        state.nbytes = nbytes
         self._details = note
         # Written out here what Deadline.restart does: calling it would take longer than doing it.
         deadline = self.deadline
         deadline.seconds = seconds
-        begun = standing.started_at = deadline.started = monotonic()
+        begun = state.started_at = deadline.started = monotonic()
         deadline.at = begun + seconds
         return begun
 
@@ -65,6 +65,19 @@ class ActiveCall:
     def details(self) -> str:
         """See Watch."""
         return "" if self._details is None else self._details()
+
+
+class LocalActiveCall(ActiveCall):
+    """A call whose messages this process carries: a CallContext.
+
+    Args:
+        state: of the group.
+    """
+
+    _state: LocalGroupState
+
+    def __init__(self, state: LocalGroupState) -> None:
+        super().__init__(state)
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See Watch."""
