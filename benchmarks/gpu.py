@@ -36,13 +36,13 @@ def measure(rounds: int, ranks: Sequence[int], sizes: Sequence[int], results: Re
     """Measure all_reduce, and return a line about each part that cannot be measured here."""
     from rankmesh_agent.device import runtime as cuda
 
-    reason = cuda.why_not()
+    reason = cuda.unavailable_reason()
     if reason:
         return [f"GPUs are left out: {reason}."]
     from cupy.cuda import runtime
 
     left_out, effort = [], Effort(rounds, least=min(3, rounds), budget=10.0, repetitions=2, most_calls=200)
-    no_nccl = cuda.why_no_nccl()
+    no_nccl = cuda.nccl_unavailable_reason()
     if no_nccl:
         left_out.append(f"{NCCL.title} is left out: {no_nccl}.")
     else:

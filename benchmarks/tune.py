@@ -24,7 +24,7 @@ from benchmarks.operations import OPERATIONS
 from benchmarks.results import Results
 from benchmarks.rounds import in_rounds, progress
 from benchmarks.workers import WorkerGroup
-from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.select import Medium, candidates, row_of
 from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.config.settings import Settings
@@ -157,16 +157,16 @@ class Override:
         self.kind: Kind | None = None
         self.algorithm: Any = None
         self.answer: list[float] = []
-        original, override = MeshBackend.run, self
+        original, override = CpuBackend.run, self
 
-        def run(backend: MeshBackend, algorithm: Any, arguments: Sequence[Any], watch: Any) -> None:
+        def run(backend: CpuBackend, algorithm: Any, arguments: Sequence[Any], watch: Any) -> None:
             if watch.call.kind is override.kind:
-                reads = backend._segment is not None and backend._segment.windows.reads
+                reads = backend.segment is not None and backend.segment.windows.reads
                 override.answer = [watch.call.nbytes, reads]
                 algorithm = override.algorithm or algorithm
             original(backend, algorithm, arguments, watch)
 
-        MeshBackend.run = run  # type: ignore[method-assign]
+        CpuBackend.run = run  # type: ignore[method-assign]
 
     def carry_out(self, world: Adapter, operation: str, nbytes: int, calls: int, repetitions: int) -> list[float]:
         """Return the timings with the algorithm of the order, or the answer to '?'."""

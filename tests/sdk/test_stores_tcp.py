@@ -356,8 +356,8 @@ def test_a_forked_child_holds_no_connection_of_its_parents(made):
     master = made(is_master=True)
     client = made(master.port)
     client.set("k", "v")
-    (fast_path,) = master._place.server._http._ways.values()
-    clients = fast_path._connections
+    (store_server,) = master._place.server._http._ways.values()
+    clients = store_server._connections
     wait_until(lambda: len(clients) == 1, "one connection")
     read, write = os.pipe()
     child = os.fork()

@@ -1,10 +1,10 @@
-"""Looking around for a moment before going to sleep: a message that comes soon need not wake anybody.
+"""Adaptive spinning: polling for the next event for a moment before the thread blocks.
 
-Waking a thread on a core that has gone to sleep takes longer than a whole request does. So each side of a connection
-looks for the next message for about as long as that takes, where another core can send it meanwhile. If none comes that
-soon, the other side is busy or gone; if looking itself takes that long, others want the core or the interpreter. Then
-the next times are spent asleep at once, as many as make up for the time lost, and twice as many after each such time in
-a row. So looking costs a crowded machine next to nothing, and an idle one nothing.
+Waking a thread on an idle core takes longer than a whole store request. So each side of a connection polls for the next
+message for about that long, while another core can send it. If no message comes in that time, the peer is busy or gone;
+if the polling itself takes that long, other threads want the core or the interpreter lock. The next calls then block at
+once, as many as make up for the lost time, and twice as many after each such call in a row. So spinning costs an
+oversubscribed host next to nothing, and an idle one nothing.
 """
 
 from __future__ import annotations
@@ -14,47 +14,46 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Generic, TypeVar
 
-SECONDS = 60e-6
-"""How long somebody looks: about as long as both sides take to wake up and do a request."""
-_MOST_DOUBLINGS = 6
+SPIN_SECONDS = 60e-6
+"""How long one call polls: about the time that both sides need to wake up and carry out a request."""
+_MAX_DOUBLINGS = 6
 
 E = TypeVar("E")
 
 
-class Lookout(Generic[E]):
-    """Decides when to look, and looks.
+class AdaptiveSpin(Generic[E]):
+    """Decides whether to poll before blocking, and polls.
 
     Args:
-        attempt: asks what has happened, without waiting; it returns something false, or raises BlockingIOError, if
-            nothing has.
+        attempt: a non-blocking call; it returns a false value, or raises BlockingIOError, if there is no event.
         arguments: its arguments.
     """
 
-    __slots__ = ("_arguments", "_attempt", "_doublings", "_off")
+    __slots__ = ("_arguments", "_attempt", "_doublings", "_skip")
 
     def __init__(self, attempt: Callable[..., E], *arguments: object) -> None:
         self._attempt = attempt
         self._arguments = arguments
         self._doublings = 0
-        self._off = 0 if len(os.sched_getaffinity(0)) > 1 else -1
+        self._skip = 0 if len(os.sched_getaffinity(0)) > 1 else -1
 
-    def look(self) -> E | None:
-        """Return what happens soon; None if that is nothing, or if sleeping is better."""
-        if self._off:
-            if self._off > 0:
-                self._off -= 1
+    def poll(self) -> E | None:
+        """Return an event that comes soon; None if none comes, or if blocking is cheaper."""
+        if self._skip:
+            if self._skip > 0:
+                self._skip -= 1
             return None
         attempt, arguments, began = self._attempt, self._arguments, monotonic()
         while True:
-            os.sched_yield()  # to whoever is to send it, perhaps
+            os.sched_yield()  # the sender may wait for this core
             try:
                 found = attempt(*arguments)
             except BlockingIOError:
                 found = None
             took = monotonic() - began
-            if took >= SECONDS:
-                self._off = int(took / SECONDS) << self._doublings
-                self._doublings = min(self._doublings + 1, _MOST_DOUBLINGS)
+            if took >= SPIN_SECONDS:
+                self._skip = int(took / SPIN_SECONDS) << self._doublings
+                self._doublings = min(self._doublings + 1, _MAX_DOUBLINGS)
                 return found or None
             if found:
                 self._doublings = 0

@@ -9,17 +9,17 @@ from rankmesh_agent.store.command import Command
 
 CONNECT_SECONDS = 5.0
 """How long an owner elsewhere may take to accept a connection."""
-ANSWER_SECONDS = 10.0
+RESPONSE_SECONDS = 10.0
 """How long an owner elsewhere may take to answer, besides the time it was asked to wait."""
 
 T = TypeVar("T")
 
 
-class Store(ABC):
+class AsyncStore(ABC):
     """Keys (text) with values (bytes), and queues of values, that all ranks of a job share."""
 
     @abstractmethod
-    async def do(self, command: Command[T], once: str = "") -> T:
+    async def execute(self, command: Command[T], once: str = "") -> T:
         """Carry out a command, wait if it is one that waits, and return its result.
 
         Args:
@@ -34,7 +34,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def dismiss(self) -> None:
+    def cancel_waits(self) -> None:
         """Send away all who wait for keys of this process, so that a server can shut down. From any thread."""
 
     @abstractmethod

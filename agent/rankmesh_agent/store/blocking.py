@@ -18,7 +18,7 @@ class BlockingStore(ABC):
     """Keys and values, wherever they are; several threads may use it at a time."""
 
     @abstractmethod
-    def do(self, command: Command[T]) -> T:
+    def execute(self, command: Command[T]) -> T:
         """Carry out a command, wait if it is one that waits, and return its result. Ctrl-C ends the wait.
 
         Raises:
@@ -34,7 +34,7 @@ class BlockingStore(ABC):
         """In a forked child: let go of the parent's descriptors; the store is not used any more."""
 
 
-class BlockingMemory(BlockingStore):
+class BlockingMemoryStore(BlockingStore):
     """Keys and values in this process.
 
     Args:
@@ -44,9 +44,9 @@ class BlockingMemory(BlockingStore):
     def __init__(self, table: Table) -> None:
         self.table = table
 
-    def do(self, command: Command[T]) -> T:
+    def execute(self, command: Command[T]) -> T:
         self.table.count_call(command.name)
-        found: tuple[T] | None = command.at_once(self.table)
+        found: tuple[T] | None = command.try_execute(self.table)
         if found is not None:
             return found[0]
         assert isinstance(command, Waiting)
@@ -58,7 +58,7 @@ class BlockingMemory(BlockingStore):
                 pass
         except BaseException:
             if not future.cancel():
-                command.give_back(self.table, future.result())
+                command.undo(self.table, future.result())
             raise
         if future.cancel():
             raise command.late(self.table)

@@ -18,7 +18,7 @@ from rankmesh_agent.wire.errors import (
     NotANumberError,
     ProtocolError,
 )
-from rankmesh_agent.wire.store_frames import AGAIN, MAX_BYTES, Kind, encode_answer, encode_request
+from rankmesh_agent.wire.store_frames import MAX_BYTES, RETRY, Kind, encode_request, encode_response
 
 _ABSENT, _MATCH, _OTHERS = 0x01, 0x02, 0x08
 """Flags of writes with a condition: If-None-Match: *; the parts after the usual ones are the tags of If-Match; those
@@ -51,13 +51,13 @@ class Form(NamedTuple):
     command: Callable[[Parts, int, float], Command[Any]]
 
 
-def request(command: Command[Any], seq: int, *, again: bytes = b"") -> bytes:
+def encode_command(command: Command[Any], seq: int, *, again: bytes = b"") -> bytes:
     """Return a command as a frame.
 
     Args:
         command: what to ask for.
         seq: its number on the connection.
-        again: what it was when it was asked for first (EARLIER), if this is not the first time.
+        again: what it was when it was asked for first (RETRIED_REQUEST), if this is not the first time.
 
     Raises:
         InvalidValueError: it is too large.
@@ -65,14 +65,14 @@ def request(command: Command[Any], seq: int, *, again: bytes = b"") -> bytes:
     opcode, form = _OPCODES[type(command)]
     flags, parts = form.parts(command)
     if again:
-        flags, parts = flags | AGAIN, [again, *parts]
+        flags, parts = flags | RETRY, [again, *parts]
     found = encode_request(opcode, flags, seq, min(command.seconds, 1e9), parts)
     if len(found) > MAX_BYTES:
         raise InvalidValueError(f"{len(found)} bytes in one call, at most {MAX_BYTES} are allowed; use several calls")
     return found
 
 
-def command_of(opcode: int, flags: int, seconds: float, parts: Parts) -> Command[Any]:
+def decode_command(opcode: int, flags: int, seconds: float, parts: Parts) -> Command[Any]:
     """Return the command that a frame asks for.
 
     Raises:
@@ -88,16 +88,16 @@ def command_of(opcode: int, flags: int, seconds: float, parts: Parts) -> Command
         raise ProtocolError(f"a request of the store's fast path with opcode {opcode} lacks parts") from None
 
 
-def answer(seq: int, result: Any) -> bytes:
+def encode_result(seq: int, result: Any) -> bytes:
     """Return a command's result as a frame."""
     if result is None:
-        return encode_answer(Kind.NOTHING, seq, 0, ())
+        return encode_response(Kind.NONE, seq, 0, ())
     if isinstance(result, bytes):
-        return encode_answer(Kind.VALUE, seq, 0, (result,))
+        return encode_response(Kind.VALUE, seq, 0, (result,))
     if isinstance(result, bool):
-        return encode_answer(Kind.BOOLEAN, seq, result, ())
+        return encode_response(Kind.BOOLEAN, seq, result, ())
     if isinstance(result, int):
-        return encode_answer(Kind.NUMBER, seq, result, ())
+        return encode_response(Kind.NUMBER, seq, result, ())
     if result and isinstance(result[0], str):
         return _answer_of(Kind.TEXTS, seq, 0, [text.encode() for text in result])
     lengths, joined = [*map(len, result)], b"".join(result)
@@ -110,16 +110,18 @@ def answer(seq: int, result: Any) -> bytes:
 
 def _answer_of(kind: Kind, seq: int, number: int, parts: Parts) -> bytes:
     if 4 * len(parts) + sum(map(len, parts)) > MAX_BYTES:
-        return refusal(seq, InvalidValueError(f"the answer would be over {MAX_BYTES} bytes; ask for less at a time"))
-    return encode_answer(kind, seq, number, parts)
+        return encode_error(
+            seq, InvalidValueError(f"the answer would be over {MAX_BYTES} bytes; ask for less at a time")
+        )
+    return encode_response(kind, seq, number, parts)
 
 
-def refusal(seq: int, error: DistStoreError) -> bytes:
+def encode_error(seq: int, error: DistStoreError) -> bytes:
     """Return the error that a command raised as a frame."""
-    return encode_answer(Kind.REFUSED, seq, 0, (error.code.encode(), error.message.encode("utf-8", "replace")))
+    return encode_response(Kind.ERROR, seq, 0, (error.code.encode(), error.message.encode("utf-8", "replace")))
 
 
-def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
+def decode_result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
     """Return what an answer means.
 
     Raises:
@@ -133,7 +135,7 @@ def result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
             found = [values[key] for key in command.keys]
     except (IndexError, ValueError):
         raise ProtocolError("an answer of the store's fast path lacks parts, or is not text") from None
-    if kind == Kind.REFUSED:
+    if kind == Kind.ERROR:
         raise found
     return cast(T, found)
 
@@ -146,7 +148,7 @@ def _found(kind: int, number: int, parts: Parts) -> Any:
         return number
     if kind == Kind.VALUE:
         return parts[0]
-    if kind == Kind.NOTHING:
+    if kind == Kind.NONE:
         return None
     if kind == Kind.BOOLEAN:
         return number != 0
@@ -158,7 +160,7 @@ def _found(kind: int, number: int, parts: Parts) -> Any:
         return parts
     if kind == Kind.TEXTS:
         return [part.decode() for part in parts]
-    if kind == Kind.REFUSED:
+    if kind == Kind.ERROR:
         error = BY_CODE.get(parts[0].decode(), DistStoreError)
         return (error if issubclass(error, DistStoreError) else DistStoreError)(parts[1].decode())
     raise ProtocolError(f"the store's fast path has no answer of kind {kind}")

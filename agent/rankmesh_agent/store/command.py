@@ -59,7 +59,7 @@ class Command(ABC, Generic[T]):
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     @abstractmethod
-    def at_once(self, table: Table) -> tuple[T] | None:
+    def try_execute(self, table: Table) -> tuple[T] | None:
         """Carry it out and return the result, as the only one of a tuple; None if it has to wait: nothing is done."""
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Immediate(Command[T]):
     def apply(self, table: Table) -> T:
         """Carry it out."""
 
-    def at_once(self, table: Table) -> tuple[T]:
+    def try_execute(self, table: Table) -> tuple[T]:
         return (self.apply(table),)
 
 
@@ -110,9 +110,9 @@ class Waiting(Command[T]):
     def late(self, table: Table) -> DistStoreError:
         """Return the error that says what did not appear in time."""
 
-    def give_back(self, table: Table, result: T) -> None:
+    def undo(self, table: Table, result: T) -> None:
         """Undo what was done for a caller who has gone before he got the result."""
 
-    def lasting(self: W, seconds: float) -> W:
+    def with_timeout(self: W, seconds: float) -> W:
         """Return the same command with another time to wait."""
         return replace(self, seconds=seconds)  # type: ignore[type-var]  # the subclasses are dataclasses

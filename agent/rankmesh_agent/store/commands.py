@@ -57,7 +57,7 @@ class Get(Waiting[bytes]):
     def __post_init__(self) -> None:
         check_key(self.key)
 
-    def at_once(self, table: Table) -> tuple[bytes] | None:
+    def try_execute(self, table: Table) -> tuple[bytes] | None:
         value = table.value(self.key)
         return None if value is None else (value,)
 
@@ -236,7 +236,7 @@ class MultiGet(Waiting[list[bytes]]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "each", check_keys(self.keys))
 
-    def at_once(self, table: Table) -> tuple[list[bytes]] | None:
+    def try_execute(self, table: Table) -> tuple[list[bytes]] | None:
         values = table.values(self.keys)
         return None if values is None else (values,)
 
@@ -289,7 +289,7 @@ class Wait(Waiting[None]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", check_keys(self.keys))
 
-    def at_once(self, table: Table) -> tuple[None] | None:
+    def try_execute(self, table: Table) -> tuple[None] | None:
         return None if table.values(self.keys) is None else (None,)
 
     def begin(self, table: Table) -> Future[None]:
@@ -404,7 +404,7 @@ class QueuePop(Waiting[bytes]):
     def __post_init__(self) -> None:
         check_key(self.key)
 
-    def at_once(self, table: Table) -> tuple[bytes] | None:
+    def try_execute(self, table: Table) -> tuple[bytes] | None:
         value = table.pop_one(self.key)
         return None if value is None else (value,)
 
@@ -414,7 +414,7 @@ class QueuePop(Waiting[bytes]):
     def late(self, table: Table) -> DistStoreError:
         return QueueEmptyError(f"queue {self.key!r} is empty")
 
-    def give_back(self, table: Table, result: bytes) -> None:
+    def undo(self, table: Table, result: bytes) -> None:
         table.push(self.key, result, first=True)
 
     def request(self) -> Request:

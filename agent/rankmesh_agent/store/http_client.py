@@ -10,7 +10,7 @@ import httpx
 
 from rankmesh_agent.http.middleware import MAX_BODY_BYTES
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.store.base import ANSWER_SECONDS, CONNECT_SECONDS, Store
+from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS, AsyncStore
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.wire.errors import (
@@ -28,7 +28,7 @@ from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
 IDLE_SECONDS = 2.0
 """How long an unused connection is kept: less than the 5 s after which uvicorn closes its end."""
 
-_LOST = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
+_CONNECTION_LOST = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 
 # As many connections as there are waits, or those who wait would keep out those who set.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=IDLE_SECONDS)
@@ -39,7 +39,7 @@ Exchange = Generator[httpx.Request, httpx.Response, T]
 """Yields one request after the other, is sent the answers or httpx's errors, and returns a result."""
 
 
-class RemoteStore(Store):
+class HttpStore(AsyncStore):
     """The store at another agent. It serves one event loop, the first that uses it.
 
     Args:
@@ -55,10 +55,10 @@ class RemoteStore(Store):
         self.token = token
         self._transport: httpx.AsyncHTTPTransport | None = None
 
-    async def do(self, command: Command[T], once: str = "") -> T:
+    async def execute(self, command: Command[T], once: str = "") -> T:
         if self._transport is None:  # made here, because it belongs to the event loop that runs now
             self._transport = httpx.AsyncHTTPTransport(**_options(self.url))
-        exchange = _exchange(self.url, self.token, command, once, ANSWER_SECONDS)
+        exchange = _exchange(self.url, self.token, command, once, RESPONSE_SECONDS)
         try:
             request = next(exchange)
             while True:
@@ -75,7 +75,7 @@ class RemoteStore(Store):
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    def dismiss(self) -> None:
+    def cancel_waits(self) -> None:
         """Nobody waits for keys of this process."""
 
     async def close(self) -> None:
@@ -84,7 +84,7 @@ class RemoteStore(Store):
             await transport.aclose()
 
 
-class BlockingHttp(BlockingStore):
+class BlockingHttpStore(BlockingStore):
     """The store at another place, for callers without an event loop that cannot reach it over the fast path.
 
     Args:
@@ -97,15 +97,15 @@ class BlockingHttp(BlockingStore):
         self._token = token
         self._transport = httpx.HTTPTransport(**_options(self._url))
 
-    def do(self, command: Command[T]) -> T:
-        return self.do_within(command, ANSWER_SECONDS)
+    def execute(self, command: Command[T]) -> T:
+        return self.execute_within(command, RESPONSE_SECONDS)
 
     def close(self) -> None:
         self._transport.close()
 
-    def do_within(self, command: Command[T], patience: float) -> T:
-        """Carry out a command, for which the owner may take ``patience`` seconds besides the time it waits."""
-        exchange = _exchange(self._url, self._token, command, "", patience)
+    def execute_within(self, command: Command[T], timeout: float) -> T:
+        """Carry out a command, for which the owner may take ``timeout`` seconds besides the time it waits."""
+        exchange = _exchange(self._url, self._token, command, "", timeout)
         try:
             request = next(exchange)
             while True:
@@ -128,25 +128,25 @@ def _options(url: str) -> dict[str, Any]:
     return {"limits": _LIMITS, "trust_env": False, "verify": url.startswith("https:")}
 
 
-def _exchange(url: str, token: str, command: Command[T], once: str, patience: float) -> Exchange[T]:
+def _exchange(url: str, token: str, command: Command[T], once: str, timeout: float) -> Exchange[T]:
     """Ask for a command, one long poll after the other if it is one that waits."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     if command.writes:
         headers["Idempotency-Key"] = once or secrets.token_hex(16)
     if not isinstance(command, Waiting):
-        return (yield from _asked(url, headers, command, patience))
+        return (yield from _request(url, headers, command, timeout))
     deadline = Deadline(command.seconds)
     while True:
         seconds = min(LONG_POLL_SECONDS, deadline.remaining())
         try:
-            part: Command[T] = command.lasting(seconds)
-            return (yield from _asked(url, headers, part, seconds + patience))
+            part: Command[T] = command.with_timeout(seconds)
+            return (yield from _request(url, headers, part, seconds + timeout))
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
             if deadline.passed():
                 raise
 
 
-def _asked(url: str, headers: dict[str, str], command: Command[T], seconds: float) -> Exchange[T]:
+def _request(url: str, headers: dict[str, str], command: Command[T], seconds: float) -> Exchange[T]:
     """Ask for a command once, and again if the connection broke: it may have been idle for too long."""
     asked = command.request()
     timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
@@ -161,53 +161,53 @@ def _asked(url: str, headers: dict[str, str], command: Command[T], seconds: floa
             extensions={"timeout": timeout.as_dict()},
         )
     except httpx.InvalidURL as error:
-        raise _unreachable(url, error) from error
+        raise _unreachable_error(url, error) from error
     if len(request.content) > MAX_BODY_BYTES:  # its refusal would hardly arrive: the connection breaks while we send
         raise InvalidValueError(f"{len(request.content)} bytes in one request, at most {MAX_BODY_BYTES} are allowed")
     try:
         answer = yield request
-    except _LOST:
+    except _CONNECTION_LOST:
         try:
             answer = yield request
         except httpx.HTTPError as error:
-            raise _unreachable(url, error) from error
+            raise _unreachable_error(url, error) from error
     except httpx.HTTPError as error:
-        raise _unreachable(url, error) from error
-    return _meaning(url, command, answer)
+        raise _unreachable_error(url, error) from error
+    return _result_of(url, command, answer)
 
 
-def _meaning(url: str, command: Command[T], answer: httpx.Response) -> T:
+def _result_of(url: str, command: Command[T], answer: httpx.Response) -> T:
     """Return the result that an answer stands for, or raise its error."""
     if not answer.is_success:
-        refusal = _error(url, answer)
+        refusal = _error_of(url, answer)
         if isinstance(refusal, DistStoreError):
             return command.refused(refusal)
         raise refusal
     try:
         return command.result(answer.content)
     except (ValueError, KeyError, TypeError, DistStoreError):
-        raise _stranger(url, answer) from None
+        raise _not_a_store_error(url, answer) from None
 
 
-def _error(url: str, answer: httpx.Response) -> DistError:
+def _error_of(url: str, answer: httpx.Response) -> DistError:
     """Return a store's error as the owner raised it; anything else is the owner's failure, not our caller's."""
     try:
         found = answer.json()
         code, detail = found["code"], found["detail"]
         kind = BY_CODE.get(code)
     except (ValueError, TypeError, KeyError):
-        return _stranger(url, answer)
+        return _not_a_store_error(url, answer)
     if kind is not None and issubclass(kind, DistStoreError):
         return kind(detail)
     return DistNetworkError(f"the store at {url} answered {answer.status_code}: {detail}", address=url)
 
 
-def _unreachable(url: str, error: Exception) -> DistNetworkError:
+def _unreachable_error(url: str, error: Exception) -> DistNetworkError:
     what = str(error) or type(error).__name__
     return DistNetworkError(f"the store at {url} cannot be reached: {what}", address=url)
 
 
-def _stranger(url: str, answer: httpx.Response) -> DistNetworkError:
+def _not_a_store_error(url: str, answer: httpx.Response) -> DistNetworkError:
     return DistNetworkError(
         f"{url} is not a RankMesh store: it gave an answer ({answer.status_code}) that is not RankMesh's. "
         "Is the port another program's?",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TypeVar
 
-from rankmesh_agent.store.base import Store
+from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.command import Command, Immediate, Waiting
 from rankmesh_agent.store.idempotency import Answers
 from rankmesh_agent.store.table import Table
@@ -13,18 +13,18 @@ from rankmesh_agent.store.table import Table
 T = TypeVar("T")
 
 
-class MemoryStore(Store):
+class MemoryStore(AsyncStore):
     """Keys and values in this process, for several threads and event loops at a time.
 
     Attributes:
-        table: the same keys and values for callers that have no event loop: BlockingMemory takes it.
+        table: the same keys and values for callers that have no event loop: BlockingMemoryStore takes it.
     """
 
     def __init__(self) -> None:
         self.table = Table()
         self._answers = Answers()
 
-    async def do(self, command: Command[T], once: str = "") -> T:
+    async def execute(self, command: Command[T], once: str = "") -> T:
         if not once:
             return await self._outcome(command, self._begun(command), once)
         before = self._answers.to(once, command)
@@ -33,7 +33,7 @@ class MemoryStore(Store):
         self._answers.keep(once, command, future)
         return await self._outcome(command, future, once)
 
-    def dismiss(self) -> None:
+    def cancel_waits(self) -> None:
         self.table.close()
 
     async def close(self) -> None:
@@ -56,7 +56,7 @@ class MemoryStore(Store):
             await asyncio.wait([asyncio.wrap_future(future)], timeout=max(0.0, command.seconds))
         except BaseException:  # the caller has gone
             if not future.cancel() and (not once or self._answers.drop(once, future)):
-                command.give_back(self.table, future.result())
+                command.undo(self.table, future.result())
             raise
         if future.cancel():
             raise command.late(self.table)

@@ -58,18 +58,19 @@ class Table:
         Returns:
             The plan's result.
         """
-        complete: list[_Watch[Any]] = []
         with self._lock:
             result, changes = plan(self._values)
             if changes and keep is not None:
                 keep(changes)
-            for key, value in changes.items():
-                if value is None:
-                    self._remove(key)
-                    continue
-                self._values[key] = value
-                if key in self._watches:
-                    complete += self._completed(key)
+            if None in changes.values():
+                for key, value in changes.items():
+                    if value is None:
+                        self._values.pop(key, None)
+                    else:
+                        self._values[key] = value
+            else:
+                self._values.update(changes)  # type: ignore[arg-type]  # in one step also for value(), without the lock
+            complete = self._completed(changes) if self._watches else ()
         for watch in complete:
             watch.finish()
         return result
@@ -192,21 +193,21 @@ class Table:
 
     # What needs the lock
 
-    def _completed(self, key: str) -> list[_Watch[Any]]:
-        """Return the watches that are complete now that there is ``key``; they are watches no more."""
-        complete = []
-        for watch in tuple(self._watches[key]):
-            watch.missing.discard(key)
-            if not watch.missing:
-                watch.take(self._values)
-                self._forget(watch)
-                complete.append(watch)
+    def _completed(self, changes: Changes) -> list[_Watch[Any]]:
+        """Return the watches that the changes, all made by now, complete; they are watches no more."""
+        touched: dict[_Watch[Any], None] = {}
+        for key, value in changes.items():
+            for watch in self._watches.get(key, ()):
+                if value is None:
+                    watch.missing.add(key)
+                else:
+                    watch.missing.discard(key)
+                    touched[watch] = None
+        complete = [watch for watch in touched if not watch.missing]
+        for watch in complete:
+            watch.take(self._values)
+            self._forget(watch)
         return complete
-
-    def _remove(self, key: str) -> None:
-        for watch in self._watches.get(key, ()):
-            watch.missing.add(key)
-        self._values.pop(key, None)
 
     def _forget(self, watch: _Watch[Any]) -> None:
         for key in watch.keys:

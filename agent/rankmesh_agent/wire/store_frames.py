@@ -7,7 +7,7 @@ one at a time, requests and their answers::
 
     request  offset  size  field
              0       1     opcode   what to do
-             1       1     flags    of the opcode, and AGAIN
+             1       1     flags    of the opcode, and RETRY
              2       2     zero
              4       4     seq      number of the request on this connection
              8       4     count    how many parts there are
@@ -41,26 +41,26 @@ from rankmesh_agent.wire.upgrade import Upgrade, switched
 PATH = b"/v1/store-fast-path"
 PROTOCOL = b"rankmesh-store/1"
 UPGRADE = Upgrade(PATH, PROTOCOL)
-_NEARBY = b"Rankmesh-Nearby: "
+_UNIX_SOCKET_FIELD = b"Rankmesh-Nearby: "
 
-_REQUEST, _ANSWER = "!BBxxIIId", "!BxxxIIIq"
-REQUEST, ANSWER = struct.Struct(_REQUEST), struct.Struct(_ANSWER)
-_REQUEST_OF_ONE, _ANSWER_OF_ONE = struct.Struct(_REQUEST + "I"), struct.Struct(_ANSWER + "I")
+_REQUEST, _RESPONSE = "!BBxxIIId", "!BxxxIIIq"
+REQUEST, RESPONSE = struct.Struct(_REQUEST), struct.Struct(_RESPONSE)
+_REQUEST_OF_ONE, _RESPONSE_OF_ONE = struct.Struct(_REQUEST + "I"), struct.Struct(_RESPONSE + "I")
 _LENGTH = struct.Struct("!I")
 HEADER_BYTES = REQUEST.size
 MAX_BYTES = (2 * 64 + 1) << 20
 """Most bytes after a header: as many keys as a call may have, of the longest, and the largest value."""
 
-AGAIN = 0x80
+RETRY = 0x80
 """A flag: the request was sent before over a connection that broke; its first part says which it was."""
-EARLIER = struct.Struct("!64sI")
+RETRIED_REQUEST = struct.Struct("!64sI")
 """That part: the broken connection's name (both nonces of its challenge), and the request's number there."""
 
 
 class Kind(enum.IntEnum):
     """What an answer holds."""
 
-    NOTHING = 0
+    NONE = 0
     BOOLEAN = 1
     """``number`` is 0 or 1."""
     NUMBER = 2
@@ -70,7 +70,7 @@ class Kind(enum.IntEnum):
     """Parts, in the order of the request's keys."""
     TEXTS = 5
     """Parts in UTF-8."""
-    REFUSED = 6
+    ERROR = 6
     """Two parts: the error's code and message."""
     JOINED = 7
     """VALUES in one part, with zero bytes between them: none has any."""
@@ -84,16 +84,16 @@ Answer = tuple[int, int, int, int, int]
 """An answer's header, decoded: kind, seq, count, length, number."""
 
 
-def switching(nearby: str) -> bytes:
+def upgrade_response(unix_socket: str) -> bytes:
     """Return the answer to an upgrade.
 
     Args:
-        nearby: name of the unix socket (abstract) at which clients of the same host may go on instead.
+        unix_socket: name of the unix socket (abstract) at which clients of the same host may go on instead.
     """
-    return UPGRADE.switching(_NEARBY + nearby.encode("ascii"))
+    return UPGRADE.switching(_UNIX_SOCKET_FIELD + unix_socket.encode("ascii"))
 
 
-def nearby_of(head: bytes) -> str | None:
+def unix_socket_of(head: bytes) -> str | None:
     """Return the name of the unix socket in an answer to an upgrade, '' if it has none; None if more is needed to tell.
 
     Raises:
@@ -101,7 +101,7 @@ def nearby_of(head: bytes) -> str | None:
     """
     if not switched(head):
         return None
-    return head.partition(b"\r\n" + _NEARBY)[2].partition(b"\r\n")[0].decode("ascii", "replace")
+    return head.partition(b"\r\n" + _UNIX_SOCKET_FIELD)[2].partition(b"\r\n")[0].decode("ascii", "replace")
 
 
 def encode_request(opcode: int, flags: int, seq: int, seconds: float, parts: Sequence[bytes]) -> bytes:
@@ -115,20 +115,20 @@ def encode_request(opcode: int, flags: int, seq: int, seconds: float, parts: Seq
     return header + b"".join(parts)
 
 
-def encode_answer(kind: int, seq: int, number: int, parts: Sequence[bytes]) -> bytes:
+def encode_response(kind: int, seq: int, number: int, parts: Sequence[bytes]) -> bytes:
     """Return an answer as bytes."""
     if not parts:
-        return ANSWER.pack(kind, seq, 0, 0, number)
+        return RESPONSE.pack(kind, seq, 0, 0, number)
     if len(parts) == 1:
         size = len(parts[0])
-        return _ANSWER_OF_ONE.pack(kind, seq, 1, 4 + size, number, size) + parts[0]
+        return _RESPONSE_OF_ONE.pack(kind, seq, 1, 4 + size, number, size) + parts[0]
     lengths = [*map(len, parts)]
     count = len(lengths)
-    header = _layout(_ANSWER, count).pack(kind, seq, count, 4 * count + sum(lengths), number, *lengths)
+    header = _layout(_RESPONSE, count).pack(kind, seq, count, 4 * count + sum(lengths), number, *lengths)
     return header + b"".join(parts)
 
 
-def renumbered(answer: bytes, seq: int) -> bytes:
+def with_seq(answer: bytes, seq: int) -> bytes:
     """Return an answer as one to another request."""
     return answer[:4] + seq.to_bytes(4, "big") + answer[8:]
 
@@ -142,22 +142,22 @@ def decode_request(data: bytes | bytearray) -> Request:
     found: Request = REQUEST.unpack_from(data)
     _, _, _, count, length, seconds = found
     if length > MAX_BYTES or 4 * count > length:
-        raise _impossible(count, length)
+        raise _size_error(count, length)
     if not 0.0 <= seconds < math.inf:
         raise ProtocolError(f"a request of the store's fast path would wait {seconds} seconds")
     return found
 
 
-def decode_answer(data: bytes | bytearray) -> Answer:
+def decode_response(data: bytes | bytearray) -> Answer:
     """Return the header that ``data`` begins with: kind, seq, count, length, number.
 
     Raises:
         ProtocolError: a length over the limit.
     """
-    found: Answer = ANSWER.unpack_from(data)
+    found: Answer = RESPONSE.unpack_from(data)
     _, _, count, length, _ = found
     if length > MAX_BYTES or 4 * count > length:
-        raise _impossible(count, length)
+        raise _size_error(count, length)
     return found
 
 
@@ -186,7 +186,7 @@ def _layout(header: str, count: int) -> struct.Struct:
     return struct.Struct(f"{header}{count}I")
 
 
-def _impossible(count: int, length: int) -> ProtocolError:
+def _size_error(count: int, length: int) -> ProtocolError:
     return ProtocolError(
         f"a frame of the store's fast path would have {count} parts and {length} bytes; at most {MAX_BYTES} bytes are "
         "allowed"

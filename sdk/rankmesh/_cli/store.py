@@ -31,7 +31,7 @@ from rankmesh_agent.config.settings import DEFAULT_TIMEOUT, Settings
 
 if TYPE_CHECKING:
     from rankmesh_agent.store.command import Command
-    from rankmesh_agent.store.http_client import BlockingHttp
+    from rankmesh_agent.store.http_client import BlockingHttpStore
 
 T = TypeVar("T")
 
@@ -63,11 +63,11 @@ class Keys:
         url: the agent's.
     """
 
-    def __init__(self, store: BlockingHttp, url: str) -> None:
+    def __init__(self, store: BlockingHttpStore, url: str) -> None:
         self._store = store
         self._url = url
 
-    def do(self, command: Command[T]) -> T:
+    def execute(self, command: Command[T]) -> T:
         """Carry out a command.
 
         Raises:
@@ -77,7 +77,7 @@ class Keys:
         from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, KeyNotFoundError, StoreTimeoutError
 
         try:
-            return self._store.do_within(command, _ANSWER_SECONDS)
+            return self._store.execute_within(command, _ANSWER_SECONDS)
         except (KeyNotFoundError, StoreTimeoutError):
             raise
         except DistNetworkError as error:
@@ -99,7 +99,7 @@ def opened(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[Keys
     Raises:
         CommandError: it cannot be found.
     """
-    from rankmesh_agent.store.http_client import BlockingHttp
+    from rankmesh_agent.store.http_client import BlockingHttpStore
 
     if agent:
         url, secret = base_url(agent), token(token_file)
@@ -107,7 +107,7 @@ def opened(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[Keys
         service = options.gateway(gateway, token_file)
         with contextlib.closing(service):
             url, secret = owner(service, job), service.token
-    store = BlockingHttp(url, secret)
+    store = BlockingHttpStore(url, secret)
     try:
         yield Keys(store, url)
     finally:
@@ -181,7 +181,7 @@ def get(
 
     with opened(gateway, agent, token_file, job) as keys:
         try:
-            value = keys.do(checked(Get, key, timeout))
+            value = keys.execute(checked(Get, key, timeout))
         except KeyNotFoundError:
             complain(f"nobody has set key {key!r}" + (f" within {timeout:g} s" if timeout else "; --timeout waits"))
             return TIMED_OUT if timeout else NO
@@ -214,7 +214,7 @@ def set_value(
     # One byte too many is enough to be refused.
     content = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1) if value == "-" else value.encode(errors="surrogateescape")
     with opened(gateway, agent, token_file, job) as keys:
-        keys.do(checked(Set, key, content))
+        keys.execute(checked(Set, key, content))
     if json:
         json_output.write({"key": key, "bytes": len(content)})
     return DONE
@@ -235,7 +235,7 @@ def add(
     from rankmesh_agent.store.commands import Add
 
     with opened(gateway, agent, token_file, job) as keys:
-        total = keys.do(checked(Add, key, amount))
+        total = keys.execute(checked(Add, key, amount))
     if json:
         json_output.write({"key": key, "value": total})
     else:
@@ -266,7 +266,7 @@ def wait(
     limit = settings().timeout if timeout is None else timeout
     with opened(gateway, agent, token_file, job) as keys:
         try:
-            keys.do(checked(Wait, tuple(names), limit))
+            keys.execute(checked(Wait, tuple(names), limit))
         except StoreTimeoutError as error:
             complain(error.message)
             return TIMED_OUT
@@ -292,7 +292,7 @@ def list_keys(
     from rankmesh_agent.store.commands import Keys as ListKeys
 
     with opened(gateway, agent, token_file, job) as keys:
-        found = keys.do(checked(ListKeys, prefix))
+        found = keys.execute(checked(ListKeys, prefix))
     if json:
         json_output.write(found)
     else:
@@ -317,7 +317,7 @@ def delete(
     from rankmesh_agent.store.commands import Delete
 
     with opened(gateway, agent, token_file, job) as keys:
-        found = keys.do(checked(Delete, key))
+        found = keys.execute(checked(Delete, key))
     if json:
         json_output.write({"key": key, "deleted": found})
     elif not found:

@@ -38,61 +38,61 @@ class CommandStore(Store):
         self._place = Refusing(f"{self!r} is closed; make a new one")
 
     def set(self, key: str, value: Text) -> None:
-        self._do(commands.Set(key_of(key), value_of(value)))
+        self._execute(commands.Set(key_of(key), value_of(value)))
 
     def get(self, key: str) -> bytes:
         return self._in_time(commands.Get(key_of(key), self._seconds()))
 
     def add(self, key: str, amount: int) -> int:
-        return self._do(commands.Add(key_of(key), operator.index(amount)))
+        return self._execute(commands.Add(key_of(key), operator.index(amount)))
 
     def compare_set(self, key: str, expected_value: Text, desired_value: Text) -> bytes:
-        return self._do(commands.CompareSet(key_of(key), value_of(expected_value), value_of(desired_value)))
+        return self._execute(commands.CompareSet(key_of(key), value_of(expected_value), value_of(desired_value)))
 
     def append(self, key: str, value: Text) -> None:
-        self._do(commands.Append(key_of(key), value_of(value)))
+        self._execute(commands.Append(key_of(key), value_of(value)))
 
     def delete_key(self, key: str) -> bool:
-        return self._do(commands.Delete(key_of(key)))
+        return self._execute(commands.Delete(key_of(key)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
         self._in_time(commands.Wait(keys_of(keys), self._seconds(timeout)))
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._do(commands.Check(keys_of(keys)))
+        return self._execute(commands.Check(keys_of(keys)))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return self._in_time(commands.MultiGet(keys_of(keys), self._seconds()))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Text]) -> None:
-        self._do(commands.MultiSet(tuple(pairs_of(keys, values))))
+        self._execute(commands.MultiSet(tuple(pairs_of(keys, values))))
 
     def num_keys(self) -> int:
-        return self._do(commands.Count())
+        return self._execute(commands.Count())
 
     def list_keys(self) -> list[str]:
-        return self._do(commands.Keys())
+        return self._execute(commands.Keys())
 
     def queue_push(self, key: str, value: Text) -> None:
-        self._do(commands.QueuePush(key_of(key), value_of(value)))
+        self._execute(commands.QueuePush(key_of(key), value_of(value)))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         if not block:
-            return self._do(commands.QueuePop(key_of(key)))
+            return self._execute(commands.QueuePop(key_of(key)))
         return self._in_time(commands.QueuePop(key_of(key), self._seconds()))
 
     def queue_len(self, key: str) -> int:
-        return self._do(commands.QueueLen(key_of(key)))
+        return self._execute(commands.QueueLen(key_of(key)))
 
     def has_extended_api(self) -> bool:
         return True
 
-    def _do(self, command: Command[T]) -> T:
-        return self._place.do(command)
+    def _execute(self, command: Command[T]) -> T:
+        return self._place.execute(command)
 
     def _in_time(self, command: Waiting[T]) -> T:
         try:
-            return self._do(command)
+            return self._execute(command)
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
             raise StoreTimeoutError(f"{self!r}: waited {command.seconds:g} s, but {error.message}") from None
 
@@ -120,7 +120,7 @@ class Refusing(BlockingStore):
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def do(self, command: Command[T]) -> T:
+    def execute(self, command: Command[T]) -> T:
         raise DistStoreError(self._why)
 
     def close(self) -> None:

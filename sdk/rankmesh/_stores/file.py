@@ -103,7 +103,7 @@ class _FileTable(BlockingStore):
         with self._following(Deadline(_LOCK_SECONDS), alone=True, create=True):
             self._append(Record(CAME))
 
-    def do(self, command: Command[T]) -> T:
+    def execute(self, command: Command[T]) -> T:
         if isinstance(command, Waiting):
             return cast(T, self._wait(command))
         assert isinstance(command, Immediate)

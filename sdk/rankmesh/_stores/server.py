@@ -8,18 +8,18 @@ import threading
 from typing import Any
 
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
-from rankmesh_agent.http.server import HttpThread
-from rankmesh_agent.net.sockets import bind, reachable_addresses
-from rankmesh_agent.store.blocking import BlockingMemory
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind
+from rankmesh_agent.store.blocking import BlockingMemoryStore
 from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.store.server import FastPath
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
 
 _WHAT = "the TCPStore serves its keys"
 
 
-class StoreServer:
+class TCPStoreServer:
     """A store at an address, for as long as somebody in this process uses it.
 
     Args:
@@ -35,23 +35,22 @@ class StoreServer:
         self.port: int = listener.getsockname()[1]
         self._store = MemoryStore()
         self._users = 0
-        _, names = reachable_addresses(listener.getsockname()[0], settings.advertise)
+        self._http = HttpServer(listener, f"rankmesh-store-{self.port}", advertise=settings.advertise)
 
         def make() -> Any:
             from rankmesh_agent.http.app import create_store_app
 
-            return create_store_app(self._store, token=settings.token, names=[host, *names])
+            return create_store_app(self._store, token=settings.token, names=[host, *self._http.names])
 
-        fast_path = FastPath(self._store.table, settings.token, f"rankmesh-store-fast-{self.port}")
-        self._http = HttpThread(make, listener, f"rankmesh-store-{self.port}", ways={store_frames.UPGRADE: fast_path})
-        self._http.start()
+        store_server = StoreServer(self._store.table, settings.token, f"rankmesh-store-fast-{self.port}")
+        self._http.start(make, {store_frames.UPGRADE: store_server})
 
-    def use(self) -> Served:
+    def use(self) -> ServerReference:
         """Return the store for one more user, to be closed."""
         with _lock:
             self._users += 1
             _running.add(self)
-        return Served(self)
+        return ServerReference(self)
 
     def leave(self) -> None:
         """One user less; the last one ends the service."""
@@ -62,22 +61,22 @@ class StoreServer:
             _running.discard(self)
             for place in [place for place, server in _shared.items() if server is self]:
                 del _shared[place]
-        self._store.dismiss()
-        self._http.stop()
+        self._store.cancel_waits()
+        self._http.close()
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's listening socket."""
         self._http.forget()
 
 
-class Served(BlockingMemory):
+class ServerReference(BlockingMemoryStore):
     """The keys of a server in this process.
 
     Args:
         server: the server.
     """
 
-    def __init__(self, server: StoreServer) -> None:
+    def __init__(self, server: TCPStoreServer) -> None:
         super().__init__(server._store.table)
         self.server = server
 
@@ -85,7 +84,7 @@ class Served(BlockingMemory):
         self.server.leave()
 
 
-def serve(host: str, port: int, settings: Settings, *, shared: bool, descriptor: int | None) -> Served:
+def serve(host: str, port: int, settings: Settings, *, shared: bool, descriptor: int | None) -> ServerReference:
     """Return a store that is served at an address.
 
     Args:
@@ -104,7 +103,7 @@ def serve(host: str, port: int, settings: Settings, *, shared: bool, descriptor:
     with _lock:
         server = _shared.get((host, port)) if shared else None
         if server is None:
-            server = StoreServer(_listener(host, port, settings, descriptor), settings, host)
+            server = TCPStoreServer(_listener(host, port, settings, descriptor), settings, host)
             if shared:
                 _shared[host, server.port] = server
         return server.use()
@@ -137,8 +136,8 @@ def _listener(host: str, port: int, settings: Settings, descriptor: int | None) 
     return listener
 
 
-_shared: dict[tuple[str, int], StoreServer] = {}
-_running: set[StoreServer] = set()
+_shared: dict[tuple[str, int], TCPStoreServer] = {}
+_running: set[TCPStoreServer] = set()
 _lock = threading.RLock()  # a store may be collected, and so its server left, at any time
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rankmesh._rendezvous.urls import url_for
 from rankmesh._stores.base import DEFAULT_TIMEOUT, timedelta_of
 from rankmesh._stores.commands import CommandStore
-from rankmesh._stores.server import Served, serve
+from rankmesh._stores.server import ServerReference, serve
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.blocking import BlockingStore
@@ -22,7 +22,7 @@ from rankmesh_agent.store.commands import Add, Count
 from rankmesh_agent.wire.errors import StoreTimeoutError
 
 if TYPE_CHECKING:
-    from rankmesh_agent.store.client import BlockingRemote
+    from rankmesh_agent.store.client import StoreClient
 
 _WORKERS = "rankmesh/workers"
 """The key that counts the participants, when there is a world size."""
@@ -93,7 +93,7 @@ class TCPStore(CommandStore):
             super().__init__(master, allowed)
         try:
             if not is_master:
-                master.do_first(Add(_WORKERS) if expected else Count(), deadline)
+                master.execute_first(Add(_WORKERS) if expected else Count(), deadline)
             elif expected:
                 self._gather(expected, deadline)
         except BaseException:
@@ -116,23 +116,23 @@ class TCPStore(CommandStore):
     def clone(self) -> TCPStore:
         twin = TCPStore.__new__(TCPStore)
         twin._host, twin._port, twin._token = self._host, self._port, self._token
-        place = self._place.server.use() if isinstance(self._place, Served) else self._master()
+        place = self._place.server.use() if isinstance(self._place, ServerReference) else self._master()
         CommandStore.__init__(twin, place, self.timeout)
         return twin
 
     def _gather(self, expected: int, deadline: Deadline) -> None:
         """Wait at the master until everyone has come."""
-        came = self._do(Add(_WORKERS))
+        came = self._execute(Add(_WORKERS))
         while came < expected:
             if deadline.passed():
                 raise StoreTimeoutError(
                     f"{self!r}: waited {deadline.seconds:g} s for {expected} participants, and {came} came (we are one)"
                 )
             time.sleep(min(_PAUSE_SECONDS, deadline.remaining()))
-            came = self._do(Add(_WORKERS, 0))
+            came = self._execute(Add(_WORKERS, 0))
 
     @property
-    def _master(self) -> Callable[[], BlockingRemote]:
+    def _master(self) -> Callable[[], StoreClient]:
         """Opens a connection to the master; it does not keep the store alive."""
         return partial(_remote, url_for(self._host, self._port), self._token)
 
@@ -157,11 +157,11 @@ class _Later(BlockingStore):
         self._lock = threading.Lock()
         self._place: BlockingStore | None = None
 
-    def do(self, command: Command[T]) -> T:
+    def execute(self, command: Command[T]) -> T:
         with self._lock:
             if self._place is None:
                 self._place = self._open()
-        return self._place.do(command)
+        return self._place.execute(command)
 
     def close(self) -> None:
         if self._place is not None:
@@ -172,10 +172,10 @@ class _Later(BlockingStore):
             self._place.forget()
 
 
-def _remote(url: str, token: str) -> BlockingRemote:
-    from rankmesh_agent.store.client import BlockingRemote
+def _remote(url: str, token: str) -> StoreClient:
+    from rankmesh_agent.store.client import StoreClient
 
-    return BlockingRemote(url, token)
+    return StoreClient(url, token)
 
 
 def _check(host_name: str, port: int, world_size: int | None) -> None:

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from rankmesh_agent.net import spin
-from rankmesh_agent.net.spin import SECONDS, Lookout
+from rankmesh_agent.net.spin import SPIN_SECONDS, AdaptiveSpin
 
 
 class World:
@@ -24,7 +24,7 @@ class World:
     def __init__(self) -> None:
         self.said: list[object] = []
         self.looks = 0
-        self.seconds = SECONDS / 4
+        self.seconds = SPIN_SECONDS / 4
         self.now = 0.0
 
     def attempt(self) -> object:
@@ -45,25 +45,25 @@ def world(monkeypatch) -> World:
 
 
 @pytest.fixture
-def one(world) -> Lookout[object]:
-    return Lookout(world.attempt)
+def one(world) -> AdaptiveSpin[object]:
+    return AdaptiveSpin(world.attempt)
 
 
 def test_what_is_there_is_returned_at_once(world, one):
     world.said = ["here"]
-    assert one.look() == "here"
+    assert one.poll() == "here"
     assert world.looks == 1
 
 
 @pytest.mark.parametrize("nothing", [0, [], b"", BlockingIOError()], ids=["0", "list", "bytes", "error"])
 def test_what_comes_soon_is_waited_for(world, one, nothing):
     world.said = [nothing, nothing, "later"]
-    assert one.look() == "later"
+    assert one.poll() == "later"
 
 
 def test_what_does_not_come_is_not(world, one):
     world.said = [0, 0, 0, 0, "too late"]
-    assert one.look() is None
+    assert one.poll() is None
     assert world.looks == 4
 
 
@@ -71,20 +71,20 @@ def test_arguments_are_passed_on():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.send(b"word")
-        assert Lookout(ours.recv, 2, socket.MSG_DONTWAIT).look() == b"wo"
+        assert AdaptiveSpin(ours.recv, 2, socket.MSG_DONTWAIT).poll() == b"wo"
 
 
 def test_errors_are_the_callers(world, one):
     world.said = [ConnectionResetError()]
     with pytest.raises(ConnectionResetError):
-        one.look()
+        one.poll()
 
 
-def off(world: World, one: Lookout[object]) -> int:
+def off(world: World, one: AdaptiveSpin[object]) -> int:
     """Return how many times it is not looked before it is again, in vain."""
     before, times = world.looks, 0
     while True:
-        assert one.look() is None
+        assert one.poll() is None
         if world.looks > before:
             return times
         times += 1
@@ -97,22 +97,22 @@ def test_the_more_often_it_is_in_vain_the_rarer_it_is_done(world, one):
 def test_a_message_makes_it_worth_while_again(world, one):
     assert [off(world, one) for _ in range(4)] == [0, 1, 2, 4]
     world.said = ["here"]
-    assert [one.look() for _ in range(9)] == [None] * 8 + ["here"]
+    assert [one.poll() for _ in range(9)] == [None] * 8 + ["here"]
     assert [off(world, one) for _ in range(3)] == [0, 1, 2]
 
 
 def test_the_longer_looking_took_the_rarer_it_is_done(world, one):
     """What it finds so late is returned, but was not worth it."""
-    world.seconds = 10.5 * SECONDS
+    world.seconds = 10.5 * SPIN_SECONDS
     world.said = ["late"]
-    assert one.look() == "late"
-    world.seconds = SECONDS
+    assert one.poll() == "late"
+    world.seconds = SPIN_SECONDS
     assert [off(world, one) for _ in range(2)] == [10, 2]
 
 
 def test_a_single_core_has_nobody_to_look_for(world, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     world.said = ["here"]
-    one = Lookout(world.attempt)
-    assert [one.look() for _ in range(3)] == [None] * 3
+    one = AdaptiveSpin(world.attempt)
+    assert [one.poll() for _ in range(3)] == [None] * 3
     assert world.looks == 0

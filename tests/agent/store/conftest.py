@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.server import HttpThread, bind, url_of
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.store.server import FastPath
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire.store_frames import UPGRADE
 
 
@@ -21,7 +22,7 @@ def owned() -> MemoryStore:
     return MemoryStore()
 
 
-class Exchangeable(FastPath):
+class Exchangeable(StoreServer):
     """The fast path of whatever store the agent has now.
 
     Args:
@@ -32,8 +33,8 @@ class Exchangeable(FastPath):
         super().__init__(MemoryStore().table, "")
         self._agent = agent
 
-    def take(self, sock: socket.socket) -> None:
-        self._agent.fast_path.take(sock)
+    def handle(self, sock: socket.socket) -> None:
+        self._agent.store_server.handle(sock)
 
 
 @pytest.fixture(scope="session")
@@ -43,23 +44,23 @@ def server() -> Iterator[tuple[SimpleNamespace, str]]:
     listener = bind("127.0.0.1", 0, what="test")
     url = url_of(listener)
     app = partial(create_app, agent, token="secret")
-    running = HttpThread(app, listener, "owner", ways={UPGRADE: Exchangeable(agent)})
-    running.start()
+    running = HttpServer(listener, "owner")
+    running.start(app, {UPGRADE: Exchangeable(agent)})
     yield agent, url
-    running.stop()
+    running.close()
 
 
 @pytest.fixture
-def fast_path(owned) -> Iterator[FastPath]:
+def store_server(owned) -> Iterator[StoreServer]:
     """The fast path to ``owned``."""
-    found = FastPath(owned.table, "secret")
+    found = StoreServer(owned.table, "secret")
     yield found
     found.close()
 
 
 @pytest.fixture
-def owner(server, owned, fast_path) -> str:
+def owner(server, owned, store_server) -> str:
     """The URL of the agent that owns ``owned``."""
     agent, url = server
-    agent.store, agent.fast_path = owned, fast_path
+    agent.store, agent.store_server = owned, store_server
     return url

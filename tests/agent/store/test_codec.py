@@ -31,7 +31,7 @@ from rankmesh_agent.wire.errors import (
     NotANumberError,
     ProtocolError,
 )
-from rankmesh_agent.wire.store_frames import MAX_BYTES, Kind, decode_answer, decode_parts, decode_request
+from rankmesh_agent.wire.store_frames import MAX_BYTES, Kind, decode_parts, decode_request, decode_response
 
 GOLDEN: list[tuple[Command, int, int, float, list[bytes]]] = [
     (Get("grüße", 1.5), 1, 0, 1.5, ["grüße".encode()]),
@@ -61,29 +61,29 @@ GOLDEN: list[tuple[Command, int, int, float, list[bytes]]] = [
 
 @pytest.mark.parametrize(("command", "opcode", "flags", "seconds", "parts"), GOLDEN, ids=lambda value: "")
 def test_commands(command, opcode, flags, seconds, parts):
-    frame = codec.request(command, 9)
+    frame = codec.encode_command(command, 9)
     assert decode_request(frame) == (opcode, flags, 9, len(parts), len(frame) - 24, seconds)
     assert decode_parts(frame, len(parts)) == parts
-    found = codec.command_of(opcode, flags, seconds, parts)
+    found = codec.decode_command(opcode, flags, seconds, parts)
     expected = MultiGet(command.each, seconds) if isinstance(command, MultiGet) else command
     assert found == expected
     assert getattr(found, "seconds", 0.0) == seconds
 
 
 def test_a_repeated_command_says_which_it_was():
-    frame = codec.request(Add("k", 1), 2, again=b"earlier")
+    frame = codec.encode_command(Add("k", 1), 2, again=b"earlier")
     _, flags, _, count, _, _ = decode_request(frame)
     assert (flags, decode_parts(frame, count)) == (0x80, [b"earlier", b"k", b"1"])
 
 
 def test_the_longest_wait_is_a_number():
-    assert decode_request(codec.request(Get("k", 1e300), 1))[5] == 1e9
+    assert decode_request(codec.encode_command(Get("k", 1e300), 1))[5] == 1e9
 
 
 @pytest.mark.parametrize(
     ("command", "result", "kind"),
     [
-        (Set("k", b""), None, Kind.NOTHING),
+        (Set("k", b""), None, Kind.NONE),
         (Delete("k"), True, Kind.BOOLEAN),
         (Check(("k",)), False, Kind.BOOLEAN),
         (Add("k"), -(1 << 63), Kind.NUMBER),
@@ -101,47 +101,47 @@ def test_the_longest_wait_is_a_number():
     ],
 )
 def test_results(command, result, kind):
-    frame = codec.answer(3, result)
-    found, seq, count, _, number = decode_answer(frame)
+    frame = codec.encode_result(3, result)
+    found, seq, count, _, number = decode_response(frame)
     assert (found, seq) == (kind, 3)
-    assert codec.result(command, found, number, decode_parts(frame, count)) == result
+    assert codec.decode_result(command, found, number, decode_parts(frame, count)) == result
 
 
 def test_a_key_that_was_asked_for_twice():
-    assert codec.result(MultiGet(("a", "b", "a")), Kind.JOINED, 0, [b"1\x002"]) == [b"1", b"2", b"1"]
+    assert codec.decode_result(MultiGet(("a", "b", "a")), Kind.JOINED, 0, [b"1\x002"]) == [b"1", b"2", b"1"]
     with pytest.raises(ProtocolError):
-        codec.result(MultiGet(("a", "b", "a")), Kind.VALUES, 0, [b"1"])
+        codec.decode_result(MultiGet(("a", "b", "a")), Kind.VALUES, 0, [b"1"])
 
 
 def test_the_same_keys_again_are_the_same_command():
-    first, again, other = (codec.command_of(7, 4, seconds, [b"a\0b"]) for seconds in (1.0, 1.0, 2.0))
+    first, again, other = (codec.decode_command(7, 4, seconds, [b"a\0b"]) for seconds in (1.0, 1.0, 2.0))
     assert first is again
     assert other is not first
     many = ["k" * 1000] * 5
-    first, again = (codec.command_of(7, 4, 1.0, ["\0".join(many).encode()]) for _ in range(2))
+    first, again = (codec.decode_command(7, 4, 1.0, ["\0".join(many).encode()]) for _ in range(2))
     assert first is not again  # that would take too much memory
 
 
 def test_errors():
-    frame = codec.refusal(1, KeyNotFoundError("nobody has set key 'ü'"))
-    kind, _, count, _, number = decode_answer(frame)
+    frame = codec.encode_error(1, KeyNotFoundError("nobody has set key 'ü'"))
+    kind, _, count, _, number = decode_response(frame)
     with pytest.raises(KeyNotFoundError, match="nobody has set key 'ü'"):
-        codec.result(Get("k"), kind, number, decode_parts(frame, count))
+        codec.decode_result(Get("k"), kind, number, decode_parts(frame, count))
 
 
 @pytest.mark.parametrize("code", [b"from-the-future", b"network-error"])
 def test_an_error_that_is_not_a_stores_is_one_here(code):
     with pytest.raises(DistStoreError, match="what") as caught:
-        codec.result(Get("k"), Kind.REFUSED, 0, [code, b"what"])
+        codec.decode_result(Get("k"), Kind.ERROR, 0, [code, b"what"])
     assert type(caught.value) is DistStoreError
 
 
 def test_an_answer_that_would_be_too_large(monkeypatch):
     monkeypatch.setattr(codec, "MAX_BYTES", 100)
-    kind, _, count, *_ = decode_answer(frame := codec.answer(1, [b"\x00" * 60, b"x" * 60]))
-    assert (kind, decode_parts(frame, count)[0]) == (Kind.REFUSED, b"invalid-value")
+    kind, _, count, *_ = decode_response(frame := codec.encode_result(1, [b"\x00" * 60, b"x" * 60]))
+    assert (kind, decode_parts(frame, count)[0]) == (Kind.ERROR, b"invalid-value")
     with pytest.raises(DistStoreError, match="at most 100 are allowed"):
-        codec.request(Set("k", bytes(100)), 1)
+        codec.encode_command(Set("k", bytes(100)), 1)
     assert MAX_BYTES > 2 * (64 << 20)
 
 
@@ -151,19 +151,19 @@ def test_an_answer_that_would_be_too_large(monkeypatch):
 )
 def test_what_is_no_command(opcode, parts):
     with pytest.raises(ProtocolError):
-        codec.command_of(opcode, 0, 0.0, parts)
+        codec.decode_command(opcode, 0, 0.0, parts)
 
 
 @pytest.mark.parametrize("digits", [b"", b"-", b"1.5", b"+1", b" 1", b"\xd9\xa1", b"9" * 41, b"1_0"])
 def test_what_is_no_number(digits):
     with pytest.raises(NotANumberError):
-        codec.command_of(4, 0, 0.0, [b"k", digits])
+        codec.decode_command(4, 0, 0.0, [b"k", digits])
 
 
 @pytest.mark.parametrize(("opcode", "flags", "key"), [(1, 0, b"\xff"), (1, 0, b""), (9, 4, b"a\0"), (10, 4, b"\xff")])
 def test_what_is_no_key(opcode, flags, key):
     with pytest.raises(InvalidKeyError):
-        codec.command_of(opcode, flags, 0.0, [key])
+        codec.decode_command(opcode, flags, 0.0, [key])
 
 
 @pytest.mark.parametrize(
@@ -171,4 +171,4 @@ def test_what_is_no_key(opcode, flags, key):
 )
 def test_what_is_no_answer(kind, parts):
     with pytest.raises(ProtocolError):
-        codec.result(Get("k"), kind, 0, parts)
+        codec.decode_result(Get("k"), kind, 0, parts)

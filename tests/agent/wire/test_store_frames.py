@@ -8,19 +8,19 @@ import pytest
 
 from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.store_frames import (
-    ANSWER,
     MAX_BYTES,
     REQUEST,
+    RESPONSE,
     UPGRADE,
     Kind,
-    decode_answer,
     decode_parts,
     decode_request,
-    encode_answer,
+    decode_response,
     encode_request,
-    nearby_of,
-    renumbered,
-    switching,
+    encode_response,
+    unix_socket_of,
+    upgrade_response,
+    with_seq,
 )
 from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES
 
@@ -49,7 +49,7 @@ ANSWERS = {
         "08 000000 00000001 00000001 00000006 0000000000000001 00000002 6162",
     ),
     "an error": (
-        (Kind.REFUSED, 1, 0, [b"c", b"m"]),
+        (Kind.ERROR, 1, 0, [b"c", b"m"]),
         "06 000000 00000001 00000002 0000000a 0000000000000000 00000001 00000001 63 6d",
     ),
 }
@@ -69,10 +69,10 @@ def test_requests(name):
 def test_answers(name):
     (kind, seq, number, parts), golden = ANSWERS[name]
     data = bytes.fromhex(golden)
-    assert encode_answer(kind, seq, number, parts) == data
-    assert decode_answer(data) == (kind, seq, len(parts), len(data) - ANSWER.size, number)
+    assert encode_response(kind, seq, number, parts) == data
+    assert decode_response(data) == (kind, seq, len(parts), len(data) - RESPONSE.size, number)
     assert decode_parts(data, len(parts)) == parts
-    assert decode_answer(renumbered(data, 77)) == (kind, 77, len(parts), len(data) - ANSWER.size, number)
+    assert decode_response(with_seq(data, 77)) == (kind, 77, len(parts), len(data) - RESPONSE.size, number)
 
 
 def test_many_parts():
@@ -86,7 +86,7 @@ def test_lengths_that_cannot_be(count, length):
     with pytest.raises(ProtocolError, match=str(MAX_BYTES)):
         decode_request(REQUEST.pack(1, 0, 1, count, length, 0.0))
     with pytest.raises(ProtocolError, match=str(MAX_BYTES)):
-        decode_answer(ANSWER.pack(1, 1, count, length, 0))
+        decode_response(RESPONSE.pack(1, 1, count, length, 0))
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
@@ -110,18 +110,18 @@ class TestTheUpgrade:
             b"GET /v1/store-fast-path HTTP/1.1\r\nHost: 127.0.0.1:29500\r\nConnection: Upgrade\r\n"
             b"upgrade: rankmesh-store/1\r\n\r\n"
         )
-        agreed = switching("abc")
+        agreed = upgrade_response("abc")
         assert agreed == (
             b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: rankmesh-store/1\r\n"
             b"Rankmesh-Nearby: abc\r\n\r\n"
         )
 
     def test_byte_by_byte(self):
-        asked, agreed = UPGRADE.request("host"), switching("abc")
+        asked, agreed = UPGRADE.request("host"), upgrade_response("abc")
         assert {UPGRADE.asked_for(asked[:end]) for end in range(len(asked))} == {None}
         assert UPGRADE.asked_for(asked) is True
-        assert {nearby_of(agreed[:end]) for end in range(len(agreed))} == {None}
-        assert nearby_of(agreed) == "abc"
+        assert {unix_socket_of(agreed[:end]) for end in range(len(agreed))} == {None}
+        assert unix_socket_of(agreed) == "abc"
 
     @pytest.mark.parametrize(
         "head",
@@ -145,7 +145,7 @@ class TestTheUpgrade:
     )
     def test_what_does_not_agree(self, head):
         with pytest.raises(ProtocolError):
-            nearby_of(head)
+            unix_socket_of(head)
 
     def test_a_proxy_may_leave_out_the_unix_socket(self):
-        assert nearby_of(b"HTTP/1.1 101 OK\r\nUpgrade: rankmesh-store/1\r\n\r\n") == ""
+        assert unix_socket_of(b"HTTP/1.1 101 OK\r\nUpgrade: rankmesh-store/1\r\n\r\n") == ""

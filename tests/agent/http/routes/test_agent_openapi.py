@@ -12,7 +12,7 @@ from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.routes import probe
 from rankmesh_agent.store.commands import QueuePush, Set
-from rankmesh_agent.store.http_client import RemoteStore
+from rankmesh_agent.store.http_client import HttpStore
 from rankmesh_agent.wire.errors import NotLeasedError
 
 pytestmark = pytest.mark.anyio
@@ -179,10 +179,10 @@ async def test_it_documents_what_there_is(document):
     assert found == expected()
 
 
-def busy() -> probe._Places:
-    places = probe._Places()
-    for _ in range(probe.MOST_AT_ONCE):
-        places.take()
+def busy() -> probe._ProbeSlots:
+    places = probe._ProbeSlots()
+    for _ in range(probe.MAX_CONCURRENT_PROBES):
+        places.acquire()
     return places
 
 
@@ -195,7 +195,7 @@ async def test_every_documented_response_is_real(client, agent, document, method
         monkeypatch.setattr(probe, "_asked", busy())
         monkeypatch.setattr(probe, "_sent", busy())
     for command in (Set("number", b"1"), Set("text", b"text"), QueuePush("queue", b"1")):
-        await agent.store.do(command)
+        await agent.store.execute(command)
     target, content = SPECIAL.get((method, path, status)) or GOOD.get((method, path), (path, {}))
     headers = dict(content.get("headers", {}))
     if status == 401:
@@ -207,7 +207,7 @@ async def test_every_documented_response_is_real(client, agent, document, method
     elif status == 421:
         headers["Host"] = "evil.example"
     elif status == 502:
-        agent.store = RemoteStore(f"http://127.0.0.1:{free_port()}")
+        agent.store = HttpStore(f"http://127.0.0.1:{free_port()}")
     elif status == 503 and path == "/v1/groups/{group_id}":
         agent.error = NotLeasedError("the agent is free")
     elif status == 503:

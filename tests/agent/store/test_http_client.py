@@ -15,7 +15,7 @@ from support.processes import free_port
 
 from rankmesh_agent.http.middleware import MAX_BODY_BYTES
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.store.client import BlockingRemote
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import (
     Add,
@@ -31,7 +31,7 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
-from rankmesh_agent.store.http_client import RemoteStore
+from rankmesh_agent.store.http_client import HttpStore
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     InvalidValueError,
@@ -44,8 +44,8 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def remote(url: str, token: str = "secret") -> AsyncIterator[RemoteStore]:
-    store = RemoteStore(url, token)
+async def remote(url: str, token: str = "secret") -> AsyncIterator[HttpStore]:
+    store = HttpStore(url, token)
     try:
         yield store
     finally:
@@ -107,7 +107,7 @@ async def test_nobody_at_the_address():
     async with remote(url) as store:
         for command in commands:
             with pytest.raises(DistNetworkError, match=f"the store at {url} cannot be reached") as caught:
-                await store.do(command)
+                await store.execute(command)
             assert caught.value.address == url
             assert caught.value.status == 502
 
@@ -129,40 +129,40 @@ async def test_nobody_at_the_address():
 async def test_somebody_else_at_the_address(reply):
     async with somebody_else(reply) as url, remote(url) as store:
         with pytest.raises(DistNetworkError, match=url) as caught:
-            await store.do(Add("k"))
+            await store.execute(Add("k"))
         assert caught.value.address == url
 
 
 async def test_a_url_that_is_none():
     async with remote("http://[::1") as store:
         with pytest.raises(DistNetworkError, match="cannot be reached"):
-            await store.do(Get("k"))
+            await store.execute(Get("k"))
 
 
 async def test_the_owner_refuses_our_token(owner):
     async with remote(owner, token="wrong") as store:
         with pytest.raises(DistNetworkError, match=r"answered 401: .*RANKMESH_TOKEN") as caught:
-            await store.do(Set("k", b""))
+            await store.execute(Set("k", b""))
         assert caught.value.status == 502
 
 
 async def test_a_body_over_the_owners_limit_is_not_sent(owner):
     async with remote(owner) as store:
         with pytest.raises(InvalidValueError, match=str(MAX_BODY_BYTES)):
-            await store.do(MultiSet((("k", bytes(50 << 20)),)))  # in base64 it is over the limit
+            await store.execute(MultiSet((("k", bytes(50 << 20)),)))  # in base64 it is over the limit
 
 
 async def test_proxies_of_the_environment_are_not_used(owner, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     async with remote(owner) as store:
-        await store.do(Set("k", b"v"))
-        assert await store.do(Get("k")) == b"v"
+        await store.execute(Set("k", b"v"))
+        assert await store.execute(Get("k")) == b"v"
 
 
 async def test_requests_are_not_logged(owner, caplog):
     with caplog.at_level(logging.INFO):
         async with remote(owner) as store:
-            await store.do(Set("k", b"v"))
+            await store.execute(Set("k", b"v"))
     assert "HTTP Request" not in caplog.text
 
 
@@ -184,27 +184,27 @@ class TestAnswersThatAreLost:
     async def test_values(self, owner, owned, command, result, end):
         Set("k", b"1").apply(owned.table)
         async with losing_answers(owner, 1) as url, remote(url) as store:
-            assert await store.do(command) == result
+            assert await store.execute(command) == result
         assert owned.table.change(lambda values: (values.get("k"), {})) == end
 
     async def test_queues(self, owner, owned):
         for number in range(3):
             async with losing_answers(owner, 1) as url, remote(url) as store:
-                await store.do(QueuePush("q", b"%d" % number))
+                await store.execute(QueuePush("q", b"%d" % number))
         async with losing_answers(owner, 1) as url, remote(url) as store:
-            assert await store.do(QueuePop("q")) == b"0"
-            assert await store.do(QueueLen("q")) == 2
+            assert await store.execute(QueuePop("q")) == b"0"
+            assert await store.execute(QueueLen("q")) == 2
 
     async def test_a_forwarding_agent_does_not_do_it_twice_either(self, owner, owned):
         async with losing_answers(owner, 2) as url, remote(url) as forwarder:
             with pytest.raises(DistNetworkError):
-                await forwarder.do(Add("k"), "the client's name")
-            assert await forwarder.do(Add("k"), "the client's name") == 1
+                await forwarder.execute(Add("k"), "the client's name")
+            assert await forwarder.execute(Add("k"), "the client's name") == 1
 
     async def test_twice_in_a_row_is_too_much(self, owner, owned):
         async with losing_answers(owner, 2) as url, remote(url) as store:
             with pytest.raises(DistNetworkError, match="cannot be reached"):
-                await store.do(Add("k"))
+                await store.execute(Add("k"))
         assert owned.table.change(lambda values: (values["k"], {})) == b"1"
 
 
@@ -227,7 +227,7 @@ class TestLongWaits:
         monkeypatch.setattr(owned.table, "watch", counted)
         async with remote(owner) as store:
             commands = (Get("a", 30.0), Wait(("a",), 30.0), QueuePop("a", 30.0))
-            waiting = [asyncio.create_task(store.do(command)) for command in commands]
+            waiting = [asyncio.create_task(store.execute(command)) for command in commands]
             await third.wait()
             Set("a", b"v").apply(owned.table)
             QueuePush("a", b"q").apply(owned.table)
@@ -241,33 +241,33 @@ class TestLongWaits:
                 (QueuePop("a", 0.1), QueueEmptyError),
             ):
                 with pytest.raises(error):
-                    await store.do(command)
+                    await store.execute(command)
         assert owned.table._watches == {}
         assert owned.table._takers == {}
 
 
 async def test_waits_do_not_keep_out_who_sets(owner, owned):
     async with remote(owner) as store, asyncio.timeout(30.0):
-        waiting = [asyncio.create_task(store.do(Get("k", 30.0))) for _ in range(150)]
+        waiting = [asyncio.create_task(store.execute(Get("k", 30.0))) for _ in range(150)]
         while len(owned.table._watches.get("k", ())) < 150:
             await asyncio.sleep(0.005)
-        await store.do(Set("k", b"v"))
+        await store.execute(Set("k", b"v"))
         assert await asyncio.gather(*waiting) == [b"v"] * 150
 
 
 async def test_after_closing_it_connects_anew(owner):
     async with remote(owner) as store:
-        await store.do(Set("k", b"v"))
+        await store.execute(Set("k", b"v"))
         await store.close()
         await store.close()
-        assert await store.do(Get("k")) == b"v"
+        assert await store.execute(Get("k")) == b"v"
 
 
 class TestAnOwnerThatMayHaveToStart:
     async def test_it_is_waited_for(self, owner, owned, monkeypatch):
         late = unused_url()
-        store = BlockingRemote(late, "secret")
-        asked = asyncio.create_task(asyncio.to_thread(store.do_first, Add("k"), Deadline(30.0)))
+        store = StoreClient(late, "secret")
+        asked = asyncio.create_task(asyncio.to_thread(store.execute_first, Add("k"), Deadline(30.0)))
         await asyncio.sleep(0.1)  # long enough to be refused at least once
         async with losing_answers(owner, 0, urlsplit(late).port):
             assert await asked == 1
@@ -275,17 +275,17 @@ class TestAnOwnerThatMayHaveToStart:
 
     async def test_but_not_for_ever(self):
         url = unused_url()
-        store = BlockingRemote(url)
+        store = StoreClient(url)
         with pytest.raises(
             DistNetworkError, match=rf"waited 0\.1 s for a store at {url}: .*refused.*is_master"
         ) as caught:
-            store.do_first(Count(), Deadline(0.1))
+            store.execute_first(Count(), Deadline(0.1))
         assert caught.value.address == url
         store.close()
 
     async def test_one_that_is_no_store_is_not_waited_for(self):
         async with somebody_else(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi") as url, asyncio.timeout(30.0):
-            store = BlockingRemote(url)
+            store = StoreClient(url)
             with pytest.raises(DistNetworkError, match="is not a RankMesh store"):
-                await asyncio.to_thread(store.do_first, Count(), Deadline(60.0))
+                await asyncio.to_thread(store.execute_first, Count(), Deadline(60.0))
             store.close()

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, JoinRequest, Leave
-from rankmesh_gateway.http.json_body import read
+from rankmesh_gateway.http.asgi import read
 
 
 def test_what_ranks_send(ask):

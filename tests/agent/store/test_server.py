@@ -22,11 +22,12 @@ import pytest
 from support.processes import wait_until
 
 from rankmesh_agent.http.app import create_store_app
-from rankmesh_agent.http.server import HttpThread, bind, url_of
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store import client as store_client
 from rankmesh_agent.store import codec, server
-from rankmesh_agent.store.client import BlockingRemote, _Line
+from rankmesh_agent.store.client import StoreClient, _Connection
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import (
     Add,
@@ -41,7 +42,7 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
-from rankmesh_agent.store.server import FastPath
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
     DistNetworkError,
@@ -52,14 +53,14 @@ from rankmesh_agent.wire.errors import (
 )
 from rankmesh_agent.wire.handshake import HELLO_BYTES, PROOF_BYTES, Challenge
 from rankmesh_agent.wire.store_frames import (
-    EARLIER,
     MAX_BYTES,
     REQUEST,
+    RETRIED_REQUEST,
     UPGRADE,
-    decode_answer,
     decode_parts,
+    decode_response,
     encode_request,
-    nearby_of,
+    unix_socket_of,
 )
 
 
@@ -78,7 +79,7 @@ class Raw:
         try:
             self.sock.sendall(UPGRADE.request(split.netloc))
             head = b""
-            while (found := nearby_of(head)) is None:
+            while (found := unix_socket_of(head)) is None:
                 head += self.read(1)
             self.nearby = found
             if token is not None:
@@ -111,13 +112,13 @@ class Raw:
 
     def send(self, command: Command, seq: int = 1, again: bytes = b"") -> None:
         """Ask for a command."""
-        self.sock.sendall(codec.request(command, seq, again=again))
+        self.sock.sendall(codec.encode_command(command, seq, again=again))
 
     def result(self, command: Command) -> Any:
         """Return the answer to a command."""
         header = self.read(24)
-        kind, _, count, length, number = decode_answer(header)
-        return codec.result(command, kind, number, decode_parts(header + self.read(length), count))
+        kind, _, count, length, number = decode_response(header)
+        return codec.decode_result(command, kind, number, decode_parts(header + self.read(length), count))
 
     def ask(self, command: Command, seq: int = 1, again: bytes = b"") -> Any:
         """Ask for a command and return the answer."""
@@ -152,19 +153,19 @@ def raw(owner) -> Iterator[Callable[..., Raw]]:
 @pytest.fixture(params=["tcp", "unix"])
 def way(request, monkeypatch) -> str:
     if request.param == "tcp":
-        monkeypatch.setattr(BlockingRemote, "_connect_nearby", lambda _: None)
+        monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
     return request.param
 
 
 @pytest.fixture
-def store(owner) -> Iterator[BlockingRemote]:
-    found = BlockingRemote(owner, "secret")
+def store(owner) -> Iterator[StoreClient]:
+    found = StoreClient(owner, "secret")
     yield found
     found.close()
 
 
 @pytest.fixture
-def pieces(monkeypatch) -> Iterator[Callable[..., _Line]]:
+def pieces(monkeypatch) -> Iterator[Callable[..., _Connection]]:
     """Makes connections to an owner that answers with some bytes, whatever is asked, a few at a time."""
     opened: list[socket.socket] = []
     running: list[threading.Thread] = []
@@ -176,13 +177,13 @@ def pieces(monkeypatch) -> Iterator[Callable[..., _Line]]:
             sock.sendall(data[begin : begin + size])
             time.sleep(pause)
 
-    def make(data: bytes, size: int, *, pause: float) -> _Line:
+    def make(data: bytes, size: int, *, pause: float) -> _Connection:
         ours, theirs = socket.socketpair()
         opened.extend((ours, theirs))
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 10_000))
         running.append(threading.Thread(target=answer, args=(theirs, data, size, pause)))
         running[-1].start()
-        return _Line(ours, b"")
+        return _Connection(ours, b"")
 
     yield make
     for thread in running:
@@ -231,21 +232,21 @@ def value(owned, key: str) -> bytes | None:
 
 
 class TestAConnection:
-    def test_it_is_kept_and_is_as_near_as_can_be(self, way, store, fast_path):
+    def test_it_is_kept_and_is_as_near_as_can_be(self, way, store, store_server):
         for number in range(1, 101):
-            assert store.do(Add("n")) == number
-        (line,) = store._lines
+            assert store.execute(Add("n")) == number
+        (line,) = store._connections
         assert line.sock.family == (socket.AF_UNIX if way == "unix" else socket.AF_INET)
-        wait_until(lambda: len(fast_path._connections) == 1, "the others to be closed")
+        wait_until(lambda: len(store_server._connections) == 1, "the others to be closed")
 
     def test_large_values(self, way, store):
         large = os.urandom(20 << 20)
-        store.do(Set("k", large))
-        assert store.do(Get("k")) == large
-        store.do(MultiSet((("a", large), ("b", b""))))
+        store.execute(Set("k", large))
+        assert store.execute(Get("k")) == large
+        store.execute(MultiSet((("a", large), ("b", b""))))
 
     def test_a_large_answer_to_somebody_who_waits(self, way, store, owned, threads):
-        waiting = threads.submit(store.do, Get("k", 30.0))
+        waiting = threads.submit(store.execute, Get("k", 30.0))
         wait_until(lambda: owned.table._watches, "the wait")
         large = bytes(20 << 20)
         Set("k", large).apply(owned.table)
@@ -253,47 +254,49 @@ class TestAConnection:
 
     def test_byte_by_byte(self, raw):
         one = raw()
-        for byte in codec.request(Set("key", b"value"), 1):
+        for byte in codec.encode_command(Set("key", b"value"), 1):
             one.sock.sendall(bytes([byte]))
         assert one.result(Set("key", b"value")) is None
         assert one.ask(Get("key")) == b"value"
 
-    def test_threads_have_one_each_and_few_are_kept(self, way, store, owned, threads, fast_path):
-        waits = [threads.submit(store.do, Get("k", 30.0)) for _ in range(40)]
+    def test_threads_have_one_each_and_few_are_kept(self, way, store, owned, threads, store_server):
+        waits = [threads.submit(store.execute, Get("k", 30.0)) for _ in range(40)]
         wait_until(lambda: len(owned.table._watches.get("k", ())) == 40, "40 waits")
-        store.do(Set("k", b"v"))
+        store.execute(Set("k", b"v"))
         assert [wait.result(30) for wait in waits] == [b"v"] * 40
-        assert len(store._idle) == len(store._lines) <= store_client.MOST_IDLE
-        wait_until(lambda: len(fast_path._connections) <= store_client.MOST_IDLE, "the rest to be closed")
+        assert len(store._idle) == len(store._connections) <= store_client.MAX_IDLE
+        wait_until(lambda: len(store_server._connections) <= store_client.MAX_IDLE, "the rest to be closed")
 
     def test_an_answer_that_comes_in_pieces(self, pieces):
-        line = pieces(codec.answer(1, b"v" * 100), 10, pause=0.05)
+        line = pieces(codec.encode_result(1, b"v" * 100), 10, pause=0.05)
         assert line.ask(Get("k"), 10.0) == b"v" * 100
 
     def test_an_answer_that_stops_in_the_middle(self, pieces):
-        line = pieces(codec.answer(1, b"v" * 100)[:-1], 100, pause=0.0)
-        with pytest.raises(store_client._Late):
+        line = pieces(codec.encode_result(1, b"v" * 100)[:-1], 100, pause=0.0)
+        with pytest.raises(store_client._ResponseTimeout):
             line.ask(Get("k"), 0.1)
 
-    @pytest.mark.parametrize("frame", [codec.answer(2, 1), codec.answer(1, 1) * 2, b"\xff" * 24], ids=range(3))
+    @pytest.mark.parametrize(
+        "frame", [codec.encode_result(2, 1), codec.encode_result(1, 1) * 2, b"\xff" * 24], ids=range(3)
+    )
     def test_what_is_no_answer(self, pieces, frame):
         with pytest.raises(ProtocolError):
             pieces(frame, len(frame), pause=0.0).ask(Add("k"), 10.0)
 
-    def test_closing_ends_what_is_under_way(self, way, store, owned, threads, fast_path):
-        waiting = threads.submit(store.do, Get("k", 30.0))
+    def test_closing_ends_what_is_under_way(self, way, store, owned, threads, store_server):
+        waiting = threads.submit(store.execute, Get("k", 30.0))
         wait_until(lambda: owned.table._watches, "the wait")
         store.close()
         with pytest.raises(DistNetworkError, match="is closed"):
             waiting.result(10)
-        wait_until(lambda: not fast_path._connections and not owned.table._watches, "the owner to learn it")
+        wait_until(lambda: not store_server._connections and not owned.table._watches, "the owner to learn it")
 
-    def test_a_forgotten_one_is_closed_here_alone(self, store, fast_path):
-        store.do(Set("k", b"v"))
-        (line,) = store._lines
+    def test_a_forgotten_one_is_closed_here_alone(self, store, store_server):
+        store.execute(Set("k", b"v"))
+        (line,) = store._connections
         twin = line.sock.dup()  # as a parent has it, when its child forgets
         store.forget()
-        twin.sendall(codec.request(Get("k"), 5))
+        twin.sendall(codec.encode_command(Get("k"), 5))
         assert twin.recv(100)
         twin.close()
 
@@ -302,12 +305,12 @@ class TestStrangers:
     """They learn nothing, and the others are served as before."""
 
     @pytest.fixture(autouse=True)
-    def others_are_served(self, store, fast_path) -> Iterator[None]:
-        store.do(Set("k", b"v"))
+    def others_are_served(self, store, store_server) -> Iterator[None]:
+        store.execute(Set("k", b"v"))
         yield
-        wait_until(lambda: len(fast_path._connections) == 1, "strangers to be sent away")
-        assert fast_path._strangers == 0
-        assert store.do(Get("k")) == b"v"
+        wait_until(lambda: len(store_server._connections) == 1, "strangers to be sent away")
+        assert store_server._unauthenticated == 0
+        assert store.execute(Get("k")) == b"v"
 
     @pytest.mark.parametrize(
         "words", [b"GET / HTTP/1.1\r\n\r\n".ljust(HELLO_BYTES), bytes(HELLO_BYTES), bytes(1 << 20)], ids=range(3)
@@ -352,16 +355,16 @@ class TestStrangers:
         assert one.is_closed()
 
     def test_silence(self, raw, monkeypatch):
-        monkeypatch.setattr(server, "CHALLENGE_SECONDS", 0.05)
+        monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.05)
         assert raw(None).is_closed()
 
-    def test_too_many(self, raw, fast_path, monkeypatch):
-        monkeypatch.setattr(server, "MAX_STRANGERS", 1)
+    def test_too_many(self, raw, store_server, monkeypatch):
+        monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 1)
         first = raw(None)
         with pytest.raises((EOFError, ConnectionError)):
             raw(None)
         first.close()
-        wait_until(lambda: fast_path._strangers == 0, "the first to go")
+        wait_until(lambda: store_server._unauthenticated == 0, "the first to go")
         assert raw().ask(Get("k")) == b"v"
 
     @pytest.mark.parametrize(
@@ -375,7 +378,7 @@ class TestStrangers:
             encode_request(4, 0, 1, 0.0, [b"k"]),
             encode_request(4, 0x80, 1, 0.0, [b"not a name", b"k", b"1"]),
             encode_request(4, 0x80, 1, 0.0, []),
-            codec.request(Get("k"), 1) * 2,
+            codec.encode_command(Get("k"), 1) * 2,
             b"\xff" * 100,
         ],
         ids=range(10),
@@ -387,7 +390,7 @@ class TestStrangers:
 
     def test_half_a_request(self, raw):
         one = raw()
-        one.sock.sendall(codec.request(Set("k", bytes(1000)), 1)[:-1])
+        one.sock.sendall(codec.encode_command(Set("k", bytes(1000)), 1)[:-1])
         one.close()
 
     def test_who_speaks_while_he_waits(self, raw, owned):
@@ -409,10 +412,10 @@ class TestStrangers:
 
 class TestTokens:
     def test_the_owner_has_another(self, way, owner):
-        store = BlockingRemote(owner, "guess")
+        store = StoreClient(owner, "guess")
         began = time.monotonic()
         with pytest.raises(AuthenticationError, match=f"{owner} refused us: RANKMESH_TOKEN") as caught:
-            store.do_first(Count(), Deadline(60.0))
+            store.execute_first(Count(), Deadline(60.0))
         assert time.monotonic() - began < 30
         assert caught.value.address == owner
         store.close()
@@ -427,7 +430,7 @@ class TestTokens:
                     sock.sendall(challenge.proof())
 
         with self.in_front_of(pretend) as store, pytest.raises(AuthenticationError):
-            store.do(Add("k"))
+            store.execute(Add("k"))
 
     def test_the_owner_ends_in_the_middle_of_it(self, owner):
         """That is no question of tokens, although it hangs up as if it were."""
@@ -438,7 +441,7 @@ class TestTokens:
             sock.close()
 
         with self.in_front_of(leave) as store, pytest.raises(DistNetworkError, match="cannot be reached") as caught:
-            store.do(Add("k"))
+            store.execute(Add("k"))
         assert not isinstance(caught.value, AuthenticationError)
 
     def until_the_proof(self, listener: socket.socket, token: str) -> tuple[socket.socket, Challenge]:
@@ -453,13 +456,13 @@ class TestTokens:
         return sock, challenge
 
     @contextlib.contextmanager
-    def in_front_of(self, serve: Callable[[socket.socket], None]) -> Iterator[BlockingRemote]:
+    def in_front_of(self, serve: Callable[[socket.socket], None]) -> Iterator[StoreClient]:
         """A store whose owner is a function of its listening socket."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(10.0)
             thread = threading.Thread(target=serve, args=(listener,))
             thread.start()
-            store = BlockingRemote(f"http://127.0.0.1:{listener.getsockname()[1]}", "secret")
+            store = StoreClient(f"http://127.0.0.1:{listener.getsockname()[1]}", "secret")
             try:
                 yield store
             finally:
@@ -479,7 +482,7 @@ class TestWaits:
             assert waiting.result(Get("k")) == b"v"
         assert busy.result(Count()) == 1
 
-    def test_who_has_gone_gets_nothing(self, raw, owned, fast_path):
+    def test_who_has_gone_gets_nothing(self, raw, owned, store_server):
         one = raw()
         one.send(QueuePop("q", 30.0))
         wait_until(lambda: owned.table._takers, "the wait")
@@ -491,51 +494,51 @@ class TestWaits:
         assert other.result(Count()) == 0
         assert other.ask(QueuePop("q", 30.0)) == b"1"
 
-    def test_they_do_not_pile_up(self, raw, owned, fast_path):
+    def test_they_do_not_pile_up(self, raw, owned, store_server):
         one = raw()
         for number in range(200):
             one.send(Get(str(number), 1000.0))
             wait_until(lambda: owned.table._watches, "the wait")
             Set(str(number), b"").apply(owned.table)
             one.result(Get("k"))
-        assert len(fast_path._timers) < 100
+        assert len(store_server._timers) < 100
 
     @pytest.mark.parametrize("command", [Get("k", 30.0), Wait(("k",), 30.0), QueuePop("k", 30.0)], ids=["g", "w", "p"])
-    def test_the_owner_goes(self, way, store, owned, fast_path, threads, command):
-        waiting = threads.submit(store.do, command)
+    def test_the_owner_goes(self, way, store, owned, store_server, threads, command):
+        waiting = threads.submit(store.execute, command)
         wait_until(lambda: owned.table._watches or owned.table._takers, "the wait")
-        fast_path.close()
+        store_server.close()
         with pytest.raises(DistNetworkError, match="cannot be reached"):
             waiting.result(10)
 
-    def test_the_table_is_closed(self, way, store, owned, fast_path, threads):
-        waits = [threads.submit(store.do, Get("k", 30.0)) for _ in range(3)]
+    def test_the_table_is_closed(self, way, store, owned, store_server, threads):
+        waits = [threads.submit(store.execute, Get("k", 30.0)) for _ in range(3)]
         wait_until(lambda: len(owned.table._watches.get("k", ())) == 3, "three waits")
         owned.table.close()
         for waiting in waits:
             with pytest.raises(DistNetworkError, match="cannot be reached"):
                 waiting.result(10)
-        wait_until(lambda: not fast_path._thread.is_alive(), "the service to end with it")
+        wait_until(lambda: not store_server._thread.is_alive(), "the service to end with it")
 
     def test_an_owner_that_does_not_answer(self, way, store, owned, monkeypatch):
-        store.do(Count())
-        monkeypatch.setattr(store_client, "ANSWER_SECONDS", 0.5)
+        store.execute(Count())
+        monkeypatch.setattr(store_client, "RESPONSE_SECONDS", 0.5)
         with owned.table._lock, pytest.raises(DistNetworkError, match="cannot be reached: timed out"):
-            store.do(Add("k"))
-        assert not store._lines
+            store.execute(Add("k"))
+        assert not store._connections
 
     def test_in_turn(self, raw, owned, monkeypatch):
         """31 clients ask while it is busy, some again and again: each is served once before anybody is twice."""
         clients = [raw() for _ in range(32)]
         busy, free = threading.Event(), threading.Event()
-        count = Count.at_once
+        count = Count.try_execute
 
         def wait_and_count(self: Count, table: Any) -> Any:
             busy.set()
             assert free.wait(30)
             return count(self, table)
 
-        monkeypatch.setattr(Count, "at_once", wait_and_count)
+        monkeypatch.setattr(Count, "try_execute", wait_and_count)
         clients[0].send(Count())
         assert busy.wait(30)
         for number, client in enumerate(clients[1:], 1):
@@ -571,20 +574,20 @@ class TestConnectionsThatBreak:
     @pytest.mark.parametrize("lost", ["request", "answer"])
     @pytest.mark.parametrize(("command", "result", "end"), WRITES, ids=lambda value: type(value).__name__)
     def test_what_was_lost_is_asked_for_again(self, owner, owned, monkeypatch, lost, command, result, end):
-        monkeypatch.setattr(BlockingRemote, "_connect_nearby", lambda _: None)
+        monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
         Set("k", b"1").apply(owned.table)
-        with losing(owner, lost) as url, contextlib.closing(BlockingRemote(url, "secret")) as store:
-            assert store.do(command) == result
+        with losing(owner, lost) as url, contextlib.closing(StoreClient(url, "secret")) as store:
+            assert store.execute(command) == result
         assert value(owned, "k") == end
 
     def test_twice_is_too_much(self, owner, owned, monkeypatch):
-        monkeypatch.setattr(BlockingRemote, "_connect_nearby", lambda _: None)
+        monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
         with (
             losing(owner, "answer", 2) as url,
-            contextlib.closing(BlockingRemote(url, "secret")) as store,
+            contextlib.closing(StoreClient(url, "secret")) as store,
             pytest.raises(DistNetworkError, match="cannot be reached"),
         ):
-            store.do(Add("k"))
+            store.execute(Add("k"))
         assert value(owned, "k") == b"1"
 
     def test_a_wait_that_is_repeated_gets_the_rest_of_its_time(self, store, monkeypatch):
@@ -594,20 +597,20 @@ class TestConnectionsThatBreak:
             asked.append(command.seconds)
             if len(asked) == 1:
                 time.sleep(0.05)
-                raise store_client._Lost
+                raise store_client._ConnectionLost
             return b"v"
 
-        monkeypatch.setattr(_Line, "ask", ask)
-        assert store.do(Get("k", 30.0)) == b"v"
+        monkeypatch.setattr(_Connection, "ask", ask)
+        assert store.execute(Get("k", 30.0)) == b"v"
         assert asked[0] == 30.0
         assert 0.0 < asked[1] <= 29.95
 
-    def test_a_connection_that_the_owner_closed_while_it_was_idle(self, way, store, fast_path, owned):
-        assert store.do(Add("k")) == 1
-        for connection in list(fast_path._connections.values()):
-            connection.hang_up()
-        wait_until(lambda: not fast_path._connections, "the end")
-        assert store.do(Add("k")) == 2
+    def test_a_connection_that_the_owner_closed_while_it_was_idle(self, way, store, store_server, owned):
+        assert store.execute(Add("k")) == 1
+        for connection in list(store_server._connections.values()):
+            connection.shut_down()
+        wait_until(lambda: not store_server._connections, "the end")
+        assert store.execute(Add("k")) == 2
 
     @pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
     def test_its_last_answer_is_kept(self, raw, closed):
@@ -616,26 +619,26 @@ class TestConnectionsThatBreak:
         assert first.ask(Add("k"), 7) == 1
         if closed:
             first.close()
-        earlier = EARLIER.pack(first.name, 7)
+        earlier = RETRIED_REQUEST.pack(first.name, 7)
         assert second.ask(Add("k"), 1, earlier) == 1
         assert second.ask(Add("k"), 2) == 2
         if not closed:
             assert first.is_closed()
         third = raw()
-        assert third.ask(Add("k"), 1, EARLIER.pack(second.name, 2)) == 2
-        assert third.ask(Add("k"), 2, EARLIER.pack(second.name, 2)) == 3  # it is known once
+        assert third.ask(Add("k"), 1, RETRIED_REQUEST.pack(second.name, 2)) == 2
+        assert third.ask(Add("k"), 2, RETRIED_REQUEST.pack(second.name, 2)) == 3  # it is known once
 
     def test_another_request_is_another(self, raw):
         first, second = raw(), raw()
         first.ask(Add("k"), 7)
-        assert second.ask(Add("k"), 1, EARLIER.pack(first.name, 8)) == 2
+        assert second.ask(Add("k"), 1, RETRIED_REQUEST.pack(first.name, 8)) == 2
 
     def test_a_wait_moves(self, raw, owned):
         first, second = raw(), raw()
         first.send(QueuePop("q", 30.0), 3)
         wait_until(lambda: owned.table._takers, "the wait")
         taker = owned.table._takers["q"][0]
-        second.send(QueuePop("q", 30.0), 1, EARLIER.pack(first.name, 3))
+        second.send(QueuePop("q", 30.0), 1, RETRIED_REQUEST.pack(first.name, 3))
         assert first.is_closed()
         wait_until(lambda: taker.cancelled() and owned.table._takers, "the second wait")
         QueuePush("q", b"1").apply(owned.table)
@@ -647,9 +650,9 @@ class TestConnectionsThatBreak:
         wait_until(lambda: owned.table._takers, "the wait")
         QueuePush("q", b"1").apply(owned.table)
         first.close()
-        assert second.ask(QueuePop("q", 30.0), 1, EARLIER.pack(first.name, 3)) == b"1"
+        assert second.ask(QueuePop("q", 30.0), 1, RETRIED_REQUEST.pack(first.name, 3)) == b"1"
 
-    def test_what_is_kept_is_bounded(self, raw, fast_path, monkeypatch):
+    def test_what_is_kept_is_bounded(self, raw, store_server, monkeypatch):
         monkeypatch.setattr(server, "MOST_KEPT", 2)
         names = []
         for _ in range(3):
@@ -657,18 +660,18 @@ class TestConnectionsThatBreak:
             one.ask(Add("k"), 1)
             names.append(one.name)
             one.close()
-            wait_until(lambda: not fast_path._connections, "the end")
+            wait_until(lambda: not store_server._connections, "the end")
         last = raw()
-        assert last.ask(Add("k"), 1, EARLIER.pack(names[0], 1)) == 4  # forgotten, so it is done again
-        assert last.ask(Add("k"), 2, EARLIER.pack(names[2], 1)) == 3
-        assert fast_path._kept._bytes == 24
+        assert last.ask(Add("k"), 1, RETRIED_REQUEST.pack(names[0], 1)) == 4  # forgotten, so it is done again
+        assert last.ask(Add("k"), 2, RETRIED_REQUEST.pack(names[2], 1)) == 3
+        assert store_server._kept._bytes == 24
 
-    def test_and_not_for_ever(self, raw, fast_path, monkeypatch):
+    def test_and_not_for_ever(self, raw, store_server, monkeypatch):
         monkeypatch.setattr(server, "KEPT_SECONDS", 0.01)
         one = raw()
         one.ask(Add("k"))
         one.close()
-        wait_until(lambda: not fast_path._connections and not fast_path._kept, "it to be forgotten")
+        wait_until(lambda: not store_server._connections and not store_server._kept, "it to be forgotten")
 
 
 @contextlib.contextmanager
@@ -724,61 +727,66 @@ class TestOwnersThatSpeakOnlyHttp:
     @pytest.fixture
     def url(self, owned) -> Iterator[str]:
         listener = bind("127.0.0.1", 0, what="test")
-        server = HttpThread(partial(create_store_app, owned, token="secret"), listener, "http only")
-        server.start()
+        server = HttpServer(listener, "http only")
+        server.start(partial(create_store_app, owned, token="secret"))
         yield url_of(listener)
-        server.stop()
+        server.close()
 
     def test_they_are_asked_in_http(self, url, owned, threads):
-        with contextlib.closing(BlockingRemote(url, "secret")) as store:
+        with contextlib.closing(StoreClient(url, "secret")) as store:
             with pytest.raises(QueueEmptyError):
-                store.do(QueuePop("q"))
-            assert [store.do(Add("k")) for _ in range(3)] == [1, 2, 3]
-            waiting = threads.submit(store.do, Get("later", 30.0))
+                store.execute(QueuePop("q"))
+            assert [store.execute(Add("k")) for _ in range(3)] == [1, 2, 3]
+            waiting = threads.submit(store.execute, Get("later", 30.0))
             wait_until(lambda: owned.table._watches, "the wait")
-            store.do(Set("later", b"v"))
+            store.execute(Set("later", b"v"))
             assert waiting.result(30) == b"v"
-            assert not store._lines
+            assert not store._connections
 
     def test_another_token(self, url):
         with (
-            contextlib.closing(BlockingRemote(url, "guess")) as store,
+            contextlib.closing(StoreClient(url, "guess")) as store,
             pytest.raises(DistNetworkError, match=r"answered 401: .*RANKMESH_TOKEN"),
         ):
-            store.do(Add("k"))
+            store.execute(Add("k"))
 
     @pytest.mark.parametrize(
         "url", ["http://", "http://[::1", "http://127.0.0.1:99999", "ftp://127.0.0.1"], ids=range(4)
     )
     def test_a_url_that_is_none(self, url):
-        with contextlib.closing(BlockingRemote(url)) as store, pytest.raises(DistNetworkError):
-            store.do(Get("k"))
+        with contextlib.closing(StoreClient(url)) as store, pytest.raises(DistNetworkError):
+            store.execute(Get("k"))
 
 
 class TestTheServer:
     def test_it_has_no_thread_until_it_is_asked(self, owned):
         before = threading.active_count()
-        idle = FastPath(owned.table, "")
+        idle = StoreServer(owned.table, "")
         assert threading.active_count() == before
         idle.close()
         idle.close()
 
     def test_who_comes_too_late_is_sent_away(self, owned):
-        closed = FastPath(owned.table, "")
+        closed = StoreServer(owned.table, "")
         closed.close()
         ours, theirs = socket.socketpair()
-        closed.take(theirs)
+        closed.handle(theirs)
         with ours:
             assert ours.recv(1) == b""
 
-    def test_a_forked_child_lets_go(self, raw, fast_path):
+    def test_a_forked_child_lets_go(self, raw, store_server):
         one = raw()
         one.ask(Count())
-        held = [fast_path._bell, fast_path._poll.fileno(), fast_path._nearby.fileno(), *fast_path._connections]
+        held = [
+            store_server._wakeup,
+            store_server._poll.fileno(),
+            store_server._unix_listener.fileno(),
+            *store_server._connections,
+        ]
         child = os.fork()
         if child == 0:
             try:
-                fast_path.forget()
+                store_server.forget()
                 os._exit(sum(map(is_open, held)))
             finally:
                 os._exit(99)
@@ -802,7 +810,7 @@ class TestTheServer:
             assert len(sock.recv(HELLO_BYTES)) == HELLO_BYTES
 
     def test_plain_http_goes_on_at_the_same_port(self, owner, store):
-        store.do(Set("k", b"v"))
+        store.execute(Set("k", b"v"))
         split = urlsplit(owner)
         asked = (
             b"GET /v1/store/k HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n\r\n"
