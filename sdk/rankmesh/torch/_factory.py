@@ -147,7 +147,7 @@ def _wait_for_keys(store: Any, keys: list[str], deadline: Deadline) -> None:
     """
     pause = _MIN_PAUSE
     while not store.check(keys):
-        if deadline.passed():
+        if deadline.expired():
             missing = [number for number, key in enumerate(keys) if not store.check([key])]
             raise JoinTimeoutError(
                 f"ranks {missing} did not come to torch's store within {deadline.seconds:.1f} s", ranks=missing
