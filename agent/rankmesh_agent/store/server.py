@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
-from rankmesh_agent.net.sockets import notice_vanished_peer
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
@@ -201,7 +201,7 @@ class StoreServer:
         self._unix_listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
-    def take(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket) -> None:
         """Serve a connection whose client has asked for the fast path. From any thread."""
         with self._lock:
             if self._closed:
@@ -289,7 +289,7 @@ class StoreServer:
                 continue
             try:
                 connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                notice_vanished_peer(connection.sock)
+                break_when_peer_vanishes(connection.sock)
                 connection.send(answer)
             except OSError:
                 self._close_connection(connection)

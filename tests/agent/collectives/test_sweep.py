@@ -25,10 +25,10 @@ from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_reduce, all_to_all, float16, reduce_scatter, reduction
 from rankmesh_agent.collectives.select import Algorithm, Medium, algorithms, candidates
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Array = np.ndarray[Any, Any]
-Taken = set[tuple[Kind, Medium, Algorithm]]
+Taken = set[tuple[OpType, Medium, Algorithm]]
 
 PLAIN = [*((medium, size) for medium in ("inproc", "segment") for size in (1, 2, 3, 5, 8)), ("tcp", 3)]
 """Calls take the algorithms that they always take."""
@@ -54,23 +54,23 @@ def taken() -> Iterator[Taken]:
     usual, of_hosts = CpuBackend.algorithm, HierarchicalCpuBackend.algorithm
 
     def choose(self: CpuBackend, call: Call) -> Algorithm:
-        if call.kind in (Kind.EMPTY, Kind.NEW_GROUP):
+        if call.kind in (OpType.EMPTY, OpType.NEW_GROUP):
             return usual(self, call)
         segment = self.segment
         if segment is None:
             return any_of(call, "link", None)
         windows = segment.windows
-        medium: Medium = "registered" if windows.regions else "reads" if windows.reads else "segment"
+        medium: Medium = "registered" if windows.regions else "reads" if windows.can_read else "segment"
         return any_of(call, medium, segment.slot_bytes)
 
     def choose_of_hosts(self: HierarchicalCpuBackend, call: Call) -> Algorithm:
-        return of_hosts(self, call) if call.kind in (Kind.EMPTY, Kind.NEW_GROUP) else any_of(call, "hosts", None)
+        return of_hosts(self, call) if call.kind in (OpType.EMPTY, OpType.NEW_GROUP) else any_of(call, "hosts", None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuBackend, "algorithm", choose)
         patch.setattr(HierarchicalCpuBackend, "algorithm", choose_of_hosts)
         for module, name, value in (
-            (all_reduce, "PIECE", 1 << 14), (reduce_scatter, "PIECE", 1 << 14), (reduce_scatter, "CACHED", 1 << 11),
+            (all_reduce, "CHUNK_BYTES", 1 << 14), (reduce_scatter, "CHUNK_BYTES", 1 << 14), (reduce_scatter, "CACHE_BYTES", 1 << 11),
             (all_to_all, "_LONG", 1 << 12), (reduction, "_WIDE_PIECE", 1 << 9), (float16, "_FEW", 1 << 4),
             (float16, "_PIECE", 1 << 9),
         ):  # fmt: skip
@@ -97,7 +97,7 @@ def test_with_any_algorithm(medium: Medium, size: int, taken: Taken) -> None:
     with world(size, "inproc" if medium == "link" else "segment", slot_bytes=SLOT_BYTES) as made:
         if medium == "segment" or (medium, size) == ("registered", 3):
             for comm in made.communicators:
-                comm.queue.backend.segment.windows.reads = False  # type: ignore[attr-defined]
+                comm.queue.backend.segment.windows.can_read = False  # type: ignore[attr-defined]
         pools: dict[int, Pool] = {}
         if medium == "registered":
             made.run(lambda comm: pools.__setitem__(comm.rank, Pool(comm, half=comm.rank == size - 1)))
@@ -117,7 +117,7 @@ def test_over_hosts(hosts: str, taken: Taken) -> None:
 
 def all_of(medium: Medium) -> Taken:
     """Return the algorithms of the table for a medium."""
-    return {each for each in algorithms() if each[1] == medium and each[0] is not Kind.BARRIER}
+    return {each for each in algorithms() if each[1] == medium and each[0] is not OpType.BARRIER}
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from support.threads import World, in_threads, world
 
 from rankmesh_agent.collectives.select import Medium, algorithm
 from rankmesh_agent.collectives.thresholds import LIMITS
-from rankmesh_agent.wire.ops import Kind
+from rankmesh_agent.wire.ops import OpType
 
 TRANSPORT: dict[Medium, str] = {"segment": "segment", "reads": "segment", "registered": "segment", "link": "tcp"}
 SLOT_BYTES = 1 << 20
@@ -21,14 +21,14 @@ MOST_BYTES = 1 << 20
 SIZE = 4
 
 
-def switches(medium: Medium) -> list[tuple[Kind, int]]:
+def switches(medium: Medium) -> list[tuple[OpType, int]]:
     """Return each collective with the sizes, in bytes, up to which the table takes one algorithm and then another."""
     found = []
     for (name, row), limits in LIMITS.items():
         for limit in sorted({limit for by_size in limits.values() for limit in by_size.values()}):
-            before, after = (algorithm(Kind[name], medium, nbytes, SIZE, SLOT_BYTES) for nbytes in (limit, limit + 4))
-            if row == medium and Kind[name] is not Kind.BARRIER and 0 < limit <= MOST_BYTES and before is not after:
-                found.append((Kind[name], limit))
+            before, after = (algorithm(OpType[name], medium, nbytes, SIZE, SLOT_BYTES) for nbytes in (limit, limit + 4))
+            if row == medium and OpType[name] is not OpType.BARRIER and 0 < limit <= MOST_BYTES and before is not after:
+                found.append((OpType[name], limit))
     return found
 
 
@@ -38,7 +38,7 @@ def test_both_sides_of_every_switch(medium: Medium) -> None:
         comm = made.communicators[rank]
         place = Pool(comm, nbytes=(2 * SIZE + 2) * (MOST_BYTES + 64)).put if medium == "registered" else np.copy
         if medium == "segment":
-            comm.queue.backend.segment.windows.reads = False  # type: ignore[attr-defined]
+            comm.queue.backend.segment.windows.can_read = False  # type: ignore[attr-defined]
         wrong = []
         for kind, limit in switches(medium):
             for dtype, nbytes in (("float32", limit), ("float32", limit + 4), ("float16", limit + 4)):

@@ -16,7 +16,7 @@ from rankmesh_agent.collectives.hierarchical.hosts import layout_of
 from rankmesh_agent.collectives.select import algorithm
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.dtypes import COMPLEX32
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Array = np.ndarray[Any, Any]
 
@@ -24,11 +24,11 @@ LAYOUTS = ("aabb", "aaab", "abcc", "aaaabbbcc", "abab", "abcabca", "abbba")
 """Two and two, three and one, one and one and two, four and three and two, and ranks that are not in a row."""
 SLOT_BYTES = 1 << 13
 OVER_HOSTS = {
-    Kind.ALL_REDUCE: all_reduce.over_hosts,
-    Kind.REDUCE: reduce.over_hosts,
-    Kind.REDUCE_SCATTER: reduce_scatter.over_hosts,
-    Kind.BROADCAST: broadcast.over_hosts,
-    Kind.ALL_GATHER: all_gather.over_hosts,
+    OpType.ALL_REDUCE: all_reduce.over_hosts,
+    OpType.REDUCE: reduce.over_hosts,
+    OpType.REDUCE_SCATTER: reduce_scatter.over_hosts,
+    OpType.BROADCAST: broadcast.over_hosts,
+    OpType.ALL_GATHER: all_gather.over_hosts,
 }
 
 
