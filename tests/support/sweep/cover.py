@@ -41,6 +41,7 @@ class Space(NamedTuple):
         special: whether numbers are NaN, infinities and signed zeros, too.
         any_order: whether the ranks' elements may be added and multiplied in another order than that of the ranks: then
             only numbers will do whose results are exact, or results are compared roughly.
+        rounds: whether that is not all: sums and averages of floats are rounded in a way of their own.
     """
 
     names: tuple[str, ...]
@@ -51,6 +52,7 @@ class Space(NamedTuple):
     premultiplied: bool = True
     special: bool = True
     any_order: bool = False
+    rounds: bool = False
 
 
 STANDARD = tuple(name for name, dtype in DTYPES.items() if dtype.kind != "V" or name == "bfloat16")
@@ -90,7 +92,7 @@ SPACES: dict[str, Space] = {
     ),
 }
 SPACES["mpi"] = SPACES["api"]._replace(any_order=True)
-SPACES["gpu, roughly"] = SPACES["gpu"]._replace(any_order=True)
+SPACES["gpu, roughly"] = SPACES["gpu"]._replace(any_order=True, rounds=True)
 SPACES["groups, in any order"] = SPACES["groups"]._replace(any_order=True)
 SPACES["any algorithm"] = SPACES["communicator"]._replace(any_order=True)
 
@@ -130,7 +132,7 @@ def cells_of(space: str, size: int) -> tuple[Cell, ...]:
         whole = best.count > _FEW and DTYPES[best.dtype].kind not in "biu" and best.numbers == "any"
         cells.append(best._replace(numbers="whole") if whole else best)
     if given.any_order:
-        return tuple(found for cell in cells if (found := _in_any_order(cell)))
+        return tuple(found for cell in cells if (found := _in_any_order(cell, given.rounds)))
     return tuple(cells)
 
 
@@ -181,7 +183,7 @@ def _ops(dtype: str) -> list[str]:
     return [*ops_of(dtype), "PREMUL_SUM"] if premultiplied else ops_of(dtype)
 
 
-def _in_any_order(cell: Cell) -> Cell | None:
+def _in_any_order(cell: Cell, rounds: bool) -> Cell | None:
     """Return a cell like this one, None where nothing can be said of its result."""
     kind = DTYPES[cell.dtype].kind
     product = (kind == "c" or cell.dtype == "complex32") and cell.op == "PRODUCT"
@@ -190,7 +192,7 @@ def _in_any_order(cell: Cell) -> Cell | None:
     if cell.numbers == "special":
         # A product of complex infinities and zeros is a NaN, or not, depending on which come first.
         return None if product else cell._replace(numbers="special, roughly")
-    if product or (cell.op == "PREMUL_SUM" and cell.numbers == "any"):
+    if rounds or product or (cell.op == "PREMUL_SUM" and cell.numbers == "any"):
         return cell._replace(numbers="rounded")
     return cell._replace(numbers="whole") if cell.numbers == "any" else cell
 
