@@ -272,7 +272,7 @@ class TestTheMasterGoes:
         client = made(master.port)
         waits = [in_thread(client.get, "k"), in_thread(client.wait, ["k"]), in_thread(client.queue_pop, "k")]
         table = master._place.table
-        wait_until(lambda: len(table._watches.get("k", ())) == 2 and table._takers, "three waits")
+        wait_until(lambda: len(table._watches.get("k", ())) == 2 and table._pending_pops, "three waits")
         began = time.monotonic()
         master.close()
         for wait in waits:

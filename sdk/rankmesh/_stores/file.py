@@ -125,7 +125,7 @@ class _FileTable(BlockingStore):
     def _wait(self, command: Waiting[T]) -> T:
         deadline, pause = Deadline(command.seconds), _FIRST_PAUSE
         self._catch_up(deadline)
-        future: Future[T] = command.begin(self._table)
+        future: Future[T] = command.start(self._table)
         try:
             while not future.done() and not deadline.passed():
                 wait([future], min(pause, deadline.remaining()))  # another thread may bring the news
@@ -134,7 +134,7 @@ class _FileTable(BlockingStore):
         finally:
             future.cancel()
         if future.cancelled():
-            raise command.late(self._table)
+            raise command.timeout_error(self._table)
         return future.result()
 
     def _catch_up(self, deadline: Deadline) -> None:

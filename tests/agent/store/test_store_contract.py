@@ -206,7 +206,7 @@ class TestAdd:
 
 class TestConditions:
     async def test_only_if_the_key_has_no_value(self, store):
-        absent = Condition(absent=True)
+        absent = Condition(if_absent=True)
         await store.execute(Set("k", b"1", absent))
         with pytest.raises(PreconditionFailedError, match="has a value already"):
             await store.execute(Set("k", b"2", absent))
@@ -290,7 +290,7 @@ class TestWaiting:
     async def test_who_waits_at_a_table_that_is_closed_is_sent_away(self, kind, owned):
         store = KINDS[kind](owned, "")
         waiting = [asyncio.create_task(store.execute(command)) for command in (Get("k", 30.0), QueuePop("q", 30.0))]
-        await until(lambda: bool(owned.table._watches and owned.table._takers))
+        await until(lambda: bool(owned.table._watches and owned.table._pending_pops))
         owned.table.close()
         async with asyncio.timeout(30.0):
             for task, error in zip(waiting, (KeyNotFoundError, QueueEmptyError), strict=True):
@@ -311,20 +311,20 @@ class TestQueues:
         for command in (QueuePop("q"), QueuePop("q", 0.01)):
             with pytest.raises(QueueEmptyError, match="'q'"):
                 await store.execute(command)
-        assert owned.table._takers == {}
+        assert owned.table._pending_pops == {}
 
     async def test_pop_waits(self, store, owned):
         waiting = asyncio.create_task(store.execute(QueuePop("q", 30.0)))
-        await until(lambda: "q" in owned.table._takers)
+        await until(lambda: "q" in owned.table._pending_pops)
         QueuePush("q", b"v").apply(owned.table)
         assert await waiting == b"v"
         assert owned.table.length("q") == 0
 
     async def test_who_stops_waiting_takes_nothing(self, loop_store, owned):
         task = asyncio.create_task(loop_store.execute(QueuePop("q", 30.0)))
-        await until(lambda: "q" in owned.table._takers)
+        await until(lambda: "q" in owned.table._pending_pops)
         task.cancel()
-        await until(lambda: owned.table._takers == {})
+        await until(lambda: owned.table._pending_pops == {})
         QueuePush("q", b"v").apply(owned.table)
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -332,7 +332,7 @@ class TestQueues:
 
     async def test_what_was_given_to_somebody_who_has_gone_is_put_back(self, owned):
         task = asyncio.create_task(owned.execute(QueuePop("q", 30.0)))
-        await until(lambda: "q" in owned.table._takers)
+        await until(lambda: "q" in owned.table._pending_pops)
         QueuePush("q", b"1").apply(owned.table)  # it is his now, but he goes before he knows
         QueuePush("q", b"2").apply(owned.table)
         task.cancel()
@@ -390,7 +390,7 @@ class TestCallsThatComeTwice:
 
     async def test_who_asks_again_takes_the_place_of_his_first_request(self, owned):
         first = asyncio.create_task(owned.execute(QueuePop("q", 30.0), "name"))
-        await until(lambda: "q" in owned.table._takers)
+        await until(lambda: "q" in owned.table._pending_pops)
         second = asyncio.create_task(owned.execute(QueuePop("q", 30.0), "name"))
         with pytest.raises(QueueEmptyError):
             await first
@@ -399,7 +399,7 @@ class TestCallsThatComeTwice:
 
     async def test_who_asks_again_gets_what_his_first_request_was_given(self, owned):
         first = asyncio.create_task(owned.execute(QueuePop("q", 30.0), "name"))
-        await until(lambda: "q" in owned.table._takers)
+        await until(lambda: "q" in owned.table._pending_pops)
         QueuePush("q", b"1").apply(owned.table)
         QueuePush("q", b"2").apply(owned.table)
         first.cancel()

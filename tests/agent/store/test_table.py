@@ -156,7 +156,7 @@ class TestQueues:
         assert not second.done()
         table.push("q", b"2")
         assert second.result(0) == b"2"
-        assert table._takers == {}
+        assert table._pending_pops == {}
         assert table._queues == {}
 
     def test_who_has_stopped_waiting_gets_nothing(self, table):
@@ -166,7 +166,7 @@ class TestQueues:
         assert there.result(0) == b"1"
         last = table.pop("q")
         assert last.cancel()
-        assert table._takers == {}
+        assert table._pending_pops == {}
         table.push("q", b"2")
         assert table.length("q") == 1
 
@@ -199,7 +199,7 @@ class TestQueues:
         while not (future := table.pop("q")).cancel():
             taken.append(future.result(0))
         assert sorted(taken) == sorted(b"%d/%d" % (index, number) for index in range(8) for number in range(200))
-        assert table._takers == {}
+        assert table._pending_pops == {}
 
 
 def test_a_closed_table_sends_everyone_away(table):
@@ -209,6 +209,6 @@ def test_a_closed_table_sends_everyone_away(table):
     waiting += [watch(table, "a"), table.pop("q")]
     assert all(future.cancelled() for future in waiting)
     assert table._watches == {}
-    assert table._takers == {}
+    assert table._pending_pops == {}
     Set("a", b"1").apply(table)
     assert watch(table, "a").result(0) == {"a": b"1"}

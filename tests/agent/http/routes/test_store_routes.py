@@ -303,8 +303,8 @@ class TestClientsThatGo:
         head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         with connect() as connection:
             connection.sendall(f"POST /v1/store/queue_pop HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
-            await self.until(lambda: "q" in agent.store.table._takers)
-        await self.until(lambda: agent.store.table._takers == {})
+            await self.until(lambda: "q" in agent.store.table._pending_pops)
+        await self.until(lambda: agent.store.table._pending_pops == {})
         await client.post("/v1/store/queue_push", params={"key": "q"}, content=b"v")
         assert (await client.post("/v1/store/queue_pop", json={"key": "q"})).content == b"v"
 
