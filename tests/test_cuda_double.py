@@ -129,11 +129,11 @@ def memory(me: Me) -> None:
     me.say(sizes=len(sizes), used=pool.used_bytes())
     within = cuda.allocation_of(array.data.ptr)
     me.say(within=[within == cuda.allocation_of(array.data.ptr + 8), within.base <= array.data.ptr])
-    own = cuda.allocate_alone(64)
+    own = cuda.malloc(64)
     me.say(own=cuda.allocation_of(own).base == own, other=cuda.allocation_of(own).id != within.id)
     me.say(none=me.attempt(cuda.allocation_of, 0x1000)["error"])
-    me.say(full=me.attempt(cupy.empty, 1 << 22)["error"], alone=me.attempt(cuda.allocate_alone, 1 << 24)["text"])
-    me.say(shared_by=cuda.identity(0))
+    me.say(full=me.attempt(cupy.empty, 1 << 22)["error"], alone=me.attempt(cuda.malloc, 1 << 24)["text"])
+    me.say(shared_by=cuda.gpu_id(0))
 
     # What CuPy refuses, too
     narrow = cupy.zeros((2, 2), ml_dtypes.float8_e4m3fn)
@@ -145,13 +145,13 @@ def memory(me: Me) -> None:
     pinned = cupy.cuda.alloc_pinned_memory(80)
     host = np.frombuffer(pinned, np.float64, 10)
     gate = threading.Event()
-    stream = cuda.new_stream()
+    stream = cuda.create_stream()
     cupy.cuda.ExternalStream(stream).launch_host_func(lambda _: gate.wait(), None)
-    cuda.copy(host.ctypes.data, array.data.ptr, 80, stream)
+    cuda.copy_async(host.ctypes.data, array.data.ptr, 80, stream)
     host[:] = 0
-    me.say(before=host.tolist(), is_there=cuda.happened(cuda.new_event()))
+    me.say(before=host.tolist(), is_there=cuda.event_completed(cuda.create_event()))
     gate.set()
-    cuda.synchronize(stream)
+    cuda.synchronize_stream(stream)
     me.say(after=(host - array[:10].get()).tolist())
 
     text = 'extern "C" __global__ void run(const T* x, T* y, long long n) {'
@@ -211,9 +211,9 @@ def shared(me: Me) -> None:
     """Rank 0 lends rank 1 memory, and each waits for the other on its stream only."""
     from rankmesh_agent.device import runtime as cuda
 
-    stream, own = cuda.new_stream(), cuda.new_event(shared=True)
+    stream, own = cuda.create_stream(), cuda.create_event(shared=True)
     if me.rank == 0:
-        base = cuda.allocate_alone(8)
+        base = cuda.malloc(8)
         (me.folder / "memory").write_bytes(cuda.memory_handle(base))
         me.say(own=me.attempt(cuda.open_memory, cuda.memory_handle(base))["error"])
     (me.folder / f"event-{me.rank}").write_bytes(cuda.event_handle(own))
@@ -223,19 +223,19 @@ def shared(me: Me) -> None:
         base = cuda.open_memory((me.folder / "memory").read_bytes())
     host = np.zeros(1)
     if me.rank == 0:
-        cuda.copy(base, host.ctypes.data, 8, stream)
+        cuda.copy_async(base, host.ctypes.data, 8, stream)
     for turn in range(20):
         if turn % 2 == me.rank:
-            cuda.copy(host.ctypes.data, base, 8, stream)
+            cuda.copy_async(host.ctypes.data, base, 8, stream)
             host += 1
-            cuda.copy(base, host.ctypes.data, 8, stream)
-            cuda.record(own, stream)
+            cuda.copy_async(base, host.ctypes.data, 8, stream)
+            cuda.record_event(own, stream)
             me.mark(f"turn-{turn}")
         else:
             me.wait_for(f"turn-{turn}")
-            cuda.wait_for(other, stream)
-    cuda.copy(host.ctypes.data, base, 8, stream)
-    me.say(counted=host[0], gpu=cuda.identity(0))
+            cuda.stream_wait_event(other, stream)
+    cuda.copy_async(host.ctypes.data, base, 8, stream)
+    me.say(counted=host[0], gpu=cuda.gpu_id(0))
     me.meet("end")
     if me.rank == 1:
         cuda.close_memory(base)
@@ -346,9 +346,9 @@ def test_several_devices_and_one_twice(ranks: Ranks) -> None:
 def missing(me: Me) -> None:
     from rankmesh_agent.device import runtime as cuda
 
-    me.say(gpu=cuda.why_not(), nccl=cuda.why_no_nccl())
+    me.say(gpu=cuda.unavailable_reason(), nccl=cuda.nccl_unavailable_reason())
     if me.rank == 0:
-        me.say(ipc=me.attempt(lambda: cuda.memory_handle(cuda.allocate_alone(8)))["error"])
+        me.say(ipc=me.attempt(lambda: cuda.memory_handle(cuda.malloc(8)))["error"])
 
 
 def test_what_can_be_missing(ranks: Ranks) -> None:

@@ -1,7 +1,7 @@
 """One rank's agent: joins the job, owns the connections, the groups and the store, and is asked over HTTP.
 
-Embedded in the training process, the SDK calls it directly, and the agent has an HTTP door of its own. A standalone
-agent has the door first, and one of these for as long as it is leased (``standalone``). It starts no thread for the
+Embedded in the training process, the SDK calls it directly, and the agent has an HTTP server of its own. A standalone
+agent has the server first, and one of these for as long as it is leased (``standalone``). It starts no thread for the
 data plane: one serves HTTP, one sends heartbeats.
 """
 
@@ -17,14 +17,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.backends.segment_setup import Sharing
+from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.communicator import Calls
-from rankmesh_agent.group.flight_recorder import Recorder
-from rankmesh_agent.group.local import Communicator
-from rankmesh_agent.groups import OverHttp, kind_of
-from rankmesh_agent.http.listener import Door
-from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
+from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.groups import GroupRegistry, kind_of
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.disconnects import Vigil
@@ -70,7 +71,8 @@ class Agent:
         world_size: ranks in the job.
         host: address to listen on.
         timeout: seconds for the join, and the default for calls.
-        door: where it is asked; it stays open when the agent ends. A new one, which ends with it, if left out.
+        http: the HTTP server that shows the agent, which keeps running when the agent ends. If left out, the agent has
+            one of its own.
         joining: when to give up joining; other threads may restart it to end that early. By default ``timeout`` from
             now.
         instance: random name of this process and join; a new one if left out.
@@ -95,7 +97,7 @@ class Agent:
         world_size: int,
         host: str,
         timeout: float,
-        door: Door | None = None,
+        http: HttpServer | None = None,
         joining: Deadline | None = None,
         instance: str = "",
         lends: bool = False,
@@ -104,18 +106,18 @@ class Agent:
         self._settings = settings
         self._world_size = world_size
         self._started = time.monotonic()
-        self._groups: dict[int, Communicator] = {}
+        self._groups: dict[int, LocalCommunicator] = {}
         self._made: dict[tuple[tuple[int, ...], str], int] = {}
-        self._over_http = OverHttp()
-        self._starting: list[Communicator] = []
+        self._over_http = GroupRegistry()
+        self._starting: list[LocalCommunicator] = []
         self._lock = threading.Lock()
         self._store: AsyncStore | None = None
         self._leaving = False
         with contextlib.ExitStack() as undo:
-            self._own_door = None
-            if door is None:
-                door = self._own_door = Door(settings, host)
-                undo.callback(door.close)
+            self._own_http = None
+            if http is None:
+                http = self._own_http = HttpServer.bind(settings, host)
+                undo.callback(http.close)
             listener = self._transport(shares=settings.transport != "tcp").listen(f"{host}:0")
             undo.callback(listener.close)
             fast_port = listener.address.rpartition(":")[2]
@@ -125,8 +127,8 @@ class Agent:
                 socket.gethostname(),
                 shared_memory.host_id(settings.shm_dir),
                 os.getpid(),
-                [f"{address}:{fast_port}" for address in door.addresses],
-                door.urls[0],
+                [f"{address}:{fast_port}" for address in http.addresses],
+                http.urls[0],
             )
             self._client = GatewayClient(find_gateway, settings.token)
             undo.callback(self._client.close)
@@ -143,24 +145,24 @@ class Agent:
                 Deadline(min(timeout, ESTABLISH_SECONDS)),
             )
             listener.close()
-            self.mesh = Mesh(
+            self.engine = Mesh(
                 self.member.rank,
                 self._joined.epoch,
                 connections,
                 eager_limit=settings.eager_bytes,
                 crowded=self._crowded(),
-                recorder=Recorder(settings.flight_recorder),
+                recorder=FlightRecorder(settings.flight_recorder),
             )
-            undo.callback(self.mesh.close, "it could not set up the world group")
+            undo.callback(self.engine.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
-            self.store_server = self._make_store_server(f"rankmesh-store-{door.port}")
+            self.store_server = self._make_store_server(f"rankmesh-store-{http.port}")
             undo.pop_all()
-        if self._own_door is not None:
+        if self._own_http is not None:
             ways = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
-            door.open(self._app(door.names), ways, when_asked=True)
-        self._vigil = Vigil(self.mesh)
-        self._heart = Heart(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
-        self.mesh.on_loss = self._heart.wake
+            http.start(self._app(http.names), ways, on_demand=True)
+        self._vigil = Vigil(self.engine)
+        self._heart = HeartbeatThread(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
+        self.engine.on_loss = self._heart.wake
         self._heart.start()
 
     @property
@@ -189,7 +191,7 @@ class Agent:
 
     # Groups
 
-    def new_group(self, ranks: Sequence[int], timeout: float) -> Communicator:
+    def new_group(self, ranks: Sequence[int], timeout: float) -> LocalCommunicator:
         """Make a group of these ranks, this one among them; only they need to call.
 
         Raises:
@@ -205,20 +207,22 @@ class Agent:
         """Return what is equal for ranks that share memory: the id of the rank's host."""
         return self._members[rank].host_id
 
-    def drop_group(self, group: Calls) -> None:
+    def drop_group(self, group: Communicator) -> None:
         """End a group at this rank."""
         with self._lock:
             self._groups.pop(group.id, None)
         group.close()
 
-    def stop_starting(self, error: BaseException) -> None:
+    def abort_pending_groups(self, error: BaseException) -> None:
         """End the groups that are being made, because of an error of whoever wanted them."""
         with self._lock:
             starting = list(self._starting)
         for group in starting:
             group.abort(error)
 
-    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+    def make_group(
+        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[LocalCommunicator, bool]:
         """Make a group that is asked for over HTTP; its members' agents are all asked.
 
         Args:
@@ -243,7 +247,7 @@ class Agent:
             self._over_http.end(wanted, group)
         return group, True
 
-    def delete_group(self, group: Communicator) -> None:
+    def delete_group(self, group: LocalCommunicator) -> None:
         """End a group that was made over HTTP, at this rank.
 
         Raises:
@@ -258,8 +262,8 @@ class Agent:
         name: str,
         timeout: float,
         kind: str = "",
-        begun: Callable[[Communicator], None] = lambda group: None,
-    ) -> Communicator:
+        begun: Callable[[LocalCommunicator], None] = lambda group: None,
+    ) -> LocalCommunicator:
         members = tuple(ranks)
         counted = members, kind
         with self._lock:
@@ -268,15 +272,17 @@ class Agent:
             count = self._made[counted] = self._made.get(counted, 0) + 1
         text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}{f'/{kind}' if kind else ''}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-        group = Communicator(self.mesh, number, name or f"group-{number:016x}"[:14], members, self._members, timeout)
-        sharing = Sharing(
+        group = LocalCommunicator(
+            self.engine, number, name or f"group-{number:016x}"[:14], members, self._members, timeout
+        )
+        sharing = SegmentOptions(
             allowed=self._settings.transport != "tcp" and not shared_memory.unsupported(),
             directory=self._settings.shm_dir,
             job=self._settings.job,
             slot_bytes=self._settings.slot_bytes,
             crowded=self._crowded(),
             strict=self._settings.transport == "shm",
-            lend=self._lends and not kind,
+            delegated=self._lends and not kind,
         )
         with self._lock:
             self._starting.append(group)
@@ -316,7 +322,7 @@ class Agent:
             self._world_size,
             self.member,
             self._client.url,
-            {str(rank): medium for rank, medium in sorted(self.mesh.media().items())},
+            {str(rank): medium for rank, medium in sorted(self.engine.media().items())},
             time.monotonic() - self._started,
             __version__,
         )
@@ -325,7 +331,7 @@ class Agent:
         """Return the groups this rank is a member of."""
         return [group.info() for group in self._known()]
 
-    def group(self, name: str) -> Communicator | None:
+    def group(self, name: str) -> LocalCommunicator | None:
         """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
         return next((group for group in self._known() if name in (group.name, f"{group.id:016x}")), None)
 
@@ -335,24 +341,24 @@ class Agent:
         Args:
             group: its name or id.
         """
-        return self.mesh.recorder.in_flight(group)
+        return self.engine.recorder.in_flight(group)
 
     def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
         """Return the latest calls and messages: see Recorder.records."""
-        return self.mesh.recorder.records(group, last)
+        return self.engine.recorder.records(group, last)
 
     def vitals(self) -> Vitals:
         """Return what has been counted."""
-        store, lost = self._store, dict(self.mesh.lost)
+        store, lost = self._store, dict(self.engine.lost)
         return Vitals(
-            self.mesh.recorder.operations(),
-            self._client.pulse(),
+            self.engine.recorder.operations(),
+            self._client.heartbeat_stats(),
             store.table.vitals() if isinstance(store, MemoryStore) else None,
-            dict(Counter(medium for rank, medium in self.mesh.media().items() if rank not in lost)),
+            dict(Counter(medium for rank, medium in self.engine.media().items() if rank not in lost)),
             sum(not how.clean for how in lost.values()),
         )
 
-    def _known(self) -> list[Communicator]:
+    def _known(self) -> list[LocalCommunicator]:
         with self._lock:
             return list(self._groups.values())
 
@@ -371,13 +377,13 @@ class Agent:
         self._heart.stop()
         for group in self._known():
             group.close()
-        self.mesh.close(reason, failed=failed)
+        self.engine.close(reason, failed=failed)
         self._say_goodbye(reason)  # before what may take long: peers have seen the connections end
         self._client.close()
         if self._store is not None:
             self._store.cancel_waits()
-        if self._own_door is not None:
-            self._own_door.close()
+        if self._own_http is not None:
+            self._own_http.close()
         elif self.store_server is not None:
             self.store_server.close()
 
@@ -390,15 +396,15 @@ class Agent:
         """In a forked child: let go of the parent's descriptors, without a word to anyone."""
         self._leaving = True
         self._heart.forget()
-        self.mesh.forget()
-        if self._own_door is not None:
-            self._own_door.forget()
+        self.engine.forget()
+        if self._own_http is not None:
+            self._own_http.forget()
 
     def _say_goodbye(self, reason: str) -> None:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
 
     def _heartbeat(self) -> Heartbeat:
-        self.mesh.give_up_silent_hosts()
+        self.engine.give_up_silent_hosts()
         reply: JoinReply = self._joined
         return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.lost())
 

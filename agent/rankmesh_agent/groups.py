@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import GroupWanted
 
@@ -24,7 +24,7 @@ class GroupInUseError(DistError):
     status = 409
 
 
-class OverHttp:
+class GroupRegistry:
     """Which groups were made over HTTP, and the names of those that are being made. For several threads."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class OverHttp:
         self._kinds: dict[int, str] = {}
         self._making: set[str] = set()
 
-    def begin(self, wanted: GroupWanted, groups: Iterable[Communicator]) -> Communicator | None:
+    def begin(self, wanted: GroupWanted, groups: Iterable[LocalCommunicator]) -> LocalCommunicator | None:
         """Begin to make a group, or return it if this very one, by its instance, is there.
 
         Args:
@@ -59,14 +59,14 @@ class OverHttp:
                 group=wanted.name,
             )
 
-    def end(self, wanted: GroupWanted, made: Communicator | None) -> None:
+    def end(self, wanted: GroupWanted, made: LocalCommunicator | None) -> None:
         """Take note that a group has been made, or with None that it could not be."""
         with self._lock:
             self._making.discard(wanted.name)
             if made is not None:
                 self._kinds[made.id] = kind_of(wanted)
 
-    def drop(self, group: Communicator) -> None:
+    def drop(self, group: LocalCommunicator) -> None:
         """Forget a group that ends.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A standalone agent: one HTTP door, and an Agent behind it for as long as somebody has leased it.
+"""A standalone agent: one HTTP server, and an Agent behind it for as long as somebody has leased it.
 
 Who leases it, an SDK process that attaches or somebody with curl, has it join a job as one rank. To its peers it is an
 agent like any other. When the lease ends it leaves the job and is free for the next.
@@ -20,12 +20,12 @@ from dataclasses import replace
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.local import Communicator
-from rankmesh_agent.http.listener import Door
-from rankmesh_agent.http.server import Taker
-from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
+from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.http.server import ConnectionHandler, HttpServer
+from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.remote.server import Attendance
+from rankmesh_agent.remote.server import SessionServer
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames, store_frames
@@ -53,13 +53,13 @@ from rankmesh_agent.wire.version import __version__
 
 _log = logging.getLogger("rankmesh")
 
-_LOOKS_FOR_LITTER = 2
+_GC_PASSES = 2
 """Signs of life after a lease at which its memory is given back: at the first, its threads may still end."""
 
 _ANY_EPOCH = 1
 
 
-class _Tenancy:
+class _ActiveLease:
     """A lease, and the Agent that came of it."""
 
     def __init__(self, wanted: LeaseWanted, lease_id: str) -> None:
@@ -104,18 +104,18 @@ class Standalone:
         self._settings = settings
         self._find_gateway = find_gateway
         self._host = host
-        self._door = Door(settings, host, port)
-        self.urls = [*self._door.urls, *(url.rstrip("/") for url in urls)]
+        self._http = HttpServer.bind(settings, host, port)
+        self.urls = [*self._http.urls, *(url.rstrip("/") for url in urls)]
         self._started = time.monotonic()
         self._lock = threading.Lock()
-        self._tenancy: _Tenancy | None = None
+        self._tenancy: _ActiveLease | None = None
         self._closed = False
         self._litter = 0
         self._client = GatewayClient(find_gateway, settings.token)
-        self._heart = Heart(self._live)
+        self._heart = HeartbeatThread(self._live)
         self._registered: float | None = None
         """When the gateway last took note of a sign of life."""
-        self._attendance = Attendance(self, self.id, settings.token, settings.shm_dir)
+        self._attendance = SessionServer(self, self.id, settings.token, settings.shm_dir)
 
     @property
     def host_id(self) -> str:
@@ -124,17 +124,17 @@ class Standalone:
 
     def start(self) -> None:
         """Serve, and tell the gateway."""
-        ways: dict[Upgrade, Taker] = {
+        ways: dict[Upgrade, ConnectionHandler] = {
             store_frames.UPGRADE: _CurrentStore(self),
             attach_frames.UPGRADE: self._attendance,
         }
-        self._door.open(self._app, ways, when_asked=False)
+        self._http.start(self._app, ways)
         self._attendance.start()
         self._heart.start()
         self._heart.wake()
 
     def close(self, reason: str = "its agent ended") -> None:
-        """End the lease, tell the gateway, close the door. Does nothing the second time.
+        """End the lease, tell the gateway, close the server. Does nothing the second time.
 
         Args:
             reason: why, for the job's other ranks.
@@ -148,13 +148,13 @@ class Standalone:
             self.release(tenancy.lease.id, reason)
         self._attendance.close()
         self._heart.stop()
-        self._client.depart(AgentGoodbye(self.id))
+        self._client.unregister(AgentGoodbye(self.id))
         self._client.close()
-        self._door.close()
+        self._http.close()
 
     # Leases
 
-    def take(
+    def acquire(
         self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False, joining: float | None = None
     ) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.
@@ -175,8 +175,8 @@ class Standalone:
             tenancy.joining.restart(joining)
         return self._join(tenancy, wanted, lends=lends)
 
-    def _reserve(self, wanted: LeaseWanted, lease_id: str = "") -> _Tenancy:
-        tenancy = _Tenancy(wanted, lease_id or secrets.token_hex(16))
+    def _reserve(self, wanted: LeaseWanted, lease_id: str = "") -> _ActiveLease:
+        tenancy = _ActiveLease(wanted, lease_id or secrets.token_hex(16))
         with self._lock:
             if self._closed:
                 raise AgentTakenError(f"agent {self.name!r} is about to end; ask the gateway for another")
@@ -188,7 +188,7 @@ class Standalone:
         self._heart.wake()
         return tenancy
 
-    def _join(self, tenancy: _Tenancy, wanted: LeaseWanted, *, lends: bool = False) -> tuple[Lease, Agent]:
+    def _join(self, tenancy: _ActiveLease, wanted: LeaseWanted, *, lends: bool = False) -> tuple[Lease, Agent]:
         try:
             agent = Agent(
                 replace(self._settings, job=wanted.job),
@@ -197,7 +197,7 @@ class Standalone:
                 world_size=wanted.world_size,
                 host=self._host,
                 timeout=wanted.timeout,
-                door=self._door,
+                http=self._http,
                 joining=tenancy.joining,
                 instance=tenancy.instance,
                 lends=lends,
@@ -217,7 +217,7 @@ class Standalone:
         self._heart.wake()
         return tenancy.lease, agent
 
-    def begin(self, wanted: LeaseWanted) -> tuple[Lease, Future[Lease]]:
+    def acquire_in_background(self, wanted: LeaseWanted) -> tuple[Lease, Future[Lease]]:
         """Take the agent in a thread of its own.
 
         Returns:
@@ -286,7 +286,7 @@ class Standalone:
             tenancy = self._tenancy
             return tenancy.agent if tenancy is not None and tenancy.lease.id == lease_id else None
 
-    def _stop_joining(self, tenancy: _Tenancy, reason: str) -> None:
+    def _stop_joining(self, tenancy: _ActiveLease, reason: str) -> None:
         """Have the gateway answer the join that is held there; its client gives up then."""
         client = GatewayClient(self._find_gateway, self._settings.token)
         with contextlib.suppress(Exception):
@@ -294,24 +294,24 @@ class Standalone:
             client.leave(Leave(tenancy.lease.job, _ANY_EPOCH, tenancy.lease.rank, tenancy.instance, reason))
         client.close()
 
-    def _end(self, tenancy: _Tenancy, agent: Agent, reason: str, *, failed: bool = False) -> None:
+    def _end(self, tenancy: _ActiveLease, agent: Agent, reason: str, *, failed: bool = False) -> None:
         try:
             agent.close(reason, failed=failed)
-            self._door.run(agent.aclose())
+            self._http.run(agent.aclose())
         finally:
             self._free(tenancy)
 
-    def _free(self, tenancy: _Tenancy) -> None:
+    def _free(self, tenancy: _ActiveLease) -> None:
         with self._lock:
             if self._tenancy is tenancy:
                 self._tenancy = None
-                self._litter = _LOOKS_FOR_LITTER
-        self._attendance.end(tenancy.lease.id)
+                self._litter = _GC_PASSES
+        self._attendance.end_lease(tenancy.lease.id)
         self._heart.wake()
 
     def _live(self) -> None:
         """Tell the gateway who has the agent; and look whether that one still does."""
-        if self._client.beat(self._sign_of_life()):
+        if self._client.agent_heartbeat(self._sign_of_life()):
             self._registered = time.monotonic()
         self._end_if_idle()
         if self._litter:
@@ -346,18 +346,18 @@ class Standalone:
         return self._settings
 
     @property
-    def current(self) -> Agent | None:
+    def agent(self) -> Agent | None:
         """The agent that has joined a job, None while there is none."""
         tenancy = self._tenancy
         return tenancy.agent if tenancy is not None else None
 
-    def leased(self) -> Agent:
+    def require_agent(self) -> Agent:
         """Return the agent that has joined a job; its lease is in use.
 
         Raises:
             NotLeasedError: there is none.
         """
-        agent = self.current
+        agent = self.agent
         if agent is None:
             raise self._not_leased()
         self._touch()
@@ -376,18 +376,18 @@ class Standalone:
         Raises:
             NotLeasedError: the agent is free.
         """
-        return self.leased().store
+        return self.require_agent().store
 
     def health(self) -> AgentHealth:
         """Return whether the agent can do its work; a free one can."""
-        agent = self.current
+        agent = self.agent
         if agent is not None:
             return agent.health()
         return AgentHealth("ok", "rankmesh-agent", UNASSIGNED, 0, __version__, [])
 
     def ready(self) -> bool:
         """Whether the agent takes part in its job; a free one, whether the gateway knows of it."""
-        agent = self.current
+        agent = self.agent
         if agent is not None:
             return agent.ready()
         registered = self._registered
@@ -395,55 +395,57 @@ class Standalone:
 
     def info(self) -> AgentInfo:
         """Return who this agent is; one that is free has no job, and UNASSIGNED as its rank."""
-        agent = self.current
+        agent = self.agent
         if agent is not None:
             return agent.info()
-        member = Member(UNASSIGNED, self.id, socket.gethostname(), self.host_id, os.getpid(), [], self._door.urls[0])
+        member = Member(UNASSIGNED, self.id, socket.gethostname(), self.host_id, os.getpid(), [], self._http.urls[0])
         uptime = time.monotonic() - self._started
         return AgentInfo("", 0, 0, member, self._find_gateway() or "", {}, uptime, __version__)
 
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of; none while the agent is free."""
-        agent = self.current
+        agent = self.agent
         return agent.groups() if agent is not None else []
 
-    def group(self, name: str) -> Communicator | None:
+    def group(self, name: str) -> LocalCommunicator | None:
         """Return the group of an id or name, None if the rank is in none.
 
         Raises:
             NotLeasedError: the agent is free.
         """
-        return self.leased().group(name)
+        return self.require_agent().group(name)
 
-    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Communicator, bool]:
+    def make_group(
+        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[LocalCommunicator, bool]:
         """Make a group; see Agent.
 
         Raises:
             NotLeasedError: the agent is free.
         """
-        return self.leased().make_group(wanted, begun)
+        return self.require_agent().make_group(wanted, begun)
 
-    def delete_group(self, group: Communicator) -> None:
+    def delete_group(self, group: LocalCommunicator) -> None:
         """End a group; see Agent.
 
         Raises:
             NotLeasedError: the agent is free.
         """
-        self.leased().delete_group(group)
+        self.require_agent().delete_group(group)
 
     def in_flight(self, group: str) -> list[InFlight] | None:
         """Return a group's calls and messages that have begun and not ended: see Agent."""
-        agent = self.current
+        agent = self.agent
         return agent.in_flight(group) if agent is not None else None
 
     def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
         """Return the job's latest calls and messages; none while the agent is free."""
-        agent = self.current
+        agent = self.agent
         return agent.flight_records(group, last) if agent is not None else []
 
     def vitals(self) -> Vitals:
         """Return what has been counted since the agent joined its job; nothing while it is free."""
-        agent = self.current
+        agent = self.agent
         return agent.vitals() if agent is not None else Vitals()
 
     async def aclose(self) -> None:
@@ -457,9 +459,9 @@ class Standalone:
     def _app(self) -> object:
         from rankmesh_agent.http.app import create_app
 
-        names = [*self._door.names, self.name, *(_host_in(url) for url in self.urls)]
+        names = [*self._http.names, self.name, *(_host_in(url) for url in self.urls)]
         return create_app(
-            self, token=self._settings.token, names=names, landlord=self, max_tensor=self._settings.max_body
+            self, token=self._settings.token, names=names, leasable=True, max_tensor=self._settings.max_body
         )
 
 
@@ -469,12 +471,12 @@ class _CurrentStore:
     def __init__(self, standalone: Standalone) -> None:
         self._standalone = standalone
 
-    def take(self, sock: socket.socket) -> None:
-        agent = self._standalone.current
+    def handle(self, sock: socket.socket) -> None:
+        agent = self._standalone.agent
         if agent is None or agent.store_server is None:
             sock.close()
         else:
-            agent.store_server.take(sock)
+            agent.store_server.handle(sock)
 
     def close(self) -> None:
         """The agent closes it."""

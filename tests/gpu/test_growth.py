@@ -42,14 +42,14 @@ def calls(me: Me, backend: str | None, rounds: int) -> None:
         cupy.cuda.runtime.deviceSynchronize()
         dist.barrier()
         threads, descriptors = me.resources()
-        choice = dist.group.WORLD._choice
+        choice = dist.group.WORLD._gpu
         engine = None if choice is None else choice._collectives
         return {
             "memory": pool.used_bytes(),
             "total": pool.total_bytes(),
             "threads": sum(name.startswith("rankmesh") for name in threads),
             "events": 0 if engine is None else sum(map(len, engine._events._free.values())),
-            "mapped": len(getattr(getattr(engine, "engine", None), "_mapped", ())),
+            "mapped": len(getattr(getattr(engine, "gpu_backend", None), "_mapped", ())),
             # A rank may say, once, that a call takes long: on a busy machine one does.
             "keys": sorted(key for key in dist.get_default_store().list_keys() if "/slow/" not in key),
             "descriptors": sum(descriptors.values()),

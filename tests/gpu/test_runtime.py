@@ -20,18 +20,18 @@ def failing(me: Me) -> None:
     from rankmesh_agent.device import runtime as cuda
 
     runtime = cupy.cuda.runtime
-    pointer, stream, event = runtime.malloc(64), cupy.cuda.Stream(non_blocking=True), cuda.new_event()
+    pointer, stream, event = runtime.malloc(64), cupy.cuda.Stream(non_blocking=True), cuda.create_event()
     gate = threading.Event()
     stream.launch_host_func(lambda _: gate.wait(), None)
     runtime.memsetAsync(pointer, 0, 64, stream.ptr)
-    cuda.record(event, stream.ptr)
-    me.say(before=cuda.happened(event))
+    cuda.record_event(event, stream.ptr)
+    me.say(before=cuda.event_completed(event))
     cupy._memory.release(pointer)
     gate.set()
 
     def look() -> None:
         until = time.monotonic() + 30
-        while not cuda.happened(event) and time.monotonic() < until:
+        while not cuda.event_completed(event) and time.monotonic() < until:
             time.sleep(0.001)
 
     me.say(after=me.attempt(look))
@@ -53,19 +53,19 @@ def in_threads(me: Me) -> None:
 
     runtime, gpus = cupy.cuda.runtime, cupy._gpus.GPUS
     runtime.setDevice(1)
-    pointer = cuda.allocate_alone(64)
+    pointer = cuda.malloc(64)
     told = {}
 
     def run(name: str) -> None:
         with cuda.on_device(1):
             found = cuda.allocation_of(pointer).base == pointer
-            stream = cuda.new_stream()
+            stream = cuda.create_stream()
         told[name] = {"found": found, "left_on": runtime.getDevice(), "context": gpus[0].context}
         with cuda.on_device(1):
             with cuda.on_device(0):
                 pass
             told[name]["inside"] = runtime.getDevice()
-        cuda.drop_stream(stream)
+        cuda.destroy_stream(stream)
 
     def on_first() -> None:
         """Without a call of the runtime's before, no context is current in a new thread."""
@@ -77,7 +77,7 @@ def in_threads(me: Me) -> None:
         thread.start()
         thread.join()
     with cuda.on_device(0):
-        other = cuda.allocate_alone(64)
+        other = cuda.malloc(64)
     thread = threading.Thread(target=on_first, name="user")
     thread.start()
     thread.join()
@@ -100,7 +100,7 @@ def instances(me: Me) -> None:
     array = cupy.full(10, me.rank + 1.0)
     dist.all_reduce(array)
     uuid = cupy.cuda.runtime.getDeviceProperties(0)["uuid"].hex()
-    me.say(sum=float(array[0].get()), backend=dist.get_backend_config(), identity=cuda.identity(0), uuid=uuid)
+    me.say(sum=float(array[0].get()), backend=dist.get_backend_config(), identity=cuda.gpu_id(0), uuid=uuid)
     dist.destroy_process_group()
 
 

@@ -18,7 +18,7 @@ def without_handles() -> None:
     """Have no memory of the users' be shown, as if it came from cudaMallocAsync."""
     from rankmesh_agent.device import runtime
 
-    alone, allocate, handle = set(), runtime.allocate_alone, runtime.memory_handle
+    alone, allocate, handle = set(), runtime.malloc, runtime.memory_handle
 
     def allocate_alone(nbytes: int) -> int:
         base = allocate(nbytes)
@@ -30,7 +30,7 @@ def without_handles() -> None:
             raise RuntimeError("it has no handle")
         return handle(base)
 
-    runtime.allocate_alone, runtime.memory_handle = allocate_alone, memory_handle
+    runtime.malloc, runtime.memory_handle = allocate_alone, memory_handle
 
 
 def staged(me: Me, rounds: int) -> None:
@@ -80,7 +80,7 @@ def empty(me: Me) -> None:
     dist.all_gather([cupy.zeros(0) for _ in range(me.size)], nothing)
     dist.broadcast(nothing, 1)
     me.say(found=[each.get().tolist() for each in outputs])
-    me.say(staged=dist.group.WORLD._choice._collectives.engine._staging[1])
+    me.say(staged=dist.group.WORLD._gpu._collectives.gpu_backend._staging[1])
     dist.destroy_process_group()
 
 

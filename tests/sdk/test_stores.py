@@ -35,7 +35,7 @@ def prefixed(stores: list, prefix: str = "p") -> list:
 def test_hash_store():
     def make() -> Subject:
         store = dist.HashStore()
-        return Subject([store, store.clone()], [store._place.table])
+        return Subject([store, store.clone()], [store._store.table])
 
     drive(make)
 
@@ -48,7 +48,7 @@ def test_file_store(tmp_path, prefix):
         path = tmp_path / str(next(_numbers))
         stores = [dist.FileStore(str(path)) for _ in range(2)]
         made.extend(stores)
-        tables = [store._place._table for store in stores]
+        tables = [store._store._table for store in stores]
         return Subject(prefixed(stores) if prefix else stores, tables, hidden=1, unsupported=FILE)
 
     drive(make, examples=30)
@@ -61,7 +61,7 @@ def test_tcp_store(master, clients, prefix):
     stores = [*clients, master, master.clone()]
 
     def make() -> Subject:
-        return Subject(prefixed(stores) if prefix else stores, [master._place.table])
+        return Subject(prefixed(stores) if prefix else stores, [master._store.table])
 
     drive(make)
 
@@ -72,6 +72,6 @@ def test_prefix_stores_in_prefix_stores():
         for key in ("a", "p", "p/a", "other/a", "outer/a"):
             inner.set(key, "not within")
         inner.queue_push("a", "not within")
-        return Subject(prefixed(prefixed([inner, inner.clone()]), "outer"), [inner._place.table], hidden=5)
+        return Subject(prefixed(prefixed([inner, inner.clone()]), "outer"), [inner._store.table], hidden=5)
 
     drive(make)

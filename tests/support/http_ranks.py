@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import numpy as np
 
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.middleware import Guard
+from rankmesh_agent.http.middleware import SecurityMiddleware
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.dtypes import FROM_NAME
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GroupWanted, Member
@@ -31,7 +31,7 @@ class GroupsAgent:
         self.store = MemoryStore()
         self.reasons: list[str] = []
         self.is_ready = True
-        self.making: Callable[[GroupWanted, Callable[[Communicator], None]], tuple[Any, bool]] | None = None
+        self.making: Callable[[GroupWanted, Callable[[LocalCommunicator], None]], tuple[Any, bool]] | None = None
 
     def health(self) -> AgentHealth:
         status: Any = "failing" if self.reasons else "ok"
@@ -51,7 +51,7 @@ class GroupsAgent:
         found = [group for group in self.communicators if name in (group.name, f"{group.id:016x}")]
         return found[0] if found else None
 
-    def make_group(self, wanted: GroupWanted, begun: Callable[[Communicator], None]) -> tuple[Any, bool]:
+    def make_group(self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]) -> tuple[Any, bool]:
         assert self.making is not None
         return self.making(wanted, begun)
 
@@ -63,14 +63,14 @@ class GroupsAgent:
         await self.store.close()
 
 
-def applications(world: World, **options: Any) -> list[Guard]:
+def applications(world: World, **options: Any) -> list[SecurityMiddleware]:
     """Return the application of each rank's agent; ``options`` are create_app's."""
     agents = [GroupsAgent(rank, world.size, [world.communicators[rank]]) for rank in range(world.size)]
     return [create_app(agent, **options) for agent in agents]
 
 
 @contextlib.asynccontextmanager
-async def clients(apps: Sequence[Guard]) -> AsyncIterator[list[httpx.AsyncClient]]:
+async def clients(apps: Sequence[SecurityMiddleware]) -> AsyncIterator[list[httpx.AsyncClient]]:
     """A client of each application."""
     async with contextlib.AsyncExitStack() as stack:
         made = []

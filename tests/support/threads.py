@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rankmesh_agent.backends.segment_setup import Sharing
+from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import Mesh
@@ -66,7 +66,7 @@ class World:
             for rank in range(size)
         ]
         self.meshes: list[Mesh] = [None] * size  # type: ignore[list-item]
-        self.communicators: list[Communicator] = [None] * size  # type: ignore[list-item]
+        self.communicators: list[LocalCommunicator] = [None] * size  # type: ignore[list-item]
 
         def connect(rank: int) -> None:
             connections = connect_all(
@@ -81,16 +81,16 @@ class World:
             for listener in listeners:
                 listener.close()
 
-    def group(self, rank: int, group: int, name: str, ranks: Any) -> Communicator:
+    def group(self, rank: int, group: int, name: str, ranks: Any) -> LocalCommunicator:
         """Make a group at one of its ranks."""
         everyone = {member.rank: member for member in self.members}
-        made = Communicator(self.meshes[rank], group, name, list(ranks), everyone, self.timeout)
+        made = LocalCommunicator(self.meshes[rank], group, name, list(ranks), everyone, self.timeout)
         strict = self.shares and len(set(self.hosts)) == 1
-        sharing = Sharing(self.shares, SHM, "test", self.slot_bytes, crowded=True, strict=strict)
+        sharing = SegmentOptions(self.shares, SHM, "test", self.slot_bytes, crowded=True, strict=strict)
         made.start([self.hosts[member] for member in ranks], sharing, self.timeout)
         return made
 
-    def run(self, function: Callable[[Communicator], Any]) -> list[Any]:
+    def run(self, function: Callable[[LocalCommunicator], Any]) -> list[Any]:
         """Call ``function`` with each rank's communicator, all at once; return what they return, by rank."""
         return in_threads(self.size, lambda rank: function(self.communicators[rank]))
 

@@ -11,7 +11,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupWanted, InFlight, Member
-from rankmesh_agent.wire.stats import Operations, Pulse, StoreVitals, Vitals
+from rankmesh_agent.wire.stats import HeartbeatStats, Operations, StoreVitals, Vitals
 
 
 class FakeGroup:
@@ -25,7 +25,7 @@ class FakeGroup:
         self.told = told
         self.id = int(told.id, 16)
         self.name = told.name
-        self.ranks = self.numbers = tuple(told.ranks)
+        self.ranks = self.global_ranks = tuple(told.ranks)
         self.rank = told.ranks.index(1)
         self.size = len(told.ranks)
         self.mesh = SimpleNamespace(progress=lambda: None)
@@ -136,7 +136,7 @@ class FakeAgent:
                 Operations("world", "all_reduce", 4096, 1.25, 1, [0, 2, 1] + [0] * 13, 2, 0.5),
                 Operations('odd "name"\\n', "send", 8, 0.5, 0, [0] * 15 + [1]),
             ],
-            Pulse(7, 1, 0.25),
+            HeartbeatStats(7, 1, 0.25),
             StoreVitals({"get": 5, "set": 2}, 3),
             {"segment": 2, "tcp": 1},
             1,

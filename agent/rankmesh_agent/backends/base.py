@@ -7,23 +7,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import Call
 
 MONITORED = "monitored"
 """The subject of a barrier that must name who is missing, without the end of the process, whatever carries it out."""
 
 
-class Watch(Protocol):
+class CallContext(Protocol):
     """How a running call learns that it cannot go on. Ranks are group ranks."""
 
     seq: int
     call: Call
 
     @property
-    def numbers(self) -> Sequence[int]:
+    def global_ranks(self) -> Sequence[int]:
         """The numbers the user knows the members by, by group rank."""
 
-    def note(self) -> str:
+    def details(self) -> str:
         """Return what else there is to say of this rank's call when the ranks' calls do not fit together."""
 
     def check(self, missing: Callable[[], list[int]]) -> None:
@@ -43,12 +44,17 @@ class Backend(ABC):
     """What carries the data, for people: ``shm``, ``tcp``, ``shm+tcp`` (inside hosts, and between them), ``mpi`` or
     ``self``."""
 
+    @property
+    def segment(self) -> Segment | None:
+        """Shared memory of all members that the backend runs over, None if there is none."""
+        return None
+
     @abstractmethod
     def algorithm(self, call: Call) -> Algorithm:
         """Return what will carry out such a call."""
 
     @abstractmethod
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         """Carry out a call.
 
         Raises:

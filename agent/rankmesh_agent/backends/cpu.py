@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.backends import registered
-from rankmesh_agent.backends.base import Backend, Watch
-from rankmesh_agent.backends.fingerprint import disagree
+from rankmesh_agent.backends.base import Backend, CallContext
+from rankmesh_agent.backends.fingerprint import raise_mismatch
 from rankmesh_agent.collectives.reduction import quiet
 from rankmesh_agent.collectives.select import Algorithm, Medium, algorithm
 from rankmesh_agent.progress.message_link import Rounds
@@ -15,7 +15,7 @@ from rankmesh_agent.transports.segment import DisagreementError, Segment
 from rankmesh_agent.wire.ops import Call, Kind
 
 
-class MeshBackend(Backend):
+class CpuBackend(Backend):
     """Runs calls over a Segment, or over a Link.
 
     Args:
@@ -48,7 +48,7 @@ class MeshBackend(Backend):
         medium: Medium = "registered" if windows.regions else "reads" if windows.reads else "segment"
         return algorithm(call.kind, medium, call.nbytes, size, segment.slot_bytes)
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         segment = self._segment
         try:
             if segment is not None:
@@ -58,7 +58,7 @@ class MeshBackend(Backend):
                 self._link.begin(watch.seq, watch.call.fingerprint, watch.wait)
                 self._quiet.run(algorithm, self._link, *arguments)
         except DisagreementError:
-            disagree(self._link, watch)
+            raise_mismatch(self._link, watch)
         except BaseException:
             if segment is not None:
                 segment.leave()

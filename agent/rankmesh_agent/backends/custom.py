@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from rankmesh_agent.backends.base import Watch
-from rankmesh_agent.backends.cpu import MeshBackend
-from rankmesh_agent.backends.fingerprint import meet
+from rankmesh_agent.backends.base import CallContext
+from rankmesh_agent.backends.cpu import CpuBackend
+from rankmesh_agent.backends.fingerprint import verify
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.progress.message_link import Rounds
 from rankmesh_agent.wire.errors import DistBackendError
@@ -17,7 +17,7 @@ from rankmesh_agent.wire.ops import Call
 _log = logging.getLogger("rankmesh")
 
 
-class CustomBackend(MeshBackend):
+class CustomBackend(CpuBackend):
     """Has the ranks meet and compare their calls over the mesh, then hands the call to the engine.
 
     Args:
@@ -43,8 +43,8 @@ class CustomBackend(MeshBackend):
             raise DistBackendError(f"backend {self.name!r} does not offer {call.name}", op=call.name)
         return found  # type: ignore[no-any-return]
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
-        meet(self._link, watch)
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
+        verify(self._link, watch)
         algorithm(*arguments)
 
     def close(self) -> None:

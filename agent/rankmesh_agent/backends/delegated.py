@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
-from rankmesh_agent.backends.base import Backend, Watch
+from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call
@@ -18,7 +18,7 @@ class RankElsewhereError(DistBackendError):
     status = 409
 
 
-class Lent(Backend):
+class DelegatedBackend(Backend):
     """Refuses every call: two would take this rank's part in it."""
 
     name: ClassVar[str] = "mesh"
@@ -27,7 +27,7 @@ class Lent(Backend):
     def algorithm(self, call: Call) -> Algorithm:
         self._refuse(call)
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         self._refuse(watch.call)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NoReturn
 
-from rankmesh_agent.backends.base import Watch
+from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.progress.message_link import Rounds
 from rankmesh_agent.transports.segment import DisagreementError
 from rankmesh_agent.wire.errors import CollectiveMismatchError
@@ -14,7 +14,7 @@ _NOTE = 4096
 """Characters of a rank's note that the others are told."""
 
 
-def meet(link: Rounds, watch: Watch) -> None:
+def verify(link: Rounds, watch: CallContext) -> None:
     """Wait until all ranks are at the call that ``watch`` watches.
 
     Raises:
@@ -25,27 +25,27 @@ def meet(link: Rounds, watch: Watch) -> None:
         link.begin(watch.seq, watch.call.fingerprint, watch.wait)
         link.enter()
     except DisagreementError:
-        disagree(link, watch)
+        raise_mismatch(link, watch)
 
 
-def disagree(link: Rounds, watch: Watch) -> NoReturn:
+def raise_mismatch(link: Rounds, watch: CallContext) -> NoReturn:
     """Ask everyone what they called, and say it.
 
     Raises:
         CollectiveMismatchError: always.
     """
     call = watch.call
-    mine = json.dumps([str(call), watch.note()[:_NOTE]]).encode()
+    mine = json.dumps([str(call), watch.details()[:_NOTE]]).encode()
     link.begin(watch.seq, 0, watch.wait)
     said = [json.loads(bytes(payload)) for payload in link.retell(mine)]
     table = "; ".join(
         f"rank {rank}: {words}{f' ({note})' if note else ''}"
-        for rank, (words, note) in zip(watch.numbers, said, strict=True)
+        for rank, (words, note) in zip(watch.global_ranks, said, strict=True)
     )
     raise CollectiveMismatchError(
         f"the ranks did not make the same call as #{watch.seq} of the group: {table}. No array was changed; find "
         "the rank that took another branch, or whose array has another shape or dtype",
-        ranks=[rank for rank, (words, _) in zip(watch.numbers, said, strict=True) if words != str(call)],
+        ranks=[rank for rank, (words, _) in zip(watch.global_ranks, said, strict=True) if words != str(call)],
         op=call.name,
         seq=watch.seq,
     )

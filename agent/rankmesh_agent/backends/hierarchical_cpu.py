@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankmesh_agent.backends import registered
-from rankmesh_agent.backends.base import Watch
-from rankmesh_agent.backends.cpu import MeshBackend
-from rankmesh_agent.backends.fingerprint import disagree
+from rankmesh_agent.backends.base import CallContext
+from rankmesh_agent.backends.cpu import CpuBackend
+from rankmesh_agent.backends.fingerprint import raise_mismatch
 from rankmesh_agent.collectives.hierarchical.hosts import Hosts
 from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, algorithm
 from rankmesh_agent.progress.message_link import MessageLink
@@ -17,7 +17,7 @@ from rankmesh_agent.wire.errors import GroupAbortedError
 from rankmesh_agent.wire.ops import Call, Kind
 
 
-class HostsBackend(MeshBackend):
+class HierarchicalCpuBackend(CpuBackend):
     """Runs calls over a Link and the segments of the hosts.
 
     Every algorithm begins by arriving at the Link, where the ranks compare their calls, whatever it does then.
@@ -38,7 +38,7 @@ class HostsBackend(MeshBackend):
             return registered.over_link
         return algorithm(call.kind, "hosts", call.nbytes, self._link.size)
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         hosts = self._hosts
         if hosts is None:
             raise GroupAbortedError("the group has been destroyed")
@@ -52,7 +52,7 @@ class HostsBackend(MeshBackend):
             )
             self._quiet.run(algorithm, hosts if algorithm in OVER_HOSTS else self._link, *arguments)
         except DisagreementError:
-            disagree(self._link, watch)
+            raise_mismatch(self._link, watch)
 
     def close(self) -> None:
         self._hosts = None

@@ -19,7 +19,7 @@ _NOTE = struct.Struct(f"!160s{_LONGEST_REASON}s")
 """What the first member of a host tells the others there: the name of their memory, and why there is none."""
 
 
-class Sharing(NamedTuple):
+class SegmentOptions(NamedTuple):
     """How this process would share memory.
 
     Attributes:
@@ -38,10 +38,10 @@ class Sharing(NamedTuple):
     slot_bytes: int
     crowded: bool
     strict: bool
-    lend: bool = False
+    delegated: bool = False
 
 
-def share_memory(link: MessageLink, layout: Layout, sharing: Sharing) -> Segment | None:
+def create_segment(link: MessageLink, layout: Layout, sharing: SegmentOptions) -> Segment | None:
     """Make the memory that the members of this host share, or find out together that it is not to be had.
 
     By way of rank 0, all agree on the length of the slots. Then the first member of each host makes its host's memory
@@ -77,7 +77,7 @@ def share_memory(link: MessageLink, layout: Layout, sharing: Sharing) -> Segment
                 mapping = (
                     Mapping.private(size)
                     if private
-                    else Mapping.create(sharing.directory, sharing.job, size, keep=sharing.lend)
+                    else Mapping.create(sharing.directory, sharing.job, size, keep=sharing.delegated)
                 )
             except DistNetworkError as error:
                 why = error.message
@@ -92,7 +92,7 @@ def share_memory(link: MessageLink, layout: Layout, sharing: Sharing) -> Segment
             why = why or refused
             if not why:
                 try:
-                    mapping = Mapping.open(sharing.directory, name, size, keep=sharing.lend)
+                    mapping = Mapping.open(sharing.directory, name, size, keep=sharing.delegated)
                 except DistNetworkError as error:
                     why = error.message
         verdict = bytes(link.consult(why.encode()[:_LONGEST_REASON], _first_refusal))
@@ -114,7 +114,7 @@ def _first_refusal(reasons: list[memoryview | bytes]) -> bytes:
     return next((b"%d " % rank + bytes(reason) for rank, reason in enumerate(reasons) if len(reason)), b"")
 
 
-def _reason_not_to(layout: Layout, sharing: Sharing) -> str:
+def _reason_not_to(layout: Layout, sharing: SegmentOptions) -> str:
     """Return why this member shares no memory, '' if it should."""
     if not sharing.allowed:
         return "it may not share memory"

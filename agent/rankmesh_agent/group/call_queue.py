@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
-from rankmesh_agent.backends.base import Backend, Watch
+from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.group.coalescing import BatchedWork, Recorded
-from rankmesh_agent.group.flight_recorder import Entry, Owner, Recorder, Tally, error_text
-from rankmesh_agent.group.pending import After, Note
+from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall
+from rankmesh_agent.group.flight_recorder import FlightRecorder, OpStats, Record, RecordOwner, error_text
+from rankmesh_agent.group.pending import Details, OnComplete
 from rankmesh_agent.group.work import QueuedWork, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError
@@ -48,17 +48,17 @@ class Plan(NamedTuple):
 
     call: Call
     algorithm: Algorithm
-    tally: Tally
+    stats: OpStats
     nbytes: int | None
     backend: Backend
 
-    def held(self, arguments: Sequence[Any]) -> int:
+    def payload_bytes(self, arguments: Sequence[Any]) -> int:
         """Return the bytes of a call with these arguments, whose last is what this rank gives in an all_to_all."""
         return sum(array.nbytes for array in arguments[-1]) if self.nbytes is None else self.nbytes
 
 
 @dataclass(slots=True)
-class _Queued:
+class _QueuedCall:
     """A call in the queue: what, since when, its bytes, and whether its turn has come."""
 
     call: Call
@@ -81,13 +81,13 @@ class Options(NamedTuple):
 
     timeout: float
     async_op: bool = False
-    user: list[Any] = []  # noqa: RUF012  # never changed
-    after: After = None
-    note: Note = None
+    result: list[Any] = []  # noqa: RUF012  # never changed
+    on_complete: OnComplete = None
+    details: Details = None
     deadline: Deadline | None = None
 
 
-class Footing(Owner, Protocol):
+class GroupState(RecordOwner, Protocol):
     """What the calls of a group stand on: whether the group can go on.
 
     Attributes:
@@ -96,10 +96,10 @@ class Footing(Owner, Protocol):
     """
 
     seq: int
-    begun: float | None
+    started_at: float | None
 
     @property
-    def recorder(self) -> Recorder:
+    def recorder(self) -> FlightRecorder:
         """What remembers the calls."""
 
     @property
@@ -110,24 +110,24 @@ class Footing(Owner, Protocol):
     def failure(self) -> DistError | None:
         """The first failure, None while the group can go on."""
 
-    def under_way(self) -> Entry | None:
+    def active_record(self) -> Record | None:
         """Return the latest call if it is under way. For any thread."""
 
     def raise_if_failed(self) -> None:
         """Raise the first failure, if there was one. Without the lock: the members may have to be told."""
 
-    def give_up(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         """End the group because of an error here, and tell the members unless they know."""
 
 
-class Running(Watch, Protocol):
+class Running(CallContext, Protocol):
     """The calls of a group, one after the other, as the backend sees them."""
 
-    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Note = None) -> float:
+    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Details = None) -> float:
         """Go on to another call; see waits.RunningCall."""
 
 
-class Order:
+class CallQueue:
     """One rank's calls in a group, one after the other.
 
     Args:
@@ -141,29 +141,29 @@ class Order:
         device: what carries out the calls on arrays that are not in host memory; ``use_for_devices`` sets it.
     """
 
-    def __init__(self, standing: Footing, running: Running, name: str, backend: Backend) -> None:
+    def __init__(self, standing: GroupState, running: Running, name: str, backend: Backend) -> None:
         self.backend = backend
         self.device: Backend | None = None
-        self._standing = standing
-        self._running = running
+        self._state = standing
+        self._active = running
         self._name = name
         self._record = standing.recorder.record
         self._plans: dict[Any, Plan] = {}
-        self._tallies: dict[str, Tally] = {}
+        self._op_stats: dict[str, OpStats] = {}
         self._turn = threading.Lock()
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
-        self._queued: deque[_Queued] = deque()
+        self._queued: deque[_QueuedCall] = deque()
         self._worker: threading.Thread | None = None  # carries out what is queued
         self._latest: threading.Thread | None = None  # the one that did so last; may be let go of, for its callbacks
-        self._batch: list[Recorded] | None = None
+        self._batch: list[RecordedCall] | None = None
         self._batcher: threading.Thread | None = None
 
-    def use(self, backend: Backend) -> None:
+    def use_backend(self, backend: Backend) -> None:
         """Carry calls out by another backend from now on, or by one that has learned something; none is under way."""
         self.backend = backend
         self._plans.clear()
 
-    def use_for_devices(self, backend: Backend) -> None:
+    def use_device_backend(self, backend: Backend) -> None:
         """Carry calls on arrays that are not in host memory out by a backend from now on."""
         self.device = backend
 
@@ -176,7 +176,7 @@ class Order:
             options: how.
         """
         if self._batch is not None and self.batching and len(key) <= _HOST_FIELDS:
-            self._batch.append(Recorded(key, arguments, options.user, options.after, options.note))
+            self._batch.append(RecordedCall(key, arguments, options.result, options.on_complete, options.details))
             return BatchedWork() if options.async_op else None
         if not options.async_op:
             if self._worker is not None and threading.current_thread() is self._worker:
@@ -194,7 +194,7 @@ class Order:
         try:
             work.wait()
         except KeyboardInterrupt as error:
-            self._standing.give_up(error)  # the worker must not go on with the caller's array
+            self._state.abort(error)  # the worker must not go on with the caller's array
             raise
         return None
 
@@ -215,10 +215,10 @@ class Order:
             plan = self._plans.get(key)
             if plan is None:
                 return False
-            standing = self._standing
+            standing = self._state
             if standing.failure is not None:
                 standing.raise_if_failed()
-            self.carry_out(plan, arguments, standing.seq + 1, options)
+            self.execute(plan, arguments, standing.seq + 1, options)
         finally:
             self._turn.release()
         return True
@@ -238,32 +238,32 @@ class Order:
             raise RuntimeError(f"a batch is already open for group {self._name!r}; batches of a group do not nest")
         self._batch, self._batcher = [], threading.current_thread()
 
-    def close_batch(self) -> list[Recorded]:
+    def close_batch(self) -> list[RecordedCall]:
         """Record no more; return what was recorded, to be submitted or forgotten."""
         recorded, self._batch, self._batcher = self._batch or [], None, None
         return recorded
 
     def plan(self, call: Call, algorithm: Algorithm) -> Plan:
         """Return that a call is carried out by an algorithm."""
-        tally = self._tallies.setdefault(call.name, Tally())
+        tally = self._op_stats.setdefault(call.name, OpStats())
         nbytes = None if call.kind is Kind.ALL_TO_ALL else call.nbytes
         return Plan(call, algorithm, tally, nbytes, self._carrier(call))
 
-    def tallies(self) -> Mapping[str, Tally]:
+    def op_stats(self) -> Mapping[str, OpStats]:
         """Return what has been counted of the calls, by kind. For any thread."""
-        return self._tallies.copy()
+        return self._op_stats.copy()
 
-    def under_way(self) -> list[Entry]:
+    def active_records(self) -> list[Record]:
         """Return the calls that have been made and not ended: one that runs, then the queued ones. For any thread."""
-        standing = self._standing
-        queued, running = self._queued.copy(), standing.under_way()
+        standing = self._state
+        queued, running = self._queued.copy(), standing.active_record()
         seqs = itertools.count(standing.seq + 1)
         waiting = [(each.call, next(seqs), each.since, each.nbytes) for each in queued if not each.turn]
         return ([] if running is None else [running]) + [
             (standing, call, seq, since, None, "", nbytes) for call, seq, since, nbytes in waiting
         ]
 
-    def carry_out(self, plan: Plan, arguments: Sequence[Any], seq: int, options: Options) -> None:
+    def execute(self, plan: Plan, arguments: Sequence[Any], seq: int, options: Options) -> None:
         """Make call number ``seq`` in this thread, whose turn it is; an error half-way ends the group.
 
         Raises:
@@ -271,20 +271,20 @@ class Order:
         """
         call, algorithm, tally, nbytes, backend = plan
         if nbytes is None:
-            nbytes = plan.held(arguments)
-        standing, running = self._standing, self._running
+            nbytes = plan.payload_bytes(arguments)
+        standing, running = self._state, self._active
         error_said = ""
-        begun = running.begin(call, seq, nbytes, options.timeout, options.note)
+        begun = running.begin(call, seq, nbytes, options.timeout, options.details)
         try:
             try:
                 backend.run(algorithm, arguments, running)
             except CollectiveMismatchError:
                 raise
             except BaseException as error:
-                standing.give_up(error)
+                standing.abort(error)
                 raise
-            if options.after is not None:
-                options.after()
+            if options.on_complete is not None:
+                options.on_complete()
         except BaseException as error:
             error_said = error_text(error)
             tally.failures += 1
@@ -296,7 +296,7 @@ class Order:
             tally.seconds += seconds
             tally.nbytes += nbytes
             tally.buckets[bisect_left(BOUNDS, seconds)] += 1
-            standing.begun = None
+            standing.started_at = None
             self._record((standing, call, seq, begun, ended, error_said, nbytes))
 
     def close(self) -> None:
@@ -324,7 +324,7 @@ class Order:
 
     def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> QueuedWork:
         plan = self._plan(key)
-        queued = _Queued(plan.call, monotonic(), plan.held(arguments))
+        queued = _QueuedCall(plan.call, monotonic(), plan.payload_bytes(arguments))
 
         def run() -> None:
             with self._turn:
@@ -334,9 +334,9 @@ class Order:
                     how = options if until is None else options._replace(timeout=until.remaining())
                     self._run(key, arguments, how)
 
-        work = QueuedWork(run, options.user, plan.call.name, lambda: self._worker, self._release)
-        with self._standing.lock:  # close() takes it, too: nothing is queued behind its end mark
-            going = self._standing.failure is None
+        work = QueuedWork(run, options.result, plan.call.name, lambda: self._worker, self._release)
+        with self._state.lock:  # close() takes it, too: nothing is queued behind its end mark
+            going = self._state.failure is None
             if going:
                 self._queued.append(queued)
                 if self._worker is None:
@@ -345,7 +345,7 @@ class Order:
                     self._worker.start()
                 self._queue.put(work)
         if not going:
-            self._standing.raise_if_failed()
+            self._state.raise_if_failed()
         return work
 
     def _work(self) -> None:
@@ -354,14 +354,14 @@ class Order:
             work.run(self._queued.popleft)
             del work  # what it has of the user's goes now, not when the next one comes
             if self._worker is not me:
-                with self._standing.lock:
+                with self._state.lock:
                     self._worker = self._worker or me
                 if self._worker is not me:
                     return  # another one was made while this one was let go of
 
     def _release(self) -> bool:
         """Let the worker go, which is this thread, if nothing is queued; say whether it holds nothing up."""
-        with self._standing.lock:
+        with self._state.lock:
             if threading.current_thread() is self._worker and not self._queued:
                 self._worker = None
             return threading.current_thread() is not self._worker
@@ -369,7 +369,7 @@ class Order:
     def _run(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> None:
         # In turn: what an earlier call changed (registered arrays, another backend) holds for this one at every rank.
         plan = self._plans.get(key) or self._plan(key)
-        standing = self._standing
+        standing = self._state
         if standing.failure is not None:
             standing.raise_if_failed()
-        self.carry_out(plan, arguments, standing.seq + 1, options)
+        self.execute(plan, arguments, standing.seq + 1, options)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from rankmesh_agent.group.pending import After, Note
+from rankmesh_agent.group.pending import Details, OnComplete
 from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.wire.ops import Kind
 
 
-class Recorded(NamedTuple):
+class RecordedCall(NamedTuple):
     """A call that is to be made when the batch ends.
 
     Attributes:
@@ -26,9 +26,9 @@ class Recorded(NamedTuple):
 
     key: tuple[Any, ...]
     arguments: Sequence[Any]
-    user: list[Any]
-    after: After
-    note: Note = None
+    result: list[Any]
+    on_complete: OnComplete
+    details: Details = None
 
 
 class BatchedWork(Work):
@@ -53,9 +53,9 @@ class BatchedWork(Work):
         self._refuse()
 
 
-def merged(calls: Sequence[Recorded]) -> list[Recorded]:
+def coalesce(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
     """Return the calls with neighbouring all_reduces of one dtype and operation made one, unless they share memory."""
-    found: list[list[Recorded]] = []
+    found: list[list[RecordedCall]] = []
     for call in calls:
         if found and _alike(call.key, found[-1][-1].key):
             found[-1].append(call)
@@ -68,13 +68,13 @@ def _alike(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return key[0] is Kind.ALL_REDUCE and (key[:2], key[3:]) == (other[:2], other[3:])
 
 
-def _disjoint(run: Sequence[Recorded]) -> bool:
+def _disjoint(run: Sequence[RecordedCall]) -> bool:
     arrays = [call.arguments[0] for call in run]
     spans = sorted((array.__array_interface__["data"][0], array.nbytes) for array in arrays if array.size)
     return all(begin + nbytes <= following for (begin, nbytes), (following, _) in itertools.pairwise(spans))
 
 
-def _one(calls: list[Recorded]) -> Recorded:
+def _one(calls: list[RecordedCall]) -> RecordedCall:
     """Return one all_reduce of the arrays behind one another."""
     kind, dtype, _, op = calls[0].key
     arrays = [call.arguments[0] for call in calls]
@@ -85,12 +85,12 @@ def _one(calls: list[Recorded]) -> Recorded:
         for call, array in zip(calls, arrays, strict=True):
             array[:] = together[begin : begin + array.size]
             begin += array.size
-            if call.after is not None:
-                call.after()
+            if call.on_complete is not None:
+                call.on_complete()
 
-    user = [array for call in calls for array in call.user]
+    user = [array for call in calls for array in call.result]
     # Ranks that split the same number of elements otherwise are to notice.
     split = f"arrays of {'+'.join(str(array.size) for array in arrays)}"
-    notes = [call.note for call in calls if call.note is not None]
+    notes = [call.details for call in calls if call.details is not None]
     note = (lambda: "; ".join(one() for one in notes)) if notes else None
-    return Recorded((kind, dtype, together.size, op, None, None, split), (together, op), user, apart, note)
+    return RecordedCall((kind, dtype, together.size, op, None, None, split), (together, op), user, apart, note)

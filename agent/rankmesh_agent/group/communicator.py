@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.backends.registered import Outcome
-from rankmesh_agent.group.call_queue import Options, Order
-from rankmesh_agent.group.coalescing import merged
+from rankmesh_agent.group.call_queue import CallQueue, Options
+from rankmesh_agent.group.coalescing import coalesce
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.wire.errors import DistBackendError, DistError, DistNetworkError
@@ -30,7 +30,7 @@ _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
 )
 
 
-class Calls(ABC):
+class Communicator(ABC):
     """One rank's side of a group: a Communicator, or what stands for one in another process.
 
     Args:
@@ -49,7 +49,7 @@ class Calls(ABC):
         usual: how a synchronous call is to be made that asks for nothing in particular; has the default timeout.
     """
 
-    _order: Order
+    _queue: CallQueue
     _submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
     """The order's, which makes a call; or what does more before."""
 
@@ -62,13 +62,13 @@ class Calls(ABC):
         self.ranks = tuple(ranks)
         self.rank = self.ranks.index(rank)
         self.size = len(self.ranks)
-        self.usual = Options(timeout)
-        self.records = False
+        self.default_options = Options(timeout)
+        self.recording = False
 
     @property
     def timeout(self) -> float:
         """Default seconds a call may take."""
-        return self.usual.timeout
+        return self.default_options.timeout
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         """Change how long a call may take by default, from the next one on; calls under way or queued keep theirs.
@@ -80,7 +80,7 @@ class Calls(ABC):
             TypeError: it is neither.
             ValueError: it is negative or NaN.
         """
-        self.usual = Options(seconds_of(timeout, self.timeout))
+        self.default_options = Options(seconds_of(timeout, self.timeout))
 
     @property
     @abstractmethod
@@ -89,30 +89,30 @@ class Calls(ABC):
 
     @property
     @abstractmethod
-    def numbers(self) -> tuple[int, ...]:
+    def global_ranks(self) -> tuple[int, ...]:
         """The numbers the user knows the members by, by group rank: ``ranks``, unless the world has shrunk."""
 
-    @numbers.setter
+    @global_ranks.setter
     @abstractmethod
-    def numbers(self, numbers: tuple[int, ...]) -> None: ...
+    def global_ranks(self, global_ranks: tuple[int, ...]) -> None: ...
 
     @property
-    def order(self) -> Order:
+    def queue(self) -> CallQueue:
         """The order of the calls."""
-        return self._order
+        return self._queue
 
     @property
     def medium(self) -> str:
         """What carries the collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts), ``mpi`` or ``self``."""
-        return self._order.backend.medium
+        return self._queue.backend.medium
 
     @property
     def backend(self) -> str:
         """The name of what carries out the collectives."""
-        return self._order.backend.name
+        return self._queue.backend.name
 
     @abstractmethod
-    def use_engine(self, name: str, engine: Any) -> None:
+    def use_custom_backend(self, name: str, engine: Any) -> None:
         """Have an engine from outside carry out the collectives from now on; the members do so at the same point.
 
         Args:
@@ -138,7 +138,7 @@ class Calls(ABC):
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
 
-    def gone(self, members: Sequence[int], during: str) -> DistError | None:
+    def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
         """Return the error of waiting for members, group ranks, of which one has left; None as far as all are there.
 
         Args:
@@ -177,16 +177,16 @@ class Calls(ABC):
             array: see above; of any dtype: one that is not supported has not been reduced before.
             op: the same holds.
         """
-        return self._order.again((_ALL_REDUCE, array.dtype, array.size, op), (array, op), self.usual)
+        return self._queue.again((_ALL_REDUCE, array.dtype, array.size, op), (array, op), self.default_options)
 
     def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
-        key = Kind.REDUCE, array.dtype, array.size, op, self.numbers[root]
+        key = Kind.REDUCE, array.dtype, array.size, op, self.global_ranks[root]
         return self._submit(key, (array, op, root), options)
 
     def broadcast(self, array: Array, root: int, options: Options) -> Work | None:
         """Copy the root's array to all members."""
-        key = Kind.BROADCAST, array.dtype, array.size, None, self.numbers[root]
+        key = Kind.BROADCAST, array.dtype, array.size, None, self.global_ranks[root]
         return self._submit(key, (array, root), options)
 
     def all_gather(self, outputs: Sequence[Array], array: Array, options: Options) -> Work | None:
@@ -197,12 +197,12 @@ class Calls(ABC):
 
     def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
         """Copy every member's ``array`` to the root's output of its group rank; no outputs elsewhere."""
-        key = Kind.GATHER, array.dtype, array.size, None, self.numbers[root]
+        key = Kind.GATHER, array.dtype, array.size, None, self.global_ranks[root]
         return self._submit(key, (outputs, array, root), options)
 
     def scatter(self, output: Array, inputs: Sequence[Array], root: int, options: Options) -> Work | None:
         """Copy the root's input of each group rank to that member's ``output``; no inputs elsewhere."""
-        key = Kind.SCATTER, output.dtype, output.size, None, self.numbers[root]
+        key = Kind.SCATTER, output.dtype, output.size, None, self.global_ranks[root]
         return self._submit(key, (output, inputs, root), options)
 
     def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
@@ -231,11 +231,15 @@ class Calls(ABC):
             DistNetworkError: there is no room, or a member cannot map it; the same at all members.
         """
 
-    def _registered(self, dtype: np.dtype[Any], count: int, options: Options, directory: str, job: str) -> Array:
+    def _registered_array(self, dtype: np.dtype[Any], count: int, options: Options, directory: str, job: str) -> Array:
         """Return an array in memory of the members', which is made in a directory, with the job in its name."""
         outcome: Outcome = []
-        order, arguments = self._order, (directory, job, count * dtype.itemsize, outcome)
-        order.submit((Kind.EMPTY, dtype, count), arguments, options._replace(after=lambda: order.use(order.backend)))
+        order, arguments = self._queue, (directory, job, count * dtype.itemsize, outcome)
+        order.submit(
+            (Kind.EMPTY, dtype, count),
+            arguments,
+            options._replace(on_complete=lambda: order.use_backend(order.backend)),
+        )
         made = outcome[0]
         if isinstance(made, DistNetworkError):
             raise made
@@ -247,24 +251,24 @@ class Calls(ABC):
         Raises:
             RuntimeError: a batch is open.
         """
-        self._order.open_batch()
-        self.records = True
+        self._queue.open_batch()
+        self.recording = True
 
     @property
     def batching(self) -> bool:
         """Whether this thread's collectives are being recorded."""
-        return self._order.batching
+        return self._queue.batching
 
     def close_batch(self, options: Options | None) -> list[Work]:
         """Make the recorded collectives, or with None forget them; return the Works of asynchronous ones."""
-        recorded = self._order.close_batch()
-        self.records = False
+        recorded = self._queue.close_batch()
+        self.recording = False
         if options is None:
             return []
         works = []
-        for call in merged(recorded):
-            how = options._replace(user=call.user, after=call.after, note=call.note)
-            works.append(self._order.submit(call.key, call.arguments, how))
+        for call in coalesce(recorded):
+            how = options._replace(result=call.result, on_complete=call.on_complete, details=call.details)
+            works.append(self._queue.submit(call.key, call.arguments, how))
         return [work for work in works if work is not None]
 
     # Point-to-point: ranks are the mesh's
@@ -277,7 +281,7 @@ class Calls(ABC):
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         """Receive into ``array`` from a rank, or from ANY; return the source's number, or the Work."""
 
-    def together(self) -> AbstractContextManager[object]:
+    def batch_messages(self) -> AbstractContextManager[object]:
         """Have the messages that are begun in the block go out together, where one could hold up another."""
         return contextlib.nullcontext()
 

@@ -11,15 +11,15 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rankmesh_agent.group.flight_recorder import Entry, Tally
-from rankmesh_agent.group.pending import RunningCall
-from rankmesh_agent.group.state import Standing
+from rankmesh_agent.group.flight_recorder import OpStats, Record
+from rankmesh_agent.group.pending import LocalActiveCall
+from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import Call
 
 
-class Told(NamedTuple):
+class CallReport(NamedTuple):
     """What the other process tells of a group.
 
     Attributes:
@@ -32,12 +32,12 @@ class Told(NamedTuple):
 
     call: Call
     seq: int
-    tallies: dict[str, Tally]
-    under_way: list[tuple[Call, int, float, int]]
+    op_stats: dict[str, OpStats]
+    active: list[tuple[Call, int, float, int]]
     ended: list[tuple[Call, int, float, float, str, int]]
 
 
-class Elsewhere:
+class DelegatedCalls:
     """This process's part in such calls, of one group.
 
     Args:
@@ -45,14 +45,14 @@ class Elsewhere:
         link: its messages.
     """
 
-    def __init__(self, standing: Standing, link: MessageLink) -> None:
-        self._standing = standing
+    def __init__(self, standing: LocalGroupState, link: MessageLink) -> None:
+        self._state = standing
         self._link = link
-        self._running = RunningCall(standing)
+        self._active = LocalActiveCall(standing)
         self._turn = threading.Lock()
-        self._told: Told | None = None
+        self._report: CallReport | None = None
 
-    def look(self, call: Call, seq: int, missing: list[int], seconds: float, left: float) -> None:
+    def check_peers(self, call: Call, seq: int, missing: list[int], seconds: float, left: float) -> None:
         """See whether a call can go on, as Watch.check does.
 
         Args:
@@ -64,13 +64,13 @@ class Elsewhere:
         """
         with self._turn:
             self._begin(call, seq, seconds)
-            self._running.deadline.at -= seconds - left
+            self._active.deadline.at -= seconds - left
             try:
-                self._running.check(lambda: missing)
+                self._active.check(lambda: missing)
             finally:
-                self._standing.begun = None
+                self._state.started_at = None
 
-    def meet(self, call: Call, seq: int, fingerprint: int, seconds: float) -> None:
+    def verify(self, call: Call, seq: int, fingerprint: int, seconds: float) -> None:
         """Have the members arrive at a call over messages, as Link.enter does.
 
         Raises:
@@ -79,20 +79,20 @@ class Elsewhere:
         with self._turn:
             self._begin(call, seq, seconds)
             try:
-                self._link.begin(seq, fingerprint, self._running.wait)
+                self._link.begin(seq, fingerprint, self._active.wait)
                 self._link.enter()
             finally:
-                self._standing.begun = None
+                self._state.started_at = None
 
-    def retell(self, call: Call, seq: int, seconds: float, said: bytes) -> list[bytes]:
+    def exchange_descriptions(self, call: Call, seq: int, seconds: float, said: bytes) -> list[bytes]:
         """After a disagreement tell everyone ``said``, and return what they tell."""
         with self._turn:
             self._begin(call, seq, seconds)
             try:
-                self._link.begin(seq, 0, self._running.wait)
+                self._link.begin(seq, 0, self._active.wait)
                 return [bytes(payload) for payload in self._link.retell(said)]
             finally:
-                self._standing.begun = None
+                self._state.started_at = None
 
     def abort(self, call: Call | None, seq: int, busy: bool, error: BaseException) -> DistError | None:
         """End the group at all members because of an error in the other process; return the failure.
@@ -103,35 +103,35 @@ class Elsewhere:
             busy: whether it is under way.
             error: what happened.
         """
-        standing = self._standing
+        standing = self._state
         if call is not None:
             standing.call, standing.seq = call, seq
-            standing.begun = self._running.deadline.begun if busy else None
-        standing.give_up(error)
+            standing.started_at = self._active.deadline.begun if busy else None
+        standing.abort(error)
         if call is not None:
-            standing.begun = None
+            standing.started_at = None
         return standing.failure
 
-    def tell(self, told: Told) -> None:
+    def update(self, told: CallReport) -> None:
         """Take note of what the other process tells."""
-        standing = self._standing
+        standing = self._state
         if standing.failure is None and told.seq > standing.seq:
             standing.call, standing.seq = told.call, told.seq
-        self._told = told
+        self._report = told
         for call, seq, begun, ended, error, nbytes in told.ended:
             standing.recorder.record((standing, call, seq, begun, ended, error, nbytes))
 
-    def under_way(self) -> list[Entry]:
+    def active_records(self) -> list[Record]:
         """Return the calls that have begun and not ended, as far as is known."""
-        told = self._told
+        told = self._report
         if told is None:
             return []
-        return [(self._standing, call, seq, begun, None, "", nbytes) for call, seq, begun, nbytes in told.under_way]
+        return [(self._state, call, seq, begun, None, "", nbytes) for call, seq, begun, nbytes in told.active]
 
-    def tallies(self) -> Mapping[str, Tally]:
+    def op_stats(self) -> Mapping[str, OpStats]:
         """Return the tallies, by kind of call, as far as they are known."""
-        return {} if self._told is None else self._told.tallies
+        return {} if self._report is None else self._report.op_stats
 
     def _begin(self, call: Call, seq: int, seconds: float) -> None:
-        self._running.begin(call, seq, call.nbytes, seconds)
-        self._standing.say_loss_anew()
+        self._active.begin(call, seq, call.nbytes, seconds)
+        self._state.rename_lost_call()

@@ -21,16 +21,16 @@ from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
 from rankmesh_agent.wire.stats import BOUNDS, Operations
 
-KEPT = 1000
+DEFAULT_CAPACITY = 1000
 """How many calls and messages the flight recorder keeps unless somebody says otherwise."""
-MOST_GROUPS = 100
+MAX_GROUPS = 100
 """How many groups are counted each by itself; the others together, under OTHER_GROUPS."""
 OTHER_GROUPS = "(other)"
 ENDED_GROUPS = "(ended)"
 """What the tallies of the groups that are no more go under, together: sums over groups never go down."""
 
 
-class Owner(Protocol):
+class RecordOwner(Protocol):
     """Whose a call is: a group at one rank."""
 
     @property
@@ -41,21 +41,21 @@ class Owner(Protocol):
     def name(self) -> str:
         """Its name."""
 
-    def is_called(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """Whether that is the group's name or id."""
 
-    def number(self, rank: int) -> int:
+    def global_rank(self, rank: int) -> int:
         """Return the number the user knows a member by."""
 
 
-Message = tuple[str, np.dtype[Any], int, int, int]
+MessageInfo = tuple[str, np.dtype[Any], int, int, int]
 """A message between two ranks: ``send`` or ``recv``, dtype and elements, the other rank or -1 for any, tag."""
-Entry = tuple[Owner, Call | Message, int, float, float | None, str, int]
+Record = tuple[RecordOwner, Call | MessageInfo, int, float, float | None, str, int]
 """A call or message: whose, what, its number, begin and end by the monotonic clock, its error's text, its bytes. The
 end is None while it is under way. A bare tuple, as making one takes a fifth of what making a named one takes."""
 
 
-class Tally:
+class OpStats:
     """The calls of one kind in one group, counted as they end: see vitals.Operations."""
 
     __slots__ = ("buckets", "failures", "nbytes", "seconds")
@@ -72,68 +72,68 @@ class Tally:
         self.nbytes += nbytes
         self.buckets[bisect_left(BOUNDS, seconds)] += 1
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: OpStats) -> None:
         """Count another tally's calls, too."""
         self.nbytes += other.nbytes
         self.seconds += other.seconds
         self.failures += other.failures
         self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
 
-    def counted(self, group: str, op: str) -> Operations:
+    def snapshot(self, group: str, op: str) -> Operations:
         """Return what has been counted."""
         return Operations(group, op, self.nbytes, self.seconds, self.failures, list(self.buckets))
 
 
-class Recorded(Protocol):
+class RecordedGroup(Protocol):
     """A group whose calls are recorded."""
 
     name: str
 
-    def is_called(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """Whether that is its name or id."""
 
-    def tallies(self) -> Mapping[str, Tally]:
+    def op_stats(self) -> Mapping[str, OpStats]:
         """Return its tallies, by kind of call."""
 
-    def under_way(self) -> list[Entry]:
+    def active_records(self) -> list[Record]:
         """Return its calls and messages that have begun and not ended."""
 
 
-class Recorder:
+class FlightRecorder:
     """One process's flight recorder and tallies.
 
     Args:
         kept: how many calls and messages to remember, 0 for none.
     """
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._entries: deque[Entry] = deque(maxlen=kept)
-        self.record = self._entries.append
+    def __init__(self, kept: int = DEFAULT_CAPACITY) -> None:
+        self._records: deque[Record] = deque(maxlen=kept)
+        self.record = self._records.append
         """Takes a call or message that has ended."""
         self._since = time.time() - time.monotonic()
         self._lock = threading.Lock()
-        self._groups: list[Recorded] = []
+        self._groups: list[RecordedGroup] = []
         self._ended: dict[str, Operations] = {}
 
-    def taken(self) -> list[Entry]:
+    def drain(self) -> list[Record]:
         """Return what is remembered of calls that have ended, and forget it."""
-        found: list[Entry] = []
+        found: list[Record] = []
         with contextlib.suppress(IndexError):
-            while len(found) < (self._entries.maxlen or 0):
-                found.append(self._entries.popleft())
+            while len(found) < (self._records.maxlen or 0):
+                found.append(self._records.popleft())
         return found
 
-    def begin(self, group: Recorded) -> None:
+    def add_group(self, group: RecordedGroup) -> None:
         """Take note of a group."""
         with self._lock:
             self._groups.append(group)
 
-    def end(self, group: Recorded) -> None:
+    def remove_group(self, group: RecordedGroup) -> None:
         """Take note that a group is no more: its calls are counted with those of others that are no more."""
         with self._lock:
             self._groups.remove(group)
-            for op, tally in group.tallies().items():
-                self._ended.setdefault(op, Operations(ENDED_GROUPS, op)).add(tally.counted(ENDED_GROUPS, op))
+            for op, tally in group.op_stats().items():
+                self._ended.setdefault(op, Operations(ENDED_GROUPS, op)).add(tally.snapshot(ENDED_GROUPS, op))
 
     def operations(self) -> list[Operations]:
         """Return what has been counted and what is in flight, by group in the order they were made, ended ones last.
@@ -149,13 +149,13 @@ class Recorder:
             now = time.monotonic()
             names: set[str] = set()
             for group in self._groups:
-                if len(names) < MOST_GROUPS:
+                if len(names) < MAX_GROUPS:
                     names.add(group.name)
                 name = group.name if group.name in names else OTHER_GROUPS
-                for op, tally in sorted(group.tallies().items()):
-                    at(name, op).add(tally.counted(name, op))
-                for entry in group.under_way():
-                    counted = at(name, name_of(entry[1]))
+                for op, tally in sorted(group.op_stats().items()):
+                    at(name, op).add(tally.snapshot(name, op))
+                for entry in group.active_records():
+                    counted = at(name, op_name(entry[1]))
                     counted.in_flight += 1
                     counted.oldest = max(counted.oldest, now - entry[3])
             for op, ended in self._ended.items():
@@ -173,8 +173,8 @@ class Recorder:
         """
         now = time.monotonic()
         with self._lock:
-            groups = [each for each in self._groups if each.is_called(group)]
-            return [in_flight(entry, now) for each in groups for entry in each.under_way()] if groups else None
+            groups = [each for each in self._groups if each.matches(group)]
+            return [in_flight(entry, now) for each in groups for entry in each.active_records()] if groups else None
 
     def records(self, group: str | None = None, last: int | None = None) -> list[FlightRecord]:
         """Return what is remembered: what has ended, in that order, then what is under way.
@@ -184,29 +184,29 @@ class Recorder:
             last: only so many, the latest.
         """
         with self._lock:
-            entries = [*self._entries.copy(), *(entry for group in self._groups for entry in group.under_way())]
-        wanted = [entry for entry in entries if group is None or entry[0].is_called(group)]
+            entries = [*self._records.copy(), *(entry for group in self._groups for entry in group.active_records())]
+        wanted = [entry for entry in entries if group is None or entry[0].matches(group)]
         first = 0 if last is None else max(0, len(wanted) - last)
-        return [_record(entry, self._since) for entry in wanted[first:]]
+        return [_flight_record(entry, self._since) for entry in wanted[first:]]
 
 
-def in_flight(entry: Entry, now: float) -> InFlight:
+def in_flight(entry: Record, now: float) -> InFlight:
     """Return a call under way as others are told."""
     _, _, seq, begun, _, _, nbytes = entry
-    return InFlight(words(entry), seq, max(0.0, now - begun), nbytes)
+    return InFlight(describe(entry), seq, max(0.0, now - begun), nbytes)
 
 
-def words(entry: Entry) -> str:
+def describe(entry: Record) -> str:
     """Return a call or message in words."""
     standing, what = entry[:2]
     if isinstance(what, Call):
         return str(what)
     op, _, _, rank, tag = what
-    other = "any rank" if rank < 0 else f"rank {standing.number(rank)}"
+    other = "any rank" if rank < 0 else f"rank {standing.global_rank(rank)}"
     return f"{op} {'to' if op == 'send' else 'from'} {other} (tag {tag})"
 
 
-def name_of(what: Call | Message) -> str:
+def op_name(what: Call | MessageInfo) -> str:
     """Return a call's or message's name in the API."""
     return what.name if isinstance(what, Call) else what[0]
 
@@ -216,7 +216,7 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _record(entry: Entry, since: float) -> FlightRecord:
+def _flight_record(entry: Record, since: float) -> FlightRecord:
     standing, what, seq, begun, ended, error, nbytes = entry
     dtype, elements = (what.dtype, what.count) if isinstance(what, Call) else what[1:3]
     state: FlightState = "failed" if error else "in-flight" if ended is None else "completed"
@@ -224,8 +224,8 @@ def _record(entry: Entry, since: float) -> FlightRecord:
         standing.id,
         standing.name,
         seq,
-        name_of(what),
-        words(entry),
+        op_name(what),
+        describe(entry),
         "" if dtype is None else display(dtype),
         elements,
         nbytes,

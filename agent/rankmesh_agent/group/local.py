@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankmesh_agent.backends.base import MONITORED
-from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.backends.custom import CustomBackend
-from rankmesh_agent.backends.delegated import Lent
-from rankmesh_agent.backends.hierarchical_cpu import HostsBackend
-from rankmesh_agent.backends.segment_setup import Sharing, share_memory
+from rankmesh_agent.backends.delegated import DelegatedBackend
+from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
+from rankmesh_agent.backends.segment_setup import SegmentOptions, create_segment
 from rankmesh_agent.collectives.hierarchical.hosts import Hosts, layout_of
 from rankmesh_agent.collectives.link import octets
-from rankmesh_agent.group.call_queue import Options, Order
-from rankmesh_agent.group.communicator import Calls
-from rankmesh_agent.group.delegation import Elsewhere
-from rankmesh_agent.group.flight_recorder import Entry, Tally, in_flight
-from rankmesh_agent.group.message_stats import Messages
-from rankmesh_agent.group.pending import Carrier, Message, RunningCall
-from rankmesh_agent.group.state import Standing
+from rankmesh_agent.group.call_queue import CallQueue, Options
+from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.delegation import DelegatedCalls
+from rankmesh_agent.group.flight_recorder import OpStats, Record, in_flight
+from rankmesh_agent.group.message_stats import MessageLog
+from rankmesh_agent.group.pending import LocalActiveCall, MessageTransport, PendingMessage
+from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.engine import Mesh
@@ -46,7 +46,7 @@ _log = logging.getLogger("rankmesh")
 _ENTER, _PART, _ABORT = Opcode.ENTER, Opcode.PART, Opcode.ABORT
 
 
-class Communicator(Calls, Port):
+class LocalCommunicator(Communicator, Port):
     """One rank's side of a group.
 
     Args:
@@ -70,19 +70,19 @@ class Communicator(Calls, Port):
         self.mesh = mesh
         self._others = frozenset(self.ranks) - {mesh.rank}
         self._sources = tuple(member for member in self.ranks if member != mesh.rank)
-        self._standing = Standing(mesh, group, name, self.ranks, members)
+        self._standing = LocalGroupState(mesh, group, name, self.ranks, members)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
-        self._matching = Matching(mesh, group, self._standing.number)
-        self._carrier: Carrier = self._matching
+        self._matching = Matching(mesh, group, self._standing.global_rank)
+        self._carrier: MessageTransport = self._matching
         self._mpi: MpiGroup | None = None
-        self._messages = Messages(mesh.recorder)
-        self._running = RunningCall(self._standing)
-        self._order = Order(self._standing, self._running, name, MeshBackend(self._link, self.ranks, None))
-        self._submit = self._order.submit
+        self._messages = MessageLog(mesh.recorder)
+        self._running = LocalActiveCall(self._standing)
+        self._queue = CallQueue(self._standing, self._running, name, CpuBackend(self._link, self.ranks, None))
+        self._submit = self._queue.submit
         self.lent: Segment | None = None
-        self.elsewhere = Elsewhere(self._standing, self._link)
+        self.delegated_calls = DelegatedCalls(self._standing, self._link)
         self._closed = False
-        mesh.recorder.begin(self)
+        mesh.recorder.add_group(self)
         mesh.open_port(group, self)
 
     @property
@@ -91,53 +91,53 @@ class Communicator(Calls, Port):
         return self._standing.failure
 
     @property
-    def numbers(self) -> tuple[int, ...]:
+    def global_ranks(self) -> tuple[int, ...]:
         """The numbers the user knows the members by, by group rank: ``ranks``, unless the world has shrunk."""
-        return self._standing.numbers
+        return self._standing.global_ranks
 
-    @numbers.setter
-    def numbers(self, numbers: tuple[int, ...]) -> None:
-        self._standing.numbers = numbers
+    @global_ranks.setter
+    def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
+        self._standing.global_ranks = global_ranks
 
-    def use_engine(self, name: str, engine: Any) -> None:
+    def use_custom_backend(self, name: str, engine: Any) -> None:
         """Have an engine from outside carry out the collectives from now on; the members do so at the same point.
 
         Args:
             name: what get_backend() says.
             engine: see backends.custom.CustomBackend.
         """
-        self._order.use(CustomBackend(name, engine, self._link, self.ranks))
+        self._queue.use_backend(CustomBackend(name, engine, self._link, self.ranks))
 
     def use_mpi(self, compares: bool) -> None:
         """See Calls."""
         # Only here: of all jobs, few run on MPI.
-        from rankmesh_agent.mpi.communicator import Joined, join
+        from rankmesh_agent.mpi.communicator import MpiCommunicator, create_communicator
         from rankmesh_agent.mpi.group import MpiGroup
 
-        order, standing = self._order, self._standing
-        found: list[Joined] = []
+        order, standing = self._queue, self._standing
+        found: list[MpiCommunicator] = []
         # A call with a number of its own: what the members told each other in the first one may still be on its way.
-        order.use(MeshBackend(self._link, self.ranks, None))
+        order.use_backend(CpuBackend(self._link, self.ranks, None))
         call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)} over MPI")
-        how = order.plan(call, lambda link: found.append(join(link, self.id, compares)))
-        order.carry_out(how, (), standing.seq + 1, self.usual)
+        how = order.plan(call, lambda link: found.append(create_communicator(link, self.id, compares)))
+        order.execute(how, (), standing.seq + 1, self.default_options)
         self._mpi = MpiGroup(found[0], standing, self._running, self._link, self._matching)
         self._carrier = self._mpi.messages
-        order.use(self._mpi.backend)
+        order.use_backend(self._mpi.backend)
 
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
-        self._standing.give_up(error)
+        self._standing.abort(error)
 
-    def gone(self, members: Sequence[int], during: str) -> DistError | None:
+    def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
         """See Calls."""
         try:
-            self._standing.raise_if_gone([self.ranks[member] for member in members], during)
+            self._standing.raise_if_peer_lost([self.ranks[member] for member in members], during)
         except DistError as error:
             return error
         return None
 
-    def start(self, hosts: Sequence[Hashable], sharing: Sharing, timeout: float) -> None:
+    def start(self, hosts: Sequence[Hashable], sharing: SegmentOptions, timeout: float) -> None:
         """Meet the other members and set up what the calls run over; a collective call.
 
         Args:
@@ -158,20 +158,20 @@ class Communicator(Calls, Port):
 
         def share_it(link: MessageLink) -> None:
             nonlocal segment
-            segment = share_memory(link, layout, sharing)
+            segment = create_segment(link, layout, sharing)
 
-        order = self._order
-        order.carry_out(order.plan(call, share_it), (), 0, Options(timeout))
+        order = self._queue
+        order.execute(order.plan(call, share_it), (), 0, Options(timeout))
         if segment is not None and len(layout) > 1:
-            order.use(HostsBackend(self._link, self.ranks, Hosts(self._link, segment, layout)))
+            order.use_backend(HierarchicalCpuBackend(self._link, self.ranks, Hosts(self._link, segment, layout)))
             return
-        if segment is not None and sharing.lend:
+        if segment is not None and sharing.delegated:
             self.lent = segment
-            order.use(Lent())
+            order.use_backend(DelegatedBackend())
             return
-        order.use(MeshBackend(self._link, self.ranks, segment))
+        order.use_backend(CpuBackend(self._link, self.ranks, segment))
         if segment is not None:
-            order.carry_out(order.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
+            order.execute(order.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         """Return an array in memory that the members share, where they share memory; a synchronous collective call.
@@ -179,14 +179,14 @@ class Communicator(Calls, Port):
         Raises:
             DistNetworkError: there is no room, or a member cannot map it; the same at all members.
         """
-        if not isinstance(self._order.backend, MeshBackend):
+        if not isinstance(self._queue.backend, CpuBackend):
             return np.empty(count, dtype)  # an engine from outside knows nothing of ours
-        return self._registered(dtype, count, options, self._sharing.directory, self._sharing.job)
+        return self._registered_array(dtype, count, options, self._sharing.directory, self._sharing.job)
 
     def monitored_barrier(self, options: Options) -> None:
         """See Calls."""
         subject = MONITORED if self._mpi is not None else ""
-        self._order.submit((Kind.BARRIER, None, 0, None, None, None, subject), (), options)
+        self._queue.submit((Kind.BARRIER, None, 0, None, None, None, subject), (), options)
 
     # Point-to-point: ranks are the mesh's
 
@@ -200,7 +200,7 @@ class Communicator(Calls, Port):
         work = self._follow_up(message, options, lambda: self.source(message))
         return self.source(message) if work is None else work
 
-    def begin_send(self, array: Array, rank: int, tag: int, options: Options) -> Message:
+    def begin_send(self, array: Array, rank: int, tag: int, options: Options) -> PendingMessage:
         """Begin to send ``array`` to a rank; whoever calls this has to settle it, or abandon it."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
@@ -209,7 +209,7 @@ class Communicator(Calls, Port):
                 self._carrier.hold(transfer)
         return self._message(transfer, "send", array, rank, tag, (rank,), options)
 
-    def begin_receive(self, array: Array, rank: int, tag: int, options: Options) -> Message:
+    def begin_receive(self, array: Array, rank: int, tag: int, options: Options) -> PendingMessage:
         """Begin to receive into ``array`` from a rank, or from ANY; see begin_send."""
         self._standing.raise_if_failed()
         with self.mesh.visit():
@@ -218,7 +218,7 @@ class Communicator(Calls, Port):
                 self._carrier.hold(transfer)
         return self._message(transfer, "recv", array, rank, tag, self._sources if rank == ANY else (rank,), options)
 
-    def source(self, message: Message) -> int:
+    def source(self, message: PendingMessage) -> int:
         """Return the number of the rank that a received message came from."""
         return self._number(message.transfer.source)
 
@@ -231,20 +231,22 @@ class Communicator(Calls, Port):
         tag: int,
         partners: Sequence[int],
         options: Options,
-    ) -> Message:
+    ) -> PendingMessage:
         deadline, standing = Deadline(options.timeout), self._standing
         what = op, array.dtype, array.size, rank, tag
-        entry: Entry = standing, what, 0, deadline.begun, None, "", array.nbytes
-        return Message(standing, self._carrier, transfer, entry, self._messages, partners, deadline, options.after)
+        entry: Record = standing, what, 0, deadline.begun, None, "", array.nbytes
+        return PendingMessage(
+            standing, self._carrier, transfer, entry, self._messages, partners, deadline, options.on_complete
+        )
 
-    def _follow_up(self, message: Message, options: Options, source: Callable[[], int] | None) -> Work | None:
+    def _follow_up(self, message: PendingMessage, options: Options, source: Callable[[], int] | None) -> Work | None:
         if not options.async_op:
-            message.settle(message.deadline)
+            message.complete(message.deadline)
             return None
-        return MessageWork(message.settle, options.user, message.deadline, source, message.abandon)
+        return MessageWork(message.complete, options.result, message.deadline, source, message.abandon)
 
     def _number(self, rank: int) -> int:
-        return self._standing.number(rank)
+        return self._standing.global_rank(rank)
 
     # What others ask
 
@@ -253,7 +255,7 @@ class Communicator(Calls, Port):
         standing = self._standing
         last = standing.call.name if standing.call is not None else ""
         failure = standing.failure.message if standing.failure is not None else ""
-        nbytes = sum(tally.nbytes for tally in self.tallies().values())
+        nbytes = sum(tally.nbytes for tally in self.op_stats().values())
         inflight = self.in_flight()[:MOST_IN_FLIGHT]
         ranks = list(self.ranks)
         return GroupInfo(standing.id, self.name, ranks, standing.seq, self.medium, last, failure, nbytes, inflight)
@@ -261,21 +263,21 @@ class Communicator(Calls, Port):
     def in_flight(self) -> list[InFlight]:
         """Return the calls and messages that have begun, or are queued, and not ended: see GroupInfo."""
         now = time.monotonic()
-        return [in_flight(entry, now) for entry in self.under_way()]
+        return [in_flight(entry, now) for entry in self.active_records()]
 
-    def under_way(self) -> list[Entry]:
+    def active_records(self) -> list[Record]:
         """See records.Recorded."""
-        return self._order.under_way() + self.elsewhere.under_way() + self._messages.under_way()
+        return self._queue.active_records() + self.delegated_calls.active_records() + self._messages.active_records()
 
-    def is_called(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """See records.Recorded."""
-        return self._standing.is_called(name)
+        return self._standing.matches(name)
 
-    def tallies(self) -> Mapping[str, Tally]:
+    def op_stats(self) -> Mapping[str, OpStats]:
         """See records.Recorded."""
-        found = {**self._order.tallies(), **self._messages.tallies()}
-        for op, tally in self.elsewhere.tallies().items():
-            both = Tally()
+        found = {**self._queue.op_stats(), **self._messages.op_stats()}
+        for op, tally in self.delegated_calls.op_stats().items():
+            both = OpStats()
             both.add(tally)
             if op in found:
                 both.add(found[op])
@@ -287,17 +289,17 @@ class Communicator(Calls, Port):
         if self._closed:
             return
         self._closed = True
-        self._standing.spread()
+        self._standing.broadcast_abort()
         if self._mpi is not None:
             self._mpi.close()
         with self.mesh.lock:
-            self._standing.destroyed()
+            self._standing.mark_destroyed()
             unread = list(self._matching.refusals.values())
         for refusal in unread:
             _log.warning("group %r has ended, and a message was lost before: %s", self.name, refusal.message)
         self.mesh.close_port(self.id)
-        self._order.close()
-        self.mesh.recorder.end(self)
+        self._queue.close()
+        self.mesh.recorder.remove_group(self)
 
     # Port: with the mesh's lock held
 
@@ -309,7 +311,7 @@ class Communicator(Calls, Port):
 
     def lost(self, rank: int) -> None:
         """See Port."""
-        self._standing.lost(rank)
+        self._standing.on_peer_lost(rank)
         if self._mpi is not None:
             self._mpi.lost()
 
@@ -321,6 +323,6 @@ class Communicator(Calls, Port):
         if opcode is _ENTER or opcode is _PART:
             self._link.deliver(rank, header, payload)
         elif opcode is _ABORT:
-            self._standing.told(bytes(payload))
+            self._standing.on_abort(bytes(payload))
         else:
             self._matching.deliver(rank, header, payload)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from rankmesh_agent.group.flight_recorder import Entry, Recorder, Tally, error_text, name_of
+from rankmesh_agent.group.flight_recorder import FlightRecorder, OpStats, Record, error_text, op_name
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT
 
@@ -14,21 +14,21 @@ _SWEPT = 2 * MOST_IN_FLIGHT
 """How many messages are under way, or have ended unnoticed, before a new one has those looked for that have ended."""
 
 
-class Messages:
+class MessageLog:
     """One rank's messages in a group. For any thread.
 
     Args:
         recorder: what remembers them.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: FlightRecorder) -> None:
         self._record = recorder.record
-        self._tallies = {"send": Tally(), "recv": Tally()}
+        self._tallies = {"send": OpStats(), "recv": OpStats()}
         self._lock = threading.Lock()
-        self._under_way: dict[int, tuple[Entry, Transfer]] = {}
+        self._under_way: dict[int, tuple[Record, Transfer]] = {}
         self._enough = _SWEPT
 
-    def begin(self, entry: Entry, transfer: Transfer) -> None:
+    def begin(self, entry: Record, transfer: Transfer) -> None:
         """Take note of a message."""
         if transfer.done:
             self._end(entry, transfer.error)
@@ -38,17 +38,17 @@ class Messages:
             self._sweep()
             self._enough = max(_SWEPT, 2 * len(self._under_way))
 
-    def end(self, entry: Entry, error: BaseException | None) -> None:
+    def end(self, entry: Record, error: BaseException | None) -> None:
         """Take note that a message is over; the first time counts."""
         if self._under_way.pop(id(entry), None) is not None:
             self._end(entry, error)
 
-    def under_way(self) -> list[Entry]:
+    def active_records(self) -> list[Record]:
         """Return the messages that have begun and not ended, the oldest first."""
         self._sweep()
         return [entry for entry, _ in self._under_way.copy().values()]
 
-    def tallies(self) -> Mapping[str, Tally]:
+    def op_stats(self) -> Mapping[str, OpStats]:
         """Return the tallies, by kind of call."""
         self._sweep()
         return {op: tally for op, tally in self._tallies.items() if any(tally.buckets)}
@@ -59,10 +59,10 @@ class Messages:
             if transfer.done:
                 self.end(entry, transfer.error)
 
-    def _end(self, entry: Entry, error: BaseException | None) -> None:
+    def _end(self, entry: Record, error: BaseException | None) -> None:
         standing, what, seq, begun, _, _, nbytes = entry
         ended = time.monotonic()
-        tally = self._tallies[name_of(what)]
+        tally = self._tallies[op_name(what)]
         with self._lock:
             tally.count(ended - begun, nbytes)
             if error is not None:

@@ -6,36 +6,36 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from rankmesh_agent.group.flight_recorder import Entry, words
-from rankmesh_agent.group.message_stats import Messages
-from rankmesh_agent.group.state import Standing
+from rankmesh_agent.group.flight_recorder import Record, describe
+from rankmesh_agent.group.message_stats import MessageLog
+from rankmesh_agent.group.state import BaseGroupState, LocalGroupState
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call
 
-After = Callable[[], None] | None
+OnComplete = Callable[[], None] | None
 """What to do with the arrays once the data is there (copy a staged one back)."""
-Note = Callable[[], str] | None
+Details = Callable[[], str] | None
 """Says what else there is to say of a call when the ranks' calls do not fit together (splits, shapes, call site)."""
 
 
-class RunningCall:
-    """A group's collective call under way, one after the other: a backends.base.Watch.
+class ActiveCall:
+    """The collective call of a group that is in progress, one after the other.
 
     Args:
-        standing: of the group.
+        state: of the group.
 
     Attributes:
         deadline: when the latest call has to be over.
     """
 
-    def __init__(self, standing: Standing) -> None:
-        self._standing = standing
+    def __init__(self, state: BaseGroupState) -> None:
+        self._state = state
         self.deadline = Deadline(0)
-        self._note: Note = None
+        self._details: Details = None
 
-    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Note = None) -> float:
+    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Details = None) -> float:
         """Go on to another call; return when it began, by the monotonic clock.
 
         Args:
@@ -45,30 +45,43 @@ class RunningCall:
             seconds: how long it may take.
             note: see Options.
         """
-        standing = self._standing
-        self.call = standing.call = call
-        self.seq = standing.seq = seq
-        standing.nbytes = nbytes
-        self._note = note
+        state = self._state
+        self.call = state.call = call
+        self.seq = state.seq = seq
+        state.nbytes = nbytes
+        self._details = note
         # Written out here what Deadline.restart does: calling it would take longer than doing it.
         deadline = self.deadline
         deadline.seconds = seconds
-        begun = standing.begun = deadline.begun = monotonic()
+        begun = state.started_at = deadline.begun = monotonic()
         deadline.at = begun + seconds
         return begun
 
     @property
-    def numbers(self) -> Sequence[int]:
+    def global_ranks(self) -> Sequence[int]:
         """See Watch."""
-        return self._standing.numbers
+        return self._state.global_ranks
 
-    def note(self) -> str:
+    def details(self) -> str:
         """See Watch."""
-        return "" if self._note is None else self._note()
+        return "" if self._details is None else self._details()
+
+
+class LocalActiveCall(ActiveCall):
+    """A call whose messages this process carries: a CallContext.
+
+    Args:
+        state: of the group.
+    """
+
+    _state: LocalGroupState
+
+    def __init__(self, state: LocalGroupState) -> None:
+        super().__init__(state)
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See Watch."""
-        standing = self._standing
+        standing = self._state
         standing.mesh.progress()
         standing.raise_if_failed()
         if standing.mesh.closed:
@@ -77,13 +90,13 @@ class RunningCall:
         if not waiting_for:
             return  # the last one came meanwhile, and may have left since
         words = f"{self.call.name} #{self.seq}"
-        standing.raise_if_gone(waiting_for, words)
+        standing.raise_if_peer_lost(waiting_for, words)
         if self.deadline.passed():
-            raise standing.late(waiting_for, words, self.deadline, self.seq)
+            raise standing.timeout_error(waiting_for, words, self.deadline, self.seq)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         """See Watch."""
-        standing = self._standing
+        standing = self._state
         mesh = standing.mesh
 
         def settled() -> bool:
@@ -91,7 +104,7 @@ class RunningCall:
                 return True
             if standing.failure is None and not mesh.lost:
                 return False
-            return standing.hopeless([standing.ranks[member] for member in missing()])
+            return standing.cannot_complete([standing.ranks[member] for member in missing()])
 
         while True:
             mesh.wait(settled, self.deadline)
@@ -101,7 +114,7 @@ class RunningCall:
             self.check(missing)
 
 
-class Carrier(Protocol):
+class MessageTransport(Protocol):
     """What carries a group's messages: see p2p.Matching, which does over the mesh."""
 
     def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
@@ -123,7 +136,7 @@ class Carrier(Protocol):
         """Move what can be moved now, also without the lock."""
 
 
-class Message:
+class PendingMessage:
     """A point-to-point message under way; what MessageWork asks for.
 
     Args:
@@ -139,26 +152,26 @@ class Message:
 
     def __init__(
         self,
-        standing: Standing,
-        carrier: Carrier,
+        standing: LocalGroupState,
+        carrier: MessageTransport,
         transfer: Transfer,
-        entry: Entry,
-        messages: Messages,
+        entry: Record,
+        messages: MessageLog,
         partners: Sequence[int],
         deadline: Deadline,
-        after: After,
+        after: OnComplete,
     ) -> None:
         self.transfer = transfer
         self.deadline = deadline
-        self._standing = standing
-        self._carrier = carrier
-        self._entry = entry
-        self._messages = messages
+        self._state = standing
+        self._transport = carrier
+        self._record = entry
+        self._log = messages
         self._partners = partners
-        self._after = after
+        self._on_complete = after
         messages.begin(entry, transfer)
 
-    def settle(self, deadline: Deadline | None) -> bool:
+    def complete(self, deadline: Deadline | None) -> bool:
         """Wait for the message until a deadline, or with None just look; return whether it is done, or raise."""
         try:
             done = self.transfer.done or self._await(deadline)
@@ -166,38 +179,38 @@ class Message:
             # A wait shorter than the operation's own deadline may end without ending the operation.
             if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
                 self.abandon(error)
-                self._messages.end(self._entry, error)
+                self._log.end(self._record, error)
             raise
         if done:
-            self._messages.end(self._entry, self.transfer.error)
+            self._log.end(self._record, self.transfer.error)
             if self.transfer.error is not None:
                 raise self.transfer.error
-        if done and self._after is not None:
-            self._after()
-            self._after = None
+        if done and self._on_complete is not None:
+            self._on_complete()
+            self._on_complete = None
         return done
 
     def _await(self, deadline: Deadline | None) -> bool:
-        standing, transfer = self._standing, self.transfer
+        standing, transfer = self._state, self.transfer
         if deadline is None:
-            self._carrier.progress()
+            self._transport.progress()
         else:
-            self._carrier.wait(lambda: transfer.done or self._hopeless(), deadline)
+            self._transport.wait(lambda: transfer.done or self._cannot_complete(), deadline)
         if transfer.done:
             return True
         standing.raise_if_failed()
-        standing.raise_if_gone(self._partners, words(self._entry), any_will_do=True)
+        standing.raise_if_peer_lost(self._partners, describe(self._record), any_will_do=True)
         if deadline is None:
             return False
-        raise standing.late(self._partners, words(self._entry), deadline, None)
+        raise standing.timeout_error(self._partners, describe(self._record), deadline, None)
 
-    def _hopeless(self) -> bool:
-        return self._standing.hopeless(self._partners, any_will_do=True)
+    def _cannot_complete(self) -> bool:
+        return self._state.cannot_complete(self._partners, any_will_do=True)
 
     def abandon(self, error: BaseException) -> None:
         """Undo a message that will not be waited for any longer; if its data is on the way, give the group up."""
-        with self._standing.mesh.lock:
-            undone = self._carrier.cancel(self.transfer)
-            undone |= all(rank in self._standing.mesh.lost for rank in self._partners)
+        with self._state.mesh.lock:
+            undone = self._transport.cancel(self.transfer)
+            undone |= all(rank in self._state.mesh.lost for rank in self._partners)
         if not undone:
-            self._standing.give_up(error)
+            self._state.abort(error)

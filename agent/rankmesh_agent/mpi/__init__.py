@@ -1,5 +1,5 @@
-"""The data plane of a cluster's own MPI, by way of mpi4py; loads neither before ``library.mpi()`` is called."""
+"""Data plane over the cluster's MPI, by mpi4py; imports neither before ``library.mpi()`` is called."""
 
-from rankmesh_agent.mpi.library import cuda_aware, why_not
+from rankmesh_agent.mpi.library import cuda_aware, unavailable_reason
 
-__all__ = ["cuda_aware", "why_not"]
+__all__ = ["cuda_aware", "unavailable_reason"]

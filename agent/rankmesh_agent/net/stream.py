@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire import attach_frames, handshake
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
-from rankmesh_agent.wire.errors import AuthenticationError, ProtocolError
+from rankmesh_agent.wire.errors import AuthenticationError
 
 Buffer = memoryview | bytes | bytearray
 SEND_SECONDS = 30.0
@@ -27,11 +27,11 @@ _AT_ONCE = 512
 _MOST_FDS = 4
 
 
-class Gone(Exception):
+class StreamClosedError(Exception):
     """The other end is not there any more."""
 
 
-class Late(Exception):
+class StreamTimeoutError(Exception):
     """The other end says nothing, or takes nothing, for too long."""
 
 
@@ -43,7 +43,7 @@ class Frame(NamedTuple):
     descriptors: list[int]
 
 
-class Channel:
+class FramedStream:
     """One end. One thread at a time may use it.
 
     Args:
@@ -52,9 +52,9 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.nearby = sock.family == socket.AF_UNIX
+        self.is_local = sock.family == socket.AF_UNIX
         sock.settimeout(None)
-        if not self.nearby:
+        if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         once = struct.pack("ll", _SLICE_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, once)
@@ -73,7 +73,7 @@ class Channel:
             except BlockingIOError:
                 sent = 0
             except OSError as error:
-                raise Gone(error.strerror or str(error)) from error
+                raise StreamClosedError(error.strerror or str(error)) from error
             if sent == len(frame):
                 return
             rest: list[Buffer] = [memoryview(frame)[sent:]]
@@ -81,7 +81,7 @@ class Channel:
             try:
                 socket.send_fds(self.sock, [frame], descriptors)  # short: it goes as a whole
             except OSError as error:
-                raise Gone(error.strerror or str(error)) from error
+                raise StreamClosedError(error.strerror or str(error)) from error
             rest = list(payload)
         else:
             rest = [frame, *payload]
@@ -95,10 +95,10 @@ class Channel:
                 sent = self.sock.sendmsg(buffers[begin : begin + _AT_ONCE], (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 if over.passed():
-                    raise Late(f"it has taken no byte for {SEND_SECONDS:g} s") from None
+                    raise StreamTimeoutError(f"it has taken no byte for {SEND_SECONDS:g} s") from None
                 continue
             except OSError as error:
-                raise Gone(error.strerror or str(error)) from error
+                raise StreamClosedError(error.strerror or str(error)) from error
             over.restart(SEND_SECONDS)
             while begin < len(buffers) and sent >= len(buffers[begin]):
                 sent -= len(buffers[begin])
@@ -123,13 +123,13 @@ class Channel:
         if len(data) < HEADER_BYTES:
             whole = bytearray(HEADER_BYTES)
             whole[: len(data)] = data
-            self.fill([memoryview(whole)[len(data) :]])
+            self.receive_into([memoryview(whole)[len(data) :]])
             data = whole
         header = attach_frames.decode(data)
         document: bytes | bytearray = b""
         if header.document:
             document = bytearray(header.document)
-            self.fill([memoryview(document)])
+            self.receive_into([memoryview(document)])
         return Frame(header, document, fds)
 
     def _first(self, deadline: Deadline | None, fds: list[int] | None) -> bytes | bytearray:
@@ -144,15 +144,15 @@ class Channel:
                         os.set_inheritable(descriptor, False)
             except BlockingIOError:
                 if deadline is not None and deadline.passed():
-                    raise Late("nothing came") from None
+                    raise StreamTimeoutError("nothing came") from None
                 continue
             except OSError as error:
-                raise Gone(error.strerror or str(error)) from error
+                raise StreamClosedError(error.strerror or str(error)) from error
             if not data:
-                raise Gone("the connection has ended")
+                raise StreamClosedError("the connection has ended")
             return data
 
-    def fill(self, views: Sequence[memoryview]) -> None:
+    def receive_into(self, views: Sequence[memoryview]) -> None:
         """Receive what has begun to arrive: a payload.
 
         Raises:
@@ -166,16 +166,16 @@ class Channel:
                     count = self.sock.recv_into(rest, 0, socket.MSG_WAITALL)
                 except BlockingIOError:
                     if over.passed():
-                        raise Late(f"it has sent no byte for {SEND_SECONDS:g} s") from None
+                        raise StreamTimeoutError(f"it has sent no byte for {SEND_SECONDS:g} s") from None
                     continue
                 except OSError as error:
-                    raise Gone(error.strerror or str(error)) from error
+                    raise StreamClosedError(error.strerror or str(error)) from error
                 if not count:
-                    raise Gone("the connection has ended")
+                    raise StreamClosedError("the connection has ended")
                 rest = rest[count:]
                 over.restart(SEND_SECONDS)
 
-    def ended(self) -> bool:
+    def peer_closed(self) -> bool:
         """Return whether the other end has hung up; it must not have said anything else."""
         try:
             return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -184,7 +184,7 @@ class Channel:
         except OSError:
             return True
 
-    def hang_up(self) -> None:
+    def shutdown(self) -> None:
         """End the connection, also for another thread that waits at it; it still has to be closed."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -193,7 +193,7 @@ class Channel:
         """Let go of the socket."""
         self.sock.close()
 
-    def convince(self, token: str, *, client: bool, seconds: float) -> None:
+    def authenticate(self, token: str, *, client: bool, seconds: float) -> None:
         """Pass the challenge, and have the other end pass it.
 
         Raises:
@@ -208,7 +208,7 @@ class Channel:
             self.send(challenge.proof())
             try:
                 challenge.receive_proof(self._exactly(handshake.PROOF_BYTES, deadline))
-            except Gone:  # it hangs up without a word
+            except StreamClosedError:  # it hangs up without a word
                 raise AuthenticationError(
                     "the agent refused us: RANKMESH_TOKEN must be the same there and here"
                 ) from None
@@ -225,17 +225,17 @@ class Channel:
                 more = self.sock.recv(size - len(data))
             except BlockingIOError:
                 if deadline.passed():
-                    raise Late("it has not introduced itself") from None
+                    raise StreamTimeoutError("it has not introduced itself") from None
                 continue
             except OSError as error:
-                raise Gone(error.strerror or str(error)) from error
+                raise StreamClosedError(error.strerror or str(error)) from error
             if not more:
-                raise Gone("the connection has ended")
+                raise StreamClosedError("the connection has ended")
             data += more
         return data
 
 
-class Room:
+class ReusableBuffer:
     """Memory that is made once and used for one call after the other.
 
     Args:
@@ -254,11 +254,3 @@ class Room:
         if nbytes <= self._kept:
             self._memory = made
         return made
-
-
-def bytes_of(view: Buffer) -> int:
-    """Return how many bytes a buffer has."""
-    return view.nbytes if isinstance(view, memoryview) else len(view)
-
-
-__all__ = ["Channel", "Frame", "Gone", "Late", "ProtocolError", "Room", "bytes_of"]

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.group.flight_recorder import Recorder
+from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import FETCH_BYTES, Fetch, Peer, Port, Transfer
 from rankmesh_agent.transports.base import Buffer, Connection
@@ -84,9 +84,9 @@ class Mesh:
         *,
         eager_limit: int,
         crowded: bool = True,
-        recorder: Recorder | None = None,
+        recorder: FlightRecorder | None = None,
     ) -> None:
-        self.recorder = Recorder() if recorder is None else recorder
+        self.recorder = FlightRecorder() if recorder is None else recorder
         self.rank = rank
         self.epoch = epoch
         self.eager_limit = eager_limit

@@ -17,14 +17,14 @@ from typing import Any
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import notice_vanished_peer
-from rankmesh_agent.net.stream import Channel, Frame, Gone, Late
-from rankmesh_agent.remote import errors
+from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.remote import codec
 from rankmesh_agent.remote.address import listen, socket_path
-from rankmesh_agent.remote.codec import group_told
-from rankmesh_agent.remote.lease import Landlord
-from rankmesh_agent.remote.session import Desk
+from rankmesh_agent.remote.codec import describe_group
+from rankmesh_agent.remote.lease import LeaseManager
+from rankmesh_agent.remote.session import Session
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import Answer, Ask
+from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedError, ProtocolError
 from rankmesh_agent.wire.schemas import LeaseWanted
 
@@ -38,7 +38,7 @@ _AGAIN_SECONDS = 0.5
 _log = logging.getLogger("rankmesh")
 
 
-class Attendance:
+class SessionServer:
     """An agent's side of all connections of processes that are attached to it.
 
     Args:
@@ -48,15 +48,15 @@ class Attendance:
         shm_dir: where it shares memory, and the unix socket is made.
     """
 
-    def __init__(self, landlord: Landlord, agent_id: str, token: str, shm_dir: str) -> None:
+    def __init__(self, landlord: LeaseManager, agent_id: str, token: str, shm_dir: str) -> None:
         self._landlord = landlord
         self._agent_id = agent_id
         self._token = token
         self._shm_dir = shm_dir
         self._path = socket_path(shm_dir, agent_id)
         self._lock = threading.Lock()
-        self._channels: dict[Channel, threading.Thread] = {}
-        self._desks: dict[str, Desk] = {}
+        self._channels: dict[FramedStream, threading.Thread] = {}
+        self._desks: dict[str, Session] = {}
         self._leases: dict[str, _Lease] = {}
         self._closed = False
         self._listener: socket.socket | None = None
@@ -74,7 +74,7 @@ class Attendance:
         self._thread = threading.Thread(target=self._accept, args=(listener,), name="rankmesh-attend", daemon=True)
         self._thread.start()
 
-    def take(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket) -> None:
         """Serve a connection whose client asked for it over HTTP. From any thread."""
         try:
             sock.settimeout(CHALLENGE_SECONDS)
@@ -98,12 +98,12 @@ class Attendance:
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
         for channel in channels:
-            channel.hang_up()
+            channel.shutdown()
         for thread in [*channels.values(), *([self._thread] if self._thread is not None else [])]:
             if thread is not threading.current_thread():
                 thread.join(_STOP_SECONDS)
 
-    def end(self, lease: str) -> None:
+    def end_lease(self, lease: str) -> None:
         """End the connections of a lease that has ended: its process learns of it, if it did not end it."""
         self._shut(lease)
         with self._lock:
@@ -132,7 +132,7 @@ class Attendance:
 
     def _admit(self, sock: socket.socket) -> None:
         try:
-            channel = Channel(sock)
+            channel = FramedStream(sock)
         except OSError:
             sock.close()
             return
@@ -147,16 +147,16 @@ class Attendance:
             _log.warning("an attached process was refused: there are %d connections already", MAX_CONNECTIONS)
         channel.close()
 
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: FramedStream) -> None:
         try:
-            channel.convince(self._token, client=False, seconds=CHALLENGE_SECONDS)
+            channel.authenticate(self._token, client=False, seconds=CHALLENGE_SECONDS)
             frame = channel.receive(Deadline(CHALLENGE_SECONDS))
             said = attach_frames.decode_json(frame.document)
-            if frame.header.kind == Ask.CLAIM:
+            if frame.header.kind == Request.ACQUIRE:
                 self._hold(_Lease(self, channel, said))
-            elif frame.header.kind == Ask.LANE:
+            elif frame.header.kind == Request.OPEN_STREAM:
                 self._lane(channel, str(said.get("lease", "")))
-        except (Gone, Late, DistNetworkError):
+        except (StreamClosedError, StreamTimeoutError, DistNetworkError):
             pass  # a port scan, an old version, a wrong token, a client that died: it learns nothing more
         except Exception:
             _log.exception("a connection of an attached process had to be closed")
@@ -174,16 +174,16 @@ class Attendance:
             with self._lock:
                 self._leases.pop(lease.id, None)
 
-    def _lane(self, channel: Channel, lease: str) -> None:
+    def _lane(self, channel: FramedStream, lease: str) -> None:
         with self._lock:
             desk = self._desks.get(lease)
         if desk is None:
             refuse(channel, LeaseEndedError("the lease of the agent has ended"))
             return
-        channel.send(attach_frames.encode(Answer.DONE))
-        desk.serve(channel)
+        channel.send(attach_frames.encode(Response.OK))
+        desk.serve_stream(channel)
 
-    def _open(self, lease: str, desk: Desk) -> None:
+    def _open(self, lease: str, desk: Session) -> None:
         with self._lock:
             self._desks[lease] = desk
 
@@ -197,13 +197,13 @@ class Attendance:
 class _Lease:
     """A connection that claims the agent: the lease, from then on."""
 
-    def __init__(self, attendance: Attendance, channel: Channel, said: dict[str, Any]) -> None:
+    def __init__(self, attendance: SessionServer, channel: FramedStream, said: dict[str, Any]) -> None:
         self._attendance = attendance
         self._landlord = attendance._landlord
         self._channel = channel
         self._said = said
         self.id = str(said.get("lease", ""))
-        self._desk: Desk | None = None
+        self._desk: Session | None = None
         self._sending = threading.Lock()
         self._over = False
         self._joined = False
@@ -211,7 +211,7 @@ class _Lease:
     def end(self) -> None:
         """Take note that the lease has ended."""
         if self._joined and not self._over:
-            self._channel.hang_up()
+            self._channel.shutdown()
 
     def serve(self) -> None:
         """Have the agent join, and keep the lease until the connection ends, or the client says goodbye."""
@@ -232,7 +232,7 @@ class _Lease:
         except DistError as error:
             refuse(channel, error)
             return
-        lends = bool(said.get("shares")) and channel.nearby
+        lends = bool(said.get("shares")) and channel.is_local
         # The join takes as long as it takes; meanwhile, this thread notices if the client goes.
         joiner = threading.Thread(
             target=self._join, args=(wanted, lends, joining), name="rankmesh-attached-join", daemon=True
@@ -242,12 +242,12 @@ class _Lease:
         try:
             while True:
                 frame = channel.receive(None)
-                if frame.header.kind == Ask.GOODBYE:
+                if frame.header.kind == Request.RELEASE:
                     reason = str(attach_frames.decode_json(frame.document).get("reason", ""))[:500]
                     failed = False
                     break
                 self._do(frame)
-        except (Gone, Late):
+        except (StreamClosedError, StreamTimeoutError):
             pass
         finally:
             self._over = True
@@ -256,31 +256,31 @@ class _Lease:
             while joiner.is_alive():
                 joiner.join(_AGAIN_SECONDS)
                 self._landlord.release(self.id, reason, failed=failed)  # it may not have begun when it was told to end
-        with contextlib.suppress(Gone, Late):
-            self._send(Answer.DONE)
+        with contextlib.suppress(StreamClosedError, StreamTimeoutError):
+            self._send(Response.OK)
 
     def _join(self, wanted: LeaseWanted, lends: bool, joining: float) -> None:
         try:
-            lease, agent = self._landlord.take(wanted, self.id, lends=lends, joining=joining)
+            lease, agent = self._landlord.acquire(wanted, self.id, lends=lends, joining=joining)
         except Exception as error:
-            with contextlib.suppress(Gone, Late):
-                self._send(Answer.REFUSED, errors.described(error))
-            self._channel.hang_up()
+            with contextlib.suppress(StreamClosedError, StreamTimeoutError):
+                self._send(Response.ERROR, codec.error_to_json(error))
+            self._channel.shutdown()
             return
-        self._desk = desk = Desk(agent)
+        self._desk = desk = Session(agent)
         self._joined = True
         self._attendance._open(self.id, desk)
         if self._over:  # released before the desk was there
             self._attendance._shut(self.id)
-        told, descriptors = group_told(agent.world)
+        told, descriptors = describe_group(agent.world)
         document = {
             "lease": lease.id,
             "rank": agent.member.rank,
             "members": [vars(member) for member in agent.members()],
-            "world": told.plain(),
+            "world": told.to_json(),
         }
-        with contextlib.suppress(Gone, Late):
-            self._send(Answer.DONE, document, descriptors)
+        with contextlib.suppress(StreamClosedError, StreamTimeoutError):
+            self._send(Response.OK, document, descriptors)
 
     def _do(self, frame: Frame) -> None:
         """Do what the client asks for besides calls."""
@@ -294,24 +294,24 @@ class _Lease:
         except (ProtocolError, KeyError):
             raise
         except Exception as error:
-            self._send(Answer.REFUSED, errors.described(error))
+            self._send(Response.ERROR, codec.error_to_json(error))
         else:
-            self._send(Answer.DONE, found or {})
+            self._send(Response.OK, found or {})
 
-    def _send(self, answer: Answer, document: dict[str, Any] | None = None, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, answer: Response, document: dict[str, Any] | None = None, descriptors: Sequence[int] = ()) -> None:
         with self._sending:
             text = b"" if document is None else attach_frames.encode_json(document)
             self._channel.send(attach_frames.encode(answer, text), (), descriptors)
 
 
-_ASKS: dict[int, Callable[[Desk, dict[str, Any]], dict[str, Any] | None]] = {
-    Ask.ABORT: Desk.abort,
-    Ask.CANCEL: Desk.cancel,
-    Ask.STOP: Desk.stop_starting,
-    Ask.REPORT: Desk.report,
+_ASKS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]] = {
+    Request.ABORT: Session.abort,
+    Request.CANCEL: Session.cancel,
+    Request.ABORT_PENDING_GROUPS: Session.abort_pending_groups,
+    Request.REPORT: Session.report,
 }
 
 
-def refuse(channel: Channel, error: BaseException) -> None:
+def refuse(channel: FramedStream, error: BaseException) -> None:
     """Answer with an error."""
-    channel.send(attach_frames.encode(Answer.REFUSED, attach_frames.encode_json(errors.described(error))))
+    channel.send(attach_frames.encode(Response.ERROR, attach_frames.encode_json(codec.error_to_json(error))))

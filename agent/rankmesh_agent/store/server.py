@@ -79,7 +79,7 @@ class StoreServer:
         self._unix_listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
-    def take(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket) -> None:
         """Serve a connection whose client has requested the upgrade. From any thread."""
         with self._lock:
             if self._closed:
@@ -157,7 +157,7 @@ class StoreServer:
     # Connections
 
     def _accept_upgraded(self, poll: select.epoll) -> None:
-        """Register the connections that take() has queued."""
+        """Register the connections that handle() has queued."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
         assert self._unix_listener is not None
@@ -254,7 +254,7 @@ class StoreServer:
                 if received:
                     connection.received = bytearray()
                     connection.wanted = store_frames.HEADER_BYTES
-                self._handle(connection, opcode, flags, seq, seconds, store_frames.decode_parts(data, count))
+                self._execute(connection, opcode, flags, seq, seconds, store_frames.decode_parts(data, count))
                 return
             if len(data) > wanted:
                 raise ProtocolError("a client of the store's binary protocol sent a request before the last response")
@@ -285,7 +285,7 @@ class StoreServer:
 
     # Requests
 
-    def _handle(
+    def _execute(
         self, connection: Connection, opcode: int, flags: int, seq: int, seconds: float, parts: list[bytes]
     ) -> None:
         """Execute a request."""

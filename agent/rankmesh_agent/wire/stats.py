@@ -43,7 +43,7 @@ class Operations:
 
 
 @dataclass
-class Pulse:
+class HeartbeatStats:
     """An agent's heartbeats.
 
     Attributes:
@@ -83,7 +83,7 @@ class Vitals:
     """
 
     operations: list[Operations] = field(default_factory=list)
-    pulse: Pulse | None = None
+    pulse: HeartbeatStats | None = None
     store: StoreVitals | None = None
     peers: dict[str, int] = field(default_factory=dict)
     lost: int = 0

@@ -197,11 +197,11 @@ def _why_not(name: str) -> str:
     if name == "nccl":
         from rankmesh_agent.device import runtime
 
-        return runtime.why_no_nccl()
+        return runtime.nccl_unavailable_reason()
     if name == "mpi":
         from rankmesh_agent import mpi
 
-        return mpi.why_not()
+        return mpi.unavailable_reason()
     if name in _ABSENT:
         return f"RankMesh has no engine for it; use {_ABSENT[name]}, or make one known with Backend.register_backend()"
     return "" if name in _known() else "it is not known"

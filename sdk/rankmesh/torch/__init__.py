@@ -51,9 +51,9 @@ def _take_over_env() -> None:
         return
 
     def env(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
-        from rankmesh.torch._rendezvous import launched, rendezvous
+        from rankmesh.torch._rendezvous import handles_env, rendezvous
 
-        return rendezvous(url, **options) if launched() else torchs(url, **options)
+        return rendezvous(url, **options) if handles_env() else torchs(url, **options)
 
     table["env"] = env
 

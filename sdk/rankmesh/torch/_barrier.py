@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rankmesh._collectives.arguments import Timeout
-from rankmesh.torch._group import over_mesh
+from rankmesh.torch._group import rankmesh_group
 
 
 def monitored_barrier(group: Any = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
@@ -23,6 +23,6 @@ def monitored_barrier(group: Any = None, timeout: Timeout = None, wait_all_ranks
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.monitored_barrier
     """
-    found = over_mesh(group)
+    found = rankmesh_group(group)
     if found is not None:
         found.monitored_barrier(timeout, wait_all_ranks)

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as c10d
 
-from rankmesh._collectives import coalescing, gather_scatter, p2p, reduce_broadcast
+import rankmesh
 from rankmesh._collectives.arguments import Timeout
-from rankmesh._session.session import ProcessGroup as MeshGroup
-from rankmesh.torch._errors import as_torchs
+from rankmesh._session.process_group import ProcessGroup as MeshGroup
+from rankmesh.torch._errors import to_torch_error
 from rankmesh.torch._patches import untraced
 from rankmesh.torch._sparse import all_reduce_sparse
-from rankmesh.torch._work import Done, Message, Pending
+from rankmesh.torch._work import CompletedWork, MessageWork, PendingWork
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
@@ -92,7 +92,7 @@ def _call(name: str) -> Callable[[Method], Method]:
                 with torch.profiler.record_function(f"rankmesh:{name}"):
                     return method(self, *arguments, **named)
             except DistError as error:
-                raise as_torchs(error) from error.__cause__
+                raise to_torch_error(error) from error.__cause__
 
         return call  # type: ignore[return-value]
 
@@ -132,7 +132,7 @@ class Collectives:
     """Messages begun in torch's batch, which are made at once; None outside of one."""
 
     @_call("all_reduce")
-    def allreduce(self, tensors: Any, opts: Any = None) -> Done:
+    def allreduce(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Reduce a tensor over all ranks, in place; sparse ones can be summed."""
         tensors = _listed(tensors)
         op, timeout, is_async = _reducing(opts)
@@ -140,142 +140,142 @@ class Collectives:
             return self._sparse(tensors, op, timeout, is_async)
         if len(tensors) > 1:
             return self.allreduce_coalesced(tensors, opts)
-        return _work(tensors, reduce_broadcast.all_reduce(tensors[0], op, self.mesh, is_async, timeout=timeout))
+        return _work(tensors, rankmesh.all_reduce(tensors[0], op, self.mesh, is_async, timeout=timeout))
 
     @_call("all_reduce_coalesced")
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Done:
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Reduce several tensors over all ranks, together."""
         op, timeout, is_async = _reducing(opts)
         with self._together(is_async, timeout) as made:
             for tensor in tensors:
-                reduce_broadcast.all_reduce(tensor, op, self.mesh)
+                rankmesh.all_reduce(tensor, op, self.mesh)
         return _works(tensors, made)
 
     @_call("reduce")
-    def reduce(self, tensors: Any, opts: Any = None) -> Done:
+    def reduce(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Reduce a tensor over all ranks into the root's."""
         tensors = _listed(tensors)
         op, timeout, is_async = _reducing(opts)
-        done = reduce_broadcast.reduce(tensors[0], None, op, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = rankmesh.reduce(tensors[0], None, op, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(tensors, done)
 
     @_call("broadcast")
-    def broadcast(self, tensors: Any, opts: Any = None) -> Done:
+    def broadcast(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Copy the root's tensor to all ranks."""
         tensors = _listed(tensors)
         timeout, is_async = _how(opts)
-        done = reduce_broadcast.broadcast(tensors[0], None, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = rankmesh.broadcast(tensors[0], None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(tensors, done)
 
     @_call("all_gather")
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Copy every rank's tensor into a list on all ranks."""
         inputs = _listed(inputs)
         outs = _one(outputs)
         timeout, is_async = _how(opts)
-        done = gather_scatter.all_gather(outs, inputs[0], self.mesh, is_async, timeout=timeout)
+        done = rankmesh.all_gather(outs, inputs[0], self.mesh, is_async, timeout=timeout)
         return _work(outs, done)
 
     @_call("all_gather_into_tensor")
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Done:
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> CompletedWork:
         """Copy every rank's tensor into one on all ranks, behind one another."""
         timeout, is_async = _how(opts)
-        done = gather_scatter.all_gather_single(output, input, self.mesh, is_async, timeout=timeout)
+        done = rankmesh.all_gather_single(output, input, self.mesh, is_async, timeout=timeout)
         return _work([output], done)
 
     @_call("all_gather_coalesced")
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Gather several tensors: ``outputs`` has for each rank a list of that rank's."""
         timeout, is_async = _how(opts)
         with self._together(is_async, timeout) as made:
             for input, outs in zip(inputs, zip(*outputs, strict=True), strict=True):
-                gather_scatter.all_gather(outs, input, self.mesh)
+                rankmesh.all_gather(outs, input, self.mesh)
         return _works([out for outs in outputs for out in outs], made)
 
     @_call("all_gather_into_tensor_coalesced")
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Gather several tensors, each into one."""
         timeout, is_async = _how(opts)
         with self._together(is_async, timeout) as made:
             for output, input in zip(outputs, inputs, strict=True):
-                gather_scatter.all_gather_single(output, input, self.mesh)
+                rankmesh.all_gather_single(output, input, self.mesh)
         return _works(outputs, made)
 
     @_call("gather")
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Copy every rank's tensor into a list on the root."""
         inputs = _listed(inputs)
         timeout, is_async = _how(opts)
         outs = _one(outputs) or None
-        done = gather_scatter.gather(inputs[0], outs, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = rankmesh.gather(inputs[0], outs, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(outs or [], done)
 
     @_call("scatter")
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Give every rank its tensor of the root's list."""
         outputs = _listed(outputs)
         timeout, is_async = _how(opts)
         ins = _one(inputs) or None
-        done = gather_scatter.scatter(outputs[0], ins, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = rankmesh.scatter(outputs[0], ins, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(outputs, done)
 
     @_call("reduce_scatter")
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Reduce the tensors that all ranks have for each rank into that rank's."""
         outputs = _listed(outputs)
         ins = _one(inputs)
         op, timeout, is_async = _reducing(opts)
-        done = gather_scatter.reduce_scatter(outputs[0], ins, op, self.mesh, is_async, timeout=timeout)
+        done = rankmesh.reduce_scatter(outputs[0], ins, op, self.mesh, is_async, timeout=timeout)
         return _work(outputs, done)
 
     @_call("reduce_scatter_tensor")
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Done:
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> CompletedWork:
         """Reduce a tensor over all ranks; each gets its share."""
         op, timeout, is_async = _reducing(opts)
-        done = gather_scatter.reduce_scatter_single(output, input, op, self.mesh, is_async, timeout=timeout)
+        done = rankmesh.reduce_scatter_single(output, input, op, self.mesh, is_async, timeout=timeout)
         return _work([output], done)
 
     @_call("reduce_scatter_tensor_coalesced")
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Reduce several tensors; each rank gets its share of each."""
         op, timeout, is_async = _reducing(opts)
         with self._together(is_async, timeout) as made:
             for output, input in zip(outputs, inputs, strict=True):
-                gather_scatter.reduce_scatter_single(output, input, op, self.mesh)
+                rankmesh.reduce_scatter_single(output, input, op, self.mesh)
         return _works(outputs, made)
 
     @_call("all_to_all_single")
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
-    ) -> Done:
+    ) -> CompletedWork:
         """Give every rank its rows of a tensor; without splits all get as many."""
         timeout, is_async = _how(opts)
-        done = gather_scatter.all_to_all_single(
+        done = rankmesh.all_to_all_single(
             output, input, output_splits, input_splits, self.mesh, is_async, timeout=timeout
         )
         return _work([output], done)
 
     @_call("all_to_all")
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Give every rank the tensor that this rank has for it."""
         timeout, is_async = _how(opts)
-        done = gather_scatter.all_to_all(outputs, inputs, self.mesh, is_async, timeout=timeout)
+        done = rankmesh.all_to_all(outputs, inputs, self.mesh, is_async, timeout=timeout)
         return _work(list(outputs), done)
 
     @_call("barrier")
-    def barrier(self, opts: Any = None) -> Done:
+    def barrier(self, opts: Any = None) -> CompletedWork:
         """Wait until all ranks have come."""
         timeout, is_async = _how(opts)
-        return _work([], reduce_broadcast.barrier(self.mesh, is_async, timeout=timeout))
+        return _work([], rankmesh.barrier(self.mesh, is_async, timeout=timeout))
 
     @_call("monitored_barrier")
     def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have come, and say which did not; see rankmesh.torch.monitored_barrier."""
         try:
-            reduce_broadcast.monitored_barrier(self.mesh, timeout, wait_all_ranks)
+            rankmesh.monitored_barrier(self.mesh, timeout, wait_all_ranks)
         except CollectiveTimeoutError as error:
             # in gloo's words, which people search their logs for
-            ranks = [self.mesh._communicator.numbers.index(each) for each in error.ranks]
+            ranks = [self.mesh._communicator.global_ranks.index(each) for each in error.ranks]
             late = f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
             rank = self.mesh.rank()
             here = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
@@ -294,38 +294,38 @@ class Collectives:
     # Messages
 
     @_call("send")
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Done:
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> CompletedWork:
         """Begin to send a tensor to a group rank."""
         tensors = _listed(tensors)
-        return self._message(tensors, p2p.isend(tensors[0], None, self.mesh, tag, dst))
+        return self._message(tensors, rankmesh.isend(tensors[0], None, self.mesh, tag, dst))
 
     @_call("recv")
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Done:
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> CompletedWork:
         """Begin to receive a tensor from a group rank."""
         tensors = _listed(tensors)
-        return self._message(tensors, p2p.irecv(tensors[0], None, self.mesh, tag, src))
+        return self._message(tensors, rankmesh.irecv(tensors[0], None, self.mesh, tag, src))
 
     @_call("recv")
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Done:
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> CompletedWork:
         """Begin to receive a tensor from any rank; the Work's ``_source_rank()`` says from which."""
         tensors = _listed(tensors)
-        return self._message(tensors, p2p.irecv(tensors[0], None, self.mesh, tag))
+        return self._message(tensors, rankmesh.irecv(tensors[0], None, self.mesh, tag))
 
-    def _message(self, tensors: list[Any], work: Work | None) -> Done:
+    def _message(self, tensors: list[Any], work: Work | None) -> CompletedWork:
         assert work is not None  # only members have the group
         if self._begun is not None and self.mesh._communicator.batching:
             self._begun.append(work)
-        return Message(tensors, work, self.mesh._communicator.numbers)
+        return MessageWork(tensors, work, self.mesh._communicator.global_ranks)
 
     # Batches, by torch's coalescing manager
 
     @contextlib.contextmanager
-    def _together(self, is_async: bool, timeout: timedelta | None) -> Iterator[coalescing.Batch]:
+    def _together(self, is_async: bool, timeout: timedelta | None) -> Iterator[rankmesh.Batch]:
         """Make the calls of the block together when it ends, or those of the batch that is open when that ends."""
         if self.mesh._communicator.batching:
-            yield coalescing.Batch()
+            yield rankmesh.Batch()
         else:
-            with coalescing.batch(self.mesh, is_async, timeout=timeout) as made:
+            with rankmesh.batch(self.mesh, is_async, timeout=timeout) as made:
                 yield made
 
     def _start_coalescing(self, device: Any = None) -> None:
@@ -338,16 +338,16 @@ class Collectives:
     def _end_coalescing(self, device: Any = None) -> Any:
         if _elsewhere(device):
             return self._beside(torch.device(device))._end_coalescing(device)
-        members = self.mesh._communicator
+        comm = self.mesh._communicator
         begun, self._begun = self._begun or [], None
         try:
-            return Pending([], [*members.close_batch(Options(members.timeout, True)), *begun])
+            return PendingWork([], [*comm.close_batch(Options(comm.timeout, True)), *begun])
         except DistError as error:
-            raise as_torchs(error) from error.__cause__
+            raise to_torch_error(error) from error.__cause__
 
     # What is special
 
-    def _sparse(self, tensors: list[Any], op: Any, timeout: timedelta | None, is_async: bool) -> Done:
+    def _sparse(self, tensors: list[Any], op: Any, timeout: timedelta | None, is_async: bool) -> CompletedWork:
         if self.mesh._communicator.batching:
             raise RuntimeError(
                 "a sparse all_reduce cannot be part of a batch of collectives: call it before or after it"
@@ -355,7 +355,7 @@ class Collectives:
         # Several calls one after the other, of which each needs the result of the one before: made here and now, also
         # where a Work is wanted.
         all_reduce_sparse(tensors[0], op, self.mesh, timeout)
-        return Done(tensors)
+        return CompletedWork(tensors)
 
 
 def _elsewhere(device: Any) -> bool:
@@ -393,9 +393,9 @@ def _op(op: Any) -> ReduceOp | PremulSum:
     raise TypeError(f"op must be a torch.distributed.ReduceOp, got {op!r}")
 
 
-def _work(tensors: list[Any], work: Work | None) -> Done:
-    return Done(tensors) if work is None else Pending(tensors, [work])
+def _work(tensors: list[Any], work: Work | None) -> CompletedWork:
+    return CompletedWork(tensors) if work is None else PendingWork(tensors, [work])
 
 
-def _works(tensors: Sequence[Any], made: coalescing.Batch) -> Done:
-    return Pending(list(tensors), made.works) if made.works else Done(list(tensors))
+def _works(tensors: Sequence[Any], made: rankmesh.Batch) -> CompletedWork:
+    return PendingWork(list(tensors), made.works) if made.works else CompletedWork(list(tensors))

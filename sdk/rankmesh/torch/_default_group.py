@@ -8,7 +8,9 @@ from typing import Any
 import torch.distributed as c10d
 
 from rankmesh._session import session
-from rankmesh._session.groups import get_process_group_ranks
+from rankmesh._session.process_group import NonMember
+from rankmesh._session.process_group import ProcessGroup as MeshGroup
+from rankmesh._session.ranks import get_process_group_ranks, require_member
 from rankmesh.torch._group import ProcessGroup
 from rankmesh.torch._store import fresh_job_store
 
@@ -28,18 +30,18 @@ def ensure_default_group() -> None:
         c10d.destroy_process_group()
     if world is None or c10d.is_initialized():
         return
-    members = world.group._communicator
+    comm = world.group._communicator
     c10d.init_process_group(
         "rankmesh",
         store=fresh_job_store(),
-        rank=members.rank,
-        world_size=members.size,
-        timeout=timedelta(seconds=members.timeout),
+        rank=comm.rank,
+        world_size=comm.size,
+        timeout=timedelta(seconds=comm.timeout),
     )
     _made = c10d.group.WORLD
 
 
-def torchs_group(group: Any) -> Any:
+def torch_group(group: Any) -> Any:
     """Return a torch process group with the members of one of rankmesh's groups; any other object as it is.
 
     The group's members call it, all of them; while torch has no default group, all ranks of the world.
@@ -47,8 +49,8 @@ def torchs_group(group: Any) -> Any:
     Raises:
         ValueError: this process is not a member.
     """
-    if not isinstance(group, session.ProcessGroup | session.NonMember):
+    if not isinstance(group, MeshGroup | NonMember):
         return group
     ensure_default_group()
-    ranks = get_process_group_ranks(group)
+    ranks = get_process_group_ranks(require_member(group))
     return c10d.new_group(ranks, backend="rankmesh", use_local_synchronization=True)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as c10d
 
 
-def beside(group: Any, store: Any, device: str, timeout: timedelta) -> Any:
+def device_backend(group: Any, store: Any, device: str, timeout: timedelta) -> Any:
     """Make the backend that ``"cpu:rankmesh,cuda:nccl"`` names for a device, with the same ranks.
 
     torch itself makes none beside a process group written in Python; so it is made at the first tensor of the device.

@@ -26,7 +26,7 @@ _COUNTERPARTS: tuple[tuple[type[DistError], str], ...] = (
 """Ours, the most special first, and the name of torch's."""
 
 
-def as_torchs(error: DistError) -> DistError:
+def to_torch_error(error: DistError) -> DistError:
     """Return an error that is also an instance of torch's class for its kind, with what it carries."""
     both: type[DistError] = _both(type(error))  # type: ignore[arg-type]  # a class is hashable
     if both is type(error):

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
-from rankmesh._session.session import ProcessGroup as MeshGroup
-from rankmesh._session.session import World
+from rankmesh._session.process_group import ProcessGroup as MeshGroup
+from rankmesh._session.session import Session
 from rankmesh.torch._collectives import Collectives
-from rankmesh.torch._device_backend import beside
+from rankmesh.torch._device_backend import device_backend
 from rankmesh_agent.wire.errors import GroupAbortedError
 
 
@@ -32,7 +32,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
     """
 
     def __init__(
-        self, world: World, mesh: MeshGroup, store: c10d.Store | None, name: str, leave: Callable[[], None]
+        self, world: Session, mesh: MeshGroup, store: c10d.Store | None, name: str, leave: Callable[[], None]
     ) -> None:
         super().__init__(mesh.rank(), mesh.size())
         self.world = world
@@ -116,7 +116,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
     def _beside(self, device: torch.device) -> Any:
         """Return the backend of torch's for tensors of another device, as named in ``"cpu:rankmesh,cuda:nccl"``."""
         if device.type not in self._others:
-            self._others[device.type] = beside(self, self._store, device.type, self._timeout)
+            self._others[device.type] = device_backend(self, self._store, device.type, self._timeout)
         return self._others[device.type]
 
     # Life
@@ -158,7 +158,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         """Do nothing: the group has a number since it was made, the same at all ranks."""
 
 
-def over_mesh(group: Any) -> ProcessGroup | None:
+def rankmesh_group(group: Any) -> ProcessGroup | None:
     """Return a torch group as one of the mesh, the default one if None; None at ranks that are not members.
 
     Raises:

@@ -19,7 +19,7 @@ _kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 @functools.cache
-def keep_works() -> None:
+def keep_reducer_works() -> None:
     """Have Reducers keep the Works they are given, if this torch has that method. Does nothing the second time."""
     given = getattr(c10d.Reducer, _METHOD, None)
     if given is None:

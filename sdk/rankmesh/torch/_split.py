@@ -8,8 +8,8 @@ from typing import Any
 
 import torch.distributed as c10d
 
-from rankmesh._session.groups import checked_split
-from rankmesh.torch._group import over_mesh
+from rankmesh._session.groups import check_split
+from rankmesh.torch._group import rankmesh_group
 
 
 def split_group(
@@ -36,11 +36,11 @@ def split_group(
 
     Source: torch.distributed.split_group
     """
-    group = over_mesh(parent_pg)
+    group = rankmesh_group(parent_pg)
     if group is None:
         raise ValueError("this process is not a member of the group")
     parent = c10d.get_process_group_ranks(parent_pg)
-    split = checked_split(split_ranks, "split_ranks", len(parent), "the ranks of parent_pg")
+    split = check_split(split_ranks, "split_ranks", len(parent), "the ranks of parent_pg")
     mine = next((ranks for ranks in split if group.rank() in ranks), None)
     if mine is None:
         return None

@@ -18,7 +18,7 @@ _PATIENCE = 5.0
 _running: set[threading.Thread] = set()
 
 
-def soon(callback: Callable[[], None]) -> None:
+def run_in_thread(callback: Callable[[], None]) -> None:
     """Call ``callback`` in a thread of its own."""
 
     def run() -> None:

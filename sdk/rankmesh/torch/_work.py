@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
-from rankmesh.torch._errors import as_torchs
-from rankmesh.torch._threads import soon
+from rankmesh.torch._errors import to_torch_error
+from rankmesh.torch._threads import run_in_thread
 from rankmesh_agent.group import work as engine
 from rankmesh_agent.wire.errors import DistError
 
 
-class Done(c10d.Work):
+class CompletedWork(c10d.Work):
     """A call that was carried out before it returned.
 
     Args:
@@ -76,7 +76,7 @@ class Done(c10d.Work):
         return future
 
 
-class Pending(Done):
+class PendingWork(CompletedWork):
     """A call that goes on after it has returned.
 
     Args:
@@ -98,7 +98,7 @@ class Pending(Done):
 
     def exception(self) -> BaseException | None:
         found = next((error for work in self._works if (error := work.exception()) is not None), None)
-        return as_torchs(found) if isinstance(found, DistError) else found
+        return to_torch_error(found) if isinstance(found, DistError) else found
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         limit = timeout if timeout > timedelta(0) else None
@@ -106,7 +106,7 @@ class Pending(Done):
             for work in self._works:
                 work.wait(limit)
         except DistError as error:
-            raise as_torchs(error) from error.__cause__
+            raise to_torch_error(error) from error.__cause__
         future = self._future
         if future is not None and not future.done():
             future.wait()  # torch's C++ takes the value of a future whose Work it has waited for
@@ -136,7 +136,7 @@ class Pending(Done):
         return self._tensors
 
 
-class Message(Pending):
+class MessageWork(PendingWork):
     """A point-to-point message under way.
 
     Args:
@@ -153,7 +153,7 @@ class Message(Pending):
         try:
             return self._numbers.index(self._works[0].source_rank())
         except DistError as error:
-            raise as_torchs(error) from error.__cause__
+            raise to_torch_error(error) from error.__cause__
 
 
 def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> None:
@@ -167,11 +167,11 @@ def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> No
             left -= 1
             last = left == 0
         if last:
-            then() if is_free() else soon(then)
+            then() if is_free() else run_in_thread(then)
 
     for work in works:
         if isinstance(work, engine.MessageWork):
-            soon(functools.partial(_settle, work, one))  # nothing but who waits for it moves a message
+            run_in_thread(functools.partial(_settle, work, one))  # nothing but who waits for it moves a message
         else:
             work.get_future().then(lambda future: one(future.release))
 

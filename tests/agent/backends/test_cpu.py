@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress import engine as engine
 from rankmesh_agent.progress.engine import Mesh
 from rankmesh_agent.transports.shm_ring import RING_BYTES
@@ -35,7 +35,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def send(members: Communicator, to: int, tag: int = 0) -> None:
+def send(members: LocalCommunicator, to: int, tag: int = 0) -> None:
     members.send(np.ones(3), to, tag, NOW)
 
 
@@ -51,7 +51,7 @@ def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.
     monkeypatch.setattr(Mesh, "_idle", counted)
     go = threading.Event()
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         mesh = members.mesh
         if members.rank == 0:
             later = members.receive(np.zeros(3), 1, 9, LATER)
@@ -83,7 +83,7 @@ def test_the_background_stays_away_from_who_calls_again_and_again(pair: World, m
 
     monkeypatch.setattr(Mesh, "_lead", noted)
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for count in (1, EAGER // 8, 50_000):
             arrays = [np.full(count, float(members.rank)) for _ in range(64)]
             if members.rank == 0:
@@ -105,7 +105,7 @@ def test_messages_go_on_as_soon_as_nobody_calls_any_more(pair: World, monkeypatc
     monkeypatch.setattr(engine, "SLICE_SECONDS", LONG)
     received, resting = threading.Event(), threading.Event()
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         mesh = members.mesh
         if members.rank == 0:
             work = members.send(np.ones(1_000_000), 1, 5, LATER)
@@ -129,7 +129,7 @@ def test_messages_go_on_while_somebody_only_begins_others(pair: World, monkeypat
     monkeypatch.setattr(engine, "_GRACE_SECONDS", 0.05)
     received = threading.Event()
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             works = [members.send(np.ones(1_000_000), 1, 5, LATER)]
             deadline = time.monotonic() + TIMEOUT
@@ -159,7 +159,7 @@ def test_a_leader_that_sleeps_learns_that_something_waits_for_room(
     many = 4 * RING_BYTES // EAGER
     filled = threading.Event()
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             other = threading.Thread(target=members.receive, args=(np.zeros(3), 1, 9, NOW))
             other.start()
@@ -216,7 +216,7 @@ def test_who_waits_is_told_of_a_silent_host_at_once(pair: World, monkeypatch: py
     monkeypatch.setattr(engine, "SILENT_SECONDS", 0.0)
     monkeypatch.setattr(engine, "SLICE_SECONDS", LONG)
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 1:
             until(lambda: mesh._asleep)
             monkeypatch.setattr(mesh._peers[1].connection, "unanswered", lambda: 9.0, raising=False)

@@ -12,7 +12,7 @@ import pytest
 from support import threads
 from support.threads import NOW, World, world
 
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.ops import ReduceOp
@@ -28,7 +28,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def works(ranks: World) -> None:
     """Fail unless collectives of every length are right."""
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for count in (1, 100_000):
             array = np.ones(count)
             members.all_reduce(array, ReduceOp.SUM, NOW)
@@ -88,15 +88,15 @@ def test_if_one_host_has_no_memory_none_has_and_one_warning_says_why(
 def test_members_that_want_slots_of_different_lengths_take_the_shortest(
     hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sharing, lengths = threads.Sharing, itertools.count(5)
-    monkeypatch.setattr(threads, "Sharing", lambda *given, **named: sharing(*given[:3], next(lengths) << 12, **named))
+    made, lengths = threads.SegmentOptions, itertools.count(5)
+    monkeypatch.setattr(threads, "SegmentOptions", lambda *of, **named: made(*of[:3], next(lengths) << 12, **named))
     with world(len(hosts), "inproc", hosts=hosts) as ranks:
         works(ranks)
-        assert {members._order.backend.medium for members in ranks.communicators} <= {"shm", "shm+tcp"}
+        assert {members._queue.backend.medium for members in ranks.communicators} <= {"shm", "shm+tcp"}
 
 
 def test_who_must_share_one_memory_says_that_there_are_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    sharing = threads.Sharing
-    monkeypatch.setattr(threads, "Sharing", lambda *given, **named: sharing(*given, **{**named, "strict": True}))
+    sharing = threads.SegmentOptions
+    monkeypatch.setattr(threads, "SegmentOptions", lambda *given, **named: sharing(*given, **{**named, "strict": True}))
     with pytest.raises(DistNetworkError, match=r"=shm, but group rank 0 cannot: .* not all on one host"):
         World(3, "inproc", hosts="aab")

@@ -11,11 +11,11 @@ import pytest
 from support.oracle import OPS, expected, ops_of, values
 from support.threads import LATER, NOW, World, world
 
-from rankmesh_agent.backends.cpu import MeshBackend
+from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives import all_reduce
 from rankmesh_agent.collectives.link import PIECE, shares
 from rankmesh_agent.collectives.reduction import partial_dtype
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.wire.dtypes import FROM_CODE, display
 from rankmesh_agent.wire.frames import SMALL
@@ -79,7 +79,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[str, World]]:
     way, size = request.param
     found = getattr(all_reduce, way)
     with pytest.MonkeyPatch.context() as patch, world(size, "inproc") as made:
-        patch.setattr(MeshBackend, "algorithm", lambda self, call: found)
+        patch.setattr(CpuBackend, "algorithm", lambda self, call: found)
         yield way, made
 
 
@@ -112,7 +112,7 @@ def test_of_every_length_in_its_order(ranks: World, way: str) -> None:
         if count * np.dtype(dtype).itemsize <= ORDERS[way][1]
     ]
 
-    def call(members: Communicator) -> list[Array]:
+    def call(members: LocalCommunicator) -> list[Array]:
         results = []
         for number, (count, dtype, op) in enumerate(cells):
             array = drawn(members.rank, count).astype(dtype)
@@ -134,7 +134,7 @@ def test_of_every_length_in_its_order(ranks: World, way: str) -> None:
 def test_of_every_dtype_and_operation(ranks: World, way: str) -> None:
     cells = [(dtype, op) for op in OPS for dtype in FROM_CODE.values() if op in ops_of(dtype)]
 
-    def call(members: Communicator) -> list[Array]:
+    def call(members: LocalCommunicator) -> list[Array]:
         results = []
         for dtype, op in cells:
             array = values(members.rank, 1001, dtype)

@@ -16,7 +16,7 @@ from rankmesh_agent.collectives import all_to_all
 from rankmesh_agent.collectives.reduction import CACHED
 from rankmesh_agent.collectives.select import _rows, algorithm, algorithms, candidates
 from rankmesh_agent.collectives.thresholds import LIMITS
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.windows import Shown, Windows
 from rankmesh_agent.wire.errors import DistError
@@ -35,15 +35,15 @@ PLACES = ("registered", "mixed", "ordinary")
 """Where the ranks' arrays are: all registered, only those of ranks with even numbers, none."""
 
 
-def windows_of(members: Communicator) -> Windows:
-    found: Windows = members._order.backend._segment.windows  # type: ignore[attr-defined]
+def windows_of(members: LocalCommunicator) -> Windows:
+    found: Windows = members._queue.backend._segment.windows  # type: ignore[attr-defined]
     return found
 
 
 class Pool:
     """Registered memory of one rank to take arrays from."""
 
-    def __init__(self, members: Communicator) -> None:
+    def __init__(self, members: LocalCommunicator) -> None:
         self._memory = members.empty(np.dtype(np.uint8), POOL, NOW)
         self._taken = 0
 
@@ -70,10 +70,10 @@ class Places:
         if where != "ordinary":
             made.run(lambda members: self._pools.__setitem__(members.rank, Pool(members)))
 
-    def run(self, function: Callable[[Communicator, Callable[[Array], Array]], Any]) -> list[Any]:
+    def run(self, function: Callable[[LocalCommunicator, Callable[[Array], Array]], Any]) -> list[Any]:
         """Call ``function`` at every rank with what puts an array in its place."""
 
-        def call(members: Communicator) -> Any:
+        def call(members: LocalCommunicator) -> Any:
             pool = self._pools.get(members.rank)
             if pool is None or (self._where == "mixed" and members.rank % 2):
                 return function(members, np.copy)
@@ -107,7 +107,7 @@ def places(request: pytest.FixtureRequest, short_rows: None) -> Iterator[Places]
         for members in made.communicators:
             assert windows_of(members).reads, "threads of one process may read each other's memory"
             windows_of(members).reads = reads
-            members._order._plans.clear()
+            members._queue._plans.clear()
         yield Places(made, where)
 
 
@@ -118,7 +118,7 @@ def test_reductions(places: Places, dtype: np.dtype[Any], count: int) -> None:
     size = places.size
     want = {op: expected(op, [values(rank, count, dtype) for rank in range(size)]) for op in ops}
 
-    def call(members: Communicator, put: Callable[[Array], Array]) -> None:
+    def call(members: LocalCommunicator, put: Callable[[Array], Array]) -> None:
         for number, op in enumerate(ops):
             mine = values(members.rank, count, dtype)
             array = put(mine)
@@ -145,7 +145,7 @@ def test_reductions(places: Places, dtype: np.dtype[Any], count: int) -> None:
 def test_moving_data(places: Places, count: int) -> None:
     size = places.size
 
-    def call(members: Communicator, put: Callable[[Array], Array]) -> None:
+    def call(members: LocalCommunicator, put: Callable[[Array], Array]) -> None:
         rank = members.rank
         for root in range(min(size, 3)):
             array = put(values(rank, count, FLOAT32))
@@ -180,7 +180,7 @@ def test_the_table_takes_every_algorithm_that_reads(places: Places) -> None:
 
 @pytest.mark.parametrize("count", [1, SLOT_BYTES // 4 - 2, 5000, 40_000])
 def test_all_to_all(places: Places, count: int) -> None:
-    def call(members: Communicator, put: Callable[[Array], Array]) -> None:
+    def call(members: LocalCommunicator, put: Callable[[Array], Array]) -> None:
         rank, size = members.rank, members.size
         inputs = [put(np.full(count + rank, 100 * rank + other, np.int32)) for other in range(size)]
         outputs = [np.empty(count + other, np.int32) for other in range(size)]
@@ -194,7 +194,7 @@ def test_all_to_all(places: Places, count: int) -> None:
 def test_outputs_that_overlap_the_inputs(places: Places) -> None:
     count = 6000
 
-    def call(members: Communicator, put: Callable[[Array], Array]) -> None:
+    def call(members: LocalCommunicator, put: Callable[[Array], Array]) -> None:
         rank, size = members.rank, members.size
         whole = put(np.repeat(np.arange(size, dtype=FLOAT32) + 10 * rank, count))
         parts = [whole[other * count : (other + 1) * count] for other in range(size)]
@@ -214,7 +214,7 @@ def test_outputs_that_overlap_the_inputs(places: Places) -> None:
 
 
 def test_results_are_the_same_bit_for_bit_as_through_the_slots(places: Places) -> None:
-    def call(members: Communicator, put: Callable[[Array], Array]) -> None:
+    def call(members: LocalCommunicator, put: Callable[[Array], Array]) -> None:
         direct = put(parts[members.rank])
         members.all_reduce(direct, ReduceOp.SUM, NOW)
         assert direct.tobytes() == want
@@ -235,7 +235,7 @@ def pair() -> Iterator[World]:
 
 
 def test_memory_that_nobody_uses_any_more_is_given_back(pair: World) -> None:
-    def call(members: Communicator) -> tuple[int, ...]:
+    def call(members: LocalCommunicator) -> tuple[int, ...]:
         sizes = []
         kept = members.empty(FLOAT32, 10_000, NOW)
         for _ in range(20):
@@ -253,7 +253,7 @@ def test_memory_that_nobody_uses_any_more_is_given_back(pair: World) -> None:
 
 
 def test_an_array_is_in_use_as_long_as_a_view_of_it_is(pair: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         view = members.empty(FLOAT32, 10_000, NOW)[10:]
         other = members.empty(FLOAT32, 10, NOW)
         assert len(windows_of(members).regions) == 2
@@ -266,7 +266,7 @@ def test_an_array_is_in_use_as_long_as_a_view_of_it_is(pair: World) -> None:
 
 
 def test_no_room_is_told_at_every_rank_and_the_group_goes_on(pair: World) -> None:
-    def call(members: Communicator) -> str:
+    def call(members: LocalCommunicator) -> str:
         with pytest.raises(DistError, match="has no room for") as caught:
             members.empty(FLOAT32, 1 << 45, NOW)
         array = np.ones(3, np.float32)
@@ -280,7 +280,7 @@ def test_no_room_is_told_at_every_rank_and_the_group_goes_on(pair: World) -> Non
 
 
 def test_ranks_that_ask_for_different_arrays(pair: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         with pytest.raises(DistError, match=r"empty\(float32\[5\]\).*empty\(float32\[6\]\)"):
             members.empty(FLOAT32, 5 + members.rank, NOW)
         assert members.empty(FLOAT32, 5, NOW).shape == (5,)
@@ -291,7 +291,7 @@ def test_ranks_that_ask_for_different_arrays(pair: World) -> None:
 def test_without_shared_memory_arrays_are_ordinary() -> None:
     with world(2, "tcp") as made:
 
-        def call(members: Communicator) -> None:
+        def call(members: LocalCommunicator) -> None:
             array = members.empty(FLOAT32, 70_000, NOW)
             array[:] = 1
             members.all_reduce(array, ReduceOp.SUM, NOW)
@@ -311,7 +311,7 @@ def test_who_only_reads_does_not_wait_for_the_other_readers(monkeypatch: pytest.
 
     slow: list[threading.Thread] = []
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         array = members.empty(FLOAT32, 70_000, NOW)
         array[:] = members.rank
         members.barrier(NOW)
@@ -351,13 +351,13 @@ def test_what_was_read_from_a_rank_that_left_the_call_does_not_count(
     leaver: list[threading.Thread] = []
     last = [1 << 62]
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         array = members.empty(FLOAT32, 50_000, NOW) if registered else np.empty(50_000, FLOAT32)
         array[:] = members.rank
         members.barrier(NOW)
         if members.rank == 1:
             leaver.append(threading.current_thread())
-            segment = members._order.backend._segment  # type: ignore[attr-defined]
+            segment = members._queue.backend._segment  # type: ignore[attr-defined]
             last[0] = segment._steps + 2  # the step that ends the call
             with pytest.raises(KeyboardInterrupt):
                 members.broadcast(array, 1, NOW)

@@ -11,7 +11,7 @@ import pytest
 from support.oracle import OPS, average, expected, ops_of, values
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import FROM_CODE, display
 from rankmesh_agent.wire.frames import SMALL
@@ -78,7 +78,7 @@ def modes(number: int) -> Any:
 
 @pytest.mark.parametrize("count", LENGTHS)
 def test_all_reduce_of_every_length(ranks: World, count: int) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for number, dtype in enumerate((FLOAT32, FLOAT64, np.dtype(np.float16))):
             array = values(members.rank, count, dtype)
             done(members.all_reduce(array, ReduceOp.SUM, modes(number)))
@@ -95,7 +95,7 @@ def test_reductions_of_every_dtype(ranks: World, op: ReduceOp) -> None:
         cells = cells[ranks.size % 3 :: 3]
     want = {cell: everyone(ranks, cell[1], cell[0], op) for cell in cells}
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for number, (dtype, count) in enumerate(cells):
             what = f"{op.name} {display(dtype)}[{count}]"
             array = values(members.rank, count, dtype)
@@ -114,7 +114,7 @@ def test_reductions_of_every_dtype(ranks: World, op: ReduceOp) -> None:
 def test_reduce_to_every_root_leaves_the_others_as_they_are(ranks: World, count: int) -> None:
     want = everyone(ranks, count, FLOAT32)
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for root in roots(ranks, count):
             array = values(members.rank, count, FLOAT32)
             done(members.reduce(array, ReduceOp.SUM, root, modes(root + root // 2)))
@@ -124,7 +124,7 @@ def test_reduce_to_every_root_leaves_the_others_as_they_are(ranks: World, count:
 
 
 def test_reductions_are_bitwise_the_same_everywhere_also_where_the_order_matters(ranks: World) -> None:
-    def call(members: Communicator) -> bytes:
+    def call(members: LocalCommunicator) -> bytes:
         digests = b""
         for count in (3, 4097, 40_000):
             array = np.random.default_rng([members.rank, count]).normal(size=count).astype(np.float32) * 1e6
@@ -136,7 +136,7 @@ def test_reductions_are_bitwise_the_same_everywhere_also_where_the_order_matters
 
 
 def test_all_reduce_of_special_values(ranks: World) -> None:
-    def call(members: Communicator) -> np.ndarray[Any, Any]:
+    def call(members: LocalCommunicator) -> np.ndarray[Any, Any]:
         array = np.array([np.inf, np.nan, 3e38, -0.0], np.float32)
         with np.errstate(all="raise"):  # the user's choice must not end a collective half-way
             members.all_reduce(array, ReduceOp.SUM, NOW)
@@ -149,7 +149,7 @@ def test_all_reduce_of_special_values(ranks: World) -> None:
 
 
 def test_the_average_of_integers_does_not_overflow_on_its_way(ranks: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for dtype in (np.int8, np.uint8, np.int16, np.int32, np.uint32):
             limits = np.iinfo(dtype)
             array = np.array([limits.max, limits.min, limits.min + members.rank % 2], dtype)
@@ -165,7 +165,7 @@ def test_the_average_of_integers_does_not_overflow_on_its_way(ranks: World) -> N
 
 @pytest.mark.parametrize("count", LENGTHS)
 def test_broadcast_from_every_root(ranks: World, count: int) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for root in roots(ranks, count):
             dtype = DTYPES[(root + count) % len(DTYPES)]
             array = values(members.rank, count, dtype)
@@ -177,7 +177,7 @@ def test_broadcast_from_every_root(ranks: World, count: int) -> None:
 
 @pytest.mark.parametrize("count", LENGTHS)
 def test_all_gather(ranks: World, count: int) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for number, dtype in enumerate((np.dtype(np.int8), FLOAT64, np.dtype(np.longdouble))):
             outputs = [blank(count, dtype) for _ in range(members.size)]
             done(members.all_gather(outputs, values(members.rank, count, dtype), modes(number)))
@@ -197,7 +197,7 @@ UNEVEN: dict[str, Callable[[int], int]] = {
 
 @pytest.mark.parametrize("length", UNEVEN.values(), ids=UNEVEN)
 def test_all_gather_of_different_lengths(ranks: World, length: Callable[[int], int]) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for number, dtype in enumerate((np.dtype(np.int16), FLOAT64)):
             outputs = [blank(length(rank), dtype) for rank in range(members.size)]
             done(members.all_gather(outputs, values(members.rank, length(members.rank), dtype), modes(number)))
@@ -209,7 +209,7 @@ def test_all_gather_of_different_lengths(ranks: World, length: Callable[[int], i
 
 @pytest.mark.parametrize("count", LENGTHS)
 def test_gather_to_every_root(ranks: World, count: int) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for root in roots(ranks, count):
             dtype = DTYPES[(root + count) % len(DTYPES)]
             outputs = [blank(count, dtype) for _ in range(members.size)] if members.rank == root else []
@@ -222,7 +222,7 @@ def test_gather_to_every_root(ranks: World, count: int) -> None:
 
 @pytest.mark.parametrize("count", LENGTHS)
 def test_scatter_from_every_root(ranks: World, count: int) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for root in roots(ranks, count):
             dtype = DTYPES[(root + count) % len(DTYPES)]
             inputs = [values(rank, count, dtype) for rank in range(members.size)] if members.rank == root else []
@@ -243,7 +243,7 @@ def block(rank: int, owner: int, count: int, dtype: np.dtype[Any]) -> np.ndarray
 
 @pytest.mark.parametrize("count", LENGTHS)
 def test_reduce_scatter(ranks: World, count: int) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for number, (dtype, op) in enumerate(
             ((FLOAT32, ReduceOp.SUM), (np.dtype(np.int64), ReduceOp.MAX), (np.dtype(np.float16), ReduceOp.AVG))
         ):
@@ -258,7 +258,7 @@ def test_reduce_scatter(ranks: World, count: int) -> None:
 
 @pytest.mark.parametrize("length", UNEVEN.values(), ids=UNEVEN)
 def test_reduce_scatter_of_different_lengths(ranks: World, length: Callable[[int], int]) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         inputs = [block(members.rank, owner, length(owner), FLOAT64) for owner in range(members.size)]
         output = blank(length(members.rank), FLOAT64)
         done(members.reduce_scatter(output, inputs, ReduceOp.SUM, NOW))
@@ -270,7 +270,7 @@ def test_reduce_scatter_of_different_lengths(ranks: World, length: Callable[[int
 
 @pytest.mark.parametrize("count", [1, 1000, 20_000])
 def test_reduce_scatter_into_its_own_input(ranks: World, count: int) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         inputs = [block(members.rank, owner, count, FLOAT32) for owner in range(members.size)]
         output = inputs[members.rank]
         members.reduce_scatter(output, inputs, ReduceOp.SUM, NOW)
@@ -295,7 +295,7 @@ PAIRS: dict[str, Callable[[int, int], int]] = {
 
 @pytest.mark.parametrize("length", PAIRS.values(), ids=PAIRS)
 def test_all_to_all(ranks: World, length: Callable[[int, int], int]) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         me = members.rank
         for number, dtype in enumerate((FLOAT64, np.dtype(np.int8), np.dtype(np.clongdouble))):
             inputs = [block(me, to, length(me, to), dtype) for to in range(members.size)]
@@ -308,7 +308,7 @@ def test_all_to_all(ranks: World, length: Callable[[int, int], int]) -> None:
 
 
 def test_copies_of_every_dtype_move_the_bits(ranks: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         me, size = members.rank, members.size
         for number, dtype in enumerate(DTYPES):
             outputs = [blank(9, dtype) for _ in range(size)]
@@ -329,7 +329,7 @@ def test_copies_of_every_dtype_move_the_bits(ranks: World) -> None:
 def test_nobody_passes_a_barrier_before_all_have_come(ranks: World) -> None:
     come: list[int] = []
 
-    def call(members: Communicator) -> int:
+    def call(members: LocalCommunicator) -> int:
         passed = 0
         for turn in range(20):
             come.append(members.rank)
@@ -341,7 +341,7 @@ def test_nobody_passes_a_barrier_before_all_have_come(ranks: World) -> None:
 
 
 def test_asynchronous_calls_keep_their_order_and_synchronous_ones_queue_behind_them(ranks: World) -> None:
-    def call(members: Communicator) -> np.ndarray[Any, Any]:
+    def call(members: LocalCommunicator) -> np.ndarray[Any, Any]:
         array = np.full(2000, 1.0)
         works = [members.all_reduce(array, ReduceOp.SUM, LATER) for _ in range(5)]
         members.all_reduce(array, ReduceOp.MAX, NOW)

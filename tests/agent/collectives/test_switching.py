@@ -12,7 +12,7 @@ from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives.select import Medium, algorithm
 from rankmesh_agent.collectives.thresholds import LIMITS
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import Kind, ReduceOp
 
@@ -54,15 +54,15 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[tuple[Medium, World]]:
 def test_both_sides_of_every_switch(ranks: tuple[Medium, World]) -> None:
     medium, made = ranks
 
-    def call(members: Communicator) -> list[str]:
+    def call(members: LocalCommunicator) -> list[str]:
         place: Place = np.copy
         if medium == "registered":
             most = max(limit for _, limit in switches(medium, made.size)) + 64
             memory = members.empty(np.dtype(np.uint8), (2 * made.size + 1) * most, NOW)
             place = Pool(memory, most).copy
         elif medium == "segment":
-            members._order.backend._segment.windows.reads = False  # type: ignore[attr-defined]
-            members._order._plans.clear()
+            members._queue.backend._segment.windows.reads = False  # type: ignore[attr-defined]
+            members._queue._plans.clear()
         return [
             f"{kind.name} of {limit + more} bytes, {display(dtype)}: {wrong}"
             for kind, limit in switches(medium, made.size)
@@ -77,47 +77,47 @@ def test_both_sides_of_every_switch(ranks: tuple[Medium, World]) -> None:
 # One function a collective: makes it with arrays of ``count`` elements, and says whose result is wrong
 
 
-def all_reduce(members: Communicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
+def all_reduce(members: LocalCommunicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
     array = place(values(members.rank, count, dtype))
     members.all_reduce(array, ReduceOp.SUM, NOW)
     return compare(members, array, total(members, count, dtype))
 
 
-def reduce(members: Communicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
+def reduce(members: LocalCommunicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
     root = members.size - 1
     array = place(values(members.rank, count, dtype))
     members.reduce(array, ReduceOp.SUM, root, NOW)
     return compare(members, array, total(members, count, dtype)) if members.rank == root else []
 
 
-def reduce_scatter(members: Communicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
+def reduce_scatter(members: LocalCommunicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
     array = place(values(members.rank, count, dtype))
     output = place(np.zeros(count, dtype))
     members.reduce_scatter(output, [array] * members.size, ReduceOp.SUM, NOW)
     return compare(members, output, total(members, count, dtype))
 
 
-def broadcast(members: Communicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
+def broadcast(members: LocalCommunicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
     root = members.size - 1
     array = place(values(members.rank, count, dtype))
     members.broadcast(array, root, NOW)
     return compare(members, array, values(root, count, dtype))
 
 
-def all_gather(members: Communicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
+def all_gather(members: LocalCommunicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
     outputs = [place(np.zeros(count, dtype)) for _ in range(members.size)]
     members.all_gather(outputs, place(values(members.rank, count, dtype)), NOW)
     return compare(members, np.concatenate(outputs), everyones(members, count, dtype))
 
 
-def gather(members: Communicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
+def gather(members: LocalCommunicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
     root = members.size - 1
     outputs = [place(np.zeros(count, dtype)) for _ in range(members.size)] if members.rank == root else []
     members.gather(outputs, place(values(members.rank, count, dtype)), root, NOW)
     return compare(members, np.concatenate(outputs), everyones(members, count, dtype)) if outputs else []
 
 
-def scatter(members: Communicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
+def scatter(members: LocalCommunicator, count: int, dtype: np.dtype[Any], place: Place) -> list[str]:
     root = members.size - 1
     inputs = [place(values(rank, count, dtype)) for rank in range(members.size)] if members.rank == root else []
     output = place(np.zeros(count, dtype))
@@ -135,17 +135,17 @@ def values(rank: int, count: int, dtype: np.dtype[Any]) -> Array:
     return np.resize(oracle.values(rank, PERIOD, dtype), count)
 
 
-def total(members: Communicator, count: int, dtype: np.dtype[Any]) -> Array:
+def total(members: LocalCommunicator, count: int, dtype: np.dtype[Any]) -> Array:
     return np.resize(
         oracle.expected(ReduceOp.SUM, [oracle.values(rank, PERIOD, dtype) for rank in range(members.size)]), count
     )
 
 
-def everyones(members: Communicator, count: int, dtype: np.dtype[Any]) -> Array:
+def everyones(members: LocalCommunicator, count: int, dtype: np.dtype[Any]) -> Array:
     return np.concatenate([values(rank, count, dtype) for rank in range(members.size)])
 
 
-def compare(members: Communicator, got: Array, want: Array) -> list[str]:
+def compare(members: LocalCommunicator, got: Array, want: Array) -> list[str]:
     return [] if got.tobytes() == want.tobytes() else [f"rank {members.rank} has another result"]
 
 

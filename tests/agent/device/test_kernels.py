@@ -12,7 +12,7 @@ from support.cpu_kernels import COMPILER, CpuKernel, CpuModule
 from support.oracle import NARROW, ops_of
 
 from rankmesh_agent.collectives.reduction import combine, premultiplied
-from rankmesh_agent.device.kernels import FEW, MANY, OPTIONS, Kernels, entry, prelude, source
+from rankmesh_agent.device.kernels import LARGE_CAPACITY, OPTIONS, SMALL_CAPACITY, Kernels, entry, prelude, source
 from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, FROM_NAME, OPAQUE, display, family
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -24,7 +24,7 @@ DTYPES = [dtype for dtype in FROM_CODE.values() if dtype not in OPAQUE and dtype
 SCALABLE = [dtype for dtype in DTYPES if family(dtype) != "bool"]
 CASES = [(dtype, op) for dtype in DTYPES for op in sorted(ops_of(dtype))]
 TEXTS = {source(*case): case for case in [*CASES, *((dtype, None) for dtype in SCALABLE)]}
-ROOMY = [(np.dtype(np.uint8), ReduceOp.BOR, MANY), (FROM_NAME["bfloat16"], ReduceOp.SUM, MANY)]
+ROOMY = [(np.dtype(np.uint8), ReduceOp.BOR, LARGE_CAPACITY), (FROM_NAME["bfloat16"], ReduceOp.SUM, LARGE_CAPACITY)]
 MULTIPROCESSORS = 1
 FLOAT32, BFLOAT16 = np.dtype(np.float32), FROM_NAME["bfloat16"]
 FUSED = np.any(np.multiply(np.full(8, 1 + 2**-12 + 1j, np.complex64), np.full(8, 1 + 2**-12 + 2**-11j, np.complex64)))
@@ -36,7 +36,7 @@ def compiled() -> dict[str, CpuKernel]:
     """Kernels by their text, compiled all at once: one at a time would take minutes."""
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
-    wanted = {text: (*case, FEW) for text, case in TEXTS.items()} | {source(*case): case for case in ROOMY}
+    wanted = {text: (*case, SMALL_CAPACITY) for text, case in TEXTS.items()} | {source(*case): case for case in ROOMY}
     names = {text: f"kernel_{number}" for number, text in enumerate(wanted)}
     module = CpuModule(prelude() + "".join(entry(*case, names[text]) for text, case in wanted.items()))
     return {text: module.get_function(name) for text, name in names.items()}

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from support.processes import wait_until
 
-from rankmesh_agent.backends.base import Backend, Watch
+from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.group.call_queue import Options, Order
+from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.coalescing import BatchedWork
-from rankmesh_agent.group.pending import RunningCall
-from rankmesh_agent.group.state import Standing
+from rankmesh_agent.group.pending import LocalActiveCall
+from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.engine import Mesh
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, GroupAbortedError
@@ -44,9 +44,9 @@ class Recorder(Backend):
         self.planned.append(call)
         return lambda run=None, *rest: None if run is None else run()
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: Watch) -> None:
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         self.ran.append((watch.seq, watch.call.name, threading.current_thread()))
-        self.notes.append(watch.note())
+        self.notes.append(watch.details())
         algorithm(*arguments)
 
     def close(self) -> None:
@@ -58,13 +58,13 @@ class Alone:
 
     def __init__(self) -> None:
         self.mesh = Mesh(0, 1, {}, eager_limit=1024)
-        self.standing = Standing(self.mesh, 1, "alone", (0,), {})
+        self.standing = LocalGroupState(self.mesh, 1, "alone", (0,), {})
         self.backend = Recorder()
-        self.order = Order(self.standing, RunningCall(self.standing), "alone", self.backend)
+        self.order = CallQueue(self.standing, LocalActiveCall(self.standing), "alone", self.backend)
 
     def close(self) -> None:
         with self.mesh.lock:
-            self.standing.destroyed()
+            self.standing.mark_destroyed()
         self.order.close()
         self.mesh.close()
 
@@ -165,7 +165,7 @@ def test_a_queued_call_with_a_deadline_has_what_is_left_of_it_when_its_turn_come
     seconds: list[float] = []
 
     def look() -> None:
-        seconds.append(alone.order._running.deadline.seconds)
+        seconds.append(alone.order._active.deadline.seconds)
 
     alone.submit(look, LATER._replace(deadline=Deadline(SECONDS / 2)))
     passed = alone.submit(look, LATER._replace(deadline=Deadline(0.0)))
@@ -199,21 +199,21 @@ def test_calls_of_two_threads_never_overlap(alone: Alone) -> None:
 
 def test_after_runs_when_the_data_is_there(alone: Alone) -> None:
     done: list[str] = []
-    options = NOW._replace(after=lambda: done.append("after"))
+    options = NOW._replace(on_complete=lambda: done.append("after"))
     alone.submit(lambda: done.append("data"), options)
     alone.submit(lambda: done.append("data"), options._replace(async_op=True)).wait(SECONDS)
     assert done == ["data", "after", "data", "after"]
 
 
 def test_the_note_of_a_call_is_only_asked_for_by_the_backend(alone: Alone) -> None:
-    alone.submit(None, NOW._replace(note=lambda: "float32 (2, 3)"))
+    alone.submit(None, NOW._replace(details=lambda: "float32 (2, 3)"))
     alone.submit()
     assert alone.backend.notes == ["float32 (2, 3)", ""]
 
 
 def test_the_result_of_a_work_is_the_users_arrays(alone: Alone) -> None:
     array = np.ones(3)
-    work = alone.submit(None, LATER._replace(user=[array]))
+    work = alone.submit(None, LATER._replace(result=[array]))
     work.wait(SECONDS)
     assert work.result()[0] is array
 
@@ -317,7 +317,9 @@ def test_an_error_half_way_ends_the_group(alone: Alone, options: Options) -> Non
 def test_a_mismatch_leaves_the_group_usable_and_the_arrays_alone(alone: Alone) -> None:
     done: list[str] = []
     with pytest.raises(CollectiveMismatchError):
-        alone.submit(fail(CollectiveMismatchError("not the same")), NOW._replace(after=lambda: done.append("after")))
+        alone.submit(
+            fail(CollectiveMismatchError("not the same")), NOW._replace(on_complete=lambda: done.append("after"))
+        )
     assert not done
     alone.submit()
     assert alone.standing.seq == 2
@@ -342,7 +344,7 @@ def test_a_call_is_planned_once_until_the_backend_changes(alone: Alone) -> None:
         alone.submit()
     assert len(alone.backend.planned) == 1
     other = Recorder()
-    alone.order.use(other)
+    alone.order.use_backend(other)
     alone.submit()
     assert [call.name for call in other.planned] == ["barrier"]
     assert len(other.ran) == 1
@@ -360,11 +362,11 @@ def test_plans_of_ever_new_sizes_do_not_pile_up(alone: Alone) -> None:
 def test_calls_of_an_open_batch_are_recorded_not_made(alone: Alone) -> None:
     alone.order.open_batch()
     array = np.ones(2)
-    assert alone.submit(None, NOW._replace(user=[array])) is None
+    assert alone.submit(None, NOW._replace(result=[array])) is None
     assert isinstance(alone.submit(None, LATER), BatchedWork)
     recorded = alone.order.close_batch()
     assert [call.key for call in recorded] == [BARRIER, BARRIER]
-    assert recorded[0].user[0] is array
+    assert recorded[0].result[0] is array
     assert not alone.backend.ran
     alone.submit()
     assert alone.standing.seq == 1

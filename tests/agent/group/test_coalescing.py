@@ -7,35 +7,35 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankmesh_agent.group.coalescing import BatchedWork, Recorded, merged
+from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall, coalesce
 from rankmesh_agent.wire.ops import Kind, ReduceOp
 
 
-def all_reduce(array: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM, after: Any = None) -> Recorded:
-    return Recorded((Kind.ALL_REDUCE, array.dtype, array.size, op), (array, op), [array], after)
+def all_reduce(array: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM, after: Any = None) -> RecordedCall:
+    return RecordedCall((Kind.ALL_REDUCE, array.dtype, array.size, op), (array, op), [array], after)
 
 
-def broadcast(array: np.ndarray[Any, Any], root: int = 0) -> Recorded:
-    return Recorded((Kind.BROADCAST, array.dtype, array.size, None, root), (array, root), [array], None)
+def broadcast(array: np.ndarray[Any, Any], root: int = 0) -> RecordedCall:
+    return RecordedCall((Kind.BROADCAST, array.dtype, array.size, None, root), (array, root), [array], None)
 
 
-BARRIER = Recorded((Kind.BARRIER,), (), [], None)
+BARRIER = RecordedCall((Kind.BARRIER,), (), [], None)
 
 
 def test_neighbouring_all_reduces_become_one() -> None:
     one, two, three = np.arange(3.0), np.zeros(0), np.full(4, 7.0)
-    (call,) = merged([all_reduce(one), all_reduce(two), all_reduce(three)])
+    (call,) = coalesce([all_reduce(one), all_reduce(two), all_reduce(three)])
     array, op = call.arguments
     assert call.key == (Kind.ALL_REDUCE, np.dtype("f8"), 7, ReduceOp.SUM, None, None, "arrays of 3+0+4")
     assert op is ReduceOp.SUM
     np.testing.assert_array_equal(array, [0, 1, 2, 7, 7, 7, 7])
-    assert [user is each for user, each in zip(call.user, (one, two, three), strict=True)] == [True] * 3
+    assert [user is each for user, each in zip(call.result, (one, two, three), strict=True)] == [True] * 3
 
 
 def test_the_result_goes_back_to_each_array_then_what_comes_after() -> None:
     seen: list[list[float]] = []
     one, two = np.zeros(2), np.zeros(3)
-    (call,) = merged(
+    (call,) = coalesce(
         [
             all_reduce(one, after=lambda: seen.append(one.tolist())),
             all_reduce(two, after=lambda: seen.append(two.tolist())),
@@ -43,15 +43,15 @@ def test_the_result_goes_back_to_each_array_then_what_comes_after() -> None:
     )
     call.arguments[0][:] = [1, 2, 3, 4, 5]
     assert not one.any(), "the arrays wait for the end"
-    assert call.after is not None
-    call.after()
+    assert call.on_complete is not None
+    call.on_complete()
     assert seen == [[1, 2], [3, 4, 5]]
 
 
 def test_a_call_alone_is_made_as_it_is() -> None:
     calls = [all_reduce(np.ones(3)), broadcast(np.ones(3)), all_reduce(np.ones(3))]
-    assert all(made is call for made, call in zip(merged(calls), calls, strict=True))
-    assert merged([]) == []
+    assert all(made is call for made, call in zip(coalesce(calls), calls, strict=True))
+    assert coalesce([]) == []
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_a_call_alone_is_made_as_it_is() -> None:
         broadcast(np.ones(2)),
         all_reduce(np.ones(2, np.float32)),
         all_reduce(np.ones(2), ReduceOp.MAX),
-        Recorded((Kind.ALL_TO_ALL, np.dtype("f8"), -1), ([np.ones(2)], [np.ones(2)]), [], None),
+        RecordedCall((Kind.ALL_TO_ALL, np.dtype("f8"), -1), ([np.ones(2)], [np.ones(2)]), [], None),
     ],
     ids=["barrier", "broadcast", "dtype", "op", "all_to_all"],
 )
-def test_what_differs_keeps_its_place(between: Recorded) -> None:
+def test_what_differs_keeps_its_place(between: RecordedCall) -> None:
     first, second, last = all_reduce(np.ones(2)), all_reduce(np.ones(2)), all_reduce(np.ones(2))
-    made = merged([between, first, second, between, last, between])
+    made = coalesce([between, first, second, between, last, between])
     assert [call.key[0] for call in made] == [
         between.key[0], Kind.ALL_REDUCE, between.key[0], Kind.ALL_REDUCE, between.key[0],
     ]  # fmt: skip
@@ -78,7 +78,7 @@ def test_what_differs_keeps_its_place(between: Recorded) -> None:
 def test_reductions_of_one_array_stay_one_after_the_other() -> None:
     whole = np.ones(4)
     for second in (whole, whole[2:], whole[:1]):
-        made = merged([all_reduce(whole), all_reduce(np.ones(1)), all_reduce(second)])
+        made = coalesce([all_reduce(whole), all_reduce(np.ones(1)), all_reduce(second)])
         assert len(made) > 1
         assert made[-1].arguments[0] is second
 

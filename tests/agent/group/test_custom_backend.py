@@ -11,7 +11,7 @@ import pytest
 from support.threads import LATER, NOW, World, in_threads, world
 
 from rankmesh_agent.collectives.reduction import combine
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, GroupAbortedError
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -91,14 +91,14 @@ def trio() -> Iterator[tuple[World, list[Engine]]]:
     board = Board()
     engines = [Engine(board, rank) for rank in range(SIZE)]
     with world(SIZE, "inproc") as made:
-        made.run(lambda members: members.use_engine("board", engines[members.rank]))
+        made.run(lambda members: members.use_custom_backend("board", engines[members.rank]))
         yield made, engines
 
 
 def test_every_collective_goes_to_the_engine(trio: tuple[World, list[Engine]]) -> None:
     made, engines = trio
 
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         me = members.rank
         assert (members.backend, members.medium) == ("board", "board")
         array = np.full(3, me + 1.0)
@@ -133,7 +133,7 @@ def test_every_collective_goes_to_the_engine(trio: tuple[World, list[Engine]]) -
 
 
 def test_asynchronous_calls_are_queued_for_the_engine(trio: tuple[World, list[Engine]]) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         arrays = [np.full(2, float(number)) for number in range(20)]
         works = [members.all_reduce(array, ReduceOp.SUM, LATER) for array in arrays]
         for work in works:
@@ -147,7 +147,7 @@ def test_asynchronous_calls_are_queued_for_the_engine(trio: tuple[World, list[En
 def test_a_batch_is_merged_for_the_engine_too(trio: tuple[World, list[Engine]]) -> None:
     made, engines = trio
 
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         arrays = [np.ones(2), np.ones(3)]
         members.open_batch()
         for array in arrays:
@@ -162,7 +162,7 @@ def test_a_batch_is_merged_for_the_engine_too(trio: tuple[World, list[Engine]]) 
 def test_different_calls_do_not_reach_the_engine_and_the_group_goes_on(trio: tuple[World, list[Engine]]) -> None:
     made, engines = trio
 
-    def attempt(members: Communicator) -> str:
+    def attempt(members: LocalCommunicator) -> str:
         array = np.full(4, float(members.rank))
         with pytest.raises(CollectiveMismatchError, match=r"rank 2: all_reduce\(float64\[4\], MAX\)") as mismatch:
             members.all_reduce(array, ReduceOp.MAX if members.rank == 2 else ReduceOp.SUM, NOW)
@@ -179,8 +179,8 @@ def test_what_the_engine_does_not_offer_is_said_and_the_group_goes_on() -> None:
         def barrier(self) -> None:
             pass
 
-    def attempt(members: Communicator) -> None:
-        members.use_engine("only-barrier", OnlyBarrier())
+    def attempt(members: LocalCommunicator) -> None:
+        members.use_custom_backend("only-barrier", OnlyBarrier())
         for options in (NOW, LATER):
             with pytest.raises(DistBackendError, match="backend 'only-barrier' does not offer all_reduce") as missing:
                 members.all_reduce(np.ones(2), ReduceOp.SUM, options)
@@ -200,12 +200,12 @@ def test_an_engine_that_raises_ends_the_group_and_the_others_are_told() -> None:
             if self._rank == 1:
                 raise OSError("fibre cut")
 
-    def barriers(members: Communicator) -> None:
+    def barriers(members: LocalCommunicator) -> None:
         for _ in range(1000):
             members.barrier(NOW)
 
-    def attempt(members: Communicator) -> None:
-        members.use_engine("failing", Failing(members.rank))
+    def attempt(members: LocalCommunicator) -> None:
+        members.use_custom_backend("failing", Failing(members.rank))
         with pytest.raises((OSError, GroupAbortedError), match="fibre cut") as caught:
             barriers(members)
         assert (caught.type is OSError) == (members.rank == 1)
@@ -217,7 +217,7 @@ def test_an_engine_that_raises_ends_the_group_and_the_others_are_told() -> None:
 
 
 def test_messages_go_over_the_mesh(trio: tuple[World, list[Engine]]) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         if members.rank == 0:
             members.send(np.arange(5), 1, 0, NOW)
         elif members.rank == 1:
@@ -241,7 +241,7 @@ def test_an_engine_whose_close_fails_does_not_keep_the_mesh_from_closing(caplog:
             raise OSError("still busy")
 
     with world(SIZE, "inproc") as made:
-        made.run(lambda members: members.use_engine("stuck", Stuck()))
+        made.run(lambda members: members.use_custom_backend("stuck", Stuck()))
         in_threads(SIZE, lambda rank: made.communicators[rank].close())
     assert "still busy" in caplog.text
     assert len(caplog.records) == SIZE

@@ -12,8 +12,8 @@ import pytest
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.flight_recorder import ENDED_GROUPS, MOST_GROUPS, OTHER_GROUPS, Recorder, Tally
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.flight_recorder import ENDED_GROUPS, MAX_GROUPS, OTHER_GROUPS, FlightRecorder, OpStats
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress.engine import Mesh
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError, GroupAbortedError
 from rankmesh_agent.wire.ops import ReduceOp
@@ -29,7 +29,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[World]:
         yield made
 
 
-def reduce(members: Communicator, count: int = 4, options: Options = NOW) -> None:
+def reduce(members: LocalCommunicator, count: int = 4, options: Options = NOW) -> None:
     members.all_reduce(np.ones(count, np.float32), ReduceOp.SUM, options)
 
 
@@ -51,14 +51,14 @@ def while_it_runs(call: Callable[[], object], begun: Callable[[], bool]) -> Iter
     assert not thread.is_alive()
 
 
-def tallies(members: Communicator) -> dict[str, tuple[int, int, int]]:
+def tallies(members: LocalCommunicator) -> dict[str, tuple[int, int, int]]:
     """Calls, bytes and failures by kind; without the making of the group."""
-    found = {op: (sum(tally.buckets), tally.nbytes, tally.failures) for op, tally in members.tallies().items()}
+    found = {op: (sum(tally.buckets), tally.nbytes, tally.failures) for op, tally in members.op_stats().items()}
     found.pop("new_group", None)
     return found
 
 
-def remembered(members: Communicator) -> list[FlightRecord]:
+def remembered(members: LocalCommunicator) -> list[FlightRecord]:
     return [record for record in members.mesh.recorder.records() if record.op != "new_group"]
 
 
@@ -110,7 +110,7 @@ def test_a_group_lists_only_so_many_calls(pair: World) -> None:
 
 
 def test_bytes_of_an_all_to_all_are_what_this_rank_gives(pair: World) -> None:
-    def exchange(members: Communicator) -> None:
+    def exchange(members: LocalCommunicator) -> None:
         mine = [np.ones(1 + members.rank, np.int64) for _ in range(2)]
         theirs = [np.ones(1 + rank, np.int64) for rank in range(2)]
         members.all_to_all(theirs, mine, NOW)
@@ -175,7 +175,7 @@ def test_a_message_that_is_given_up_has_failed(pair: World) -> None:
 
 
 def test_calls_that_do_not_fit_together_have_failed_and_the_group_goes_on(pair: World) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         with pytest.raises(CollectiveMismatchError):
             reduce(members, 4 + members.rank)
         reduce(members)
@@ -251,13 +251,13 @@ def test_making_a_group_is_in_flight_while_members_are_missing() -> None:
 
 @pytest.mark.parametrize("kept", [0, 3])
 def test_it_remembers_only_so_many(kept: int) -> None:
-    recorder = Recorder(kept)
+    recorder = FlightRecorder(kept)
     mesh = Mesh(0, 1, {}, eager_limit=1024, recorder=recorder)
-    members = Communicator(mesh, 9, "alone", (0,), {}, SECONDS)
+    members = LocalCommunicator(mesh, 9, "alone", (0,), {}, SECONDS)
     for _ in range(5):
         members.barrier(NOW)
     assert [record.seq for record in recorder.records()] == [1, 2, 3, 4, 5][5 - kept :]
-    assert sum(members.tallies()["barrier"].buckets) == 5, "tallies go on whatever is remembered"
+    assert sum(members.op_stats()["barrier"].buckets) == 5, "tallies go on whatever is remembered"
     members.close()
     mesh.close()
 
@@ -267,7 +267,7 @@ def test_tallies_of_ended_groups_are_kept_together() -> None:
         mesh = made.meshes[0]
         recorder = mesh.recorder
         for number in (5, 6):
-            members = Communicator(mesh, number, f"group {number}", (0,), {}, SECONDS)
+            members = LocalCommunicator(mesh, number, f"group {number}", (0,), {}, SECONDS)
             members.barrier(NOW)
             assert (recorder.operations()[0].group, recorder.operations()[0].op) == (f"group {number}", "barrier")
             members.close()
@@ -279,7 +279,7 @@ def test_tallies_of_ended_groups_are_kept_together() -> None:
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.0, 0), (1e-5, 0), (1.1e-5, 1), (0.2, 9), (1000.0, len(BOUNDS))])
 def test_durations_are_counted_in_the_bucket_whose_bound_they_do_not_pass(seconds: float, bucket: int) -> None:
-    tally = Tally()
+    tally = OpStats()
     tally.count(seconds, 8)
     assert tally.buckets.index(1) == bucket
     assert (tally.seconds, tally.nbytes, tally.failures) == (seconds, 8, 0)
@@ -300,21 +300,21 @@ def test_calls_of_many_threads_are_all_counted() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sum(members.tallies()["barrier"].buckets) == 800
+        assert sum(members.op_stats()["barrier"].buckets) == 800
         assert members.in_flight() == []
 
 
 def test_many_groups_are_counted_together() -> None:
     mesh = Mesh(0, 1, {}, eager_limit=1024)
-    groups = [Communicator(mesh, number, f"group {number}", (0,), {}, SECONDS) for number in range(MOST_GROUPS + 3)]
+    groups = [LocalCommunicator(mesh, number, f"group {number}", (0,), {}, SECONDS) for number in range(MAX_GROUPS + 3)]
     for members in groups:
         members.barrier(NOW)
     found = mesh.recorder.operations()
-    assert len(found) == MOST_GROUPS + 1
+    assert len(found) == MAX_GROUPS + 1
     assert (found[-1].group, sum(found[-1].buckets)) == (OTHER_GROUPS, 3)
     for members in groups:
         members.close()
-    assert [sum(each.buckets) for each in mesh.recorder.operations()] == [MOST_GROUPS + 3]
+    assert [sum(each.buckets) for each in mesh.recorder.operations()] == [MAX_GROUPS + 3]
     mesh.close()
 
 

@@ -12,11 +12,11 @@ import pytest
 from support.threads import NOW, World, world
 
 from rankmesh_agent.backends import registered
-from rankmesh_agent.backends.hierarchical_cpu import HostsBackend
+from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.transports.base import Buffer
 from rankmesh_agent.transports.inproc import InprocConnection
 from rankmesh_agent.wire.errors import (
@@ -44,7 +44,7 @@ def quartet() -> Iterator[World]:
 # Bytes between hosts
 
 
-def sent_between_hosts(ranks: World, call: Callable[[Communicator], Any]) -> Counter[str]:
+def sent_between_hosts(ranks: World, call: Callable[[LocalCommunicator], Any]) -> Counter[str]:
     """Make a call on all ranks; return the bytes that left each host."""
     homes = {
         id(peer.connection): (ranks.hosts[mesh.rank], ranks.hosts[rank])
@@ -69,10 +69,10 @@ def sent_between_hosts(ranks: World, call: Callable[[Communicator], Any]) -> Cou
     return left
 
 
-def make(kind: Kind, dtype: type) -> Callable[[Communicator], Any]:
+def make(kind: Kind, dtype: type) -> Callable[[LocalCommunicator], Any]:
     """Return the call of a collective on arrays of COUNT elements; those for each rank are as many together."""
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         array = np.ones(COUNT, dtype)
         split = np.split(array, members.size)
         match kind:
@@ -107,7 +107,7 @@ def test_fewer_bytes_pass_between_hosts_than_without_them(
 ) -> None:
     with world(len(hosts), "inproc", hosts=hosts) as ranks:
         ours = sent_between_hosts(ranks, make(kind, np.float32))
-    monkeypatch.setattr(HostsBackend, "algorithm", lambda self, call: FLAT[call.kind])
+    monkeypatch.setattr(HierarchicalCpuBackend, "algorithm", lambda self, call: FLAT[call.kind])
     with world(len(hosts), "inproc", hosts=hosts) as ranks:
         flat = sent_between_hosts(ranks, make(kind, np.float32))
     assert ours.total() < 0.75 * flat.total()
@@ -144,8 +144,8 @@ def test_the_roots_host_sends_a_broadcast_once(hosts: str) -> None:
 
 
 def test_short_arrays_and_different_bytes_for_every_rank_go_straight_over_the_link(quartet: World) -> None:
-    backend = quartet.communicators[0]._order.backend
-    assert isinstance(backend, HostsBackend)
+    backend = quartet.communicators[0]._queue.backend
+    assert isinstance(backend, HierarchicalCpuBackend)
     float32 = np.dtype(np.float32)
     assert backend.algorithm(Call(Kind.ALL_REDUCE, float32, 100, ReduceOp.SUM)) is all_reduce.small_link
     assert backend.algorithm(Call(Kind.ALL_REDUCE, float32, 100_000, ReduceOp.SUM)) is all_reduce_hosts.over_hosts
@@ -159,7 +159,7 @@ def test_the_medium_says_that_there_are_several_hosts(quartet: World) -> None:
 
 
 def test_subgroups_have_a_layout_of_their_own(quartet: World) -> None:
-    def call(members: Communicator) -> list[str]:
+    def call(members: LocalCommunicator) -> list[str]:
         here = quartet.group(members.rank, 7 + members.rank % 2, "host", [members.rank % 2, members.rank % 2 + 2])
         low = members.rank // 2 * 2
         across = quartet.group(members.rank, 20 + low, "across", [low, low + 1])
@@ -180,14 +180,16 @@ def test_subgroups_have_a_layout_of_their_own(quartet: World) -> None:
 # Wrong calls
 
 
-def long(members: Communicator, op: ReduceOp = ReduceOp.SUM, count: int = 50_000, timeout: float = SECONDS) -> Array:
+def long(
+    members: LocalCommunicator, op: ReduceOp = ReduceOp.SUM, count: int = 50_000, timeout: float = SECONDS
+) -> Array:
     """Make a call that goes over the hosts; return its array."""
     array = np.full(count, members.rank + 1.0)
     members.all_reduce(array, op, Options(timeout))
     return array
 
 
-CALLS: dict[str, Callable[[Communicator], Any]] = {
+CALLS: dict[str, Callable[[LocalCommunicator], Any]] = {
     "op": lambda members: long(members, ReduceOp.MAX if members.rank == 1 else ReduceOp.SUM),
     "count": lambda members: long(members, count=50_000 + members.rank),
     "long against short": lambda members: long(members, count=10 if members.rank == 3 else 50_000),
@@ -201,7 +203,7 @@ CALLS: dict[str, Callable[[Communicator], Any]] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_different_calls_are_told_to_every_rank_and_the_group_goes_on(quartet: World, call: Any) -> None:
-    def attempt(members: Communicator) -> str:
+    def attempt(members: LocalCommunicator) -> str:
         texts = set()
         for _ in range(3):
             with pytest.raises(CollectiveMismatchError) as mismatch:
@@ -217,7 +219,7 @@ def test_different_calls_are_told_to_every_rank_and_the_group_goes_on(quartet: W
 
 
 def test_a_mismatch_touches_no_array(quartet: World) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         array = np.full(50_000, float(members.rank))
         with pytest.raises(CollectiveMismatchError, match=r"rank 2: all_reduce\(float64\[50000\], MIN\)"):
             members.all_reduce(array, ReduceOp.MIN if members.rank == 2 else ReduceOp.SUM, NOW)
@@ -229,13 +231,13 @@ def test_a_mismatch_touches_no_array(quartet: World) -> None:
 # Failures
 
 
-def local(members: Communicator) -> Any:
+def local(members: LocalCommunicator) -> Any:
     """Return the memory a rank shares with those of its host."""
-    return members._order.backend._hosts.local  # type: ignore[attr-defined]
+    return members._queue.backend._hosts.local  # type: ignore[attr-defined]
 
 
 def test_an_error_half_way_is_told_to_the_ranks_of_all_hosts(quartet: World) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         steps = 0
         if members.rank == 2:
             step = local(members).step
@@ -263,7 +265,7 @@ def test_an_error_half_way_is_told_to_the_ranks_of_all_hosts(quartet: World) -> 
 def test_a_rank_that_others_of_its_host_wait_for_is_named_by_its_rank_in_the_group(quartet: World) -> None:
     given_up = threading.Event()
 
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         if members.rank == 2:
             step = local(members).step
             local(members).step = lambda: (given_up.wait(SECONDS), step())
@@ -282,7 +284,7 @@ def test_a_rank_that_others_of_its_host_wait_for_is_named_by_its_rank_in_the_gro
 
 
 def test_a_rank_that_leaves_in_a_call_is_named_on_all_hosts(quartet: World) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         if members.rank == 3:
             step = local(members).step
 
@@ -304,7 +306,7 @@ def test_a_rank_that_leaves_in_a_call_is_named_on_all_hosts(quartet: World) -> N
 
 
 def test_a_call_after_the_end_says_so(quartet: World) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         members.barrier(NOW)
         members.close()
         with pytest.raises(DistBackendError, match="has been destroyed"):

@@ -12,7 +12,7 @@ import pytest
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     CollectiveMismatchError,
@@ -32,7 +32,7 @@ def trio(request: pytest.FixtureRequest) -> Iterator[World]:
         yield made
 
 
-def reduce(members: Communicator, array: Any, op: ReduceOp = ReduceOp.SUM, timeout: float = TIMEOUT) -> None:
+def reduce(members: LocalCommunicator, array: Any, op: ReduceOp = ReduceOp.SUM, timeout: float = TIMEOUT) -> None:
     members.all_reduce(array, op, Options(timeout))
 
 
@@ -56,7 +56,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_different_calls_are_told_to_every_rank_and_the_group_goes_on(trio: World, call: Any) -> None:
-    def attempt(members: Communicator) -> str:
+    def attempt(members: LocalCommunicator) -> str:
         with pytest.raises(CollectiveMismatchError) as mismatch:
             call(members)
         array = np.ones(50_000)
@@ -70,7 +70,7 @@ def test_different_calls_are_told_to_every_rank_and_the_group_goes_on(trio: Worl
 
 
 def test_a_mismatch_touches_no_array(trio: World) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         array = np.full(10_000, float(members.rank))
         with pytest.raises(CollectiveMismatchError, match=r"rank 2: all_reduce\(float64\[10000\], MIN\)") as mismatch:
             reduce(members, array, ReduceOp.MIN if members.rank == 2 else ReduceOp.SUM)
@@ -83,7 +83,7 @@ def test_a_mismatch_touches_no_array(trio: World) -> None:
 def test_a_rank_that_stays_away_is_named_by_those_who_came(trio: World) -> None:
     given_up = threading.Barrier(3)
 
-    def attempt(members: Communicator) -> type[BaseException]:
+    def attempt(members: LocalCommunicator) -> type[BaseException]:
         failure: type[BaseException] = type(None)  # type: ignore[assignment]
         if members.rank != 1:
             with pytest.raises(DistBackendError, match=r"rank 1 \(here, pid \d+\).*arrived: 0, 2") as late:
@@ -104,7 +104,7 @@ def test_a_rank_that_stays_away_is_named_by_those_who_came(trio: World) -> None:
 
 
 def test_a_rank_that_leaves_is_named_with_its_reason(trio: World) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         if members.rank == 2:
             members.close()
             members.mesh.close("it raised ValueError: no such file")
@@ -119,7 +119,7 @@ def test_a_rank_that_leaves_is_named_with_its_reason(trio: World) -> None:
 def test_a_rank_that_left_does_not_disturb_those_who_do_not_need_it(trio: World) -> None:
     left = threading.Event()
 
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         if members.rank == 2:
             members.close()
             members.mesh.close()
@@ -138,7 +138,7 @@ def test_a_rank_that_left_does_not_disturb_those_who_do_not_need_it(trio: World)
 
 
 def test_a_connection_that_breaks_is_a_failed_rank(trio: World) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         if members.rank == 0:
             for peer in members.mesh._peers.values():
                 peer.connection.close()
@@ -151,7 +151,7 @@ def test_a_connection_that_breaks_is_a_failed_rank(trio: World) -> None:
     trio.run(attempt)
 
 
-def pending(members: Communicator) -> Any:
+def pending(members: LocalCommunicator) -> Any:
     """What waits for a message that was begun before the loss."""
     work = members.receive(np.zeros(3), 1, 0, LATER)
     return work.wait  # type: ignore[union-attr]
@@ -170,7 +170,7 @@ def test_who_leaves_because_of_a_loss_says_so_before(trio: World, how: str) -> N
     """Rank 2 hears of rank 0's goodbye, and would not hear of rank 1 for a long time, to which it is connected yet."""
     over = threading.Event()
 
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         mesh = members.mesh
         if members.rank == 1:
             mesh._peers[0].connection.close()
@@ -196,7 +196,7 @@ def test_who_leaves_because_of_a_loss_says_so_before(trio: World, how: str) -> N
 
 
 def test_queued_calls_fail_when_the_group_is_destroyed(trio: World) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         if members.rank == 0:
             work = members.all_reduce(np.ones(3), ReduceOp.SUM, LATER)
             members.close()
@@ -210,7 +210,7 @@ def test_queued_calls_fail_when_the_group_is_destroyed(trio: World) -> None:
 
 
 def test_groups_of_some_ranks_have_their_own_order(trio: World) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         pairs = ((0, 1), (1, 2), (0, 2))
         made = [
             trio.group(members.rank, 100 + number, f"pair {number}", ranks) if members.rank in ranks else None
@@ -229,7 +229,7 @@ def test_groups_of_some_ranks_have_their_own_order(trio: World) -> None:
 
 
 def test_groups_that_differ_in_their_members_are_told(trio: World) -> None:
-    def attempt(members: Communicator) -> None:
+    def attempt(members: LocalCommunicator) -> None:
         ranks = [0, 1, 2] if members.rank != 1 else [0, 1]
         with pytest.raises(DistBackendError):
             trio.group(members.rank, 55, "odd", ranks)

@@ -13,7 +13,7 @@ import pytest
 from support.threads import LATER, NOW, World, world
 
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress import framing
 from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.shm_ring import RingConnection
@@ -58,11 +58,11 @@ def as_it_is(read: Read, *arguments: Any) -> None:
     read(*arguments)
 
 
-def send(members: Communicator, array: Any, timeout: float = TIMEOUT) -> None:
+def send(members: LocalCommunicator, array: Any, timeout: float = TIMEOUT) -> None:
     members.send(array, 1, 0, Options(timeout))
 
 
-def recv(members: Communicator, array: Any) -> Any:
+def recv(members: LocalCommunicator, array: Any) -> Any:
     return members.receive(array, 0, 0, NOW)
 
 
@@ -70,7 +70,7 @@ def recv(members: Communicator, array: Any) -> Any:
 def test_it_is_read_in_pieces_and_never_sent(pair: World, reading: Any, count: int) -> None:
     sizes = reading(as_it_is)
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             send(members, np.arange(count, dtype=np.float64))
         else:
@@ -91,7 +91,7 @@ def test_of_many_short_ones_the_sender_is_told_at_once(pair: World, monkeypatch:
         sends.append(len(buffers))
         return original(connection, buffers)
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         members.barrier(NOW)
         arrays = [np.full(1000, float(number)) if members.rank == 0 else np.zeros(1000) for number in range(count)]
         if members.rank == 0:
@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_sent(pair: World, reading: Any) -> None:
 
     reading(refuse)
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         array = np.full(COUNT, 3.0)
         if members.rank == 0:
             send(members, array)
@@ -135,7 +135,7 @@ def test_where_it_is_forbidden_nothing_is_offered(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(process_vm, "allowed", lambda *_: False)
     sizes = reading(as_it_is)
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         got = np.full(COUNT, 3.0 * members.rank)
         if members.rank == 0:
             send(members, np.ones(COUNT))
@@ -165,7 +165,7 @@ def test_a_message_withdrawn_while_it_is_read_is_not_taken(pair: World, reading:
 
     reading(slowly)
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             array = np.ones(COUNT)
             with pytest.raises(CollectiveTimeoutError):
@@ -192,7 +192,7 @@ def test_another_message_withdrawn_meanwhile_does_no_harm(pair: World, reading: 
 
     reading(slowly)
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             work = members.send(np.full(COUNT, 5.0), 1, 0, LATER)
             assert begun.wait(TIMEOUT)
@@ -219,7 +219,7 @@ def test_a_group_given_up_while_it_is_read_fails_the_receive(pair: World, readin
 
     reading(slowly)
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             array = np.ones(COUNT)
             work = members.send(array, 1, 0, LATER)
@@ -247,7 +247,7 @@ def test_a_sender_that_leaves_while_it_is_read_fails_the_receive(pair: World, re
 
     reading(slowly)
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             members.send(np.ones(COUNT), 1, 0, LATER)
             assert begun.wait(TIMEOUT)
@@ -268,7 +268,7 @@ def test_a_receive_given_up_while_it_reads_ends_the_group(pair: World, reading: 
     reading(slowly)
     count = 10_000_000
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         array = np.ones(count)
         members.barrier(NOW)  # making it may take longer than the receive waits
         if members.rank == 0:

@@ -13,7 +13,7 @@ import pytest
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress.matching import ANY, WINDOW
 from rankmesh_agent.transports.tcp import SOCKET_BUFFER
 from rankmesh_agent.wire.dtypes import FROM_CODE
@@ -36,25 +36,25 @@ def trio(request: pytest.FixtureRequest) -> Iterator[World]:
         yield made
 
 
-def send(members: Communicator, array: Any, to: int, tag: int = 0, timeout: float = TIMEOUT) -> None:
+def send(members: LocalCommunicator, array: Any, to: int, tag: int = 0, timeout: float = TIMEOUT) -> None:
     members.send(array, to, tag, Options(timeout))
 
 
-def isend(members: Communicator, array: Any, to: int, tag: int = 0) -> Any:
-    return members.send(array, to, tag, LATER._replace(user=[array]))
+def isend(members: LocalCommunicator, array: Any, to: int, tag: int = 0) -> Any:
+    return members.send(array, to, tag, LATER._replace(result=[array]))
 
 
-def recv(members: Communicator, array: Any, source: int, tag: int = 0, timeout: float = TIMEOUT) -> Any:
+def recv(members: LocalCommunicator, array: Any, source: int, tag: int = 0, timeout: float = TIMEOUT) -> Any:
     return members.receive(array, source, tag, Options(timeout))
 
 
-def irecv(members: Communicator, array: Any, source: int, tag: int = 0) -> Any:
-    return members.receive(array, source, tag, LATER._replace(user=[array]))
+def irecv(members: LocalCommunicator, array: Any, source: int, tag: int = 0) -> Any:
+    return members.receive(array, source, tag, LATER._replace(result=[array]))
 
 
 @pytest.mark.parametrize("count", [0, 1, EAGER // 8, EAGER // 8 + 1, 300_000])
 def test_a_message_arrives_whatever_its_length(pair: World, count: int) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         array = np.arange(count, dtype=np.float64)
         if members.rank == 0:
             send(members, array, 1)
@@ -67,7 +67,7 @@ def test_a_message_arrives_whatever_its_length(pair: World, count: int) -> None:
 
 
 def test_every_dtype(pair: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for dtype in FROM_CODE.values():
             array = np.arange(9 * dtype.itemsize, dtype=np.uint8).view(dtype)
             if members.rank == 0:
@@ -81,7 +81,7 @@ def test_every_dtype(pair: World) -> None:
 
 
 def test_tags_are_matched_and_order_is_kept_within_a_tag(pair: World) -> None:
-    def call(members: Communicator) -> list[float]:
+    def call(members: LocalCommunicator) -> list[float]:
         if members.rank == 0:
             for number, tag in enumerate((5, 7, 5, -3, 7)):
                 send(members, np.array([float(number)]), 1, tag)
@@ -99,7 +99,7 @@ def test_tags_are_matched_and_order_is_kept_within_a_tag(pair: World) -> None:
 def test_order_is_kept_where_small_and_large_messages_alternate(pair: World) -> None:
     sizes = [10, 100_000, 20, 200_000, 30]
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             works = [isend(members, np.full(size, float(number)), 1) for number, size in enumerate(sizes)]
             for work in works:
@@ -114,7 +114,7 @@ def test_order_is_kept_where_small_and_large_messages_alternate(pair: World) -> 
 
 
 def test_both_send_first_and_receive_then(pair: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         other = 1 - members.rank
         for count in (10, 500_000):
             mine, got = np.full(count, float(members.rank)), np.zeros(count)
@@ -128,7 +128,7 @@ def test_both_send_first_and_receive_then(pair: World) -> None:
 
 
 def test_a_receive_from_anyone_tells_whom_it_was(trio: World) -> None:
-    def call(members: Communicator) -> list[int]:
+    def call(members: LocalCommunicator) -> list[int]:
         if members.rank != 0:
             send(members, np.full(20_000, members.rank), 0, members.rank)
             return []
@@ -146,7 +146,7 @@ def test_a_receive_from_anyone_tells_whom_it_was(trio: World) -> None:
 def test_a_message_goes_on_while_nobody_waits(pair: World) -> None:
     received = threading.Event()
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             work = isend(members, np.ones(1_000_000), 1)
             assert received.wait(TIMEOUT)  # this rank does not make progress itself
@@ -159,7 +159,7 @@ def test_a_message_goes_on_while_nobody_waits(pair: World) -> None:
 
 
 def test_irecv_completes_in_the_background(pair: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             got = np.zeros(100_000)
             work = irecv(members, got, 1)
@@ -176,7 +176,7 @@ def test_irecv_completes_in_the_background(pair: World) -> None:
     pair.run(call)
 
 
-def send_often(members: Communicator) -> None:
+def send_often(members: LocalCommunicator) -> None:
     """Send until something is told, a second at most."""
     for _ in range(100):
         send(members, np.zeros(1), 1, tag=9)
@@ -186,7 +186,7 @@ def send_often(members: Communicator) -> None:
 
 @pytest.mark.parametrize("count", [10, 100_000])
 def test_another_size_or_dtype_is_refused_and_the_group_goes_on(pair: World, count: int) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for wrong in (np.zeros(count + 1), np.zeros(count, np.float32)):
             if members.rank == 0:
                 work = isend(members, np.zeros(count), 1)
@@ -213,7 +213,7 @@ def test_a_slow_receiver_bounds_memory(pair: World) -> None:
     messages = 3 * WINDOW // EAGER
     sent = threading.Event()
 
-    def call(members: Communicator) -> int:
+    def call(members: LocalCommunicator) -> int:
         if members.rank == 0:
             works = [isend(members, np.full(EAGER // 8, float(number)), 1) for number in range(messages)]
             sent.set()
@@ -234,7 +234,7 @@ def test_a_slow_receiver_bounds_memory(pair: World) -> None:
 
 
 def test_nothing_sent_in_time_names_the_sender_and_the_group_goes_on(pair: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             got = np.zeros(3)
             with pytest.raises(CollectiveTimeoutError, match=r"recv from rank 1 \(tag 9\).*rank 1 \(here, pid") as late:
@@ -253,7 +253,7 @@ def test_nothing_sent_in_time_names_the_sender_and_the_group_goes_on(pair: World
 def test_a_large_message_nobody_asks_for_times_out_and_is_withdrawn(pair: World) -> None:
     withdrawn = threading.Event()
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
                 send(members, np.zeros(100_000), 1, 1, timeout=0.1)
@@ -273,7 +273,7 @@ def test_a_small_message_that_waits_behind_others_is_taken_back(trio: World) -> 
     many = 3 * SOCKET_BUFFER // EAGER
     sent = threading.Event()
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             matching, peer = members._matching, members.mesh._peers[1]
             works = []
@@ -304,7 +304,7 @@ def test_a_small_message_that_waits_behind_others_is_taken_back(trio: World) -> 
 
 
 def test_waiting_shorter_than_the_operation_does_not_end_it(pair: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
             got = np.zeros(3)
             work = irecv(members, got, 1)
@@ -322,7 +322,7 @@ def test_waiting_shorter_than_the_operation_does_not_end_it(pair: World) -> None
 
 
 def test_messages_and_collectives_of_two_groups_at_once(trio: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         other = trio.group(members.rank, 77, "other", [0, 2]) if members.rank != 1 else None
         works = []
         for turn in range(20):
@@ -349,7 +349,7 @@ def test_messages_and_collectives_of_two_groups_at_once(trio: World) -> None:
 def test_a_message_that_was_asked_for_goes_straight_into_its_array(pair: World, count: int) -> None:
     """Whether all of it came with its header, or the rest was received later; alternating with others, and refused."""
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for turn in range(20):
             if members.rank == 0:
                 members.barrier(NOW)  # the receives are posted
@@ -382,7 +382,7 @@ def test_a_message_that_was_asked_for_goes_straight_into_its_array(pair: World, 
     pair.run(call)
 
 
-def drain(members: Communicator) -> None:
+def drain(members: LocalCommunicator) -> None:
     """Take what send_often sent."""
     with contextlib.suppress(CollectiveTimeoutError):
         while True:

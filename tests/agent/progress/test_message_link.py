@@ -12,7 +12,7 @@ from rankmesh_agent.collectives import all_reduce, barrier
 from rankmesh_agent.collectives.select import _rows, algorithm
 from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import Kind, ReduceOp
@@ -39,23 +39,23 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
         yield made
 
 
-def small(members: Communicator, options: Options = NOW) -> None:
+def small(members: LocalCommunicator, options: Options = NOW) -> None:
     members.all_reduce(np.ones(10), ReduceOp.SUM, options)
 
 
-def small_of_another_dtype(members: Communicator) -> None:
+def small_of_another_dtype(members: LocalCommunicator) -> None:
     members.all_reduce(np.ones(10, np.float32), ReduceOp.SUM, NOW)
 
 
-def large(members: Communicator) -> None:
+def large(members: LocalCommunicator) -> None:
     members.all_reduce(np.ones(100_000), ReduceOp.SUM, NOW)
 
 
-def gather(members: Communicator) -> None:
+def gather(members: LocalCommunicator) -> None:
     members.all_gather([np.zeros(3) for _ in range(members.size)], np.ones(3), NOW)
 
 
-def check_it_goes_on(members: Communicator) -> None:
+def check_it_goes_on(members: LocalCommunicator) -> None:
     for _ in range(3):
         array = np.full(3, float(members.rank))
         members.all_reduce(array, ReduceOp.SUM, NOW)
@@ -69,9 +69,9 @@ def test_the_calls_here_go_by_way_of_rank_0() -> None:
 
 
 @every_rank
-@pytest.mark.parametrize("call", [small, Communicator.barrier], ids=["all_reduce", "barrier"])
+@pytest.mark.parametrize("call", [small, LocalCommunicator.barrier], ids=["all_reduce", "barrier"])
 def test_the_one_who_stays_away_is_named_and_nobody_else(ranks: World, odd: int, call: Callable[..., None]) -> None:
-    def run(members: Communicator) -> DistBackendError | None:
+    def run(members: LocalCommunicator) -> DistBackendError | None:
         check_it_goes_on(members)
         if members.rank == odd:
             return None
@@ -89,7 +89,7 @@ def test_the_one_who_stays_away_is_named_and_nobody_else(ranks: World, odd: int,
 @every_rank
 @pytest.mark.parametrize("stray", [small_of_another_dtype, large, gather])
 def test_a_rank_that_calls_something_else_is_told_to_all(ranks: World, odd: int, stray: Callable[..., None]) -> None:
-    def run(members: Communicator) -> None:
+    def run(members: LocalCommunicator) -> None:
         for others_stray in (False, True):
             with pytest.raises(CollectiveMismatchError) as caught:
                 (stray if (members.rank == odd) != others_stray else small)(members)
@@ -103,7 +103,7 @@ def test_a_rank_that_calls_something_else_is_told_to_all(ranks: World, odd: int,
 def test_a_late_one_is_waited_for(ranks: World, odd: int) -> None:
     """Meanwhile the others tell each other that they are there; what is left of that does no harm to later calls."""
 
-    def run(members: Communicator) -> None:
+    def run(members: LocalCommunicator) -> None:
         if members.rank == odd:
             with pytest.raises(CollectiveTimeoutError):
                 members.receive(np.ones(1), (odd + 1) % SIZE, 0, Options(0.4))
@@ -115,7 +115,7 @@ def test_a_late_one_is_waited_for(ranks: World, odd: int) -> None:
 
 @every_rank
 def test_who_leaves_after_its_last_call_disturbs_nobody(ranks: World, odd: int) -> None:
-    def run(members: Communicator) -> None:
+    def run(members: LocalCommunicator) -> None:
         members.barrier(NOW)
         members.barrier(NOW)
         if members.rank == odd:
@@ -127,7 +127,7 @@ def test_who_leaves_after_its_last_call_disturbs_nobody(ranks: World, odd: int) 
 
 @every_rank
 def test_who_leaves_without_coming_is_named(ranks: World, odd: int) -> None:
-    def run(members: Communicator) -> None:
+    def run(members: LocalCommunicator) -> None:
         members.barrier(NOW)
         if members.rank == odd:
             members.close()

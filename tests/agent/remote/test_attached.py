@@ -18,7 +18,7 @@ from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.progress.matching import ANY
-from rankmesh_agent.remote.agent import AttachedAgent
+from rankmesh_agent.remote.client import AgentDialer
 from rankmesh_agent.store import commands
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
@@ -46,7 +46,7 @@ def world(request, standalones, monkeypatch, gateway_url) -> Iterator[list[Any]]
     """
     job = next(_jobs)
     if request.param == "unix":
-        monkeypatch.setattr("rankmesh_agent.remote.agent.shared.unsupported", lambda: "as if it were")
+        monkeypatch.setattr("rankmesh_agent.remote.agent.shared_memory.unsupported", lambda: "as if it were")
 
     def join(rank: int) -> Any:
         if request.param == "embedded" or (request.param == "mixed" and rank == 2):
@@ -110,7 +110,7 @@ class TestCollectives:
         def run(rank: int) -> None:
             arrays = [np.full(10, float(rank + number)) for number in range(20)]
             works = [
-                world[rank].world.all_reduce(array, ReduceOp.SUM, LATER._replace(user=[array])) for array in arrays
+                world[rank].world.all_reduce(array, ReduceOp.SUM, LATER._replace(result=[array])) for array in arrays
             ]
             for number, (work, array) in enumerate(zip(works, arrays, strict=True)):
                 assert work.wait()
@@ -136,7 +136,7 @@ class TestCollectives:
 
         def run(rank: int) -> None:
             group = world[rank].new_group([0, 1, 2], SECONDS)
-            group.use_engine("outside", Engine())
+            group.use_custom_backend("outside", Engine())
             array = np.zeros(3)
             group.all_reduce(array, ReduceOp.SUM, NOW)
             assert (array == 42).all()
@@ -156,12 +156,12 @@ class TestCollectives:
                     group.set_timeout(wrong)
             assert group.timeout == SECONDS
             group.set_timeout(timeout)
-            assert group.timeout == group.usual.timeout == 0.3
-            current = standalones[rank].current
+            assert group.timeout == group.default_options.timeout == 0.3
+            current = standalones[rank].agent
             if current is not None:  # whoever asks the agent over HTTP finds the same
                 assert current.world.timeout == 0.3
         with pytest.raises(CollectiveTimeoutError, match=r"waited 0\.3 s"):
-            world[0].world.receive(np.empty(3), 1, 5, world[0].world.usual)
+            world[0].world.receive(np.empty(3), 1, 5, world[0].world.default_options)
 
     def test_groups(self, world):
         def run(rank: int) -> None:
@@ -184,7 +184,7 @@ class TestMessages:
         def run(rank: int) -> None:
             group, following, previous = world[rank].world, (rank + 1) % 3, (rank - 1) % 3
             array = np.empty(count)
-            work = group.receive(array, previous, 7, LATER._replace(user=[array]))
+            work = group.receive(array, previous, 7, LATER._replace(result=[array]))
             group.send(np.full(count, float(rank)), following, 7, NOW)
             assert work.wait()
             assert work.source_rank() == previous
@@ -257,7 +257,7 @@ class TestThreads:
             received[:] = staged
             done.append(None)
 
-        work = world[0].world.receive(staged, 1, 0, LATER._replace(after=after))
+        work = world[0].world.receive(staged, 1, 0, LATER._replace(on_complete=after))
 
         def wait() -> bool:
             work.wait()
@@ -295,7 +295,7 @@ class TestErrors:
         def run(rank: int) -> None:
             array = np.ones(3 + (rank == 1))
             with pytest.raises(CollectiveMismatchError, match="here and there") as caught:
-                world[rank].world.all_reduce(array, ReduceOp.SUM, NOW._replace(note=lambda: "here and there"))
+                world[rank].world.all_reduce(array, ReduceOp.SUM, NOW._replace(details=lambda: "here and there"))
             assert caught.value.ranks
             assert (array == 1).all()
             world[rank].world.all_reduce(array[:3], ReduceOp.SUM, NOW)
@@ -328,7 +328,7 @@ class TestErrors:
         def run(rank: int) -> None:
             if rank == 1:
                 time.sleep(0.2)
-                world[rank]._line.close()  # as the kernel does
+                world[rank]._client._control.close()  # as the kernel does
                 return
             with pytest.raises(RankFailedError, match=r"rank 1 .* failed \(its process \(pid .* without a goodbye"):
                 world[rank].world.all_reduce(np.ones(3), ReduceOp.SUM, NOW)
@@ -378,21 +378,21 @@ class TestLeases:
 
     def test_a_process_that_goes_while_it_joins_frees_the_agent(self, standalones):
         agent = standalones[0]
-        channels: list[Any] = []
-        connect = AttachedAgent._claim
+        streams: list[Any] = []
+        connect = AgentDialer.connect
 
-        def claim(self: AttachedAgent, channel: Any, *arguments: Any) -> Any:
-            channels.append(channel)
-            return connect(self, channel, *arguments)
+        def recorded(self: AgentDialer, deadline: Any) -> Any:
+            streams.append(connect(self, deadline))
+            return streams[-1]
 
         patch = pytest.MonkeyPatch()
-        patch.setattr(AttachedAgent, "_claim", claim)
+        patch.setattr(AgentDialer, "connect", recorded)
         future = in_thread(lambda: attach(agent, 0, 2, job=next(_jobs)))
         deadline = time.monotonic() + SECONDS
         while agent.lease is None and time.monotonic() < deadline:
             time.sleep(0.01)
         patch.undo()
-        channels[0].hang_up()
+        streams[0].shutdown()
         with pytest.raises(DistNetworkError, match="went as this process joined"):
             future.result(SECONDS)
         while agent.lease is not None and time.monotonic() < deadline:
@@ -434,13 +434,13 @@ class TestWhatTheAgentKnows:
         def run(rank: int) -> None:
             for _ in range(3):
                 made[rank].world.all_reduce(np.ones(100), ReduceOp.SUM, NOW)
-            made[rank]._report_now()
-            current = standalones[rank].current
+            made[rank]._reporter.send()
+            current = standalones[rank].agent
             assert current is not None
             group = next(group for group in current.groups() if group.name == "world")
             assert (group.seq, group.last, group.medium) == (3, "all_reduce", "shm")
             assert group.bytes == 3 * 800
-            records = current.mesh.recorder.records("world")
+            records = current.engine.recorder.records("world")
             assert [record.op for record in records if record.op == "all_reduce"] == ["all_reduce"] * 3
 
         everywhere(run, 2)

@@ -118,7 +118,7 @@ def test_nccl_is_for_arrays_on_gpus(named: str) -> None:
 
 @pytest.mark.parametrize("named", ["cuda:mpi", "cpu:gloo,cuda:mpi"])
 def test_mpi_for_gpus_is_mpi_for_all(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankmesh_agent.mpi.why_not", lambda: "")
+    monkeypatch.setattr("rankmesh_agent.mpi.unavailable_reason", lambda: "")
     with pytest.raises(ValueError, match="arrays on GPUs can go over MPI where all do: 'cpu:mpi,cuda:mpi'"):
         resolve(named)
 

@@ -10,11 +10,11 @@ import pytest
 from support.oracle import NARROW, OPS, expected, ops_of, values
 from support.threads import LATER, NOW, World, world
 
-from rankmesh_agent.backends.hierarchical_cpu import HostsBackend
+from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives.hierarchical import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical.hosts import layout_of
 from rankmesh_agent.collectives.select import algorithm
-from rankmesh_agent.group.local import Communicator
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, display
 from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
@@ -41,14 +41,14 @@ OVER_HOSTS = {
 def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
     """A world in which arrays of every length go over the hosts."""
 
-    def choose(self: HostsBackend, call: Call) -> Any:
+    def choose(self: HierarchicalCpuBackend, call: Call) -> Any:
         return OVER_HOSTS.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes, len(self._ranks))
 
     with (
         pytest.MonkeyPatch.context() as patch,
         world(len(request.param), "inproc", slot_bytes=SLOT_BYTES, hosts=request.param) as made,
     ):
-        patch.setattr(HostsBackend, "algorithm", choose)
+        patch.setattr(HierarchicalCpuBackend, "algorithm", choose)
         assert {members.medium for members in made.communicators} == {"shm+tcp"}
         yield made
 
@@ -100,7 +100,7 @@ def test_all_reduce_of_every_length(ranks: World, count: int) -> None:
     dtypes = (FLOAT32, FLOAT64, np.dtype(np.float16), np.dtype(np.int8))
     want = {dtype: by_host(ranks, [values(rank, count, dtype) for rank in range(ranks.size)]) for dtype in dtypes}
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for number, dtype in enumerate(dtypes):
             array = values(members.rank, count, dtype)
             done(members.all_reduce(array, ReduceOp.SUM, modes(number)))
@@ -117,7 +117,7 @@ def test_reductions_of_every_dtype(ranks: World, op: ReduceOp) -> None:
         for dtype, count in cells
     }
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for number, (dtype, count) in enumerate(cells):
             what = f"{op.name} {display(dtype)}[{count}]"
             array = values(members.rank, count, dtype)
@@ -144,7 +144,7 @@ def test_sums_are_associated_by_host_and_the_same_everywhere(ranks: World, dtype
     precise = np.sum([part.astype(np.float64) for part in parts], axis=0)
     coarse = np.finfo(dtype).eps * 1e4 * ranks.size
 
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         array = parts[members.rank].copy()
         members.all_reduce(array, ReduceOp.SUM, NOW)
         same(array, want, "all_reduce")
@@ -161,7 +161,7 @@ def test_sums_are_associated_by_host_and_the_same_everywhere(ranks: World, dtype
 
 
 def test_half_precision_is_rounded_once(ranks: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         array = np.array([2048.0 if members.rank == 0 else 1.0, 60_000.0, 3e-8], np.float16)
         members.all_reduce(array, ReduceOp.SUM, NOW)
         assert array[0] == np.float16(2047.0 + members.size)  # in float16, 2048 + 1 is 2048
@@ -174,7 +174,7 @@ def test_half_precision_is_rounded_once(ranks: World) -> None:
 
 
 def test_the_average_of_integers_does_not_overflow_on_its_way(ranks: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64):
             limits = np.iinfo(dtype)
             high, low = limits.max, limits.min
@@ -189,7 +189,7 @@ def test_the_average_of_integers_does_not_overflow_on_its_way(ranks: World) -> N
 
 
 def test_special_values(ranks: World) -> None:
-    def call(members: Communicator) -> Array:
+    def call(members: LocalCommunicator) -> Array:
         array = np.array([np.inf, np.nan if members.rank == 1 else 1.0, 3e38, -0.0], np.float32)
         with np.errstate(all="raise"):  # the user's choice must not end a collective half-way
             members.all_reduce(array, ReduceOp.SUM, NOW)
@@ -205,7 +205,7 @@ def test_special_values(ranks: World) -> None:
 
 @pytest.mark.parametrize("length", [lambda r: r * 700, lambda r: 3000 * (r == 1), lambda r: 1], ids="abc")
 def test_reduce_scatter_of_uneven_lengths(ranks: World, length: Any) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for number, dtype in enumerate((FLOAT32, np.dtype(np.float16), np.dtype(np.clongdouble))):
             inputs = [values(members.rank, length(owner), dtype) for owner in range(members.size)]
             output = np.zeros(length(members.rank), dtype)
@@ -221,7 +221,7 @@ def test_reduce_scatter_of_uneven_lengths(ranks: World, length: Any) -> None:
 
 @pytest.mark.parametrize("count", LENGTHS)
 def test_broadcast_from_every_rank(ranks: World, count: int) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for root in range(members.size):
             for number, dtype in enumerate((FLOAT64, np.dtype("V16"), np.dtype(bool))):
                 sent = np.random.default_rng([root, number]).integers(0, 2, count * dtype.itemsize, np.uint8)
@@ -234,7 +234,7 @@ def test_broadcast_from_every_rank(ranks: World, count: int) -> None:
 
 @pytest.mark.parametrize("length", [lambda r: 4099, lambda r: r * 911, lambda r: 5 * (r == 2)], ids="abc")
 def test_all_gather(ranks: World, length: Any) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         for number, dtype in enumerate((FLOAT64, COMPLEX32, np.dtype(np.int8), np.dtype("V1"))):
             outputs = [np.zeros(length(rank) * dtype.itemsize, np.uint8).view(dtype) for rank in range(members.size)]
             mine = values(members.rank, length(members.rank), dtype)
@@ -249,7 +249,7 @@ def test_all_gather(ranks: World, length: Any) -> None:
 
 
 def test_calls_over_the_link_and_over_the_hosts_in_turn(ranks: World) -> None:
-    def call(members: Communicator) -> None:
+    def call(members: LocalCommunicator) -> None:
         size = members.size
         for turn in range(6):
             array = np.full(5000, 1.0)

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.server import HttpThread, bind, url_of
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
 
 JSON = {"Content-Type": "application/json"}
@@ -257,11 +258,11 @@ class TestWaiting:
     async def test_waits_are_cut_to_one_long_poll(self, client, agent, monkeypatch, asked, given):
         waits = []
 
-        async def do(command):
+        async def execute(command):
             waits.append(command.seconds)
             return b""
 
-        monkeypatch.setattr(agent.store, "do", lambda command, once="": do(command))
+        monkeypatch.setattr(agent.store, "execute", lambda command, idempotency_key="": execute(command))
         await client.get("/v1/store/k", params={"wait": asked})
         for path, said in (("wait", '"keys": ["k"]'), ("queue_pop", '"key": "k"')):
             written = {"inf": "Infinity", "nan": "NaN"}.get(asked, asked)
@@ -278,10 +279,10 @@ class TestClientsThatGo:
     def url(self, agent) -> Iterator[str]:
         listener = bind("127.0.0.1", 0, what="test")
         address = url_of(listener)
-        server = HttpThread(lambda: create_app(SimpleNamespace(store=agent.store)), listener, "test")
-        server.start()
+        server = HttpServer(listener, "test")
+        server.start(lambda: create_app(SimpleNamespace(store=agent.store)))
         yield address
-        server.stop()
+        server.close()
 
     @pytest.fixture
     def connect(self, url):

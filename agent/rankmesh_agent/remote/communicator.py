@@ -1,0 +1,260 @@
+"""Communicator of an attached process: its agent makes the calls, or this process does in shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+import time
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from rankmesh_agent.backends.cpu import CpuBackend
+from rankmesh_agent.backends.custom import CustomBackend
+from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.group.call_queue import CallQueue, Options
+from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.flight_recorder import in_flight
+from rankmesh_agent.group.pending import OnComplete
+from rankmesh_agent.group.work import MessageWork, Work
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.remote import codec
+from rankmesh_agent.remote.backend import RemoteBackend
+from rankmesh_agent.remote.client import AgentClient
+from rankmesh_agent.remote.codec import GroupDescription
+from rankmesh_agent.remote.reporter import Reporter
+from rankmesh_agent.remote.state import RemoteActiveCall, RemoteGroupState, RemoteLink
+from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.wire import attach_frames
+from rankmesh_agent.wire.attach_frames import BLOCKING, NO_OP, Request, Response
+from rankmesh_agent.wire.dtypes import code_of
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo
+
+_SOURCE = struct.Struct("!q")
+"""Document of the response to a received message: the sender's rank."""
+_message_numbers = itertools.count(1)
+"""Numbers of this process's messages in requests to the agent."""
+
+
+class RemoteCommunicator(Communicator):
+    """One attached process's side of a group.
+
+    Where all members and this process share one memory, the process maps it and makes the collectives itself, as an
+    embedded agent would; its agent only checks the peers. Elsewhere, and for messages, the agent makes the calls.
+
+    Args:
+        client: of the agent.
+        settings: of the job.
+        reporter: reports the calls that this process makes itself.
+        description: of the group.
+        descriptors: descriptors that came along with it; this object closes what it takes out of the list.
+    """
+
+    def __init__(
+        self,
+        client: AgentClient,
+        settings: Settings,
+        reporter: Reporter,
+        description: GroupDescription,
+        descriptors: list[int],
+    ) -> None:
+        super().__init__(description.id, description.name, description.ranks, client.member.rank, description.timeout)
+        self._client = client
+        self._settings = settings
+        self._reporter = reporter
+        segment = description.segment
+        self._state = RemoteGroupState(client, self.id, self.name, self.ranks, runs_locally=segment is not None)
+        self._call = RemoteActiveCall(client, self.id, self._state)
+        self._link = RemoteLink(client, self._call, self.rank, self.size)
+        backend = RemoteBackend(client, self.id, self.rank, description.medium, self._call, self._state)
+        self._reported: float | None = None
+        self._queue = CallQueue(self._state, self._call, self.name, backend)
+        self._submit = self._queue.submit
+        self._segment: Segment | None = None
+        if segment is not None:
+            mapping = Mapping.adopt(descriptors.pop(), segment.size)
+            self._segment = Segment(mapping, self.rank, self.size, segment.slot_bytes, segment.oversubscribed)
+
+    def start(self, timeout: float) -> None:
+        """Complete the setup that the agent has begun: the members' first call in their shared memory.
+
+        Raises:
+            DistBackendError: a member is missing, or failed.
+        """
+        if self._segment is None:
+            return
+        queue = self._queue
+        queue.use_backend(CpuBackend(self._link, self.ranks, self._segment))
+        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
+        queue.execute(queue.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
+        self._reporter.start()
+
+    @property
+    def failure(self) -> DistError | None:
+        if self._state.failure is None:
+            return self._client.group_failure(self.id)
+        return self._state.failure
+
+    @property
+    def global_ranks(self) -> tuple[int, ...]:
+        return self._state.global_ranks
+
+    @global_ranks.setter
+    def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
+        if global_ranks != self._state.global_ranks:
+            document = {"group": self.id, "numbers": list(global_ranks)}
+            self._client.request_json(Request.SET_GLOBAL_RANKS, document)
+            self._state.global_ranks = global_ranks
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        super().set_timeout(timeout)
+        # It is also the default of calls and groups that HTTP clients request from the agent.
+        self._client.request_json(Request.SET_TIMEOUT, {"group": self.id, "timeout": self.timeout})
+
+    def use_custom_backend(self, name: str, engine: Any) -> None:
+        self._state.runs_locally = True
+        self._reporter.start()
+        self._queue.use_backend(CustomBackend(name, engine, self._link, self.ranks))
+
+    def report(self) -> list[Any] | None:
+        """Return a report of the calls that this process makes itself; None if nothing is new."""
+        if not self._state.runs_locally:
+            return None
+        ended, begun = self._state.recorder.drain(), self._state.started_at
+        if not ended and begun == self._reported:
+            return None
+        self._reported = begun
+        return codec.report_to_json(self._queue, self._state, ended)
+
+    def fail(self, failure: DistError) -> None:
+        """Record a failure that the agent reports, or the agent's own: the next call raises it."""
+        if self._state.failure is None:
+            self._state.failure = failure
+
+    def abort(self, error: BaseException) -> None:
+        self._state.abort(error)
+
+    def destroy(self) -> None:
+        """Have the next call raise that this rank has left the group."""
+        with self._state.lock:
+            self._state.mark_destroyed()
+
+    def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
+        if isinstance(self._queue.backend, CustomBackend):
+            return np.empty(count, dtype)  # a custom backend cannot register arrays
+        if self._segment is not None:
+            return self._registered_array(dtype, count, options, self._settings.shm_dir, self._settings.job)
+        self._queue.submit((Kind.EMPTY, dtype, count), (count,), options)
+        return np.empty(count, dtype)
+
+    def info(self) -> GroupInfo:
+        """Return the group's state in this process; the agent's HTTP interface includes messages, too."""
+        state = self._state
+        call, failure = state.call, state.failure
+        nbytes = sum(stats.nbytes for stats in self._queue.op_stats().values())
+        now = time.monotonic()
+        in_progress = [in_flight(entry, now) for entry in self._queue.active_records()][:MOST_IN_FLIGHT]
+        last = "" if call is None else call.name
+        reason = "" if failure is None else failure.message
+        ranks = list(self.ranks)
+        return GroupInfo(state.id, self.name, ranks, state.seq, self.medium, last, reason, nbytes, in_progress)
+
+    def close(self) -> None:
+        """End the group at this process: queued calls fail, the worker ends."""
+        self.destroy()
+        self._queue.close()
+        self._segment = None
+
+    # Point-to-point
+
+    def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
+        return self._message(Request.SEND, array, rank, tag, options).follow_up(options)
+
+    def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
+        message = self._message(Request.RECEIVE, array, rank, tag, options)
+        work = message.follow_up(options)
+        return message.source if work is None else work
+
+    def _message(self, kind: Request, array: Array, rank: int, tag: int, options: Options) -> _Message:
+        self._state.raise_if_failed()
+        message = _Message(self._client, array if kind == Request.RECEIVE else None, options)
+        message.begin(kind, self.id, array, rank, tag, blocking=not options.async_op)
+        return message
+
+
+class _Message:
+    """A point-to-point message that the agent transfers."""
+
+    def __init__(self, client: AgentClient, array: Array | None, options: Options) -> None:
+        self._client = client
+        self._down = [] if array is None else [octets(array)]
+        self._on_complete: OnComplete = options.on_complete
+        self._deadline = Deadline(options.timeout)
+        self._number = next(_message_numbers)
+        self._done = False
+        self.source = -1
+
+    def begin(self, kind: Request, group: int, array: Array, rank: int, tag: int, *, blocking: bool) -> None:
+        """Have the agent begin the transfer, and if ``blocking``, complete it."""
+        outputs, inputs = ((array.size,), ()) if self._down else ((), (array.size,))
+        seconds = self._deadline.seconds
+        call = attach_frames.Call(
+            group, seconds, tag, self._number, rank, 0, NO_OP, code_of(array.dtype), outputs, inputs
+        )
+        up = [] if self._down else [octets(array)]
+        self._request(kind, call, seconds if blocking else 0.0, up, blocking=blocking)
+
+    def wait(self, deadline: Deadline | None) -> bool:
+        """See PendingMessage."""
+        if self._done:
+            return True
+        own = deadline is self._deadline
+        seconds = -1.0 if deadline is None else deadline.remaining()
+        call = attach_frames.Call(0, seconds, 0, self._number, 0, 0, NO_OP, 0, (), ())
+        return self._request(Request.WAIT, call, max(seconds, 0.0), [], blocking=own)
+
+    def _request(
+        self, kind: Request, call: attach_frames.Call, seconds: float, up: list[memoryview], *, blocking: bool
+    ) -> bool:
+        at_agent: list[BaseException] = []
+        try:
+            frame = self._client.request(
+                kind,
+                attach_frames.encode_call(call),
+                seconds,
+                up=up,
+                down=self._down,
+                flags=BLOCKING if blocking else 0,
+                on_error=at_agent.append,
+            )
+        except BaseException as error:
+            if not at_agent:  # Ctrl-C, say: no thread will wait for the message any more
+                self._cancel(error, waited=blocking)
+            raise
+        if frame.header.kind == Response.PENDING:
+            return False
+        if frame.document:
+            (self.source,) = _SOURCE.unpack(frame.document)
+        self._done = True
+        if self._on_complete is not None:
+            self._on_complete()
+            self._on_complete = None
+        return True
+
+    def _cancel(self, error: BaseException, *, waited: bool) -> None:
+        document = {"messages": [self._number], "error": codec.error_to_json(error), "waited": waited}
+        with contextlib.suppress(DistError):  # the agent is gone, and the message with it
+            self._client.control(Request.CANCEL, document)
+
+    def follow_up(self, options: Options) -> Work | None:
+        """Return the Work of an asynchronous call."""
+        if not options.async_op:
+            return None
+        source = (lambda: self.source) if self._down else None
+        return MessageWork(self.wait, options.result, self._deadline, source)
