@@ -356,7 +356,7 @@ def test_a_forked_child_holds_no_connection_of_its_parents(made):
     master = made(is_master=True)
     client = made(master.port)
     client.set("k", "v")
-    (store_server,) = master._store.server._http._ways.values()
+    (store_server,) = master._store.server._http._upgrades.values()
     clients = store_server._connections
     wait_until(lambda: len(clients) == 1, "one connection")
     read, write = os.pipe()

@@ -112,7 +112,7 @@ class Subject:
     def waits(self) -> int:
         """Return the number of waits that are registered."""
         watches = (len(set().union(*table._watches.values())) for table in self.tables)
-        return sum(watches) + sum(len(pops) for table in self.tables for pops in table._takers.values())
+        return sum(watches) + sum(len(pops) for table in self.tables for pops in table._pending_pops.values())
 
     def clear(self) -> None:
         """Remove all values and queues."""

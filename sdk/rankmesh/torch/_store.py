@@ -40,8 +40,8 @@ class Store(torch.distributed.Store):
     the program or by torch, becomes that of RankMesh's store with the next call that waits. As with torch's stores, a
     timeout of 0 means no limit. A negative one expires at once.
 
-    torch's groups and prefixes refer only to the half of a store that is written in C++. So each store stays alive until it
-    is closed, even without other references, and with it the connections, file or port of RankMesh's store.
+    torch's groups and prefixes refer only to the half of a store that is written in C++. So each store stays alive
+    until it is closed, even without other references, and with it the connections, file or port of RankMesh's store.
 
     Args:
         store: a store of RankMesh's; by default that of this process's job, then with a timeout of its own.
@@ -92,7 +92,7 @@ class Store(torch.distributed.Store):
         return self._store.has_extended_api()
 
     def _with_timeout(self) -> RankMeshStore:
-        """Return RankMesh's store with the current timeout, which torch holds in C++: setting it there is not noticed."""
+        """Return RankMesh's store with the current timeout: torch holds it in C++, and a change makes no call here."""
         limit = _limit(self.timeout)
         if self._store.timeout != limit:
             _translating(self._store.set_timeout, limit)
