@@ -54,7 +54,7 @@ class BlockingMemoryStore(BlockingStore):
         done, deadline = threading.Event(), Deadline(command.seconds)
         future.add_done_callback(lambda _: done.set())  # futures.wait does not return for a cancelled future
         try:
-            while not done.wait(deadline.remaining()) and not deadline.passed():
+            while not done.wait(deadline.remaining()) and not deadline.expired():
                 pass
         except BaseException:
             if not future.cancel():

@@ -118,7 +118,7 @@ class _FileTable(BlockingStore):
         self._synchronize(deadline)
         future: Future[T] = command.start(self._table)
         try:
-            while not future.done() and not deadline.passed():
+            while not future.done() and not deadline.expired():
                 wait([future], min(pause, deadline.remaining()))  # another thread may apply the change
                 pause = min(2 * pause, _MAX_PAUSE)
                 self._synchronize(deadline)

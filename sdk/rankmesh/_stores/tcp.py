@@ -125,7 +125,7 @@ class TCPStore(CommandStore):
         """Wait at the master until all participants have joined."""
         joined = self._store.execute(Add(_WORKERS))
         while joined < expected:
-            if deadline.passed():
+            if deadline.expired():
                 raise StoreTimeoutError(
                     f"{self!r}: waited {deadline.seconds:g} s for {expected} participants, and {joined} came, with "
                     "the master"
