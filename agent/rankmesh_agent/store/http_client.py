@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import httpx
 
-from rankmesh_agent.http.middleware import MAX_BODY_BYTES
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS, AsyncStore
 from rankmesh_agent.store.blocking import BlockingStore
@@ -23,7 +22,7 @@ from rankmesh_agent.wire.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, MAX_BODY_BYTES
 
 IDLE_SECONDS = 2.0
 """How long an unused connection is kept: less than the 5 s after which uvicorn closes its end."""

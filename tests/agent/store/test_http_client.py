@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 from support.processes import free_port
 
-from rankmesh_agent.http.middleware import MAX_BODY_BYTES
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.command import Command
@@ -39,6 +38,7 @@ from rankmesh_agent.wire.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
+from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.anyio
 
