@@ -105,6 +105,14 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
     supports_time_estimate = False
     supports_shrinking = False
 
+    @property
+    def options(self) -> Any:
+        """The options of the CPU's backend: timeout, members and name of the group, as gloo's have them."""
+        options = torch._C._distributed_c10d.Backend.Options("rankmesh", self._timeout)
+        options.global_ranks_in_group = [] if self is c10d.group.WORLD else c10d.get_process_group_ranks(self)
+        options.group_name = self._name
+        return options
+
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Return False: tensors need not be allocated in a special way."""
         return False
