@@ -28,8 +28,8 @@ from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
-from rankmesh_agent.progress.disconnects import Vigil
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
 from rankmesh_agent.store.memory import MemoryStore
@@ -45,14 +45,14 @@ from rankmesh_agent.wire.schemas import (
     AgentInfo,
     FlightRecord,
     GroupInfo,
-    GroupWanted,
+    GroupRequest,
     Heartbeat,
     InFlight,
     JoinReply,
     Leave,
     Member,
 )
-from rankmesh_agent.wire.stats import Vitals
+from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
 
 ESTABLISH_SECONDS = 60.0
@@ -145,12 +145,12 @@ class Agent:
                 Deadline(min(timeout, ESTABLISH_SECONDS)),
             )
             listener.close()
-            self.engine = Mesh(
+            self.engine = ProgressEngine(
                 self.member.rank,
                 self._joined.epoch,
                 connections,
                 eager_limit=settings.eager_bytes,
-                crowded=self._crowded(),
+                oversubscribed=self._crowded(),
                 recorder=FlightRecorder(settings.flight_recorder),
             )
             undo.callback(self.engine.close, "it could not set up the world group")
@@ -160,9 +160,9 @@ class Agent:
         if self._own_http is not None:
             ways = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
             http.start(self._app(http.names), ways, on_demand=True)
-        self._vigil = Vigil(self.engine)
+        self._vigil = DisconnectMonitor(self.engine)
         self._heart = HeartbeatThread(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
-        self.engine.on_loss = self._heart.wake
+        self.engine.on_peer_failure = self._heart.wake
         self._heart.start()
 
     @property
@@ -221,7 +221,7 @@ class Agent:
             group.abort(error)
 
     def make_group(
-        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
         """Make a group that is asked for over HTTP; its members' agents are all asked.
 
@@ -322,7 +322,7 @@ class Agent:
             self._world_size,
             self.member,
             self._client.url,
-            {str(rank): medium for rank, medium in sorted(self.engine.media().items())},
+            {str(rank): medium for rank, medium in sorted(self.engine.transports().items())},
             time.monotonic() - self._started,
             __version__,
         )
@@ -347,14 +347,14 @@ class Agent:
         """Return the latest calls and messages: see Recorder.records."""
         return self.engine.recorder.records(group, last)
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> AgentStats:
         """Return what has been counted."""
-        store, lost = self._store, dict(self.engine.lost)
-        return Vitals(
+        store, lost = self._store, dict(self.engine.lost_peers)
+        return AgentStats(
             self.engine.recorder.operations(),
             self._client.heartbeat_stats(),
             store.table.vitals() if isinstance(store, MemoryStore) else None,
-            dict(Counter(medium for rank, medium in self.engine.media().items() if rank not in lost)),
+            dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),
             sum(not how.clean for how in lost.values()),
         )
 
@@ -396,7 +396,7 @@ class Agent:
         """In a forked child: let go of the parent's descriptors, without a word to anyone."""
         self._leaving = True
         self._heart.forget()
-        self.engine.forget()
+        self.engine.close_in_child()
         if self._own_http is not None:
             self._own_http.forget()
 
@@ -404,9 +404,11 @@ class Agent:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
 
     def _heartbeat(self) -> Heartbeat:
-        self.engine.give_up_silent_hosts()
+        self.engine.fail_silent_hosts()
         reply: JoinReply = self._joined
-        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.lost())
+        return Heartbeat(
+            reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.failed_peers()
+        )
 
     # Choices
 

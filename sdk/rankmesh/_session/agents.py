@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.http_client import Answer, Asker, NoAnswerError
+from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
@@ -19,7 +19,7 @@ from rankmesh_agent.wire.errors import (
     GatewayUnreachableError,
     from_code,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentBeat, LeaseRequest
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, LeaseRequest
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -64,7 +64,7 @@ def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Age
 def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> RemoteAgent | None:
     """Return a leased standalone agent; None if the gateway has none and an embedded one is allowed."""
     deadline = Deadline(timeout)
-    client = Asker(settings.token)
+    client = HttpClient(settings.token)
     failure: DistNetworkError | None = None
     try:
         while True:
@@ -85,7 +85,7 @@ def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Rem
             except AgentTakenError as error:
                 failure = error  # another process was faster: there may be another agent
             except DistNetworkError as error:
-                if type(error) is not DistNetworkError or deadline.passed():
+                if type(error) is not DistNetworkError or deadline.expired():
                     raise
                 failure = error  # the agent cannot be reached, or has just ended
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
@@ -94,8 +94,8 @@ def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Rem
 
 
 def _offered(
-    client: Asker, rendezvous: Rendezvous, settings: Settings, deadline: Deadline, failure: DistNetworkError | None
-) -> AgentBeat | None:
+    client: HttpClient, rendezvous: Rendezvous, settings: Settings, deadline: Deadline, failure: DistNetworkError | None
+) -> AgentHeartbeat | None:
     """Request an agent from the gateway until there is one.
 
     Args:
@@ -121,8 +121,8 @@ def _offered(
             host_id = shared_memory.host_id(settings.shm_dir)
             asked = LeaseRequest(settings.job, rendezvous.rank, rendezvous.world_size, host_id, wait)
             try:
-                answer = client.ask("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
-            except NoAnswerError as error:
+                answer = client.request("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
+            except NoResponseError as error:
                 if rendezvous.hosting is None:
                     return None  # the embedded agent waits for the gateway
                 reason = str(error)
@@ -132,9 +132,9 @@ def _offered(
                 if answer.status == HTTPStatus.NOT_FOUND and rendezvous.hosting is None:
                     return None
                 reason = _refusal(answer, url)
-        if deadline.passed():
+        if deadline.expired():
             break
-        if warning.passed():
+        if warning.expired():
             _log.warning("this process still waits for a standalone agent of the gateway at %s: %s", url, reason)
             warning = Deadline(deadline.remaining() + 1)
         time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
@@ -148,16 +148,16 @@ def _offered(
     )
 
 
-def _offer_in(answer: Answer, url: str) -> AgentBeat:
+def _offer_in(answer: HttpResponse, url: str) -> AgentHeartbeat:
     try:
-        return AgentBeat(**{**answer.json()["agent"], "leases": []})
+        return AgentHeartbeat(**{**answer.json()["agent"], "leases": []})
     except (ValueError, KeyError, TypeError):
         raise DistNetworkError(
             f"{url} is not a RankMesh gateway: its response to a request for an agent is something else", address=url
         ) from None
 
 
-def _refusal(answer: Answer, url: str) -> str:
+def _refusal(answer: HttpResponse, url: str) -> str:
     """Return the reason why there is no agent; raise if there will not be one."""
     try:
         problem: dict[str, Any] = answer.json()
