@@ -35,6 +35,8 @@ MAX_PROBE_BYTES = 64 << 20
 """The most bytes that a probe fetches."""
 MAX_PROBE_SECONDS = 20.0
 """The longest that a probe takes."""
+MAX_BODY_BYTES = 64 << 20
+"""Maximum size of a request body unless an application has another limit."""
 MAX_KEY_BYTES = 1024
 """The longest key of the store, in UTF-8."""
 StoreKey = Annotated[str, SchemaKeywords(minLength=1, maxLength=MAX_KEY_BYTES)]
