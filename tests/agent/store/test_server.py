@@ -62,6 +62,7 @@ from rankmesh_agent.wire.store_frames import (
     encode_request,
     unix_socket_of,
 )
+from rankmesh_agent.wire.upgrade import switched
 
 
 class Raw:
@@ -79,9 +80,9 @@ class Raw:
         try:
             self.sock.sendall(UPGRADE.request(split.netloc))
             head = b""
-            while (found := unix_socket_of(head)) is None:
+            while not switched(head):
                 head += self.read(1)
-            self.nearby = found
+            self.unix_socket = unix_socket_of(head)
             if token is not None:
                 self.introduce(Challenge(token, client=True))
         except BaseException:
@@ -324,7 +325,7 @@ class TestStrangers:
     def test_at_the_unix_socket(self, raw):
         one = raw(None)
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect("\0" + one.nearby)
+            sock.connect("\0" + one.unix_socket)
             sock.settimeout(10.0)
             sock.sendall(bytes(HELLO_BYTES))
             assert sock.recv(100) == b""
@@ -801,7 +802,7 @@ class TestTheServer:
             most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, most[1]))
             try:
-                sock.connect("\0" + one.nearby)
+                sock.connect("\0" + one.unix_socket)
                 for number in range(1, 101):
                     assert one.ask(Add("k")) == number
             finally:
