@@ -282,9 +282,7 @@ class StoreClient(BlockingStore):
         except (OSError, UnicodeError) as error:
             raise self._unreachable_error(error) from error
         try:
-            self._unix_socket = store_frames.unix_socket_of(
-                request_upgrade(sock, store_frames.UPGRADE, netloc, timeout)
-            )
+            head = request_upgrade(sock, store_frames.UPGRADE, netloc, timeout)
         except BaseException as error:
             sock.close()
             if isinstance(error, TimeoutError):
