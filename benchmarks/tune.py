@@ -26,9 +26,9 @@ from benchmarks.run import Say, in_turn
 from benchmarks.tables import microseconds, size, table
 from benchmarks.team import PeerFailedError, Team
 from rankmesh_agent.collectives import thresholds as limits_module
-from rankmesh_agent.collectives.select import Medium, candidates, row_of
+from rankmesh_agent.collectives.select import Medium, candidates, table_row
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.wire.ops import Kind
+from rankmesh_agent.wire.ops import OpType
 
 Limits = Mapping[tuple[str, str], Mapping[str, Mapping[int, int]]]
 RANKS = (2, 4)
@@ -49,7 +49,7 @@ EFFORT = Effort(rounds=5, repetitions=2, seconds=0.005)
 class Row(NamedTuple):
     """A row of the table of ``select``."""
 
-    kind: Kind
+    kind: OpType
     medium: Medium
 
     @property
@@ -74,12 +74,12 @@ def rows() -> list[Row]:
     """Return the rows that have a choice and a way to be measured on one host."""
     found = []
     for medium in get_args(Medium):
-        for kind in Kind:
+        for kind in OpType:
             try:
                 choice = candidates(kind, medium)
             except KeyError:  # no collective
                 continue
-            if medium in MEASURED_BY and row_of(kind, medium) == medium and len(choice) > 1:
+            if medium in MEASURED_BY and table_row(kind, medium) == medium and len(choice) > 1:
                 found.append(Row(kind, medium))
     return found
 
@@ -148,7 +148,7 @@ def tune(
         for count in ranks:
             with Team(replace(PEERS[peer], program=PROGRAM), count) as team:
                 for row in [row for row in wanted if MEASURED_BY[row.medium].name == peer]:
-                    samples = measure(team, row, sizes if row.kind is not Kind.BARRIER else [0])
+                    samples = measure(team, row, sizes if row.kind is not OpType.BARRIER else [0])
                     if samples is None:
                         say(f"{row.key}: left as it is: the kernel does not let ranks read each other's memory")
                         continue

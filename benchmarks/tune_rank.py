@@ -16,14 +16,14 @@ from benchmarks.worlds import World
 from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.select import candidates
-from rankmesh_agent.wire.ops import Kind
+from rankmesh_agent.wire.ops import OpType
 
 
 class Switch:
     """Stands before CpuBackend.run and replaces the algorithm of one kind of call."""
 
     def __init__(self) -> None:
-        self.kind: Kind | None = None
+        self.kind: OpType | None = None
         self.algorithm: Any = None
         self.nbytes = -1
         self.reads = False
@@ -33,7 +33,7 @@ class Switch:
         def run(backend: CpuBackend, algorithm: Any, arguments: Sequence[Any], watch: CallContext) -> None:
             if watch.call.kind is switch.kind:
                 switch.nbytes = watch.call.nbytes
-                switch.reads = backend._segment is not None and backend._segment.windows.reads
+                switch.reads = backend._segment is not None and backend._segment.windows.can_read
                 algorithm = switch.algorithm or algorithm
             switch._run(backend, algorithm, arguments, watch)
 
@@ -42,7 +42,7 @@ class Switch:
     def obey(self, world: World, operation: str, nbytes: int, calls: int, repetitions: int) -> list[float]:
         """Return the timings with the algorithm in the order; or the table's bytes, and whether memory is readable."""
         name, medium, wanted = operation.split()
-        self.kind, self.algorithm = Kind[name.upper()], None
+        self.kind, self.algorithm = OpType[name.upper()], None
         if wanted == "?":
             OPERATIONS[name].for_bytes(world, nbytes).call()
             return [self.nbytes, self.reads]

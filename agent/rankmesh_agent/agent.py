@@ -27,8 +27,8 @@ from rankmesh_agent.http.listener import Door
 from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
-from rankmesh_agent.progress.disconnects import Vigil
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
 from rankmesh_agent.store.memory import MemoryStore
@@ -44,14 +44,14 @@ from rankmesh_agent.wire.schemas import (
     AgentInfo,
     FlightRecord,
     GroupInfo,
-    GroupWanted,
+    GroupRequest,
     Heartbeat,
     InFlight,
     JoinReply,
     Leave,
     Member,
 )
-from rankmesh_agent.wire.stats import Vitals
+from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
 
 ESTABLISH_SECONDS = 60.0
@@ -143,12 +143,12 @@ class Agent:
                 Deadline(min(timeout, ESTABLISH_SECONDS)),
             )
             listener.close()
-            self.mesh = Mesh(
+            self.mesh = ProgressEngine(
                 self.member.rank,
                 self._joined.epoch,
                 connections,
                 eager_limit=settings.eager_bytes,
-                crowded=self._crowded(),
+                oversubscribed=self._crowded(),
                 recorder=FlightRecorder(settings.flight_recorder),
             )
             undo.callback(self.mesh.close, "it could not set up the world group")
@@ -158,9 +158,9 @@ class Agent:
         if self._own_door is not None:
             ways = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
             door.open(self._app(door.names), ways, when_asked=True)
-        self._vigil = Vigil(self.mesh)
+        self._vigil = DisconnectMonitor(self.mesh)
         self._heart = Heart(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
-        self.mesh.on_loss = self._heart.wake
+        self.mesh.on_peer_failure = self._heart.wake
         self._heart.start()
 
     @property
@@ -219,7 +219,7 @@ class Agent:
             group.abort(error)
 
     def make_group(
-        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
         """Make a group that is asked for over HTTP; its members' agents are all asked.
 
@@ -320,7 +320,7 @@ class Agent:
             self._world_size,
             self.member,
             self._client.url,
-            {str(rank): medium for rank, medium in sorted(self.mesh.media().items())},
+            {str(rank): medium for rank, medium in sorted(self.mesh.transports().items())},
             time.monotonic() - self._started,
             __version__,
         )
@@ -345,14 +345,14 @@ class Agent:
         """Return the latest calls and messages: see Recorder.records."""
         return self.mesh.recorder.records(group, last)
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> AgentStats:
         """Return what has been counted."""
-        store, lost = self._store, dict(self.mesh.lost)
-        return Vitals(
+        store, lost = self._store, dict(self.mesh.lost_peers)
+        return AgentStats(
             self.mesh.recorder.operations(),
             self._client.pulse(),
             store.table.vitals() if isinstance(store, MemoryStore) else None,
-            dict(Counter(medium for rank, medium in self.mesh.media().items() if rank not in lost)),
+            dict(Counter(medium for rank, medium in self.mesh.transports().items() if rank not in lost)),
             sum(not how.clean for how in lost.values()),
         )
 
@@ -394,7 +394,7 @@ class Agent:
         """In a forked child: let go of the parent's descriptors, without a word to anyone."""
         self._leaving = True
         self._heart.forget()
-        self.mesh.forget()
+        self.mesh.close_in_child()
         if self._own_door is not None:
             self._own_door.forget()
 
@@ -402,9 +402,11 @@ class Agent:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
 
     def _heartbeat(self) -> Heartbeat:
-        self.mesh.give_up_silent_hosts()
+        self.mesh.fail_silent_hosts()
         reply: JoinReply = self._joined
-        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.lost())
+        return Heartbeat(
+            reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.failed_peers()
+        )
 
     # Choices
 

@@ -54,7 +54,7 @@ class Watch:
     def fileno(self) -> int:
         return self.bell
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         try:
             os.eventfd_read(self.bell)
         except BlockingIOError:
@@ -62,7 +62,7 @@ class Watch:
         self.looked.set()
         return self.news
 
-    def due(self) -> float:
+    def next_check(self) -> float:
         return self.soon
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import tune
 from benchmarks.tune import Row, Sample, merged, rows, switching, written
 from rankmesh_agent.collectives.thresholds import LIMITS
-from rankmesh_agent.wire.ops import Kind
+from rankmesh_agent.wire.ops import OpType
 
 THREE = [(100, "small"), (1000, "middle"), (math.inf, "large")]
 
@@ -59,7 +59,7 @@ def test_rows_without_a_choice_are_left_alone() -> None:
 def test_every_algorithm_of_a_row_is_measured_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "EFFORT", tune.Effort(rounds=1, repetitions=1, seconds=0.0005))
     said: list[str] = []
-    row = Row(Kind.ALL_REDUCE, "segment")
+    row = Row(OpType.ALL_REDUCE, "segment")
     found = tune.tune([row], [2], [4096, 2 << 20], said.append)
     assert set(found[row.key]) == {name for _, name in row.algorithms[:-1]}
     assert all(name in said[0] for _, name in row.algorithms)

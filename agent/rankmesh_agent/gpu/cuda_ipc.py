@@ -26,9 +26,9 @@ from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.transports.segment import DisagreementError, Segment
+from rankmesh_agent.transports.segment import CallMismatchError, Segment
 from rankmesh_agent.wire.errors import DistBackendError
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 _SHOWN = struct.Struct("!64sQQ")
 """Where an array is: its allocation's handle and number, and how far behind that's beginning."""
@@ -247,7 +247,7 @@ class CudaIpcBackend(GpuBackend):
             lengths: bytes of what is for each rank, and of what is expected from each, which have to fit together.
 
         Raises:
-            DisagreementError: the ranks' calls, or lengths, do not fit together.
+            CallMismatchError: the ranks' calls, or lengths, do not fit together.
         """
         size = self._size
         room = _LENGTH.size * 2 * size + _SHOWN.size * size
@@ -391,24 +391,24 @@ class CudaIpcBackend(GpuBackend):
 
 
 def _compare(table: Sequence[tuple[int, ...]], size: int) -> None:
-    """Raise DisagreementError if a rank has another length for a peer than that expects."""
+    """Raise CallMismatchError if a rank has another length for a peer than that expects."""
     for rank in range(size):
         for peer in range(size):
             if table[rank][peer] != table[peer][size + rank]:
-                raise DisagreementError
+                raise CallMismatchError
 
 
 def _aligned(nbytes: int) -> int:
     return max(-(-nbytes // _LEAST_BYTES), 1) * _LEAST_BYTES
 
 
-_ALGORITHMS: dict[Kind, Callable[..., None]] = {
-    Kind.ALL_REDUCE: CudaIpcBackend._all_reduce,
-    Kind.REDUCE: CudaIpcBackend._reduce,
-    Kind.BROADCAST: CudaIpcBackend._broadcast,
-    Kind.ALL_GATHER: CudaIpcBackend._gather,
-    Kind.GATHER: CudaIpcBackend._gather,
-    Kind.SCATTER: CudaIpcBackend._scatter,
-    Kind.ALL_TO_ALL: CudaIpcBackend._all_to_all,
-    Kind.REDUCE_SCATTER: CudaIpcBackend._reduce_scatter,
+_ALGORITHMS: dict[OpType, Callable[..., None]] = {
+    OpType.ALL_REDUCE: CudaIpcBackend._all_reduce,
+    OpType.REDUCE: CudaIpcBackend._reduce,
+    OpType.BROADCAST: CudaIpcBackend._broadcast,
+    OpType.ALL_GATHER: CudaIpcBackend._gather,
+    OpType.GATHER: CudaIpcBackend._gather,
+    OpType.SCATTER: CudaIpcBackend._scatter,
+    OpType.ALL_TO_ALL: CudaIpcBackend._all_to_all,
+    OpType.REDUCE_SCATTER: CudaIpcBackend._reduce_scatter,
 }

@@ -194,7 +194,7 @@ class LaunchedWork(Work):
             self._queued.wait(timeout)
         for launch in self._launches:
             while limit is not None and not launch.is_completed():
-                if limit.passed():
+                if limit.expired():
                     raise CollectiveTimeoutError(
                         f"{launch.description} did not end within {limit.seconds:.3g} s of waiting; it goes on",
                         op=launch.description.partition("(")[0],

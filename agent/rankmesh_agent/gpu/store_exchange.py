@@ -82,7 +82,7 @@ class StoreExchange:
         keys = [f"{what}/{rank}" for rank in ranks]
         while not self._store.check(keys):
             self.check([rank for rank in ranks if self.peek(what, rank) is None])
-            if deadline.passed():
+            if deadline.expired():
                 numbers = self._numbers()
                 missing = [numbers[rank] for rank in ranks if self.peek(what, rank) is None]
                 raise CollectiveTimeoutError(

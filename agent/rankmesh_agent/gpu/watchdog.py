@@ -118,7 +118,7 @@ class GpuWatchdog:
             DistError: one failed.
         """
         with self._changed:
-            while self._launches and not deadline.passed():
+            while self._launches and not deadline.expired():
                 self._changed.wait(_SECONDS)
         failure = self._failure()
         if failure is not None:

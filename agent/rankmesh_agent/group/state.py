@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rankmesh_agent.group.flight_recorder import Record
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
@@ -52,7 +52,9 @@ class LocalGroupState:
             longer the mesh. Errors name ranks by them.
     """
 
-    def __init__(self, mesh: Mesh, group: int, name: str, ranks: tuple[int, ...], members: dict[int, Member]) -> None:
+    def __init__(
+        self, mesh: ProgressEngine, group: int, name: str, ranks: tuple[int, ...], members: dict[int, Member]
+    ) -> None:
         self.failure: DistError | None = None
         self.call: Call | None = None
         self.seq = 0
@@ -101,7 +103,7 @@ class LocalGroupState:
 
     def raise_if_peer_lost(self, waiting_for: Sequence[int], words: str, *, any_will_do: bool = False) -> None:
         """Raise if a rank that is waited for is gone; where any of them will do, if all are."""
-        gone = [rank for rank in waiting_for if rank in self.mesh.lost]
+        gone = [rank for rank in waiting_for if rank in self.mesh.lost_peers]
         if gone and (len(gone) == len(waiting_for) or not any_will_do):
             self.mesh.progress()  # who left may have done so because of one that died: that one is the failure then
             self.raise_if_failed()
@@ -111,7 +113,7 @@ class LocalGroupState:
         """Whether waiting for these ranks is in vain. With the mesh's lock held."""
         if self.failure is not None:
             return True
-        lost = self.mesh.lost
+        lost = self.mesh.lost_peers
         if not lost:
             return False
         gone = [rank in lost for rank in waiting_for]
@@ -134,7 +136,7 @@ class LocalGroupState:
 
     def on_peer_lost(self, rank: int) -> None:
         """Take note that a peer is gone; a member that died ends the group. With the mesh's lock held."""
-        if rank in self.ranks and not self.mesh.lost[rank].clean and self.failure is None:
+        if rank in self.ranks and not self.mesh.lost_peers[rank].clean and self.failure is None:
             self.failure = self._loss = self._peer_lost_error(rank, self._current_call())
             self._lost = rank
 
@@ -181,7 +183,7 @@ class LocalGroupState:
                 for rank in self.ranks:
                     if rank != self.mesh.rank:
                         self.mesh.send(rank, [header, payload])
-            self.mesh.drop_port(self._group)
+            self.mesh.drop_sink(self._group)
         self.mesh.flush(_ABORT_FLUSH_SECONDS)
 
     def broadcast_abort(self) -> None:
@@ -200,7 +202,7 @@ class LocalGroupState:
         return f"{'during' if busy else 'after'} {name} #{self.seq}"
 
     def _peer_lost_error(self, rank: int, when: str) -> RankFailedError:
-        lost = self.mesh.lost[rank]
+        lost = self.mesh.lost_peers[rank]
         how = f"left ({lost.cause or 'it was done'})" if lost.clean else f"failed ({lost.cause})"
         return RankFailedError(
             f"{self._describe(rank)} {how} {when} in group {self.name!r}",

@@ -33,7 +33,7 @@ class Door:
 
     def __init__(self, settings: Settings, host: str, port: int = 0) -> None:
         require_token_beyond_loopback(host, settings.token, "the agent")
-        self._listener = bind(host, port, what="the agent serves HTTP")
+        self._listener = bind(host, port, purpose="the agent serves HTTP")
         self._thread: HttpThread | None = None
         self.addresses, self.names = reachable_addresses(host, settings.advertise)
         self.port: int = self._listener.getsockname()[1]

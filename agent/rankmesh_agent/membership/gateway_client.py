@@ -19,8 +19,8 @@ from http import HTTPStatus
 from typing import Any
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.http_client import Answer, Asker, NoAnswerError
-from rankmesh_agent.progress.disconnects import Vigil
+from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
+from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     GatewayUnreachableError,
@@ -32,15 +32,15 @@ from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     SUSPECT_SECONDS,
     UNASSIGNED,
-    AgentBeat,
-    AgentGoodbye,
+    AgentHeartbeat,
+    AgentLeave,
     Heartbeat,
     JoinReply,
     JoinRequest,
     Leave,
     Member,
 )
-from rankmesh_agent.wire.stats import Pulse
+from rankmesh_agent.wire.stats import HeartbeatStats
 
 _log = logging.getLogger("rankmesh")
 
@@ -78,7 +78,7 @@ class GatewayClient:
         self._heard = time.monotonic()
         self._beats = [0, 0]
         self._refused: int | None = None
-        self._asker = Asker(token)
+        self._asker = HttpClient(token)
 
     def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
         """Join a job and wait until everyone has.
@@ -109,7 +109,7 @@ class GatewayClient:
         failure = "its address is not known yet"
         patience = Deadline(_PATIENCE)
         url: str | None = None
-        while not deadline.passed():
+        while not deadline.expired():
             url = url or self._find()
             if url is not None:
                 self.url = url
@@ -119,7 +119,7 @@ class GatewayClient:
                 limit = min(wait, deadline.remaining()) + _ANSWER_SECONDS
                 try:
                     reply = self._join(url, JoinRequest(job, world_size, member, wait), limit)
-                except (NoAnswerError, _NotNowError) as error:
+                except (NoResponseError, _NotNowError) as error:
                     failure = str(error) or type(error).__name__
                 else:
                     if reply.complete:
@@ -128,7 +128,7 @@ class GatewayClient:
                     seen |= {_key(there): there for there in reply.members}
                     time.sleep(min(_SHORTEST_POLL_SECONDS, deadline.remaining()) if wait else 0)
                     continue
-            if patience.passed():
+            if patience.expired():
                 where = url or "an unknown address"
                 _log.warning("%s still waits for the gateway at %s: %s", member.described(), where, failure)
                 patience = Deadline(deadline.remaining() + 1)
@@ -153,7 +153,7 @@ class GatewayClient:
         """
         self._live("heartbeat", heartbeat)
 
-    def beat(self, beat: AgentBeat) -> bool:
+    def beat(self, beat: AgentHeartbeat) -> bool:
         """Tell the gateway that this standalone agent lives, as ``heartbeat`` does for a rank.
 
         One that refuses, because the token is another one's, say, is warned about once.
@@ -170,20 +170,20 @@ class GatewayClient:
         self._refused = refused
         return answer is not None and answer.status == HTTPStatus.OK
 
-    def pulse(self) -> Pulse:
+    def pulse(self) -> HeartbeatStats:
         """Return how the heartbeats have fared."""
         unanswered, answered = self._beats
-        return Pulse(answered, unanswered, time.monotonic() - self._heard)
+        return HeartbeatStats(answered, unanswered, time.monotonic() - self._heard)
 
     def leave(self, leave: Leave) -> None:
         """Say goodbye; a gateway that is gone already does not matter."""
-        with contextlib.suppress(NoAnswerError):
+        with contextlib.suppress(NoResponseError):
             self._post(self.url, "leave", leave)
 
-    def depart(self, goodbye: AgentGoodbye) -> None:
+    def depart(self, goodbye: AgentLeave) -> None:
         """Say that this standalone agent ends; a gateway that is gone already does not matter."""
         if self.url:
-            with contextlib.suppress(NoAnswerError):
+            with contextlib.suppress(NoResponseError):
                 self._post(self.url, "agents/leave", goodbye)
 
     def close(self) -> None:
@@ -202,10 +202,10 @@ class GatewayClient:
         except (ValueError, KeyError, TypeError):
             raise _stranger(answer, url) from None
 
-    def _live(self, what: str, sign: Heartbeat | AgentBeat) -> Answer | None:
+    def _live(self, what: str, sign: Heartbeat | AgentHeartbeat) -> HttpResponse | None:
         """Send a sign of life, and look for the gateway if it has been away for long; return its answer."""
         answer = None
-        with contextlib.suppress(NoAnswerError):
+        with contextlib.suppress(NoResponseError):
             answer = self._post(self.url, what, sign)
         answered = answer is not None and answer.status not in _NOT_NOW
         self._beats[answered] += 1
@@ -220,19 +220,19 @@ class GatewayClient:
         self,
         url: str,
         what: str,
-        document: JoinRequest | Heartbeat | Leave | AgentBeat | AgentGoodbye,
+        document: JoinRequest | Heartbeat | Leave | AgentHeartbeat | AgentLeave,
         timeout: float = _ANSWER_SECONDS,
-    ) -> Answer:
-        return self._asker.ask("POST", f"{url}/v1/{what}", asdict(document), timeout=timeout)
+    ) -> HttpResponse:
+        return self._asker.request("POST", f"{url}/v1/{what}", asdict(document), timeout=timeout)
 
 
 def gateway_id(url: str, timeout: float = 2.0) -> str | None:
     """Return the random id of the RankMesh gateway that answers at ``url``, None if none does within ``timeout`` s."""
-    asker = Asker()
+    asker = HttpClient()
     try:
-        health = asker.ask("GET", f"{url}/health", timeout=timeout).json()
+        health = asker.request("GET", f"{url}/health", timeout=timeout).json()
         return str(health["id"]) if health["service"] == "rankmesh-gateway" else None
-    except (NoAnswerError, ValueError, KeyError, TypeError):
+    except (NoResponseError, ValueError, KeyError, TypeError):
         return None
     finally:
         asker.close()
@@ -246,7 +246,7 @@ class Heart(threading.Thread):
         vigil: finds out which peers are gone, which is to be said at once; closed with this.
     """
 
-    def __init__(self, beat: Callable[[], None], vigil: Vigil | None = None) -> None:
+    def __init__(self, beat: Callable[[], None], vigil: DisconnectMonitor | None = None) -> None:
         super().__init__(name=_HEART, daemon=True)
         self._beat = beat
         self._vigil = vigil
@@ -300,12 +300,12 @@ class Heart(threading.Thread):
         """Wait for the time of the next beat; return whether there is something to say before."""
         seconds = max(0.0, until - time.monotonic())
         if self._vigil is not None:
-            seconds = min(seconds, self._vigil.due())
+            seconds = min(seconds, self._vigil.next_check())
         ready = {fd for fd, _ in poll.poll(math.ceil(seconds * 1000))}
         woken = self._bell in ready
         if woken:
             os.eventfd_read(self._bell)
-        return (self._vigil is not None and self._vigil.look()) or woken
+        return (self._vigil is not None and self._vigil.poll()) or woken
 
     def _close(self) -> None:
         with self._lock:
@@ -340,7 +340,7 @@ def _missing(
     )
 
 
-def _refusal(answer: Answer, url: str) -> Exception:
+def _refusal(answer: HttpResponse, url: str) -> Exception:
     try:
         problem: dict[str, Any] = answer.json()
         code, detail = problem.pop("code"), problem.pop("detail")
@@ -349,7 +349,7 @@ def _refusal(answer: Answer, url: str) -> Exception:
     return from_code(code, f"the gateway at {url} refuses: {detail}", **problem)
 
 
-def _stranger(answer: Answer, url: str) -> DistNetworkError:
+def _stranger(answer: HttpResponse, url: str) -> DistNetworkError:
     return DistNetworkError(
         f"{url} is not a RankMesh gateway: it answered {answer.status} to a join. Is the port another program's "
         "(torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)?",

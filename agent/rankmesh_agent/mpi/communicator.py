@@ -42,7 +42,7 @@ def create_communicator(link: Link, group: int, compares: bool) -> MpiCommunicat
     except DistBackendError as error:
         why, rank, size = error.message, 0, 0
     mine = json.dumps({"rank": rank, "size": size, "why": why, "compares": compares}).encode()
-    said = [json.loads(bytes(payload)) for payload in link.enter(mine)]
+    said = [json.loads(bytes(payload)) for payload in link.all_exchange(mine)]
     for member, each in enumerate(said):
         if each["why"]:
             raise DistBackendError(f"{each['why']} (group rank {member})")

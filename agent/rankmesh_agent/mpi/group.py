@@ -8,7 +8,7 @@ from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.communicator import MpiCommunicator
 from rankmesh_agent.mpi.messages import MpiMessages
 from rankmesh_agent.mpi.watchdog import WATCHDOG, WatchedGroup
-from rankmesh_agent.progress.matching import Matching
+from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
 
 
@@ -33,10 +33,10 @@ class MpiGroup:
         standing: LocalGroupState,
         running: ActiveCall,
         link: MessageLink,
-        matching: Matching,
+        matching: MessageMatcher,
     ) -> None:
         self._mesh = mesh = standing.mesh
-        self.backend = MpiBackend(joined.comm, link, mesh.lost, standing.ranks, joined.compare_calls)
+        self.backend = MpiBackend(joined.comm, link, mesh.lost_peers, standing.ranks, joined.compare_calls)
         self.messages = MpiMessages(joined.comm, standing.ranks, mesh, matching, standing.global_rank)
         self._guarded = WatchedGroup(standing, running, link, self.backend, self.messages.progress)
         if link.size > 1:

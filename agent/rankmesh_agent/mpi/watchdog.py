@@ -79,7 +79,7 @@ class WatchedGroup:
         now = time.monotonic()
         under_way = begun is not None and self._backend.in_call and standing.seq == seq
         late = under_way and now > deadline
-        asked = max((told.seq for told in link.reached.values() if told.seq <= seq), default=0)
+        asked = max((told.seq for told in link.progress.values() if told.seq <= seq), default=0)
         if self._told < (seq if late or (under_way and now - (begun or now) > _LONG) else asked):
             self.report_progress()
         if not under_way:
@@ -95,19 +95,19 @@ class WatchedGroup:
         call, seq = self._standing.call, self._standing.seq
         if call is not None:
             self._told, self._told_at = seq, time.monotonic()
-            self._link.tell_reached(seq, call.fingerprint, str(call))
+            self._link.report_progress(seq, call.fingerprint, str(call))
 
     def _missing(self, seq: int) -> list[int]:
         """Return the members that have not come to a call, by the mesh's numbers."""
-        return [self._standing.ranks[member] for member in self._link.behind(seq)]
+        return [self._standing.ranks[member] for member in self._link.lagging(seq)]
 
     def _late(self, call: Call, seq: int) -> DistError:
         """Return the error of a call whose deadline passed. Ranks that are in other calls may be why."""
         standing = self._standing
         error = standing.timeout_error(self._missing(seq), f"{call.name} #{seq}", self._running.deadline, seq)
         elsewhere = [
-            f"rank {standing.global_ranks[member]} has come to {told.words} #{told.seq}"
-            for member, told in sorted(self._link.reached.items())
+            f"rank {standing.global_ranks[member]} has come to {told.description} #{told.seq}"
+            for member, told in sorted(self._link.progress.items())
             if told.seq != seq
         ]
         if not elsewhere:
@@ -123,11 +123,11 @@ class WatchedGroup:
             standing.raise_if_peer_lost(self._missing(seq), f"{call.name} #{seq}")
         except DistError as error:
             return error
-        others = {m: told for m, told in self._link.reached.items() if told.seq == seq}
+        others = {m: told for m, told in self._link.progress.items() if told.seq == seq}
         different = [m for m, told in others.items() if told.fingerprint != call.fingerprint]
         if not different:
             return None
-        said = {self._link.rank: str(call), **{member: told.words for member, told in others.items()}}
+        said = {self._link.rank: str(call), **{member: told.description for member, told in others.items()}}
         table = "; ".join(f"rank {standing.global_ranks[member]}: {words}" for member, words in sorted(said.items()))
         return CollectiveMismatchError(
             f"the ranks did not make the same call as #{seq} of group {standing.name!r}: {table}",

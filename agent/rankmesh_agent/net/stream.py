@@ -27,11 +27,11 @@ _AT_ONCE = 512
 _MOST_FDS = 4
 
 
-class Gone(Exception):
+class StreamClosedError(Exception):
     """The other end is not there any more."""
 
 
-class Late(Exception):
+class StreamTimeoutError(Exception):
     """The other end says nothing, or takes nothing, for too long."""
 
 
@@ -43,7 +43,7 @@ class Frame(NamedTuple):
     descriptors: list[int]
 
 
-class Channel:
+class FramedStream:
     """One end. One thread at a time may use it.
 
     Args:
@@ -52,9 +52,9 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.nearby = sock.family == socket.AF_UNIX
+        self.is_local = sock.family == socket.AF_UNIX
         sock.settimeout(None)
-        if not self.nearby:
+        if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         once = struct.pack("ll", _SLICE_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, once)
@@ -64,8 +64,8 @@ class Channel:
         """Send a frame.
 
         Raises:
-            Gone: the other end is.
-            Late: it takes nothing.
+            StreamClosedError: the other end is.
+            StreamTimeoutError: it takes nothing.
         """
         if not payload and not descriptors:
             try:
@@ -73,7 +73,7 @@ class Channel:
             except BlockingIOError:
                 sent = 0
             except OSError as error:
-                raise Gone(error.strerror or str(error)) from error
+                raise StreamClosedError(error.strerror or str(error)) from error
             if sent == len(frame):
                 return
             rest: list[Buffer] = [memoryview(frame)[sent:]]
@@ -81,7 +81,7 @@ class Channel:
             try:
                 socket.send_fds(self.sock, [frame], descriptors)  # short: it goes as a whole
             except OSError as error:
-                raise Gone(error.strerror or str(error)) from error
+                raise StreamClosedError(error.strerror or str(error)) from error
             rest = list(payload)
         else:
             rest = [frame, *payload]
@@ -94,11 +94,11 @@ class Channel:
             try:
                 sent = self.sock.sendmsg(buffers[begin : begin + _AT_ONCE], (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
-                if over.passed():
-                    raise Late(f"it has taken no byte for {SEND_SECONDS:g} s") from None
+                if over.expired():
+                    raise StreamTimeoutError(f"it has taken no byte for {SEND_SECONDS:g} s") from None
                 continue
             except OSError as error:
-                raise Gone(error.strerror or str(error)) from error
+                raise StreamClosedError(error.strerror or str(error)) from error
             over.restart(SEND_SECONDS)
             while begin < len(buffers) and sent >= len(buffers[begin]):
                 sent -= len(buffers[begin])
@@ -114,8 +114,8 @@ class Channel:
             descriptors: whether some may come along; they are the caller's to close.
 
         Raises:
-            Gone: the other end is.
-            Late: nothing came.
+            StreamClosedError: the other end is.
+            StreamTimeoutError: nothing came.
             ProtocolError: it is no frame.
         """
         fds: list[int] = []
@@ -143,20 +143,20 @@ class Channel:
                     for descriptor in found:
                         os.set_inheritable(descriptor, False)
             except BlockingIOError:
-                if deadline is not None and deadline.passed():
-                    raise Late("nothing came") from None
+                if deadline is not None and deadline.expired():
+                    raise StreamTimeoutError("nothing came") from None
                 continue
             except OSError as error:
-                raise Gone(error.strerror or str(error)) from error
+                raise StreamClosedError(error.strerror or str(error)) from error
             if not data:
-                raise Gone("the connection has ended")
+                raise StreamClosedError("the connection has ended")
             return data
 
     def fill(self, views: Sequence[memoryview]) -> None:
         """Receive what has begun to arrive: a payload.
 
         Raises:
-            Gone, Late: see receive.
+            StreamClosedError, StreamTimeoutError: see receive.
         """
         over = Deadline(SEND_SECONDS)
         for view in views:
@@ -165,17 +165,17 @@ class Channel:
                 try:
                     count = self.sock.recv_into(rest, 0, socket.MSG_WAITALL)
                 except BlockingIOError:
-                    if over.passed():
-                        raise Late(f"it has sent no byte for {SEND_SECONDS:g} s") from None
+                    if over.expired():
+                        raise StreamTimeoutError(f"it has sent no byte for {SEND_SECONDS:g} s") from None
                     continue
                 except OSError as error:
-                    raise Gone(error.strerror or str(error)) from error
+                    raise StreamClosedError(error.strerror or str(error)) from error
                 if not count:
-                    raise Gone("the connection has ended")
+                    raise StreamClosedError("the connection has ended")
                 rest = rest[count:]
                 over.restart(SEND_SECONDS)
 
-    def ended(self) -> bool:
+    def at_eof(self) -> bool:
         """Return whether the other end has hung up; it must not have said anything else."""
         try:
             return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -184,7 +184,7 @@ class Channel:
         except OSError:
             return True
 
-    def hang_up(self) -> None:
+    def shutdown(self) -> None:
         """End the connection, also for another thread that waits at it; it still has to be closed."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -193,13 +193,13 @@ class Channel:
         """Let go of the socket."""
         self.sock.close()
 
-    def convince(self, token: str, *, client: bool, seconds: float) -> None:
+    def authenticate(self, token: str, *, client: bool, seconds: float) -> None:
         """Pass the challenge, and have the other end pass it.
 
         Raises:
             AuthenticationError: it has another token.
             ProtocolError: it does not speak this protocol, or another version.
-            Gone, Late: see receive.
+            StreamClosedError, StreamTimeoutError: see receive.
         """
         challenge, deadline = handshake.Challenge(token, client=client), Deadline(seconds)
         if client:
@@ -208,7 +208,7 @@ class Channel:
             self.send(challenge.proof())
             try:
                 challenge.receive_proof(self._exactly(handshake.PROOF_BYTES, deadline))
-            except Gone:  # it hangs up without a word
+            except StreamClosedError:  # it hangs up without a word
                 raise AuthenticationError(
                     "the agent refused us: RANKMESH_TOKEN must be the same there and here"
                 ) from None
@@ -224,18 +224,18 @@ class Channel:
             try:
                 more = self.sock.recv(size - len(data))
             except BlockingIOError:
-                if deadline.passed():
-                    raise Late("it has not introduced itself") from None
+                if deadline.expired():
+                    raise StreamTimeoutError("it has not introduced itself") from None
                 continue
             except OSError as error:
-                raise Gone(error.strerror or str(error)) from error
+                raise StreamClosedError(error.strerror or str(error)) from error
             if not more:
-                raise Gone("the connection has ended")
+                raise StreamClosedError("the connection has ended")
             data += more
         return data
 
 
-class Room:
+class ScratchBuffer:
     """Memory that is made once and used for one call after the other.
 
     Args:
@@ -246,7 +246,7 @@ class Room:
         self._kept = kept
         self._memory = np.empty(0, np.uint8)
 
-    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+    def get(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return so many bytes, which are good until the next are asked for."""
         if nbytes <= self._memory.size:
             return self._memory[:nbytes]
@@ -256,9 +256,17 @@ class Room:
         return made
 
 
-def bytes_of(view: Buffer) -> int:
+def nbytes_of(view: Buffer) -> int:
     """Return how many bytes a buffer has."""
     return view.nbytes if isinstance(view, memoryview) else len(view)
 
 
-__all__ = ["Channel", "Frame", "Gone", "Late", "ProtocolError", "Room", "bytes_of"]
+__all__ = [
+    "FramedStream",
+    "Frame",
+    "StreamClosedError",
+    "StreamTimeoutError",
+    "ProtocolError",
+    "ScratchBuffer",
+    "nbytes_of",
+]

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.stream import Channel, Frame, Gone, Late
+from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote import errors
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.remote.client import Lanes, Line, Note, Route, Views
@@ -23,9 +23,9 @@ from rankmesh_agent.remote.store import AttachedStore
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import Answer, Ask
+from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, ProtocolError, RankFailedError
-from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS, AgentBeat, Member
+from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS, AgentHeartbeat, Member
 
 _TELL_SECONDS = 5.0
 """How long the agent may take to end a group, or a message."""
@@ -59,7 +59,14 @@ class AttachedAgent:
     """
 
     def __init__(
-        self, settings: Settings, offer: AgentBeat, *, rank: int, world_size: int, timeout: float, deadline: Deadline
+        self,
+        settings: Settings,
+        offer: AgentHeartbeat,
+        *,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        deadline: Deadline,
     ) -> None:
         self.settings = settings
         self._offer = offer
@@ -78,7 +85,7 @@ class AttachedAgent:
             undo.callback(channel.close)  # that ends the lease, and the join
             frame = self._claim(channel, rank, world_size, timeout, deadline)
             said = attach_frames.decode_json(frame.document)
-            if frame.header.kind != Answer.DONE:
+            if frame.header.kind != Response.DONE:
                 raise errors.revived(said)
             undo.callback(self._lanes.close)
             self._line = Line(channel)
@@ -91,7 +98,7 @@ class AttachedAgent:
             self.world = self._made(told, frame.descriptors, max(deadline.remaining(), 1.0))
             undo.pop_all()
 
-    def _claim(self, channel: Channel, rank: int, world_size: int, timeout: float, deadline: Deadline) -> Frame:
+    def _claim(self, channel: FramedStream, rank: int, world_size: int, timeout: float, deadline: Deadline) -> Frame:
         claim = {
             "agent": self._offer.id,
             "lease": self._lease,
@@ -104,10 +111,10 @@ class AttachedAgent:
             "shares": self.settings.transport != "tcp" and not shared_memory.unsupported(),
         }
         try:
-            channel.send(attach_frames.encode(Ask.CLAIM, attach_frames.encode_json(claim)))
+            channel.send(attach_frames.encode(Request.ACQUIRE, attach_frames.encode_json(claim)))
             limit = Deadline(deadline.remaining() + _JOIN_GRACE_SECONDS)
             return channel.receive(limit, descriptors=True)
-        except (Gone, Late) as error:
+        except (StreamClosedError, StreamTimeoutError) as error:
             raise DistNetworkError(f"agent {self._offer.name!r} went as this process joined: {error}") from error
 
     # Groups
@@ -116,11 +123,11 @@ class AttachedAgent:
         """See Agent.new_group."""
         said = {"ranks": list(ranks), "timeout": timeout}
         try:
-            frame = self.ask(Ask.NEW_GROUP, attach_frames.encode_json(said), timeout, descriptors=True)
+            frame = self.ask(Request.NEW_GROUP, attach_frames.encode_json(said), timeout, descriptors=True)
         except BaseException as error:
             if not isinstance(error, DistError):  # Ctrl-C, say
                 with contextlib.suppress(DistError):
-                    self.tell(Ask.STOP, {"error": errors.described(error)})
+                    self.tell(Request.STOP_NEW_GROUPS, {"error": errors.described(error)})
             raise
         return self._made(group_heard(attach_frames.decode_json(frame.document)), frame.descriptors, timeout)
 
@@ -148,13 +155,13 @@ class AttachedAgent:
     def _drop(self, group: Communicator) -> None:
         said = attach_frames.encode_json({"group": group.id})
         with contextlib.suppress(DistError):
-            self.ask(Ask.DROP_GROUP, said, _TELL_SECONDS)
+            self.ask(Request.DESTROY_GROUP, said, _TELL_SECONDS)
         group.close()
 
     def failure_of(self, group: int) -> DistError | None:
         """Return a group's first failure as the agent knows it; None while it can go on."""
         try:
-            frame = self.ask(Ask.FAILURE, attach_frames.encode_json({"group": group}), 0.0)
+            frame = self.ask(Request.FAILURE, attach_frames.encode_json({"group": group}), 0.0)
         except DistError as error:
             return error
         said = attach_frames.decode_json(frame.document)
@@ -192,7 +199,7 @@ class AttachedAgent:
         found = [(group.id, group.report()) for group in list(self._groups)]
         news = [(number, told) for number, told in found if told is not None]
         # A loop over shared memory needs its agents so little that it would not notice what they have.
-        failures = dict(self.tell(Ask.REPORT, {"groups": news}).get("failures", ()))
+        failures = dict(self.tell(Request.REPORT_CALLS, {"groups": news}).get("failures", ()))
         for group in list(self._groups):
             if group.id in failures:
                 failure = errors.revived(failures[group.id])
@@ -203,7 +210,7 @@ class AttachedAgent:
 
     def ask(
         self,
-        kind: Ask,
+        kind: Request,
         document: bytes,
         seconds: float,
         *,
@@ -227,16 +234,16 @@ class AttachedAgent:
             frame = self._lanes.ask(
                 kind, document, seconds, up=up, down=down, flags=flags, note=note, descriptors=descriptors
             )
-        except (Gone, Late, ProtocolError) as error:
+        except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
             self._gone(error)
-        if frame.header.kind == Answer.REFUSED:
+        if frame.header.kind == Response.ERROR:
             refusal = errors.revived(attach_frames.decode_json(frame.document))
             if heard is not None:
                 heard(refusal)
             raise refusal
         return frame
 
-    def tell(self, kind: Ask, said: dict[str, Any]) -> dict[str, Any]:
+    def tell(self, kind: Request, said: dict[str, Any]) -> dict[str, Any]:
         """Ask the agent for something over the lease's connection, which is never busy.
 
         Raises:
@@ -244,31 +251,31 @@ class AttachedAgent:
         """
         try:
             return self._line.ask(kind, said, _TELL_SECONDS)
-        except (Gone, Late, ProtocolError) as error:
+        except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
             self._gone(error)
 
     def _gone(self, error: Exception) -> NoReturn:
         offer = self._offer
         if self._left:
             raise DistNetworkError("this process has left the job") from error
-        how = "does not answer" if isinstance(error, Late) else "failed"
+        how = "does not answer" if isinstance(error, StreamTimeoutError) else "failed"
         raise RankFailedError(
             f"the agent of this rank, {offer.name!r}, which carries {self.member.described()}, {how}: {error}",
             ranks=[self.member.rank],
             address=offer.urls[0] if offer.urls else None,
         ) from error
 
-    def _open_lane(self) -> Channel:
+    def _open_lane(self) -> FramedStream:
         deadline = Deadline(_TELL_SECONDS)
         try:
             lane = self._route.connect(deadline)
         except DistNetworkError as error:
-            raise Gone(error.message) from error
+            raise StreamClosedError(error.message) from error
         try:
-            lane.send(attach_frames.encode(Ask.LANE, attach_frames.encode_json({"lease": self._lease})))
+            lane.send(attach_frames.encode(Request.OPEN_STREAM, attach_frames.encode_json({"lease": self._lease})))
             frame = lane.receive(deadline)
-            if frame.header.kind != Answer.DONE:
-                raise Gone(str(attach_frames.decode_json(frame.document).get("message", "it refuses")))
+            if frame.header.kind != Response.DONE:
+                raise StreamClosedError(str(attach_frames.decode_json(frame.document).get("message", "it refuses")))
         except BaseException:
             lane.close()
             raise
@@ -294,8 +301,8 @@ class AttachedAgent:
             reporter.join(_TELL_SECONDS)
         for group in self._groups:
             group._standing.mark_destroyed()
-        with contextlib.suppress(Gone, Late, DistError):
-            self._line.ask(Ask.GOODBYE, {"reason": reason}, _GOODBYE_SECONDS)
+        with contextlib.suppress(StreamClosedError, StreamTimeoutError, DistError):
+            self._line.ask(Request.RELEASE, {"reason": reason}, _GOODBYE_SECONDS)
         self._lanes.close()
         for group in self._groups:
             group.close()

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rankmesh_agent.backends.base import Backend, CallContext
-from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.remote.state import AttachedCall, AttachedStanding
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import HAS_NOTE, NO_OP, Ask
+from rankmesh_agent.wire.attach_frames import HAS_NOTE, NO_OP, Request
 from rankmesh_agent.wire.dtypes import NONE, code_of
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 if TYPE_CHECKING:
     from rankmesh_agent.remote.agent import AttachedAgent
@@ -44,17 +44,17 @@ def _broadcast(rank: int, array: Array, root: int) -> _Moved:
     return _Moved((), [array], (), root) if rank == root else _Moved([array], (), [array], root)
 
 
-_MOVES: dict[Kind, Callable[..., _Moved]] = {
-    Kind.BARRIER: lambda rank: _Moved(),
-    Kind.ALL_REDUCE: lambda rank, array, op: _Moved((), [array], [array], -1, op),
-    Kind.REDUCE: lambda rank, array, op, root: _Moved((), [array], [array] if rank == root else (), root, op),
-    Kind.BROADCAST: _broadcast,
-    Kind.ALL_GATHER: lambda rank, outputs, array: _Moved(outputs, [array], outputs),
-    Kind.GATHER: lambda rank, outputs, array, root: _Moved(outputs, [array], outputs, root),
-    Kind.SCATTER: lambda rank, output, inputs, root: _Moved([output], inputs, [output], root),
-    Kind.REDUCE_SCATTER: lambda rank, output, inputs, op: _Moved([output], inputs, [output], -1, op),
-    Kind.ALL_TO_ALL: lambda rank, outputs, inputs: _Moved(outputs, inputs, outputs),
-    Kind.EMPTY: lambda rank, count: _Moved(made=count),
+_MOVES: dict[OpType, Callable[..., _Moved]] = {
+    OpType.BARRIER: lambda rank: _Moved(),
+    OpType.ALL_REDUCE: lambda rank, array, op: _Moved((), [array], [array], -1, op),
+    OpType.REDUCE: lambda rank, array, op, root: _Moved((), [array], [array] if rank == root else (), root, op),
+    OpType.BROADCAST: _broadcast,
+    OpType.ALL_GATHER: lambda rank, outputs, array: _Moved(outputs, [array], outputs),
+    OpType.GATHER: lambda rank, outputs, array, root: _Moved(outputs, [array], outputs, root),
+    OpType.SCATTER: lambda rank, output, inputs, root: _Moved([output], inputs, [output], root),
+    OpType.REDUCE_SCATTER: lambda rank, output, inputs, op: _Moved([output], inputs, [output], -1, op),
+    OpType.ALL_TO_ALL: lambda rank, outputs, inputs: _Moved(outputs, inputs, outputs),
+    OpType.EMPTY: lambda rank, count: _Moved(made=count),
 }
 """By kind: given this group rank, and what the algorithm takes."""
 
@@ -98,7 +98,7 @@ class AgentBackend(Backend):
             running = self._running
             seconds, note = running.deadline.seconds, running.options_note
             document = attach_frames.encode_call(
-                attach_frames.Call(
+                attach_frames.CallRequest(
                     self._group,
                     seconds,
                     root,
@@ -113,11 +113,11 @@ class AgentBackend(Backend):
                 )
             )
             self._agent.ask(
-                Ask.CALL,
+                Request.CALL,
                 document,
                 seconds,
-                up=[octets(array) for array in inputs],
-                down=[octets(array) for array in down],
+                up=[as_bytes(array) for array in inputs],
+                down=[as_bytes(array) for array in down],
                 flags=0 if note is None else HAS_NOTE,
                 note=note,
                 heard=self._standing.heard,

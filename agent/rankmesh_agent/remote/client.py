@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.sockets import notice_vanished_peer
-from rankmesh_agent.net.stream import Channel, Frame, Gone, Late
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
+from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote import errors
 from rankmesh_agent.wire import attach_frames, upgrade
-from rankmesh_agent.wire.attach_frames import Answer, Ask
+from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
-from rankmesh_agent.wire.schemas import AgentBeat
+from rankmesh_agent.wire.schemas import AgentHeartbeat
 
 MOST_IDLE = 8
 """How many lanes are kept that nobody uses."""
@@ -38,13 +38,13 @@ class Route:
         token: the job's token.
     """
 
-    def __init__(self, agent: AgentBeat, path: str, token: str) -> None:
+    def __init__(self, agent: AgentHeartbeat, path: str, token: str) -> None:
         self._urls = list(agent.urls)
         self._path = path if path and os.path.exists(path) else ""
         self._token = token
         self._name = f"agent {agent.name!r} ({agent.host}, pid {agent.pid})"
 
-    def connect(self, deadline: Deadline) -> Channel:
+    def connect(self, deadline: Deadline) -> FramedStream:
         """Return a connection over which both ends have proved that they know the token.
 
         Raises:
@@ -56,7 +56,7 @@ class Route:
         for way in ways:
             try:
                 channel = self._open(way, max(0.1, min(_CONNECT_SECONDS, deadline.remaining())))
-            except (OSError, ValueError, Gone, Late, ProtocolError) as error:
+            except (OSError, ValueError, StreamClosedError, StreamTimeoutError, ProtocolError) as error:
                 failures.append(f"{way}: {error}")
                 continue
             if way != self._path and way != self._urls[0]:
@@ -70,7 +70,7 @@ class Route:
             address=ways[0] if ways else None,
         )
 
-    def _open(self, way: str, seconds: float) -> Channel:
+    def _open(self, way: str, seconds: float) -> FramedStream:
         if way == self._path:
             sock = socket.socket(socket.AF_UNIX)
             try:
@@ -81,8 +81,8 @@ class Route:
         else:
             sock = _upgraded(way, seconds)
         try:
-            channel = Channel(sock)
-            channel.convince(self._token, client=True, seconds=seconds)
+            channel = FramedStream(sock)
+            channel.authenticate(self._token, client=True, seconds=seconds)
         except BaseException:
             sock.close()
             raise
@@ -97,13 +97,13 @@ def _upgraded(url: str, seconds: float) -> socket.socket:
     sock = socket.create_connection((split.hostname, split.port or 80), seconds)
     try:
         sock.settimeout(seconds)
-        notice_vanished_peer(sock)
+        break_when_peer_vanishes(sock)
         sock.sendall(attach_frames.UPGRADE.request(split.netloc))
         head = b""
         while not upgrade.switched(head):
             more = sock.recv(1)  # what follows the head is not for us
             if not more:
-                raise Gone("it hung up")
+                raise StreamClosedError("it hung up")
             head += more
     except BaseException:
         sock.close()
@@ -118,16 +118,16 @@ class Line:
         channel: claimed the agent.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: FramedStream) -> None:
         self._channel = channel
         self._lock = threading.Lock()
         self._unread = 0
 
-    def ask(self, kind: Ask, document: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def ask(self, kind: Request, document: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Ask for something, and return the answer.
 
         Raises:
-            Gone, Late: the agent is gone, or does not answer.
+            StreamClosedError, StreamTimeoutError: the agent is gone, or does not answer.
             DistError: it refuses.
         """
         with self._lock:
@@ -140,7 +140,7 @@ class Line:
                 if not self._unread:
                     break
         said = attach_frames.decode_json(frame.document) if frame.document else {}
-        if frame.header.kind == Answer.REFUSED:
+        if frame.header.kind == Response.ERROR:
             raise errors.revived(said)
         return said
 
@@ -156,15 +156,15 @@ class Lanes:
         open_lane: returns a new one.
     """
 
-    def __init__(self, open_lane: Callable[[], Channel]) -> None:
+    def __init__(self, open_lane: Callable[[], FramedStream]) -> None:
         self._open = open_lane
-        self._idle: list[Channel] = []
-        self._all: set[Channel] = set()
+        self._idle: list[FramedStream] = []
+        self._all: set[FramedStream] = set()
         self._closed = False
 
     def ask(
         self,
-        kind: Ask,
+        kind: Request,
         document: bytes,
         seconds: float,
         *,
@@ -187,7 +187,7 @@ class Lanes:
             descriptors: whether some may come back.
 
         Raises:
-            Gone, Late: the agent is gone, or does not answer.
+            StreamClosedError, StreamTimeoutError: the agent is gone, or does not answer.
         """
         try:
             lane = self._idle.pop()
@@ -198,9 +198,9 @@ class Lanes:
             deadline = Deadline(seconds + _GRACE_SECONDS)
             while True:
                 frame = lane.receive(deadline, descriptors=descriptors)
-                if frame.header.kind != Answer.NOTE_PLEASE:
+                if frame.header.kind != Response.NEED_NOTE:
                     break
-                lane.send(attach_frames.encode(Ask.NOTE, (note() if note is not None else "").encode()))
+                lane.send(attach_frames.encode(Request.NOTE, (note() if note is not None else "").encode()))
             if frame.header.payload:
                 if frame.header.payload != sum(map(len, down)):
                     raise ProtocolError(f"the agent answered {frame.header.payload} bytes where others were expected")
@@ -212,10 +212,10 @@ class Lanes:
         return frame
 
     def close(self) -> None:
-        """End all lanes; calls under way end with Gone."""
+        """End all lanes; calls under way end with StreamClosedError."""
         self._closed = True
         for lane in list(self._all):
-            lane.hang_up()
+            lane.shutdown()
         self._close_idle()
 
     def forget(self) -> None:
@@ -224,17 +224,17 @@ class Lanes:
         for lane in list(self._all):
             lane.close()
 
-    def _new(self) -> Channel:
+    def _new(self) -> FramedStream:
         if self._closed:
-            raise Gone("this process has left the job")
+            raise StreamClosedError("this process has left the job")
         lane = self._open()
         self._all.add(lane)
         if self._closed:
             self._end(lane)
-            raise Gone("this process has left the job")
+            raise StreamClosedError("this process has left the job")
         return lane
 
-    def _keep(self, lane: Channel) -> None:
+    def _keep(self, lane: FramedStream) -> None:
         if len(self._idle) < MOST_IDLE:
             self._idle.append(lane)
             if self._closed:
@@ -242,7 +242,7 @@ class Lanes:
         else:
             self._end(lane)
 
-    def _end(self, lane: Channel) -> None:
+    def _end(self, lane: FramedStream) -> None:
         self._all.discard(lane)
         lane.close()
 

@@ -13,7 +13,7 @@ from rankmesh_agent.group.flight_recorder import OpStats, Record
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.dtypes import FROM_CODE, NONE, code_of
 from rankmesh_agent.wire.errors import ProtocolError
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT
 
 _MOST_ERROR = 1000
@@ -35,7 +35,7 @@ def call_heard(said: Any) -> Call:
     try:
         kind, dtype, count, op, root, counts, subject = said
         return Call(
-            Kind(kind),
+            OpType(kind),
             FROM_CODE[dtype] if dtype != NONE else None,
             int(count),
             None if op is None else ReduceOp(op),
@@ -147,7 +147,7 @@ def group_told(group: LocalCommunicator) -> tuple[GroupTold, list[int]]:
     segment = group.lent
     lent, descriptors = None, []
     if segment is not None:
-        lent = LentMemory(segment.mapping.bytes.size, segment.slot_bytes, segment.crowded)
+        lent = LentMemory(segment.mapping.bytes.size, segment.slot_bytes, segment.oversubscribed)
         descriptors = [segment.mapping.descriptor]
     return GroupTold(group.id, group.name, list(group.ranks), group.timeout, group.medium, lent), descriptors
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.backends.custom import CustomBackend
-from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import in_flight
@@ -27,10 +27,10 @@ from rankmesh_agent.remote.state import AttachedCall, AttachedStanding, RemoteRo
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import NO_OP, WAITS, Answer, Ask
+from rankmesh_agent.wire.attach_frames import NO_OP, WAITS, Request, Response
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.ops import Call, OpType
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class AttachedGroup(Communicator):
         self._submit = self._queue.submit
         self._segment: Segment | None = None
         if told.lent is not None:
-            mapping = Mapping.adopt(descriptors.pop(), told.lent.size)
+            mapping = Mapping.from_descriptor(descriptors.pop(), told.lent.size)
             self._segment = Segment(mapping, self.rank, self.size, told.lent.slot_bytes, told.lent.crowded)
 
     def start(self, timeout: float) -> None:
@@ -78,9 +78,9 @@ class AttachedGroup(Communicator):
         if self._segment is None:
             return
         self._queue.use_backend(CpuBackend(self._rounds, self.ranks, self._segment))
-        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
+        call = Call(OpType.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
         order = self._queue
-        order.execute(order.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
+        order.execute(order.plan(call, lambda shared: shared.windows.probe_reads()), (), 0, Options(timeout))
 
     @property
     def failure(self) -> DistError | None:
@@ -96,14 +96,14 @@ class AttachedGroup(Communicator):
     def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
         if global_ranks != self._standing.global_ranks:
             said = {"group": self.id, "numbers": list(global_ranks)}
-            self._agent.ask(Ask.NUMBERS, attach_frames.encode_json(said), 0.0)
+            self._agent.ask(Request.RENUMBER, attach_frames.encode_json(said), 0.0)
             self._standing.global_ranks = global_ranks
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         super().set_timeout(timeout)
         # It is the default of calls and groups that somebody asks the agent for over HTTP, too.
         said = {"group": self.id, "timeout": self.timeout}
-        self._agent.ask(Ask.TIMEOUT, attach_frames.encode_json(said), 0.0)
+        self._agent.ask(Request.SET_TIMEOUT, attach_frames.encode_json(said), 0.0)
 
     def use_custom_backend(self, name: str, engine: Any) -> None:
         self._standing.own = True
@@ -134,7 +134,7 @@ class AttachedGroup(Communicator):
         if self._segment is not None:
             settings = self._agent.settings
             return self._registered_array(dtype, count, options, settings.shm_dir, settings.job)
-        self._queue.submit((Kind.EMPTY, dtype, count), (count,), options)
+        self._queue.submit((OpType.EMPTY, dtype, count), (count,), options)
         return np.empty(count, dtype)
 
     def info(self) -> GroupInfo:
@@ -158,16 +158,16 @@ class AttachedGroup(Communicator):
     # Point-to-point
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
-        return self._message(Ask.SEND, array, rank, tag, options).follow_up(options)
+        return self._message(Request.SEND, array, rank, tag, options).follow_up(options)
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
-        message = self._message(Ask.RECEIVE, array, rank, tag, options)
+        message = self._message(Request.RECEIVE, array, rank, tag, options)
         work = message.follow_up(options)
         return message.source if work is None else work
 
-    def _message(self, kind: Ask, array: Array, rank: int, tag: int, options: Options) -> _Message:
+    def _message(self, kind: Request, array: Array, rank: int, tag: int, options: Options) -> _Message:
         self._standing.raise_if_failed()
-        message = _Message(self._agent, array if kind == Ask.RECEIVE else None, options)
+        message = _Message(self._agent, array if kind == Request.RECEIVE else None, options)
         message.begin(kind, self.id, array, rank, tag, waits=not options.async_op)
         return message
 
@@ -177,21 +177,21 @@ class _Message:
 
     def __init__(self, agent: AttachedAgent, array: Array | None, options: Options) -> None:
         self._agent = agent
-        self._down = [] if array is None else [octets(array)]
+        self._down = [] if array is None else [as_bytes(array)]
         self._after: OnComplete = options.on_complete
         self._deadline = Deadline(options.timeout)
         self._number = next(_numbers)
         self._done = False
         self.source = -1
 
-    def begin(self, kind: Ask, group: int, array: Array, rank: int, tag: int, *, waits: bool) -> None:
+    def begin(self, kind: Request, group: int, array: Array, rank: int, tag: int, *, waits: bool) -> None:
         """Have the agent begin, and if it is to be waited for, wait."""
         outputs, inputs = ((array.size,), ()) if self._down else ((), (array.size,))
         seconds = self._deadline.seconds
-        call = attach_frames.Call(
+        call = attach_frames.CallRequest(
             group, seconds, tag, self._number, rank, 0, NO_OP, code_of(array.dtype), outputs, inputs
         )
-        up = [] if self._down else [octets(array)]
+        up = [] if self._down else [as_bytes(array)]
         self._ask(kind, call, seconds if waits else 0.0, up, waits=waits)
 
     def settle(self, deadline: Deadline | None) -> bool:
@@ -200,10 +200,12 @@ class _Message:
             return True
         own = deadline is self._deadline
         seconds = -1.0 if deadline is None else deadline.remaining()
-        call = attach_frames.Call(0, seconds, 0, self._number, 0, 0, NO_OP, 0, (), ())
-        return self._ask(Ask.SETTLE, call, max(seconds, 0.0), [], waits=own)
+        call = attach_frames.CallRequest(0, seconds, 0, self._number, 0, 0, NO_OP, 0, (), ())
+        return self._ask(Request.WAIT, call, max(seconds, 0.0), [], waits=own)
 
-    def _ask(self, kind: Ask, call: attach_frames.Call, seconds: float, up: list[memoryview], *, waits: bool) -> bool:
+    def _ask(
+        self, kind: Request, call: attach_frames.CallRequest, seconds: float, up: list[memoryview], *, waits: bool
+    ) -> bool:
         heard: list[BaseException] = []
         try:
             frame = self._agent.ask(
@@ -219,7 +221,7 @@ class _Message:
             if not heard:  # Ctrl-C, say: nobody will wait for the message any more
                 self._cancel(error, waited=waits)
             raise
-        if frame.header.kind == Answer.PENDING:
+        if frame.header.kind == Response.PENDING:
             return False
         if frame.document:
             (self.source,) = _NUMBER.unpack(frame.document)
@@ -232,7 +234,7 @@ class _Message:
     def _cancel(self, error: BaseException, *, waited: bool) -> None:
         said = {"messages": [self._number], "error": errors.described(error), "waited": waited}
         with contextlib.suppress(DistError):  # the agent is gone, and the message with it
-            self._agent.tell(Ask.CANCEL, said)
+            self._agent.tell(Request.CANCEL, said)
 
     def follow_up(self, options: Options) -> Work | None:
         """Return what the user waits for."""

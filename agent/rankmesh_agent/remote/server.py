@@ -16,17 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.sockets import notice_vanished_peer
-from rankmesh_agent.net.stream import Channel, Frame, Gone, Late
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
+from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote import errors
 from rankmesh_agent.remote.address import listen, socket_path
 from rankmesh_agent.remote.codec import group_told
 from rankmesh_agent.remote.lease import Landlord
 from rankmesh_agent.remote.session import Desk
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import Answer, Ask
+from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedError, ProtocolError
-from rankmesh_agent.wire.schemas import LeaseWanted
+from rankmesh_agent.wire.schemas import LeaseTerms
 
 CHALLENGE_SECONDS = 10.0
 """How long a stranger may take to prove that it belongs here, and to say what for."""
@@ -43,7 +43,7 @@ class Attendance:
 
     Args:
         landlord: has the agent to give away.
-        agent_id: its id, see AgentBeat.
+        agent_id: its id, see AgentHeartbeat.
         token: the job's token.
         shm_dir: where it shares memory, and the unix socket is made.
     """
@@ -55,7 +55,7 @@ class Attendance:
         self._shm_dir = shm_dir
         self._path = socket_path(shm_dir, agent_id)
         self._lock = threading.Lock()
-        self._channels: dict[Channel, threading.Thread] = {}
+        self._channels: dict[FramedStream, threading.Thread] = {}
         self._desks: dict[str, Desk] = {}
         self._leases: dict[str, _Lease] = {}
         self._closed = False
@@ -78,7 +78,7 @@ class Attendance:
         """Serve a connection whose client asked for it over HTTP. From any thread."""
         try:
             sock.settimeout(CHALLENGE_SECONDS)
-            notice_vanished_peer(sock)
+            break_when_peer_vanishes(sock)
             sock.sendall(attach_frames.UPGRADE.switching())
         except OSError:
             sock.close()
@@ -98,7 +98,7 @@ class Attendance:
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
         for channel in channels:
-            channel.hang_up()
+            channel.shutdown()
         for thread in [*channels.values(), *([self._thread] if self._thread is not None else [])]:
             if thread is not threading.current_thread():
                 thread.join(_STOP_SECONDS)
@@ -132,7 +132,7 @@ class Attendance:
 
     def _admit(self, sock: socket.socket) -> None:
         try:
-            channel = Channel(sock)
+            channel = FramedStream(sock)
         except OSError:
             sock.close()
             return
@@ -147,16 +147,16 @@ class Attendance:
             _log.warning("an attached process was refused: there are %d connections already", MAX_CONNECTIONS)
         channel.close()
 
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: FramedStream) -> None:
         try:
-            channel.convince(self._token, client=False, seconds=CHALLENGE_SECONDS)
+            channel.authenticate(self._token, client=False, seconds=CHALLENGE_SECONDS)
             frame = channel.receive(Deadline(CHALLENGE_SECONDS))
             said = attach_frames.decode_json(frame.document)
-            if frame.header.kind == Ask.CLAIM:
+            if frame.header.kind == Request.ACQUIRE:
                 self._hold(_Lease(self, channel, said))
-            elif frame.header.kind == Ask.LANE:
+            elif frame.header.kind == Request.OPEN_STREAM:
                 self._lane(channel, str(said.get("lease", "")))
-        except (Gone, Late, DistNetworkError):
+        except (StreamClosedError, StreamTimeoutError, DistNetworkError):
             pass  # a port scan, an old version, a wrong token, a client that died: it learns nothing more
         except Exception:
             _log.exception("a connection of an attached process had to be closed")
@@ -174,13 +174,13 @@ class Attendance:
             with self._lock:
                 self._leases.pop(lease.id, None)
 
-    def _lane(self, channel: Channel, lease: str) -> None:
+    def _lane(self, channel: FramedStream, lease: str) -> None:
         with self._lock:
             desk = self._desks.get(lease)
         if desk is None:
             refuse(channel, LeaseEndedError("the lease of the agent has ended"))
             return
-        channel.send(attach_frames.encode(Answer.DONE))
+        channel.send(attach_frames.encode(Response.DONE))
         desk.serve(channel)
 
     def _open(self, lease: str, desk: Desk) -> None:
@@ -197,7 +197,7 @@ class Attendance:
 class _Lease:
     """A connection that claims the agent: the lease, from then on."""
 
-    def __init__(self, attendance: Attendance, channel: Channel, said: dict[str, Any]) -> None:
+    def __init__(self, attendance: Attendance, channel: FramedStream, said: dict[str, Any]) -> None:
         self._attendance = attendance
         self._landlord = attendance._landlord
         self._channel = channel
@@ -211,7 +211,7 @@ class _Lease:
     def end(self) -> None:
         """Take note that the lease has ended."""
         if self._joined and not self._over:
-            self._channel.hang_up()
+            self._channel.shutdown()
 
     def serve(self) -> None:
         """Have the agent join, and keep the lease until the connection ends, or the client says goodbye."""
@@ -219,7 +219,7 @@ class _Lease:
         try:
             if said["agent"] != self._attendance._agent_id:
                 raise DistNetworkError("this is another agent than the one that was offered; ask the gateway again")
-            wanted = LeaseWanted(
+            wanted = LeaseTerms(
                 str(said["job"]),
                 int(said["rank"]),
                 int(said["world_size"]),
@@ -232,7 +232,7 @@ class _Lease:
         except DistError as error:
             refuse(channel, error)
             return
-        lends = bool(said.get("shares")) and channel.nearby
+        lends = bool(said.get("shares")) and channel.is_local
         # The join takes as long as it takes; meanwhile, this thread notices if the client goes.
         joiner = threading.Thread(
             target=self._join, args=(wanted, lends, joining), name="rankmesh-attached-join", daemon=True
@@ -242,12 +242,12 @@ class _Lease:
         try:
             while True:
                 frame = channel.receive(None)
-                if frame.header.kind == Ask.GOODBYE:
+                if frame.header.kind == Request.RELEASE:
                     reason = str(attach_frames.decode_json(frame.document).get("reason", ""))[:500]
                     failed = False
                     break
                 self._do(frame)
-        except (Gone, Late):
+        except (StreamClosedError, StreamTimeoutError):
             pass
         finally:
             self._over = True
@@ -256,16 +256,16 @@ class _Lease:
             while joiner.is_alive():
                 joiner.join(_AGAIN_SECONDS)
                 self._landlord.release(self.id, reason, failed=failed)  # it may not have begun when it was told to end
-        with contextlib.suppress(Gone, Late):
-            self._send(Answer.DONE)
+        with contextlib.suppress(StreamClosedError, StreamTimeoutError):
+            self._send(Response.DONE)
 
-    def _join(self, wanted: LeaseWanted, lends: bool, joining: float) -> None:
+    def _join(self, wanted: LeaseTerms, lends: bool, joining: float) -> None:
         try:
             lease, agent = self._landlord.take(wanted, self.id, lends=lends, joining=joining)
         except Exception as error:
-            with contextlib.suppress(Gone, Late):
-                self._send(Answer.REFUSED, errors.described(error))
-            self._channel.hang_up()
+            with contextlib.suppress(StreamClosedError, StreamTimeoutError):
+                self._send(Response.ERROR, errors.described(error))
+            self._channel.shutdown()
             return
         self._desk = desk = Desk(agent)
         self._joined = True
@@ -279,8 +279,8 @@ class _Lease:
             "members": [vars(member) for member in agent.members()],
             "world": told.plain(),
         }
-        with contextlib.suppress(Gone, Late):
-            self._send(Answer.DONE, document, descriptors)
+        with contextlib.suppress(StreamClosedError, StreamTimeoutError):
+            self._send(Response.DONE, document, descriptors)
 
     def _do(self, frame: Frame) -> None:
         """Do what the client asks for besides calls."""
@@ -294,24 +294,24 @@ class _Lease:
         except (ProtocolError, KeyError):
             raise
         except Exception as error:
-            self._send(Answer.REFUSED, errors.described(error))
+            self._send(Response.ERROR, errors.described(error))
         else:
-            self._send(Answer.DONE, found or {})
+            self._send(Response.DONE, found or {})
 
-    def _send(self, answer: Answer, document: dict[str, Any] | None = None, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, answer: Response, document: dict[str, Any] | None = None, descriptors: Sequence[int] = ()) -> None:
         with self._sending:
             text = b"" if document is None else attach_frames.encode_json(document)
             self._channel.send(attach_frames.encode(answer, text), (), descriptors)
 
 
 _ASKS: dict[int, Callable[[Desk, dict[str, Any]], dict[str, Any] | None]] = {
-    Ask.ABORT: Desk.abort,
-    Ask.CANCEL: Desk.cancel,
-    Ask.STOP: Desk.stop_starting,
-    Ask.REPORT: Desk.report,
+    Request.ABORT: Desk.abort,
+    Request.CANCEL: Desk.cancel,
+    Request.STOP_NEW_GROUPS: Desk.stop_starting,
+    Request.REPORT_CALLS: Desk.report,
 }
 
 
-def refuse(channel: Channel, error: BaseException) -> None:
+def refuse(channel: FramedStream, error: BaseException) -> None:
     """Answer with an error."""
-    channel.send(attach_frames.encode(Answer.REFUSED, attach_frames.encode_json(errors.described(error))))
+    channel.send(attach_frames.encode(Response.ERROR, attach_frames.encode_json(errors.described(error))))

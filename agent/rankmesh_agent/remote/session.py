@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.agent import Agent
-from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.pending import PendingMessage
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.stream import Channel, Frame, Gone, Late, Room
+from rankmesh_agent.net.stream import Frame, FramedStream, ScratchBuffer, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote import errors
 from rankmesh_agent.remote.codec import call_heard, dtype_heard, group_told, told_heard
 from rankmesh_agent.store import codec, commands
 from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.transports.segment import CallMismatchError
 from rankmesh_agent.wire import attach_frames, store_frames
-from rankmesh_agent.wire.attach_frames import HAS_NOTE, WAITS, Answer, Ask, Call
+from rankmesh_agent.wire.attach_frames import HAS_NOTE, WAITS, CallRequest, Request, Response
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
     DistStoreError,
@@ -34,7 +34,7 @@ from rankmesh_agent.wire.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from rankmesh_agent.wire.ops import Kind, ReduceOp
+from rankmesh_agent.wire.ops import OpType, ReduceOp
 
 _KEPT = 64 << 20
 """Bytes of memory that a lane keeps for its next call."""
@@ -45,7 +45,7 @@ _NOTE_SECONDS = 10.0
 
 _log = logging.getLogger("rankmesh")
 
-Reply = tuple[Answer, bytes, Sequence[memoryview]]
+Reply = tuple[Response, bytes, Sequence[memoryview]]
 
 
 class Desk:
@@ -61,7 +61,7 @@ class Desk:
         self._groups: dict[int, LocalCommunicator] = {agent.world.id: agent.world}
         self._messages: dict[int, tuple[LocalCommunicator, PendingMessage, Array | None]] = {}
         self._place: BlockingStore | None = None
-        self._lanes: set[Channel] = set()
+        self._lanes: set[FramedStream] = set()
         self._closed = False
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Desk:
             lanes = list(self._lanes)
             place = self._place
         for channel in lanes:
-            channel.hang_up()
+            channel.shutdown()
         if place is not None:
             place.close()
 
@@ -117,7 +117,7 @@ class Desk:
 
     # Lanes
 
-    def serve(self, channel: Channel) -> None:
+    def serve(self, channel: FramedStream) -> None:
         """Do what a lane asks for, until it ends."""
         with self._lock:
             if self._closed:
@@ -181,11 +181,11 @@ class Desk:
             self._forget(number)
             raise
         if not done:
-            return Answer.PENDING, b"", ()
+            return Response.PENDING, b"", ()
         self._forget(number)
         if array is None:
-            return Answer.DONE, b"", ()
-        return Answer.DONE, _NUMBER.pack(group.source(message)), [octets(array)]
+            return Response.DONE, b"", ()
+        return Response.DONE, _NUMBER.pack(group.source(message)), [as_bytes(array)]
 
     @property
     def place(self) -> BlockingStore:
@@ -199,10 +199,10 @@ class Desk:
 class _Lane:
     """One connection for calls, and its thread."""
 
-    def __init__(self, desk: Desk, channel: Channel) -> None:
+    def __init__(self, desk: Desk, channel: FramedStream) -> None:
         self._desk = desk
         self._channel = channel
-        self._in, self._out = Room(_KEPT), Room(_KEPT)
+        self._in, self._out = ScratchBuffer(_KEPT), ScratchBuffer(_KEPT)
 
     def serve(self) -> None:
         channel = self._channel
@@ -211,32 +211,32 @@ class _Lane:
                 frame = channel.receive(None)
                 try:
                     answer, document, payload = self._answer(frame)
-                except (Gone, Late, ProtocolError):
+                except (StreamClosedError, StreamTimeoutError, ProtocolError):
                     raise
                 except Exception as error:
-                    answer, document, payload = Answer.REFUSED, b"", ()
+                    answer, document, payload = Response.ERROR, b"", ()
                     document = attach_frames.encode_json(errors.described(error))
                 if answer is not None:
                     length = sum(map(len, payload))
                     channel.send(attach_frames.encode(answer, document, length), payload)
-            except (Gone, Late):
+            except (StreamClosedError, StreamTimeoutError):
                 return
             except ProtocolError as error:
                 _log.warning("an attached process does not keep to the protocol: %s", error.message)
                 return
 
-    def _answer(self, frame: Frame) -> tuple[Answer | None, bytes, Sequence[memoryview]]:
+    def _answer(self, frame: Frame) -> tuple[Response | None, bytes, Sequence[memoryview]]:
         kind = frame.header.kind
-        if kind == Ask.CALL:
+        if kind == Request.CALL:
             return self._collective(attach_frames.decode_call(frame.document), frame)
-        if kind in (Ask.SEND, Ask.RECEIVE):
+        if kind in (Request.SEND, Request.RECEIVE):
             return self._message(attach_frames.decode_call(frame.document), frame)
-        if kind == Ask.SETTLE:
+        if kind == Request.WAIT:
             call = attach_frames.decode_call(frame.document)
             own = bool(frame.header.flags & WAITS)
             return self._desk.settle(call.number, Deadline(call.seconds) if call.seconds >= 0 else None, own=own)
-        if kind == Ask.STORE:
-            return Answer.DONE, self._store(bytes(frame.document)), ()
+        if kind == Request.STORE:
+            return Response.DONE, self._store(bytes(frame.document)), ()
         ask = _OTHERS.get(kind)
         if ask is None:
             raise ProtocolError(f"an attached process asked for {kind}, which there is not")
@@ -244,73 +244,73 @@ class _Lane:
 
     # Collectives
 
-    def _collective(self, call: Call, frame: Frame) -> Reply:
+    def _collective(self, call: CallRequest, frame: Frame) -> Reply:
         inputs = self._inputs(call, frame)
         dtype = dtype_heard(call.dtype) if call.dtype else np.dtype(np.uint8)
         group = self._desk._group(call.group)
         note = self._note if frame.header.flags & HAS_NOTE else None
         options, root = Options(call.seconds, details=note), call.tag
-        if call.what == Kind.BARRIER:
+        if call.what == OpType.BARRIER:
             group.barrier(options)
-            return Answer.DONE, b"", ()
-        if call.what == Kind.EMPTY:
+            return Response.DONE, b"", ()
+        if call.what == OpType.EMPTY:
             group.empty(dtype, call.number, options)
-            return Answer.DONE, b"", ()
+            return Response.DONE, b"", ()
         op = ReduceOp(call.op) if call.op != attach_frames.NO_OP else ReduceOp.SUM
-        if call.what == Kind.ALL_REDUCE:
+        if call.what == OpType.ALL_REDUCE:
             group.all_reduce(inputs[0], op, options, call.subject)
-            return Answer.DONE, b"", [octets(inputs[0])]
-        if call.what == Kind.REDUCE:
+            return Response.DONE, b"", [as_bytes(inputs[0])]
+        if call.what == OpType.REDUCE:
             group.reduce(inputs[0], op, root, options)
-            return Answer.DONE, b"", [octets(inputs[0])] if group.rank == root else []
-        outputs = _cut(self._out.take(sum(call.outputs) * dtype.itemsize), dtype, call.outputs)
-        if call.what == Kind.BROADCAST:
+            return Response.DONE, b"", [as_bytes(inputs[0])] if group.rank == root else []
+        outputs = _cut(self._out.get(sum(call.outputs) * dtype.itemsize), dtype, call.outputs)
+        if call.what == OpType.BROADCAST:
             group.broadcast((inputs or outputs)[0], root, options)
-        elif call.what == Kind.ALL_GATHER:
+        elif call.what == OpType.ALL_GATHER:
             group.all_gather(outputs, inputs[0], options)
-        elif call.what == Kind.GATHER:
+        elif call.what == OpType.GATHER:
             group.gather(outputs, inputs[0], root, options)
-        elif call.what == Kind.SCATTER:
+        elif call.what == OpType.SCATTER:
             group.scatter(outputs[0], inputs, root, options)
-        elif call.what == Kind.REDUCE_SCATTER:
+        elif call.what == OpType.REDUCE_SCATTER:
             group.reduce_scatter(outputs[0], inputs, op, options)
-        elif call.what == Kind.ALL_TO_ALL:
+        elif call.what == OpType.ALL_TO_ALL:
             group.all_to_all(outputs, inputs, options)
         else:
             raise ProtocolError(f"an attached process asked for collective {call.what}, which there is not")
-        return Answer.DONE, b"", [octets(output) for output in outputs]
+        return Response.DONE, b"", [as_bytes(output) for output in outputs]
 
-    def _inputs(self, call: Call, frame: Frame) -> list[Array]:
+    def _inputs(self, call: CallRequest, frame: Frame) -> list[Array]:
         """Receive the arrays that come with a call."""
         nbytes = frame.header.payload
         dtype = dtype_heard(call.dtype) if call.dtype else np.dtype(np.uint8)
         if sum(call.inputs) * dtype.itemsize != nbytes:
             raise ProtocolError(f"an attached process sent {nbytes} bytes of arrays of {call.inputs} elements")
-        memory = self._in.take(nbytes)
+        memory = self._in.get(nbytes)
         self._channel.fill([memory.data])
         return _cut(memory, dtype, call.inputs)
 
     def _note(self) -> str:
         """Ask the client what else there is to say of its call."""
-        self._channel.send(attach_frames.encode(Answer.NOTE_PLEASE))
+        self._channel.send(attach_frames.encode(Response.NEED_NOTE))
         frame = self._channel.receive(Deadline(_NOTE_SECONDS))
-        if frame.header.kind != Ask.NOTE:
+        if frame.header.kind != Request.NOTE:
             raise ProtocolError("an attached process was asked for a note and sent something else")
         return bytes(frame.document).decode("utf-8", "replace")
 
     # Messages
 
-    def _message(self, call: Call, frame: Frame) -> Reply:
+    def _message(self, call: CallRequest, frame: Frame) -> Reply:
         dtype = dtype_heard(call.dtype)
         array: Array = np.empty(sum(call.inputs) + sum(call.outputs), dtype)
         if frame.header.payload != sum(call.inputs) * dtype.itemsize:
             raise ProtocolError(f"an attached process sent {frame.header.payload} bytes of {array.nbytes}")
         if frame.header.payload:
-            self._channel.fill([octets(array)])
+            self._channel.fill([as_bytes(array)])
         group = self._desk._group(call.group)
         waits = bool(frame.header.flags & WAITS)
         options = Options(call.seconds, async_op=not waits)
-        if frame.header.kind == Ask.SEND:
+        if frame.header.kind == Request.SEND:
             message = group.begin_send(array, call.rank, call.tag, options)
             self._desk.hold(call.number, group, message, None)
         else:
@@ -324,39 +324,39 @@ class _Lane:
         group = self._desk.make_group([int(rank) for rank in said["ranks"]], float(said["timeout"]))
         told, descriptors = group_told(group)
         document = attach_frames.encode_json(told.plain())
-        self._channel.send(attach_frames.encode(Answer.DONE, document), (), descriptors)
+        self._channel.send(attach_frames.encode(Response.DONE, document), (), descriptors)
         return None, b"", ()
 
     def _drop_group(self, said: dict[str, Any]) -> Reply:
         self._desk.drop_group(int(said["group"]))
-        return Answer.DONE, b"", ()
+        return Response.DONE, b"", ()
 
     def _numbers(self, said: dict[str, Any]) -> Reply:
         self._desk._group(int(said["group"])).global_ranks = tuple(int(number) for number in said["numbers"])
-        return Answer.DONE, b"", ()
+        return Response.DONE, b"", ()
 
     def _timeout(self, said: dict[str, Any]) -> Reply:
         self._desk._group(int(said["group"])).set_timeout(float(said["timeout"]))
-        return Answer.DONE, b"", ()
+        return Response.DONE, b"", ()
 
     def _failure(self, said: dict[str, Any]) -> Reply:
         failure = self._desk._group(int(said["group"])).failure
-        return Answer.DONE, attach_frames.encode_json({} if failure is None else errors.described(failure)), ()
+        return Response.DONE, attach_frames.encode_json({} if failure is None else errors.described(failure)), ()
 
     def _look(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
         group.delegated_calls.check_peers(
             call_heard(said["call"]), said["seq"], said["missing"], said["seconds"], said["left"]
         )
-        return Answer.DONE, b"", ()
+        return Response.DONE, b"", ()
 
     def _meet(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
         try:
             group.delegated_calls.verify(call_heard(said["call"]), said["seq"], said["fingerprint"], said["seconds"])
-        except DisagreementError:
-            return Answer.PENDING, b"", ()
-        return Answer.DONE, b"", ()
+        except CallMismatchError:
+            return Response.PENDING, b"", ()
+        return Response.DONE, b"", ()
 
     def _retell(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
@@ -364,7 +364,7 @@ class _Lane:
             call_heard(said["call"]), said["seq"], said["seconds"], said["said"].encode()
         )
         document = attach_frames.encode_json({"told": [text.decode("utf-8", "replace") for text in told]})
-        return Answer.DONE, document, ()
+        return Response.DONE, document, ()
 
     def _store(self, request: bytes) -> bytes:
         opcode, flags, seq, count, _, seconds = store_frames.decode_request(request)
@@ -383,10 +383,10 @@ class _Lane:
             try:
                 result = place.execute(command.with_timeout(min(_STORE_SLICE, deadline.remaining())))
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
-                if deadline.passed() or self._channel.ended():
+                if deadline.expired() or self._channel.at_eof():
                     raise
                 continue
-            if isinstance(command, commands.QueuePop) and self._channel.ended():
+            if isinstance(command, commands.QueuePop) and self._channel.at_eof():
                 # Nobody will get it otherwise: whoever asked for it has gone.
                 if isinstance(place, BlockingMemoryStore):
                     command.undo(place.table, result)
@@ -395,15 +395,15 @@ class _Lane:
             return result
 
 
-_OTHERS: dict[int, Callable[[_Lane, dict[str, Any]], tuple[Answer | None, bytes, Sequence[memoryview]]]] = {
-    Ask.NEW_GROUP: _Lane._new_group,
-    Ask.DROP_GROUP: _Lane._drop_group,
-    Ask.NUMBERS: _Lane._numbers,
-    Ask.TIMEOUT: _Lane._timeout,
-    Ask.FAILURE: _Lane._failure,
-    Ask.LOOK: _Lane._look,
-    Ask.MEET: _Lane._meet,
-    Ask.RETELL: _Lane._retell,
+_OTHERS: dict[int, Callable[[_Lane, dict[str, Any]], tuple[Response | None, bytes, Sequence[memoryview]]]] = {
+    Request.NEW_GROUP: _Lane._new_group,
+    Request.DESTROY_GROUP: _Lane._drop_group,
+    Request.RENUMBER: _Lane._numbers,
+    Request.SET_TIMEOUT: _Lane._timeout,
+    Request.FAILURE: _Lane._failure,
+    Request.CHECK_PEERS: _Lane._look,
+    Request.VERIFY: _Lane._meet,
+    Request.EXCHANGE_DESCRIPTIONS: _Lane._retell,
 }
 
 

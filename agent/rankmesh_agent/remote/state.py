@@ -11,12 +11,12 @@ from rankmesh_agent.collectives.link import Exchange
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record
 from rankmesh_agent.group.pending import Details
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.message_link import Payload, Rounds, Wait
+from rankmesh_agent.progress.message_link import Payload, VerifiedLink, Wait
 from rankmesh_agent.remote import errors
 from rankmesh_agent.remote.codec import call_told
-from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.transports.segment import CallMismatchError
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import Answer, Ask
+from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistError, GroupAbortedError, from_code
 from rankmesh_agent.wire.ops import Call
 
@@ -105,7 +105,7 @@ class AttachedStanding:
             "error": errors.described(error),
         }
         try:
-            failure = errors.revived(self._agent.tell(Ask.ABORT, said))
+            failure = errors.revived(self._agent.tell(Request.ABORT, said))
         except DistError as gone:
             return gone
         return failure if isinstance(failure, DistError) else None
@@ -144,7 +144,7 @@ class AttachedCall(CallContext):
         standing.seq, standing.nbytes = seq, nbytes
         self.options_note = note
         deadline.restart(seconds)
-        begun = standing.started_at = deadline.begun
+        begun = standing.started_at = deadline.started
         return begun
 
     def told(self) -> dict[str, Any]:
@@ -163,16 +163,16 @@ class AttachedCall(CallContext):
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See Watch."""
         self._standing.raise_if_failed()
-        left = -1.0 if self.deadline.passed() else self.deadline.remaining()
+        left = -1.0 if self.deadline.expired() else self.deadline.remaining()
         said = {**self.told(), "missing": missing(), "seconds": self.deadline.seconds, "left": left}
-        self._agent.ask(Ask.LOOK, attach_frames.encode_json(said), 0.0)
+        self._agent.ask(Request.CHECK_PEERS, attach_frames.encode_json(said), 0.0)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         """See Watch. It is the agent that moves messages and waits for them."""
         raise AssertionError("an attached process has no messages of its own to wait for")
 
 
-class RemoteRounds(Rounds):
+class RemoteRounds(VerifiedLink):
     """The messages among the members' agents that a call which this process makes itself needs of its agent's.
 
     Args:
@@ -193,26 +193,28 @@ class RemoteRounds(Rounds):
         """See Rounds."""
         self._fingerprint = fingerprint
 
-    def enter(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
+    def all_exchange(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
         """See Link.enter; without payloads."""
         if payload or each:
             self._refuse()
         said = {**self._said(), "fingerprint": self._fingerprint}
-        frame = self._agent.ask(Ask.MEET, attach_frames.encode_json(said), self._running.deadline.seconds)
-        if frame.header.kind == Answer.PENDING:
-            raise DisagreementError
+        frame = self._agent.ask(Request.VERIFY, attach_frames.encode_json(said), self._running.deadline.seconds)
+        if frame.header.kind == Response.PENDING:
+            raise CallMismatchError
         return [b""] * self.size
 
-    def retell(self, payload: Payload) -> list[Payload]:
+    def exchange_descriptions(self, payload: Payload) -> list[Payload]:
         """See Rounds."""
         said = {**self._said(), "said": bytes(payload).decode("utf-8", "replace")}
-        frame = self._agent.ask(Ask.RETELL, attach_frames.encode_json(said), self._running.deadline.seconds)
+        frame = self._agent.ask(
+            Request.EXCHANGE_DESCRIPTIONS, attach_frames.encode_json(said), self._running.deadline.seconds
+        )
         return [text.encode() for text in attach_frames.decode_json(frame.document)["told"]]
 
     def _said(self) -> dict[str, Any]:
         return {**self._running.told(), "seconds": self._running.deadline.remaining()}
 
-    def consult(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
+    def via_root(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
         """Not offered."""
         self._refuse()
 

@@ -9,7 +9,7 @@ from rankmesh_agent.store.base import RESPONSE_SECONDS
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.attach_frames import Ask
+from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError, RankFailedError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class AttachedStore(BlockingStore):
     def execute(self, command: Command[T]) -> T:
         request = codec.encode_command(command, 1)
         try:
-            frame = self._agent.ask(Ask.STORE, request, command.seconds + RESPONSE_SECONDS)
+            frame = self._agent.ask(Request.STORE, request, command.seconds + RESPONSE_SECONDS)
         except RankFailedError as error:
             raise DistNetworkError(error.message, address=error.address) from error
         answer = bytes(frame.document)

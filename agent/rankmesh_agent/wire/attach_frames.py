@@ -58,58 +58,58 @@ WAITS = 0x02
 FLAGS = HAS_NOTE | WAITS
 
 
-class Ask(enum.IntEnum):
+class Request(enum.IntEnum):
     """What a client asks for."""
 
-    CLAIM = 1
+    ACQUIRE = 1
     """The agent; over the connection that is the lease, as are the next five."""
-    GOODBYE = 2
+    RELEASE = 2
     """The end of the lease."""
     ABORT = 3
     """The end of a group, because of an error at the client."""
     CANCEL = 4
     """That a message is waited for no longer."""
-    STOP = 5
+    STOP_NEW_GROUPS = 5
     """That groups are made no longer which are being made."""
-    REPORT = 6
+    REPORT_CALLS = 6
     """Nothing; it tells which calls the client has made itself."""
-    LANE = 16
+    OPEN_STREAM = 16
     """To use the connection for calls; all that follow are asked over such a connection."""
     CALL = 17
     """A collective."""
     SEND = 18
     RECEIVE = 19
-    SETTLE = 20
+    WAIT = 20
     """The end of a message, or just a look at it."""
     NEW_GROUP = 21
-    DROP_GROUP = 22
-    NUMBERS = 23
+    DESTROY_GROUP = 22
+    RENUMBER = 23
     """That the members of a group are known by other numbers from now on."""
     FAILURE = 24
     """A group's failure."""
-    LOOK = 25
+    CHECK_PEERS = 25
     """Whether a call that the client makes itself can go on."""
-    MEET = 26
+    VERIFY = 26
     """The arrival at such a call over messages."""
-    RETELL = 27
+    EXCHANGE_DESCRIPTIONS = 27
     """What everyone called."""
     STORE = 28
     """A command to the job's store."""
     NOTE = 29
     """The answer to the agent's question for a note."""
-    TIMEOUT = 30
+    SET_TIMEOUT = 30
     """That calls of a group may take another time by default from now on."""
 
 
-class Answer(enum.IntEnum):
+class Response(enum.IntEnum):
     """What an agent answers."""
 
     DONE = 128
-    REFUSED = 129
+    ERROR = 129
     """An error: its code or type, message and details."""
     PENDING = 130
     """Not done yet."""
-    NOTE_PLEASE = 131
+    NEED_NOTE = 131
     """A question: what else is there to say of the call?"""
 
 
@@ -122,7 +122,7 @@ class Header(NamedTuple):
     payload: int
 
 
-class Call(NamedTuple):
+class CallRequest(NamedTuple):
     """A collective or a message; see the module."""
 
     group: int
@@ -158,7 +158,7 @@ def decode(data: bytes | bytearray) -> Header:
     return header
 
 
-def encode_call(call: Call) -> bytes:
+def encode_call(call: CallRequest) -> bytes:
     """Return a call as a document."""
     *head, outputs, inputs, subject = call
     count = len(outputs) + len(inputs)
@@ -166,7 +166,7 @@ def encode_call(call: Call) -> bytes:
     return CALL.pack(*head, len(outputs), len(inputs)) + lengths + subject.encode()
 
 
-def decode_call(document: bytes | bytearray) -> Call:
+def decode_call(document: bytes | bytearray) -> CallRequest:
     """Return the call that a document describes.
 
     Raises:
@@ -179,7 +179,9 @@ def decode_call(document: bytes | bytearray) -> Call:
         subject = bytes(document[CALL.size + 8 * count :]).decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"an attached process described a call of {len(document)} bytes") from error
-    return Call(group, seconds, tag, number, rank, what, op, dtype, lengths[:outputs], lengths[outputs:], subject)
+    return CallRequest(
+        group, seconds, tag, number, rank, what, op, dtype, lengths[:outputs], lengths[outputs:], subject
+    )
 
 
 def encode_json(document: Any) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.schemas import AgentBeat, AgentGoodbye, Done, Heartbeat, JoinRequest, LeaseRequest, Leave
+from rankmesh_agent.wire.schemas import AgentHeartbeat, AgentLeave, Done, Heartbeat, JoinRequest, LeaseRequest, Leave
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.json_body import read
 from rankmesh_gateway.state.registry import Registry
@@ -43,8 +43,8 @@ class Front:
             ("POST", "/v1/join"): (JoinRequest, self._join),
             ("POST", "/v1/heartbeat"): (Heartbeat, self._heartbeat),
             ("POST", "/v1/leave"): (Leave, self._leave),
-            ("POST", "/v1/agents"): (AgentBeat, self._agent),
-            ("POST", "/v1/agents/leave"): (AgentGoodbye, self._agent_leave),
+            ("POST", "/v1/agents"): (AgentHeartbeat, self._agent),
+            ("POST", "/v1/agents/leave"): (AgentLeave, self._agent_leave),
             ("POST", "/v1/leases"): (LeaseRequest, self._lease),
             ("GET", "/health"): (None, self._health),
         }
@@ -87,11 +87,11 @@ class Front:
         self._registry.leave(asked)
         return Done()
 
-    async def _agent(self, asked: AgentBeat, _: Receive) -> object:
+    async def _agent(self, asked: AgentHeartbeat, _: Receive) -> object:
         self._registry.agents.beat(asked)
         return Done()
 
-    async def _agent_leave(self, asked: AgentGoodbye, _: Receive) -> object:
+    async def _agent_leave(self, asked: AgentLeave, _: Receive) -> object:
         self._registry.agents.leave(asked)
         return Done()
 

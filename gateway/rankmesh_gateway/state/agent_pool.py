@@ -15,9 +15,9 @@ from rankmesh_agent.wire.schemas import (
     OFFER_SECONDS,
     SUSPECT_SECONDS,
     UNASSIGNED,
-    AgentBeat,
     AgentEntry,
-    AgentGoodbye,
+    AgentHeartbeat,
+    AgentLeave,
     AgentState,
     Lease,
     LeaseOffer,
@@ -70,7 +70,7 @@ class _Agent:
         lost: whether the event log has that it failed.
     """
 
-    beat: AgentBeat
+    beat: AgentHeartbeat
     seen: float
     offered_to: _Asker | None = None
     offered_until: float = 0.0
@@ -85,7 +85,7 @@ class _Agent:
             return "suspect"
         return "leased" if self.beat.leases else "free"
 
-    def hear(self, beat: AgentBeat, now: float) -> None:
+    def hear(self, beat: AgentHeartbeat, now: float) -> None:
         """Take in a sign of life."""
         if self.doubted_at is not None and now - self.doubted_at >= UNDER_WAY_SECONDS:
             self.doubted_at = None
@@ -125,7 +125,7 @@ class Agents:
         self._waits: dict[Future[LeaseOffer], _Asker] = {}
         self._closed = False
 
-    def beat(self, beat: AgentBeat) -> None:
+    def beat(self, beat: AgentHeartbeat) -> None:
         """Take in a sign of life; the first one registers the agent.
 
         Raises:
@@ -151,7 +151,7 @@ class Agents:
             served = self._serve(now)
         self._hand_out(served)
 
-    def leave(self, goodbye: AgentGoodbye) -> None:
+    def leave(self, goodbye: AgentLeave) -> None:
         """Take in a goodbye: the agent is forgotten. Those of agents that are not known are ignored."""
         with self._lock:
             agent = self._agents.pop(goodbye.id, None)
@@ -252,7 +252,7 @@ class Agents:
                 self._tell("agent-registered", "is back", agent.beat)
             agent.lost = lost
 
-    def _tell_of_leases(self, beat: AgentBeat, before: list[Lease]) -> None:
+    def _tell_of_leases(self, beat: AgentHeartbeat, before: list[Lease]) -> None:
         known = {lease.id for lease in before}
         for lease in beat.leases:
             if lease.id not in known:
@@ -265,7 +265,7 @@ class Agents:
                 self._tell("agent-freed", words, beat, lease=lease)
 
     def _tell(
-        self, kind: Kind, words: str, beat: AgentBeat, at: float | None = None, lease: Lease | None = None
+        self, kind: Kind, words: str, beat: AgentHeartbeat, at: float | None = None, lease: Lease | None = None
     ) -> None:
         ranks = [lease.rank] if lease is not None and lease.rank != UNASSIGNED else []
         self._events.add(
@@ -280,7 +280,7 @@ class Agents:
     def _in_order(self) -> list[_Agent]:
         return sorted(self._agents.values(), key=lambda agent: (_natural(agent.beat.name), agent.beat.id))
 
-    def _make_room(self, beat: AgentBeat, now: float) -> None:
+    def _make_room(self, beat: AgentHeartbeat, now: float) -> None:
         """Forget what a new agent takes the place of, and raise if there still is none."""
         self._forget(now)
         for agent_id, agent in list(self._agents.items()):

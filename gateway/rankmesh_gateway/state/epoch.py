@@ -13,7 +13,7 @@ from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     UNASSIGNED,
     JoinReply,
-    Lost,
+    LostRank,
     Member,
     RankInfo,
 )
@@ -138,7 +138,7 @@ class World:
         self.since = now
         self.chronicle.complete(self)
 
-    def lose(self, reporter: RankRecord, lost: list[Lost], now: float) -> list[RankRecord]:
+    def lose(self, reporter: RankRecord, lost: list[LostRank], now: float) -> list[RankRecord]:
         """Take in which ranks another one says are gone; what it has said before is no news.
 
         Returns:

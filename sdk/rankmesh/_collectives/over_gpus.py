@@ -21,7 +21,7 @@ from rankmesh_agent.gpu.communicator import GpuCommunicator
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.pending import OnComplete
 from rankmesh_agent.group.work import Work
-from rankmesh_agent.wire.ops import Kind, PremulSum, ReduceOp
+from rankmesh_agent.wire.ops import OpType, PremulSum, ReduceOp
 
 Tensors = Sequence[Any]
 
@@ -49,7 +49,7 @@ def members_over(group: Group, tensors: Any, op: ReduceOp | PremulSum | None = N
 def broadcast(comm: GpuCommunicator, tensors: Tensors, root: int, index: int, how: Options) -> Work | None:
     """See broadcast_multigpu."""
     arrays, afters = _destinations(comm, tensors, "tensor_list")
-    key = Kind.BROADCAST, arrays[0].dtype, arrays[0].size, None, comm.global_ranks[root]
+    key = OpType.BROADCAST, arrays[0].dtype, arrays[0].size, None, comm.global_ranks[root]
     place = root * len(arrays) + index
     return comm.submit_multigpu(key, [(array, place) for array in arrays], afters, how)
 
@@ -57,7 +57,7 @@ def broadcast(comm: GpuCommunicator, tensors: Tensors, root: int, index: int, ho
 def all_reduce(comm: GpuCommunicator, tensors: Tensors, op: ReduceOp | PremulSum, how: Options) -> Work | None:
     """See all_reduce_multigpu."""
     arrays, afters, reduce_op = _scaled(comm, tensors, op)
-    key = Kind.ALL_REDUCE, arrays[0].dtype, arrays[0].size, reduce_op
+    key = OpType.ALL_REDUCE, arrays[0].dtype, arrays[0].size, reduce_op
     return comm.submit_multigpu(key, [(array, reduce_op) for array in arrays], afters, how)
 
 
@@ -66,7 +66,7 @@ def reduce(
 ) -> Work | None:
     """See reduce_multigpu."""
     arrays, afters, reduce_op = _scaled(comm, tensors, op)
-    key = Kind.REDUCE, arrays[0].dtype, arrays[0].size, reduce_op, comm.global_ranks[root]
+    key = OpType.REDUCE, arrays[0].dtype, arrays[0].size, reduce_op, comm.global_ranks[root]
     place = root * len(arrays) + index
     if comm.rank != root:
         afters = [None] * len(arrays)
@@ -79,7 +79,7 @@ def all_gather(comm: GpuCommunicator, outputs: Sequence[Tensors], inputs: Tensor
     """See all_gather_multigpu."""
     arrays = [source(tensor, f"input_tensor_list[{number}]", comm) for number, tensor in enumerate(inputs)]
     given = [_destinations(comm, tensors, f"output_tensor_lists[{number}]") for number, tensors in enumerate(outputs)]
-    key = Kind.ALL_GATHER, arrays[0].dtype, arrays[0].size
+    key = OpType.ALL_GATHER, arrays[0].dtype, arrays[0].size
     each = [(into, array) for (into, _), array in zip(given, arrays, strict=True)]
     return comm.submit_multigpu(key, each, [all_of(afters) for _, afters in given], how)
 
@@ -96,7 +96,7 @@ def reduce_scatter(
     ]
     if factor is not None:
         given = [[premultiplied(factor, array) for array in arrays] for arrays in given]
-    key = Kind.REDUCE_SCATTER, into[0].dtype, into[0].size, reduce_op
+    key = OpType.REDUCE_SCATTER, into[0].dtype, into[0].size, reduce_op
     each = [(output, arrays, reduce_op) for output, arrays in zip(into, given, strict=True)]
     return comm.submit_multigpu(key, each, afters, how)
 

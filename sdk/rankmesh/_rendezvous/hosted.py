@@ -75,7 +75,7 @@ class HostedGateway:
         from rankmesh_agent.http.server import HttpThread
         from rankmesh_gateway.state.registry import Registry
 
-        listener = bind(host, port, what="this process hosts the gateway")
+        listener = bind(host, port, purpose="this process hosts the gateway")
         reachable, own_names = reachable_addresses(host, settings.advertise)
         self._registry = Registry()
         self.address = Address(url_of(listener, _best(reachable)), self._registry.id)

@@ -144,7 +144,7 @@ def _await(store: Any, keys: list[str], deadline: Deadline) -> None:
     """
     pause = _SHORTEST_PAUSE
     while not store.check(keys):
-        if deadline.passed():
+        if deadline.expired():
             missing = [number for number, key in enumerate(keys) if not store.check([key])]
             raise JoinTimeoutError(
                 f"ranks {missing} did not come to torch's store within {deadline.seconds:.1f} s", ranks=missing

@@ -17,16 +17,16 @@ from rankmesh_agent.wire.schemas import (
     AgentInfo,
     FlightRecord,
     GroupInfo,
-    GroupWanted,
+    GroupRequest,
     HostReport,
     InFlight,
     Lease,
     LeaseState,
-    LeaseWanted,
+    LeaseTerms,
     ProbeReply,
     ProbeRequest,
 )
-from rankmesh_agent.wire.stats import Vitals
+from rankmesh_agent.wire.stats import AgentStats
 
 
 class AgentView(Protocol):
@@ -56,7 +56,7 @@ class AgentView(Protocol):
         """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
 
     def make_group(
-        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
         """Make a group that is asked for over HTTP. Blocks until its members have met; to be called in a thread.
 
@@ -85,7 +85,7 @@ class AgentView(Protocol):
     def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
         """Return what is remembered of the latest operations: of one group or all, so many or all."""
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> AgentStats:
         """Return what has been counted."""
 
     async def aclose(self) -> None:
@@ -95,7 +95,7 @@ class AgentView(Protocol):
 class Landlord(Protocol):
     """A standalone agent as its lease's endpoints see it. The methods do not block, but for ``release``."""
 
-    def begin(self, wanted: LeaseWanted) -> tuple[Lease, Future[Lease]]:
+    def begin(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
         """Take the agent; return the lease, and a future that is done when the world is complete or the join failed.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from rankmesh_agent.wire.schemas import AgentBeat, AgentEntry, AgentGoodbye, Done, LeaseOffer, LeaseRequest
+from rankmesh_agent.wire.schemas import AgentEntry, AgentHeartbeat, AgentLeave, Done, LeaseOffer, LeaseRequest
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.routes.dependencies import BEARER, TheRegistry
 from rankmesh_gateway.http.routes.problems import documented
@@ -13,7 +13,7 @@ router = APIRouter(prefix="/v1", tags=["agents"], dependencies=[BEARER], respons
 
 
 @router.post("/agents", responses=documented(400, 503))
-async def agent_beat(body: AgentBeat, registry: TheRegistry) -> Done:
+async def agent_beat(body: AgentHeartbeat, registry: TheRegistry) -> Done:
     """Tell that a standalone agent lives, and to whom it is leased; the first time registers it.
 
     Sent each second, and when its lease changes. An agent that is silent is suspect after 3 s, has failed after 10 s,
@@ -24,7 +24,7 @@ async def agent_beat(body: AgentBeat, registry: TheRegistry) -> Done:
 
 
 @router.post("/agents/leave", responses=documented(400))
-async def agent_leave(body: AgentGoodbye, registry: TheRegistry) -> Done:
+async def agent_leave(body: AgentLeave, registry: TheRegistry) -> Done:
     """Say goodbye; the agent is forgotten."""
     registry.agents.leave(body)
     return Done()

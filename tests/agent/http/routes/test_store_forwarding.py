@@ -21,7 +21,7 @@ NAMED, NAMED2 = {"Idempotency-Key": "one"}, {"Idempotency-Key": "two"}
 
 @pytest.fixture
 def owner(agent) -> Iterator[HttpThread]:
-    listener = bind("127.0.0.1", 0, what="test")
+    listener = bind("127.0.0.1", 0, purpose="test")
     server = HttpThread(lambda: create_app(agent, token="secret"), listener, "owner")
     server.url = url_of(listener)
     server.start()

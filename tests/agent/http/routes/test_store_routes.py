@@ -276,7 +276,7 @@ class TestWaiting:
 class TestClientsThatGo:
     @pytest.fixture
     def url(self, agent) -> Iterator[str]:
-        listener = bind("127.0.0.1", 0, what="test")
+        listener = bind("127.0.0.1", 0, purpose="test")
         address = url_of(listener)
         server = HttpThread(lambda: create_app(SimpleNamespace(store=agent.store)), listener, "test")
         server.start()
