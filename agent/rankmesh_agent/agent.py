@@ -104,6 +104,7 @@ class Agent:
         self._settings = settings
         self._world_size = world_size
         self._started = time.monotonic()
+        self.recorder = FlightRecorder(settings.flight_recorder)
         self._groups: dict[int, LocalCommunicator] = {}
         self._made: dict[tuple[tuple[int, ...], str], int] = {}
         self._over_http = OverHttp()
@@ -149,7 +150,6 @@ class Agent:
                 connections,
                 eager_limit=settings.eager_bytes,
                 oversubscribed=self._crowded(),
-                recorder=FlightRecorder(settings.flight_recorder),
             )
             undo.callback(self.mesh.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
@@ -211,6 +211,12 @@ class Agent:
             self._groups.pop(group.id, None)
         group.close()
 
+    def use_mpi(self, group: Communicator, compares: bool) -> None:
+        """Run a group over MPI from now on: see mpi.group.use_mpi."""
+        from rankmesh_agent.mpi.group import use_mpi  # only here: of all jobs, few run on MPI
+
+        use_mpi(self._groups[group.id], compares)
+
     def stop_starting(self, error: BaseException) -> None:
         """End the groups that are being made, because of an error of whoever wanted them."""
         with self._lock:
@@ -271,7 +277,7 @@ class Agent:
         text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}{f'/{kind}' if kind else ''}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         group = LocalCommunicator(
-            self.mesh, number, name or f"group-{number:016x}"[:14], members, self._members, timeout
+            self.mesh, number, name or f"group-{number:016x}"[:14], members, self._members, timeout, self.recorder
         )
         sharing = SegmentOptions(
             allowed=self._settings.transport != "tcp" and not shared_memory.unsupported(),
@@ -339,17 +345,17 @@ class Agent:
         Args:
             group: its name or id.
         """
-        return self.mesh.recorder.in_flight(group)
+        return self.recorder.in_flight(group)
 
     def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
-        """Return the latest calls and messages: see Recorder.records."""
-        return self.mesh.recorder.records(group, last)
+        """Return the latest calls and messages: see FlightRecorder.records."""
+        return self.recorder.records(group, last)
 
     def vitals(self) -> AgentStats:
         """Return what has been counted."""
         store, lost = self._store, dict(self.mesh.lost_peers)
         return AgentStats(
-            self.mesh.recorder.operations(),
+            self.recorder.operations(),
             self._client.pulse(),
             store.table.vitals() if isinstance(store, MemoryStore) else None,
             dict(Counter(medium for rank, medium in self.mesh.transports().items() if rank not in lost)),

@@ -9,7 +9,7 @@ from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.fingerprint import raise_mismatch
 from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink
-from rankmesh_agent.collectives.reduction import quiet
+from rankmesh_agent.collectives.reduction import ignore_fp_errors
 from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, Medium, algorithm
 from rankmesh_agent.progress.message_link import MessageLink, VerifiedLink
 from rankmesh_agent.transports.segment import CallMismatchError, Segment
@@ -32,7 +32,7 @@ class CpuBackend(Backend):
         self.segment = segment
         self.medium = "tcp" if segment is None else "shm"
         self._link = link
-        self._quiet = quiet()
+        self._context = ignore_fp_errors()
 
     def algorithm(self, call: Call) -> Algorithm:
         segment, size = self.segment, self._link.size
@@ -41,7 +41,7 @@ class CpuBackend(Backend):
         if segment is None:
             return algorithm(call.kind, "link", call.nbytes, size)
         windows = segment.windows
-        medium: Medium = "registered" if windows.regions else "reads" if windows.reads else "segment"
+        medium: Medium = "registered" if windows.regions else "reads" if windows.can_read else "segment"
         return algorithm(call.kind, medium, call.nbytes, size, segment.slot_bytes)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
@@ -49,15 +49,15 @@ class CpuBackend(Backend):
         try:
             if segment is not None:
                 segment.begin(context.seq, context.call.fingerprint, context.check)
-                self._quiet.run(algorithm, segment, *arguments)
+                self._context.run(algorithm, segment, *arguments)
             else:
                 self._link.begin(context.seq, context.call.fingerprint, context.wait)
-                self._quiet.run(algorithm, self._link, *arguments)
+                self._context.run(algorithm, self._link, *arguments)
         except CallMismatchError:
             raise_mismatch(self._link, context)
         except BaseException:
             if segment is not None:
-                segment.leave()
+                segment.mark_left()
             raise
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class HierarchicalCpuBackend(Backend):
     def __init__(self, link: MessageLink, hosts: HierarchicalLink) -> None:
         self._link = link
         self._hosts: HierarchicalLink | None = hosts
-        self._quiet = quiet()
+        self._context = ignore_fp_errors()
 
     def algorithm(self, call: Call) -> Algorithm:
         if call.kind is OpType.EMPTY:
@@ -92,7 +92,7 @@ class HierarchicalCpuBackend(Backend):
         hosts = self._hosts
         if hosts is None:
             raise GroupAbortedError("the group has been destroyed")
-        here = hosts.here
+        here = hosts.local_ranks
         try:
             self._link.begin(context.seq, context.call.fingerprint, context.wait)
             hosts.local.begin(
@@ -100,7 +100,7 @@ class HierarchicalCpuBackend(Backend):
                 context.call.fingerprint,
                 lambda missing: context.check(lambda: [here[local] for local in missing()]),
             )
-            self._quiet.run(algorithm, hosts if algorithm in OVER_HOSTS else self._link, *arguments)
+            self._context.run(algorithm, hosts if algorithm in OVER_HOSTS else self._link, *arguments)
         except CallMismatchError:
             raise_mismatch(self._link, context)
 

@@ -25,6 +25,8 @@ class GpuBackend(Backend):
     when all is enqueued on the launch's stream.
     """
 
+    device: ClassVar[str] = "cuda"
+
     may_block: ClassVar[bool] = False
     """Whether enqueuing may wait for other ranks where nothing but ``abort`` ends the wait."""
 

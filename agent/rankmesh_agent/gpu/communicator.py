@@ -49,7 +49,7 @@ class GpuCommunicator(Communicator):
     def __init__(self, host: Communicator, engine: GpuBackend, exchange: StoreExchange) -> None:
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
-        self._queue = host.queue
+        self.state, self.queue, self.link = host.state, host.queue, host.link
         self._engine = engine
         self._exchange = exchange
         self._submit = self._launch
@@ -108,7 +108,7 @@ class GpuCommunicator(Communicator):
         self, key: tuple[Any, ...], launches: Sequence[Launch], arguments: Sequence[Any], options: Options
     ) -> Work | None:
         how = options._replace(on_complete=None, result=[])
-        queued = self._queue.submit(key, (launches[0], self._attended(launches), *arguments), how)
+        queued = self.queue.submit(key, (launches[0], self._attended(launches), *arguments), how)
         if not options.async_op:
             return None
         self._queued = queued
@@ -228,7 +228,7 @@ class GpuCommunicator(Communicator):
         return _Message(launch, options.result, self._watch.future_of, number if op == "recv" else None)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def batch_messages(self) -> Iterator[None]:
         """Have the messages that are begun in the block go out together at its end: none waits for another."""
         with self._sending:
             self._gathered = []
@@ -296,7 +296,7 @@ class GpuCommunicator(Communicator):
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         return self._host.empty(dtype, count, options)
 
-    def gone(self, members: Sequence[int], during: str) -> DistError | None:
+    def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
         return self._host.peer_lost_error(members, during)
 
     def close(self) -> None:

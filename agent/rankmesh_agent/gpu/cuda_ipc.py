@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from rankmesh_agent.backends.base import CallContext
-from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import arithmetic, runtime
 from rankmesh_agent.device.array import DeviceArray
@@ -169,11 +168,9 @@ class CudaIpcBackend(GpuBackend):
                 f"{launch.description}: the array is on GPU {launch.device}, but the group met with those on GPU "
                 f"{self._device} of this rank, which its ranks share; make another group for another GPU"
             )
-        mesh = self._host.queue.backend
-        assert isinstance(mesh, CpuBackend)  # see GpuBackendSelector
         self._staged_now = False
         try:
-            mesh.run(algorithm, (launch, *own), watch)
+            self._host.queue.backend.run(algorithm, (launch, *own), watch)
         finally:
             if self._staged_now:  # behind its copies there and back, and the others' shares
                 runtime.record_event(self._staged_done, launch.stream)

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.device import runtime
 from rankmesh_agent.gpu.communicator import GpuCommunicator
 from rankmesh_agent.gpu.cuda_ipc import CudaIpcBackend
@@ -118,8 +117,7 @@ class GpuBackendSelector:
     def _facts(self, device: int, ranks: Sequence[int]) -> list[_Fact]:
         """Return what ranks say, this one among them."""
         if not self._told:
-            backend = self._host.queue.backend
-            shares = isinstance(backend, CpuBackend) and backend.segment is not None
+            shares = self._host.queue.backend.segment is not None
             fact = _Fact(runtime.gpu_id(device), runtime.nccl_unavailable_reason(), shares)
             self._exchange.publish("gpu", json.dumps(fact).encode())
             self._told = True
@@ -141,7 +139,7 @@ class GpuBackendSelector:
         together = next((numbers for numbers in sharing.values() if len(numbers) > 1), None)
         if without is None and together is None:
             made = self._over_nccl()
-            host.queue.use_device_backend(made.gpu_backend)
+            host.use_backend(made.gpu_backend)
             return made
         why = (
             f"ranks {', '.join(map(str, together))} share a GPU, which NCCL refuses"
@@ -158,7 +156,7 @@ class GpuBackendSelector:
             engine = CudaIpcBackend(host, self._exchange)
             refused = engine.handshake(device, Deadline(host.timeout))
             if not refused:
-                host.queue.use_device_backend(engine)
+                host.use_backend(engine)
                 return GpuCommunicator(host, engine, self._exchange)
         if host.rank == 0:
             _log.warning("arrays on GPUs go through host memory in group %r: %s; %s", host.name, why, refused)
@@ -177,7 +175,7 @@ class GpuBackendSelector:
                 "for them: 'cpu:mpi,cuda:nccl', or 'cpu:mpi,cuda:gloo' through host memory"
             )
         engine = CudaAwareMpiBackend(backend)
-        self._host.queue.use_device_backend(engine)
+        self._host.use_backend(engine)
         return GpuCommunicator(self._host, engine, self._exchange)
 
     def _over_nccl(self) -> GpuCommunicator:

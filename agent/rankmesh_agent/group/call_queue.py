@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from rankmesh_agent.backends.base import Backend
-from rankmesh_agent.collectives.reduction import refuse
+from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall
 from rankmesh_agent.group.flight_recorder import OpStats, Record, error_text
@@ -197,7 +197,7 @@ class CallQueue:
         if plan is None:
             call = Call(*key)
             if call.reduce_op is not None and call.dtype is not None and call.reduce_op is not _PREMULTIPLIED:
-                refuse(call.reduce_op, call.dtype)
+                check_op(call.reduce_op, call.dtype)
             backend = self._backends.get(call.place) or self.backend
             stats = self._op_stats.setdefault(call.name, OpStats())
             nbytes = None if call.kind is OpType.ALL_TO_ALL else call.nbytes

@@ -153,7 +153,8 @@ class LocalCommunicator(Communicator, FrameSink):
         started = time.monotonic()
         transfer = self._start_send(array, rank, tag, options)
         if transfer.done and not options.async_op:
-            return self._ended(("send", array.dtype, array.size, rank, tag), started, array.nbytes, transfer, options)
+            self._ended(("send", array.dtype, array.size, rank, tag), started, array.nbytes, transfer, options)
+            return None
         message = self._pending("send", array, rank, tag, transfer, options)
         if options.async_op:
             return MessageWork(message.complete, options.result, message.deadline, None, message.abandon)

@@ -72,9 +72,9 @@ class WatchedGroup:
                 self._progress()
             except DistError as failure:
                 standing.abort(failure)
-        standing.mesh.progress()
+        standing.engine.progress()
         call, seq, begun, deadline = standing.call, standing.seq, standing.started_at, self._running.deadline.at
-        if call is None or standing.mesh.closed:
+        if call is None or standing.engine.closed:
             return
         now = time.monotonic()
         under_way = begun is not None and self._backend.in_call and standing.seq == seq
@@ -144,7 +144,7 @@ class WatchedGroup:
             "%s: %s. MPI lets nothing end this call but the end of the job: rank %d ends it",
             type(error).__name__,
             error.message,
-            standing.global_rank(standing.mesh.rank),
+            standing.global_rank(standing.engine.rank),
         )
         standing.abort(error)
         until = time.monotonic() + _GRACE

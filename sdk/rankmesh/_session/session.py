@@ -171,7 +171,7 @@ class World:
         from rankmesh._session.debug import DebugLevel, get_debug_level
 
         try:
-            made.use_mpi(compares=get_debug_level() is DebugLevel.DETAIL)
+            self.agent.use_mpi(made, compares=get_debug_level() is DebugLevel.DETAIL)
         except BaseException as error:
             made.abort(error)
             self.agent.drop_group(made)

@@ -206,7 +206,7 @@ class Caller:
 
     def _begin(self, make: Callable[[Options], Any], options: Options) -> Any:
         """Begin a call, once it is known what the other ranks have said until now: that the group has ended, say."""
-        self.group.mesh.progress()
+        self.group.engine.progress()
         return make(options)
 
     async def _wait_for(self, work: MessageWork, op: str, free: threading.BoundedSemaphore) -> None:
