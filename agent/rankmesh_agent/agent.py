@@ -22,9 +22,10 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.groups import OverHttp, kind_of
+from rankmesh_agent.groups import GroupRegistry, kind_of
 from rankmesh_agent.http.listener import Door
-from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
+from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
@@ -107,7 +108,7 @@ class Agent:
         self.recorder = FlightRecorder(settings.flight_recorder)
         self._groups: dict[int, LocalCommunicator] = {}
         self._made: dict[tuple[tuple[int, ...], str], int] = {}
-        self._over_http = OverHttp()
+        self._over_http = GroupRegistry()
         self._starting: list[LocalCommunicator] = []
         self._lock = threading.Lock()
         self._store: AsyncStore | None = None
@@ -144,23 +145,23 @@ class Agent:
                 Deadline(min(timeout, ESTABLISH_SECONDS)),
             )
             listener.close()
-            self.mesh = ProgressEngine(
+            self.engine = ProgressEngine(
                 self.member.rank,
                 self._joined.epoch,
                 connections,
                 eager_limit=settings.eager_bytes,
                 oversubscribed=self._crowded(),
             )
-            undo.callback(self.mesh.close, "it could not set up the world group")
+            undo.callback(self.engine.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
             self.store_server = self._make_store_server(f"rankmesh-store-{door.port}")
             undo.pop_all()
         if self._own_door is not None:
             ways = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
             door.open(self._app(door.names), ways, when_asked=True)
-        self._vigil = DisconnectMonitor(self.mesh)
-        self._heart = Heart(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
-        self.mesh.on_peer_failure = self._heart.wake
+        self._vigil = DisconnectMonitor(self.engine)
+        self._heart = HeartbeatThread(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
+        self.engine.on_peer_failure = self._heart.wake
         self._heart.start()
 
     @property
@@ -217,7 +218,7 @@ class Agent:
 
         use_mpi(self._groups[group.id], compares)
 
-    def stop_starting(self, error: BaseException) -> None:
+    def abort_pending_groups(self, error: BaseException) -> None:
         """End the groups that are being made, because of an error of whoever wanted them."""
         with self._lock:
             starting = list(self._starting)
@@ -277,7 +278,7 @@ class Agent:
         text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}{f'/{kind}' if kind else ''}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         group = LocalCommunicator(
-            self.mesh, number, name or f"group-{number:016x}"[:14], members, self._members, timeout, self.recorder
+            self.engine, number, name or f"group-{number:016x}"[:14], members, self._members, timeout, self.recorder
         )
         sharing = SegmentOptions(
             allowed=self._settings.transport != "tcp" and not shared_memory.unsupported(),
@@ -326,7 +327,7 @@ class Agent:
             self._world_size,
             self.member,
             self._client.url,
-            {str(rank): medium for rank, medium in sorted(self.mesh.transports().items())},
+            {str(rank): medium for rank, medium in sorted(self.engine.transports().items())},
             time.monotonic() - self._started,
             __version__,
         )
@@ -353,12 +354,12 @@ class Agent:
 
     def vitals(self) -> AgentStats:
         """Return what has been counted."""
-        store, lost = self._store, dict(self.mesh.lost_peers)
+        store, lost = self._store, dict(self.engine.lost_peers)
         return AgentStats(
             self.recorder.operations(),
-            self._client.pulse(),
+            self._client.heartbeat_stats(),
             store.table.vitals() if isinstance(store, MemoryStore) else None,
-            dict(Counter(medium for rank, medium in self.mesh.transports().items() if rank not in lost)),
+            dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),
             sum(not how.clean for how in lost.values()),
         )
 
@@ -381,7 +382,7 @@ class Agent:
         self._heart.stop()
         for group in self._known():
             group.close()
-        self.mesh.close(reason, failed=failed)
+        self.engine.close(reason, failed=failed)
         self._say_goodbye(reason)  # before what may take long: peers have seen the connections end
         self._client.close()
         if self._store is not None:
@@ -400,7 +401,7 @@ class Agent:
         """In a forked child: let go of the parent's descriptors, without a word to anyone."""
         self._leaving = True
         self._heart.forget()
-        self.mesh.close_in_child()
+        self.engine.close_in_child()
         if self._own_door is not None:
             self._own_door.forget()
 
@@ -408,7 +409,7 @@ class Agent:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
 
     def _heartbeat(self) -> Heartbeat:
-        self.mesh.fail_silent_hosts()
+        self.engine.fail_silent_hosts()
         reply: JoinReply = self._joined
         return Heartbeat(
             reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.failed_peers()

@@ -24,7 +24,7 @@ class GroupInUseError(DistError):
     status = 409
 
 
-class OverHttp:
+class GroupRegistry:
     """Which groups were made over HTTP, and the names of those that are being made. For several threads."""
 
     def __init__(self) -> None:

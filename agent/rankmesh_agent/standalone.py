@@ -23,9 +23,10 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.listener import Door
 from rankmesh_agent.http.server import Taker
-from rankmesh_agent.membership.gateway_client import GatewayClient, Heart
+from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.remote.server import Attendance
+from rankmesh_agent.remote.server import SessionServer
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames, store_frames
@@ -53,13 +54,13 @@ from rankmesh_agent.wire.version import __version__
 
 _log = logging.getLogger("rankmesh")
 
-_LOOKS_FOR_LITTER = 2
+_GC_PASSES = 2
 """Signs of life after a lease at which its memory is given back: at the first, its threads may still end."""
 
 _ANY_EPOCH = 1
 
 
-class _Tenancy:
+class _ActiveLease:
     """A lease, and the Agent that came of it."""
 
     def __init__(self, wanted: LeaseTerms, lease_id: str) -> None:
@@ -108,14 +109,14 @@ class Standalone:
         self.urls = [*self._door.urls, *(url.rstrip("/") for url in urls)]
         self._started = time.monotonic()
         self._lock = threading.Lock()
-        self._tenancy: _Tenancy | None = None
+        self._tenancy: _ActiveLease | None = None
         self._closed = False
         self._litter = 0
         self._client = GatewayClient(find_gateway, settings.token)
-        self._heart = Heart(self._live)
+        self._heart = HeartbeatThread(self._live)
         self._registered: float | None = None
         """When the gateway last took note of a sign of life."""
-        self._attendance = Attendance(self, self.id, settings.token, settings.shm_dir)
+        self._attendance = SessionServer(self, self.id, settings.token, settings.shm_dir)
 
     @property
     def host_id(self) -> str:
@@ -148,13 +149,13 @@ class Standalone:
             self.release(tenancy.lease.id, reason)
         self._attendance.close()
         self._heart.stop()
-        self._client.depart(AgentLeave(self.id))
+        self._client.unregister(AgentLeave(self.id))
         self._client.close()
         self._door.close()
 
     # Leases
 
-    def take(
+    def acquire(
         self, wanted: LeaseTerms, lease_id: str = "", *, lends: bool = False, joining: float | None = None
     ) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.
@@ -175,8 +176,8 @@ class Standalone:
             tenancy.joining.restart(joining)
         return self._join(tenancy, wanted, lends=lends)
 
-    def _reserve(self, wanted: LeaseTerms, lease_id: str = "") -> _Tenancy:
-        tenancy = _Tenancy(wanted, lease_id or secrets.token_hex(16))
+    def _reserve(self, wanted: LeaseTerms, lease_id: str = "") -> _ActiveLease:
+        tenancy = _ActiveLease(wanted, lease_id or secrets.token_hex(16))
         with self._lock:
             if self._closed:
                 raise AgentTakenError(f"agent {self.name!r} is about to end; ask the gateway for another")
@@ -188,7 +189,7 @@ class Standalone:
         self._heart.wake()
         return tenancy
 
-    def _join(self, tenancy: _Tenancy, wanted: LeaseTerms, *, lends: bool = False) -> tuple[Lease, Agent]:
+    def _join(self, tenancy: _ActiveLease, wanted: LeaseTerms, *, lends: bool = False) -> tuple[Lease, Agent]:
         try:
             agent = Agent(
                 replace(self._settings, job=wanted.job),
@@ -217,7 +218,7 @@ class Standalone:
         self._heart.wake()
         return tenancy.lease, agent
 
-    def begin(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
+    def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
         """Take the agent in a thread of its own.
 
         Returns:
@@ -286,7 +287,7 @@ class Standalone:
             tenancy = self._tenancy
             return tenancy.agent if tenancy is not None and tenancy.lease.id == lease_id else None
 
-    def _stop_joining(self, tenancy: _Tenancy, reason: str) -> None:
+    def _stop_joining(self, tenancy: _ActiveLease, reason: str) -> None:
         """Have the gateway answer the join that is held there; its client gives up then."""
         client = GatewayClient(self._find_gateway, self._settings.token)
         with contextlib.suppress(Exception):
@@ -294,24 +295,24 @@ class Standalone:
             client.leave(Leave(tenancy.lease.job, _ANY_EPOCH, tenancy.lease.rank, tenancy.instance, reason))
         client.close()
 
-    def _end(self, tenancy: _Tenancy, agent: Agent, reason: str, *, failed: bool = False) -> None:
+    def _end(self, tenancy: _ActiveLease, agent: Agent, reason: str, *, failed: bool = False) -> None:
         try:
             agent.close(reason, failed=failed)
             self._door.run(agent.aclose())
         finally:
             self._free(tenancy)
 
-    def _free(self, tenancy: _Tenancy) -> None:
+    def _free(self, tenancy: _ActiveLease) -> None:
         with self._lock:
             if self._tenancy is tenancy:
                 self._tenancy = None
-                self._litter = _LOOKS_FOR_LITTER
-        self._attendance.end(tenancy.lease.id)
+                self._litter = _GC_PASSES
+        self._attendance.end_lease(tenancy.lease.id)
         self._heart.wake()
 
     def _live(self) -> None:
         """Tell the gateway who has the agent; and look whether that one still does."""
-        if self._client.beat(self._sign_of_life()):
+        if self._client.agent_heartbeat(self._sign_of_life()):
             self._registered = time.monotonic()
         self._end_if_idle()
         if self._litter:
@@ -346,18 +347,18 @@ class Standalone:
         return self._settings
 
     @property
-    def current(self) -> Agent | None:
+    def agent(self) -> Agent | None:
         """The agent that has joined a job, None while there is none."""
         tenancy = self._tenancy
         return tenancy.agent if tenancy is not None else None
 
-    def leased(self) -> Agent:
+    def require_agent(self) -> Agent:
         """Return the agent that has joined a job; its lease is in use.
 
         Raises:
             NotLeasedError: there is none.
         """
-        agent = self.current
+        agent = self.agent
         if agent is None:
             raise self._not_leased()
         self._touch()
@@ -376,18 +377,18 @@ class Standalone:
         Raises:
             NotLeasedError: the agent is free.
         """
-        return self.leased().store
+        return self.require_agent().store
 
     def health(self) -> AgentHealth:
         """Return whether the agent can do its work; a free one can."""
-        agent = self.current
+        agent = self.agent
         if agent is not None:
             return agent.health()
         return AgentHealth("ok", "rankmesh-agent", UNASSIGNED, 0, __version__, [])
 
     def ready(self) -> bool:
         """Whether the agent takes part in its job; a free one, whether the gateway knows of it."""
-        agent = self.current
+        agent = self.agent
         if agent is not None:
             return agent.ready()
         registered = self._registered
@@ -395,7 +396,7 @@ class Standalone:
 
     def info(self) -> AgentInfo:
         """Return who this agent is; one that is free has no job, and UNASSIGNED as its rank."""
-        agent = self.current
+        agent = self.agent
         if agent is not None:
             return agent.info()
         member = Member(UNASSIGNED, self.id, socket.gethostname(), self.host_id, os.getpid(), [], self._door.urls[0])
@@ -404,7 +405,7 @@ class Standalone:
 
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of; none while the agent is free."""
-        agent = self.current
+        agent = self.agent
         return agent.groups() if agent is not None else []
 
     def group(self, name: str) -> LocalCommunicator | None:
@@ -413,7 +414,7 @@ class Standalone:
         Raises:
             NotLeasedError: the agent is free.
         """
-        return self.leased().group(name)
+        return self.require_agent().group(name)
 
     def make_group(
         self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
@@ -423,7 +424,7 @@ class Standalone:
         Raises:
             NotLeasedError: the agent is free.
         """
-        return self.leased().make_group(wanted, begun)
+        return self.require_agent().make_group(wanted, begun)
 
     def delete_group(self, group: LocalCommunicator) -> None:
         """End a group; see Agent.
@@ -431,21 +432,21 @@ class Standalone:
         Raises:
             NotLeasedError: the agent is free.
         """
-        self.leased().delete_group(group)
+        self.require_agent().delete_group(group)
 
     def in_flight(self, group: str) -> list[InFlight] | None:
         """Return a group's calls and messages that have begun and not ended: see Agent."""
-        agent = self.current
+        agent = self.agent
         return agent.in_flight(group) if agent is not None else None
 
     def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
         """Return the job's latest calls and messages; none while the agent is free."""
-        agent = self.current
+        agent = self.agent
         return agent.flight_records(group, last) if agent is not None else []
 
     def vitals(self) -> AgentStats:
         """Return what has been counted since the agent joined its job; nothing while it is free."""
-        agent = self.current
+        agent = self.agent
         return agent.vitals() if agent is not None else AgentStats()
 
     async def aclose(self) -> None:
@@ -461,7 +462,7 @@ class Standalone:
 
         names = [*self._door.names, self.name, *(_host_in(url) for url in self.urls)]
         return create_app(
-            self, token=self._settings.token, names=names, landlord=self, max_tensor=self._settings.max_body
+            self, token=self._settings.token, names=names, lease_manager=self, max_tensor=self._settings.max_body
         )
 
 
@@ -472,7 +473,7 @@ class _CurrentStore:
         self._standalone = standalone
 
     def take(self, sock: socket.socket) -> None:
-        agent = self._standalone.current
+        agent = self._standalone.agent
         if agent is None or agent.store_server is None:
             sock.close()
         else:

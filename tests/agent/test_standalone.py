@@ -85,7 +85,7 @@ def in_thread(call: Callable[..., object], *arguments: object) -> Future[object]
 
 
 def world_of_two(*agents: Standalone) -> list[tuple[Lease, Agent]]:
-    futures = [in_thread(agent.take, wanted(rank, 2)) for rank, agent in enumerate(agents)]
+    futures = [in_thread(agent.acquire, wanted(rank, 2)) for rank, agent in enumerate(agents)]
     return [future.result(60) for future in futures]
 
 
@@ -104,7 +104,7 @@ class TestLeases:
     def test_it_is_free_again_for_another_rank_and_job(self, make):
         agent = make()
         for job in ("one", "two", "one"):
-            lease, joined = agent.take(wanted(job=job))
+            lease, joined = agent.acquire(wanted(job=job))
             assert (lease.job, lease.rank, joined.world.size) == (job, 0, 1)
             assert agent.lease == lease
             assert agent.release(lease.id)
@@ -112,27 +112,27 @@ class TestLeases:
             assert not agent.release(lease.id)
 
     def test_the_rank_that_the_gateway_gave(self, make):
-        lease, joined = make().take(wanted(UNASSIGNED))
+        lease, joined = make().acquire(wanted(UNASSIGNED))
         assert lease.rank == joined.member.rank == 0
 
     def test_one_lease_at_a_time(self, make):
         agent = make()
-        agent.take(wanted(holder="python train.py"))
+        agent.acquire(wanted(holder="python train.py"))
         with pytest.raises(AgentTakenError, match=r"'agent-0' is taken, by rank 0 of job 'job' \(python train.py\)"):
-            agent.take(wanted())
+            agent.acquire(wanted())
         with pytest.raises(AgentTakenError):
-            agent.begin(wanted())
+            agent.acquire_in_background(wanted())
 
     def test_a_join_that_fails_frees_it(self, make):
         agent = make()
         with pytest.raises(JoinTimeoutError, match="ranks 1"):
-            agent.take(wanted(0, 2, timeout=0.3))
+            agent.acquire(wanted(0, 2, timeout=0.3))
         assert agent.lease is None
-        agent.take(wanted())
+        agent.acquire(wanted())
 
     def test_a_lease_that_ends_while_it_joins(self, make, registry):
         agent = make()
-        joining = in_thread(agent.take, wanted(0, 2, job="halfway"))
+        joining = in_thread(agent.acquire, wanted(0, 2, job="halfway"))
         wait_until(lambda: registry.ranks("halfway"), "the rank to come")
         assert agent.release(agent.lease.id, "its process went away")
         with pytest.raises(LeaseEndedError, match="its process went away"):
@@ -156,20 +156,20 @@ class TestLeases:
         with pytest.raises(RuntimeError, match=r"rank 1 .* left \(its agent ended\)"):
             waiting.result(60)
         with pytest.raises(AgentTakenError, match="about to end"):
-            agents[1].take(wanted())
+            agents[1].acquire(wanted())
 
     def test_one_that_nobody_uses_ends(self, make):
         agent = make()
-        agent.take(wanted(idle=0.2))
+        agent.acquire(wanted(idle=0.2))
         wait_until(lambda: agent.lease is None, "the lease to end")
 
     def test_descriptors_and_threads_go_with_the_lease(self, make):
         agent = make()
-        lease, _ = agent.take(wanted())
+        lease, _ = agent.acquire(wanted())
         agent.release(lease.id)
         descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
         for _ in range(10):
-            lease, _ = agent.take(wanted())
+            lease, _ = agent.acquire(wanted())
             agent.release(lease.id)
         wait_until(lambda: threading.active_count() <= threads, "the threads to end")
         # Connections to the gateway come and go at both ends; one that a lease had left would be there ten times.

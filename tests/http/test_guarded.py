@@ -28,7 +28,7 @@ class Landlord:
 
 
 SERVICES = {
-    "agent": lambda: create_app(FakeAgent(), token="secret", landlord=Landlord()),  # type: ignore[arg-type]
+    "agent": lambda: create_app(FakeAgent(), token="secret", lease_manager=Landlord()),  # type: ignore[arg-type]
     "store": lambda: create_store_app(MemoryStore(), token="secret"),
     "gateway": lambda: create_gateway(token="secret"),
 }

@@ -22,7 +22,7 @@ def by(me: Me, method: str, embedded: list[int] | None = None, **options: object
     failed = me.attempt(dist.init_process_group, init_method=method, rank=me.rank, world_size=me.size, **options)
     me.say(**failed)
     if failed["error"] is None:
-        me.say(agent=type(dist._world._world.agent).__name__)
+        me.say(agent=type(dist._session.session.current().agent).__name__)
         array = np.ones(1000)
         dist.all_reduce(array)
         assert (array == me.size).all()
@@ -33,7 +33,7 @@ def by(me: Me, method: str, embedded: list[int] | None = None, **options: object
 def test_a_gateway_with_agents_has_processes_attach_and_others_may_join_them(ranks: Ranks) -> None:
     url = hosting.cluster({}, 3).url
     said = [rank.said for rank in ranks.run(by, 3, method=url, embedded=[1])]
-    assert [one["agent"] for one in said] == ["AttachedAgent", "Agent", "AttachedAgent"]
+    assert [one["agent"] for one in said] == ["RemoteAgent", "Agent", "RemoteAgent"]
 
 
 def test_a_gateway_without_agents_leaves_them_embedded(ranks: Ranks, gateway: str) -> None:
@@ -59,7 +59,7 @@ def until_it_fails() -> None:
 
 def lose_the_agent(me: Me, method: str) -> None:
     dist.init_process_group(init_method=method, rank=me.rank, world_size=2, timeout=30)
-    agent = dist._world._world.agent
+    agent = dist._session.session.current().agent
     dist.barrier()
     me.say(name=agent._offer.name)
     if me.rank == 0:

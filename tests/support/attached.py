@@ -10,7 +10,7 @@ from typing import Any
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.remote.agent import AttachedAgent
+from rankmesh_agent.remote.agent import RemoteAgent
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.schemas import AgentHeartbeat
 
@@ -46,11 +46,11 @@ def attach(
     nearby: bool = True,
     token: str = TOKEN,
     **options: Any,
-) -> AttachedAgent:
+) -> RemoteAgent:
     settings = Settings(token=token, job=job)
     timeout = options.pop("timeout", SECONDS)
     chosen = options.pop("offer", None) or offer(agent, nearby=nearby)
-    return AttachedAgent(
+    return RemoteAgent(
         settings, chosen, rank=rank, world_size=size, timeout=timeout, deadline=Deadline(options.pop("within", timeout))
     )
 

@@ -30,7 +30,7 @@ class CallContext(Protocol):
         """Return the details that this rank adds to the description of its call after a mismatch."""
 
     def check(self, missing: Callable[[], list[int]]) -> None:
-        """Raise if the ranks in ``missing()`` cannot arrive, or the deadline passed; called now and then while asleep."""
+        """Raise if the ranks of ``missing()`` cannot arrive, or the deadline passed; called now and then in a wait."""
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         """Move messages until ``ready()``; raise as ``check`` does. Both are called with the engine's lock held."""
@@ -79,6 +79,9 @@ class Backend(ABC):
     segment: Segment | None = None
     """Memory that all members share, None if there is none."""
 
+    delegated: ClassVar[bool] = False
+    """Whether an attached process executes the calls, for which it maps ``segment``."""
+
     messages: MessageTransport | None = None
     """Transport of the point-to-point messages; None leaves them to the progress engine."""
 
@@ -95,10 +98,10 @@ class Backend(ABC):
             DistBackendError: the call failed half-way, the group cannot go on.
         """
 
-    def on_peer_lost(self) -> None:
+    def on_peer_lost(self) -> None:  # noqa: B027  # most backends do nothing
         """React to the loss of a member, from any thread and with the engine's lock held."""
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027  # most backends do nothing
         """Stop watching the group's calls: this rank is about to leave the group."""
 
     @abstractmethod

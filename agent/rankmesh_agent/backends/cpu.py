@@ -1,4 +1,4 @@
-"""CPU backends: shared memory where all members map one segment, messages elsewhere, both in a group on several hosts."""
+"""CPU backends: over shared memory, over messages, or over both in a group on several hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backend over an engine written in Python by the user: ranks compare their calls over messages, the engine runs them."""
+"""Backend over an engine written by the user: ranks compare their calls over messages, the engine executes them."""
 
 from __future__ import annotations
 

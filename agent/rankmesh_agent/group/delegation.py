@@ -38,6 +38,7 @@ class DelegatedBackend(Backend):
 
     name: ClassVar[str] = "mesh"
     medium = "shm"
+    delegated = True
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment

@@ -147,6 +147,7 @@ class MessageLog:
             if transfer.done:
                 self.end(record, transfer.error)
 
+
 class RecordedGroup(Protocol):
     """A group at one rank, as the flight recorder reads it."""
 

@@ -131,15 +131,13 @@ class LocalCommunicator(Communicator, FrameSink):
             self.use_backend(DelegatedBackend(segment))
         else:
             self.use_backend(CpuBackend(self.link, segment))
-            self.set_up(lambda shared: shared.windows.probe(), timeout)
+            self.set_up(lambda shared: shared.windows.probe_reads(), timeout)
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         """See Communicator."""
         if not self.queue.backend.allocates:
             return np.empty(count, dtype)
-        return self._registered_array(
-            dtype, count, options, self._segment_options.directory, self._segment_options.job
-        )
+        return self._registered_array(dtype, count, options, self._segment_options.directory, self._segment_options.job)
 
     def monitored_barrier(self, options: Options) -> None:
         """See Communicator."""
@@ -206,9 +204,7 @@ class LocalCommunicator(Communicator, FrameSink):
                 self._transport.progress_in_background(transfer)
         return transfer
 
-    def _ended(
-        self, message: MessageInfo, started: float, nbytes: int, transfer: Transfer, options: Options
-    ) -> None:
+    def _ended(self, message: MessageInfo, started: float, nbytes: int, transfer: Transfer, options: Options) -> None:
         """Record a message that its transport has carried at once; raise its error."""
         self._messages.record((self.state, message, 0, started, None, "", nbytes), transfer.error)
         if transfer.error is not None:

@@ -105,11 +105,12 @@ class GroupState(ABC):
             raise from_code(self.failure.code, self.failure.message, **self.failure.details())
 
     def mark_destroyed(self) -> None:
-        """Record that this rank has left the group, unless the group has failed. With the lock held."""
-        if self.failure is None:
-            self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
+        """Record that this rank has left the group, unless the group has failed."""
+        with self.lock:
+            if self.failure is None:
+                self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
 
-    def broadcast_abort(self) -> None:
+    def broadcast_abort(self) -> None:  # noqa: B027  # the agent of an attached process does
         """Inform the members of the failure, unless they know. Without the lock."""
 
     @abstractmethod
@@ -149,7 +150,7 @@ class LocalGroupState(GroupState):
         """Raise if a rank that is waited for is lost; where any of them will do, if all are."""
         lost = [rank for rank in waiting_for if rank in self.engine.lost_peers]
         if lost and (len(lost) == len(waiting_for) or not any_will_do):
-            self.engine.progress()  # a rank that left may have done so because of one that died: that is the failure then
+            self.engine.progress()  # a rank may have left because another died: that is the failure then
             self.raise_if_failed()
             raise self._peer_lost_error(lost[0], f"during {during}")
 
@@ -187,7 +188,7 @@ class LocalGroupState(GroupState):
     def rename_lost_call(self) -> None:
         """Let the failure name the call under way now, if the failure is the loss of a member.
 
-        For calls that another process executes: the agent learns which call the loss interrupted from its next request.
+        For calls of an attached process: its next request says which call the loss interrupted.
         """
         with self.lock:
             if self._loss is not None and self.failure is self._loss:

@@ -24,7 +24,7 @@ from rankmesh_agent.http.routes import (
     store_health,
     tensors,
 )
-from rankmesh_agent.http.routes.dependencies import AgentView, Landlord
+from rankmesh_agent.http.routes.dependencies import AgentView, LeaseManager
 from rankmesh_agent.http.routes.group_calls import Threads
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.wire.npy import MAX_HEADER
@@ -35,7 +35,7 @@ def create_app(
     *,
     token: str = "",
     names: Iterable[str] = (),
-    landlord: Landlord | None = None,
+    lease_manager: LeaseManager | None = None,
     max_tensor: int = Settings.max_body,
 ) -> Guard:
     """Return the ASGI application of an agent; when its server shuts it down, it calls the agent's ``aclose``.
@@ -44,7 +44,7 @@ def create_app(
         agent: whom it shows.
         token: the secret that everything but health asks for; empty for none.
         names: host names besides addresses and localhost under which it may be asked.
-        landlord: who leases the agent, if it is a standalone one.
+        lease_manager: who leases the agent, if it is a standalone one.
         max_tensor: most bytes of an array that comes or goes.
     """
     app = _Application(
@@ -52,7 +52,7 @@ def create_app(
         "One rank of a job: how it is, its groups and its part in their calls, and the job's key-value store.",
         agent,
     )
-    app.state.landlord = landlord
+    app.state.lease_manager = lease_manager
     app.state.probing = Prober(lambda: agent.info().gateway, lambda: agent.settings, token)
     app.state.threads = Threads()
     app.state.max_tensor = max_tensor
@@ -64,7 +64,7 @@ def create_app(
         introspection,
         store,
         probe,
-        *([lease] if landlord is not None else []),
+        *([lease] if lease_manager is not None else []),
     ]
     return app.guarded(modules, token, names, max_tensor)
 

@@ -1,1 +1,1 @@
-"""membership."""
+"""Membership of a rank in its job: the client of the gateway, and the heartbeat thread."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire import attach_frames, handshake
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
-from rankmesh_agent.wire.errors import AuthenticationError, ProtocolError
+from rankmesh_agent.wire.errors import AuthenticationError
 
 Buffer = memoryview | bytes | bytearray
 SEND_SECONDS = 30.0
@@ -64,8 +64,8 @@ class FramedStream:
         """Send a frame.
 
         Raises:
-            StreamClosedError: the other end is.
-            StreamTimeoutError: it takes nothing.
+            Gone: the other end is.
+            Late: it takes nothing.
         """
         if not payload and not descriptors:
             try:
@@ -114,8 +114,8 @@ class FramedStream:
             descriptors: whether some may come along; they are the caller's to close.
 
         Raises:
-            StreamClosedError: the other end is.
-            StreamTimeoutError: nothing came.
+            Gone: the other end is.
+            Late: nothing came.
             ProtocolError: it is no frame.
         """
         fds: list[int] = []
@@ -123,13 +123,13 @@ class FramedStream:
         if len(data) < HEADER_BYTES:
             whole = bytearray(HEADER_BYTES)
             whole[: len(data)] = data
-            self.fill([memoryview(whole)[len(data) :]])
+            self.receive_into([memoryview(whole)[len(data) :]])
             data = whole
         header = attach_frames.decode(data)
         document: bytes | bytearray = b""
         if header.document:
             document = bytearray(header.document)
-            self.fill([memoryview(document)])
+            self.receive_into([memoryview(document)])
         return Frame(header, document, fds)
 
     def _first(self, deadline: Deadline | None, fds: list[int] | None) -> bytes | bytearray:
@@ -152,11 +152,11 @@ class FramedStream:
                 raise StreamClosedError("the connection has ended")
             return data
 
-    def fill(self, views: Sequence[memoryview]) -> None:
+    def receive_into(self, views: Sequence[memoryview]) -> None:
         """Receive what has begun to arrive: a payload.
 
         Raises:
-            StreamClosedError, StreamTimeoutError: see receive.
+            Gone, Late: see receive.
         """
         over = Deadline(SEND_SECONDS)
         for view in views:
@@ -175,7 +175,7 @@ class FramedStream:
                 rest = rest[count:]
                 over.restart(SEND_SECONDS)
 
-    def at_eof(self) -> bool:
+    def peer_closed(self) -> bool:
         """Return whether the other end has hung up; it must not have said anything else."""
         try:
             return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -199,7 +199,7 @@ class FramedStream:
         Raises:
             AuthenticationError: it has another token.
             ProtocolError: it does not speak this protocol, or another version.
-            StreamClosedError, StreamTimeoutError: see receive.
+            Gone, Late: see receive.
         """
         challenge, deadline = handshake.Challenge(token, client=client), Deadline(seconds)
         if client:
@@ -235,7 +235,7 @@ class FramedStream:
         return data
 
 
-class ScratchBuffer:
+class ReusableBuffer:
     """Memory that is made once and used for one call after the other.
 
     Args:
@@ -246,7 +246,7 @@ class ScratchBuffer:
         self._kept = kept
         self._memory = np.empty(0, np.uint8)
 
-    def get(self, nbytes: int) -> npt.NDArray[np.uint8]:
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return so many bytes, which are good until the next are asked for."""
         if nbytes <= self._memory.size:
             return self._memory[:nbytes]
@@ -254,19 +254,3 @@ class ScratchBuffer:
         if nbytes <= self._kept:
             self._memory = made
         return made
-
-
-def nbytes_of(view: Buffer) -> int:
-    """Return how many bytes a buffer has."""
-    return view.nbytes if isinstance(view, memoryview) else len(view)
-
-
-__all__ = [
-    "FramedStream",
-    "Frame",
-    "StreamClosedError",
-    "StreamTimeoutError",
-    "ProtocolError",
-    "ScratchBuffer",
-    "nbytes_of",
-]

@@ -14,17 +14,17 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.remote import errors
+from rankmesh_agent.remote import codec
 from rankmesh_agent.remote.address import socket_path
-from rankmesh_agent.remote.client import Lanes, Line, Note, Route, Views
-from rankmesh_agent.remote.codec import GroupTold, group_heard
-from rankmesh_agent.remote.group import AttachedGroup
-from rankmesh_agent.remote.store import AttachedStore
+from rankmesh_agent.remote.client import AgentDialer, ConnectionPool, ControlConnection, Note, Views
+from rankmesh_agent.remote.codec import GroupDescription, group_from_json
+from rankmesh_agent.remote.communicator import RemoteCommunicator
+from rankmesh_agent.remote.store import SessionStore
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
-from rankmesh_agent.wire.errors import DistError, DistNetworkError, ProtocolError, RankFailedError
+from rankmesh_agent.wire.errors import DistBackendError, DistError, DistNetworkError, ProtocolError, RankFailedError
 from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS, AgentHeartbeat, Member
 
 _TELL_SECONDS = 5.0
@@ -36,7 +36,7 @@ _JOIN_GRACE_SECONDS = 75.0
 """How much longer than the join may take its answer may: connecting all pairs comes after it."""
 
 
-class AttachedAgent:
+class RemoteAgent:
     """A process's rank in a job, carried by a standalone agent, from the claim to the goodbye.
 
     Args:
@@ -72,12 +72,12 @@ class AttachedAgent:
         self._offer = offer
         same_host = offer.host_id == shared_memory.host_id(settings.shm_dir)
         path = socket_path(settings.shm_dir, offer.id) if same_host else ""
-        self._route = Route(offer, path, settings.token)
+        self._route = AgentDialer(offer, path, settings.token)
         self._lease = secrets.token_hex(16)
         self._reporting = threading.Event()
         self._reporter: threading.Thread | None = None
-        self._lanes = Lanes(self._open_lane)
-        self._groups: list[AttachedGroup] = []
+        self._lanes = ConnectionPool(self._open_lane)
+        self._groups: list[RemoteCommunicator] = []
         self._lock = threading.Lock()
         self._left = False
         with contextlib.ExitStack() as undo:
@@ -85,14 +85,14 @@ class AttachedAgent:
             undo.callback(channel.close)  # that ends the lease, and the join
             frame = self._claim(channel, rank, world_size, timeout, deadline)
             said = attach_frames.decode_json(frame.document)
-            if frame.header.kind != Response.DONE:
-                raise errors.revived(said)
+            if frame.header.kind != Response.OK:
+                raise codec.error_from_json(said)
             undo.callback(self._lanes.close)
-            self._line = Line(channel)
+            self._line = ControlConnection(channel)
             try:
                 self._members = [Member(**member) for member in said["members"]]
                 self.member = next(member for member in self._members if member.rank == said["rank"])
-                told = group_heard(said["world"])
+                told = group_from_json(said["world"])
             except (KeyError, TypeError, StopIteration) as error:
                 raise ProtocolError("the agent's answer to a claim cannot be understood") from error
             self.world = self._made(told, frame.descriptors, max(deadline.remaining(), 1.0))
@@ -119,21 +119,21 @@ class AttachedAgent:
 
     # Groups
 
-    def new_group(self, ranks: Sequence[int], timeout: float) -> AttachedGroup:
+    def new_group(self, ranks: Sequence[int], timeout: float) -> RemoteCommunicator:
         """See Agent.new_group."""
         said = {"ranks": list(ranks), "timeout": timeout}
         try:
-            frame = self.ask(Request.NEW_GROUP, attach_frames.encode_json(said), timeout, descriptors=True)
+            frame = self.request(Request.NEW_GROUP, attach_frames.encode_json(said), timeout, descriptors=True)
         except BaseException as error:
             if not isinstance(error, DistError):  # Ctrl-C, say
                 with contextlib.suppress(DistError):
-                    self.tell(Request.STOP_NEW_GROUPS, {"error": errors.described(error)})
+                    self.control(Request.ABORT_PENDING_GROUPS, {"error": codec.error_to_json(error)})
             raise
-        return self._made(group_heard(attach_frames.decode_json(frame.document)), frame.descriptors, timeout)
+        return self._made(group_from_json(attach_frames.decode_json(frame.document)), frame.descriptors, timeout)
 
-    def _made(self, told: GroupTold, descriptors: list[int], timeout: float) -> AttachedGroup:
+    def _made(self, told: GroupDescription, descriptors: list[int], timeout: float) -> RemoteCommunicator:
         try:
-            group = AttachedGroup(self, told, descriptors)
+            group = RemoteCommunicator(self, told, descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -143,8 +143,8 @@ class AttachedAgent:
             self._drop(group)
             raise
         self._groups.append(group)
-        if told.lent is not None:
-            self.keep_telling()
+        if told.segment is not None:
+            self.start_reporting()
         return group
 
     def drop_group(self, group: Communicator) -> None:
@@ -155,17 +155,28 @@ class AttachedAgent:
     def _drop(self, group: Communicator) -> None:
         said = attach_frames.encode_json({"group": group.id})
         with contextlib.suppress(DistError):
-            self.ask(Request.DESTROY_GROUP, said, _TELL_SECONDS)
+            self.request(Request.DROP_GROUP, said, _TELL_SECONDS)
         group.close()
 
-    def failure_of(self, group: int) -> DistError | None:
+    def use_mpi(self, group: Communicator, compares: bool) -> None:
+        """Not available: the rank's agent would make the calls of MPI.
+
+        Raises:
+            DistBackendError: always.
+        """
+        raise DistBackendError(
+            "backend 'mpi' needs the rank's agent in this process, which makes the calls of MPI: do not attach to a "
+            "standalone agent (hosting=embedded)"
+        )
+
+    def group_failure(self, group: int) -> DistError | None:
         """Return a group's first failure as the agent knows it; None while it can go on."""
         try:
-            frame = self.ask(Request.FAILURE, attach_frames.encode_json({"group": group}), 0.0)
+            frame = self.request(Request.FAILURE, attach_frames.encode_json({"group": group}), 0.0)
         except DistError as error:
             return error
         said = attach_frames.decode_json(frame.document)
-        failure = errors.revived(said) if said else None
+        failure = codec.error_from_json(said) if said else None
         return failure if isinstance(failure, DistError) else None
 
     def host_of(self, rank: int) -> str:
@@ -174,11 +185,11 @@ class AttachedAgent:
 
     def blocking_store(self) -> BlockingStore:
         """Return the job's store, by way of the agent; the caller closes it."""
-        return AttachedStore(self)
+        return SessionStore(self)
 
     # Telling the agent what it would know if it made the calls
 
-    def keep_telling(self) -> None:
+    def start_reporting(self) -> None:
         """Tell the agent every HEARTBEAT_SECONDS what calls this process has made itself."""
         with self._lock:
             if self._reporter is None and not self._left:
@@ -199,16 +210,16 @@ class AttachedAgent:
         found = [(group.id, group.report()) for group in list(self._groups)]
         news = [(number, told) for number, told in found if told is not None]
         # A loop over shared memory needs its agents so little that it would not notice what they have.
-        failures = dict(self.tell(Request.REPORT_CALLS, {"groups": news}).get("failures", ()))
+        failures = dict(self.control(Request.REPORT, {"groups": news}).get("failures", ()))
         for group in list(self._groups):
             if group.id in failures:
-                failure = errors.revived(failures[group.id])
+                failure = codec.error_from_json(failures[group.id])
                 if isinstance(failure, DistError):
                     group.fail(failure)
 
     # Asking
 
-    def ask(
+    def request(
         self,
         kind: Request,
         document: bytes,
@@ -231,26 +242,26 @@ class AttachedAgent:
             RankFailedError: the agent is gone, or does not answer.
         """
         try:
-            frame = self._lanes.ask(
+            frame = self._lanes.request(
                 kind, document, seconds, up=up, down=down, flags=flags, note=note, descriptors=descriptors
             )
         except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
             self._gone(error)
         if frame.header.kind == Response.ERROR:
-            refusal = errors.revived(attach_frames.decode_json(frame.document))
+            refusal = codec.error_from_json(attach_frames.decode_json(frame.document))
             if heard is not None:
                 heard(refusal)
             raise refusal
         return frame
 
-    def tell(self, kind: Request, said: dict[str, Any]) -> dict[str, Any]:
+    def control(self, kind: Request, said: dict[str, Any]) -> dict[str, Any]:
         """Ask the agent for something over the lease's connection, which is never busy.
 
         Raises:
             RankFailedError: the agent is gone, or does not answer.
         """
         try:
-            return self._line.ask(kind, said, _TELL_SECONDS)
+            return self._line.request(kind, said, _TELL_SECONDS)
         except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
             self._gone(error)
 
@@ -274,7 +285,7 @@ class AttachedAgent:
         try:
             lane.send(attach_frames.encode(Request.OPEN_STREAM, attach_frames.encode_json({"lease": self._lease})))
             frame = lane.receive(deadline)
-            if frame.header.kind != Response.DONE:
+            if frame.header.kind != Response.OK:
                 raise StreamClosedError(str(attach_frames.decode_json(frame.document).get("message", "it refuses")))
         except BaseException:
             lane.close()
@@ -300,9 +311,9 @@ class AttachedAgent:
         if reporter is not None and reporter is not threading.current_thread():
             reporter.join(_TELL_SECONDS)
         for group in self._groups:
-            group._standing.mark_destroyed()
+            group.state.mark_destroyed()
         with contextlib.suppress(StreamClosedError, StreamTimeoutError, DistError):
-            self._line.ask(Request.RELEASE, {"reason": reason}, _GOODBYE_SECONDS)
+            self._line.request(Request.RELEASE, {"reason": reason}, _GOODBYE_SECONDS)
         self._lanes.close()
         for group in self._groups:
             group.close()

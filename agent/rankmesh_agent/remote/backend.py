@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.remote.state import AttachedCall, AttachedStanding
+from rankmesh_agent.remote.state import RemoteActiveCall, RemoteGroupState
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HAS_NOTE, NO_OP, Request
 from rankmesh_agent.wire.dtypes import NONE, code_of
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 if TYPE_CHECKING:
-    from rankmesh_agent.remote.agent import AttachedAgent
+    from rankmesh_agent.remote.agent import RemoteAgent
 
 Arrays = Sequence[Array]
 
@@ -59,7 +59,7 @@ _MOVES: dict[OpType, Callable[..., _Moved]] = {
 """By kind: given this group rank, and what the algorithm takes."""
 
 
-class AgentBackend(Backend):
+class RemoteBackend(Backend):
     """Has the agent make the calls.
 
     Args:
@@ -75,12 +75,12 @@ class AgentBackend(Backend):
 
     def __init__(
         self,
-        agent: AttachedAgent,
+        agent: RemoteAgent,
         group: int,
         rank: int,
         medium: str,
-        running: AttachedCall,
-        standing: AttachedStanding,
+        running: RemoteActiveCall,
+        standing: RemoteGroupState,
     ) -> None:
         self.medium = medium
         self._agent = agent
@@ -96,9 +96,9 @@ class AgentBackend(Backend):
         def ask(*arguments: Any) -> None:
             outputs, inputs, down, root, op, made = moves(self._rank, *arguments)
             running = self._running
-            seconds, note = running.deadline.seconds, running.options_note
+            seconds, note = running.deadline.seconds, running.details
             document = attach_frames.encode_call(
-                attach_frames.CallRequest(
+                attach_frames.Call(
                     self._group,
                     seconds,
                     root,
@@ -112,7 +112,7 @@ class AgentBackend(Backend):
                     call.subject,
                 )
             )
-            self._agent.ask(
+            self._agent.request(
                 Request.CALL,
                 document,
                 seconds,
@@ -120,7 +120,7 @@ class AgentBackend(Backend):
                 down=[as_bytes(array) for array in down],
                 flags=0 if note is None else HAS_NOTE,
                 note=note,
-                heard=self._standing.heard,
+                heard=self._standing.on_agent_error,
             )
 
         return ask

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.remote import errors
+from rankmesh_agent.remote import codec
 from rankmesh_agent.wire import attach_frames, upgrade
 from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
@@ -29,7 +29,7 @@ Views = Sequence[memoryview]
 Note = Callable[[], str] | None
 
 
-class Route:
+class AgentDialer:
     """The way to an agent: its unix socket on this host, or else the first of its addresses that answers.
 
     Args:
@@ -111,7 +111,7 @@ def _upgraded(url: str, seconds: float) -> socket.socket:
     return sock
 
 
-class Line:
+class ControlConnection:
     """The connection that is the lease. Any thread may use it.
 
     Args:
@@ -123,7 +123,7 @@ class Line:
         self._lock = threading.Lock()
         self._unread = 0
 
-    def ask(self, kind: Request, document: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def request(self, kind: Request, document: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Ask for something, and return the answer.
 
         Raises:
@@ -141,7 +141,7 @@ class Line:
                     break
         said = attach_frames.decode_json(frame.document) if frame.document else {}
         if frame.header.kind == Response.ERROR:
-            raise errors.revived(said)
+            raise codec.error_from_json(said)
         return said
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Line:
         self._channel.close()
 
 
-class Lanes:
+class ConnectionPool:
     """The connections for calls: each call has one to itself, so those of several threads do not wait for each other.
 
     Args:
@@ -162,7 +162,7 @@ class Lanes:
         self._all: set[FramedStream] = set()
         self._closed = False
 
-    def ask(
+    def request(
         self,
         kind: Request,
         document: bytes,
@@ -204,7 +204,7 @@ class Lanes:
             if frame.header.payload:
                 if frame.header.payload != sum(map(len, down)):
                     raise ProtocolError(f"the agent answered {frame.header.payload} bytes where others were expected")
-                lane.fill(down)
+                lane.receive_into(down)
         except BaseException:  # Ctrl-C too: whatever comes over the lane now belongs to this call
             self._end(lane)
             raise

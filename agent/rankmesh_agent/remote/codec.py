@@ -1,39 +1,71 @@
-"""In plain data: what identifies a call that an attached process makes itself, and a group as it is told of it."""
+"""Plain-data forms of errors, calls, call reports and group descriptions, for agents and attached processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankmesh_agent.group.call_queue import CallQueue, GroupState
+from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.delegation import CallReport
 from rankmesh_agent.group.flight_recorder import OpStats, Record
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.wire.dtypes import FROM_CODE, NONE, code_of
-from rankmesh_agent.wire.errors import ProtocolError
+from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, from_code
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT
 
-_MOST_ERROR = 1000
-"""Characters of an error that are told."""
+_BUILTIN_ERRORS: dict[str, type[BaseException]] = {
+    kind.__name__: kind
+    for kind in (TypeError, ValueError, RuntimeError, IndexError, OverflowError, MemoryError, NotImplementedError)
+}
+_MAX_ERROR_CHARACTERS = 1000
+"""Of an error text in a call report."""
 
 
-def call_told(call: Call) -> list[Any]:
+def error_to_json(error: BaseException) -> dict[str, Any]:
+    """Return an error as plain data."""
+    if isinstance(error, DistError):
+        return {**error.details(), "code": error.code, "message": error.message}
+    return {"type": type(error).__name__, "message": str(error)}
+
+
+def error_from_json(document: dict[str, Any], *, at_agent: bool = False) -> BaseException:
+    """Return the error that a document describes.
+
+    Args:
+        document: what ``error_to_json`` returned at the other end.
+        at_agent: this process is the agent: errors of unknown types keep their names, which the other ranks report.
+    """
+    details = dict(document)
+    message = str(details.pop("message", ""))
+    if "code" in details:
+        return from_code(str(details.pop("code")), message, **details)
+    name = str(details.get("type", ""))
+    if name in _BUILTIN_ERRORS:
+        return _BUILTIN_ERRORS[name](message)
+    if at_agent:
+        kind: type[Exception] = type(name if name.isidentifier() else "Exception", (Exception,), {})
+        return kind(message)
+    return DistBackendError(f"the agent could not carry the call out: {name}: {message}")
+
+
+def call_to_json(call: Call) -> list[Any]:
     """Return a call as plain data."""
     dtype = NONE if call.dtype is None else code_of(call.dtype)
     return [int(call.kind), dtype, call.count, call.reduce_op, call.root, call.counts, call.subject]
 
 
-def call_heard(said: Any) -> Call:
-    """Return the call that plain data describes.
+def call_from_json(document: Any) -> Call:
+    """Return the call that a document describes.
 
     Raises:
         ProtocolError: it describes none.
     """
     try:
-        kind, dtype, count, op, root, counts, subject = said
+        kind, dtype, count, op, root, counts, subject = document
         return Call(
             OpType(kind),
             FROM_CODE[dtype] if dtype != NONE else None,
@@ -44,62 +76,64 @@ def call_heard(said: Any) -> Call:
             str(subject),
         )
     except (ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(f"an attached process described a call that there is not: {said!r:.200}") from error
+        raise ProtocolError(f"an attached process described an unknown call: {document!r:.200}") from error
 
 
-def told(order: CallQueue, standing: GroupState, ended: Sequence[Record]) -> list[Any] | None:
-    """Return what there is to tell of a group's calls as plain data, None if there was no call.
+def report_to_json(queue: CallQueue, state: GroupState, ended: Sequence[Record]) -> list[Any] | None:
+    """Return a report of a group's calls as plain data, None if there is nothing to report.
 
     Args:
-        order: the group's calls.
-        standing: of the group.
-        ended: its calls that have ended since.
+        queue: the group's calls.
+        state: of the group.
+        ended: its calls that have ended since the last report.
     """
-    under_way = [entry for entry in order.active_records() if isinstance(entry[1], Call)][:MOST_IN_FLIGHT]
-    latest = under_way[0] if under_way else ended[-1] if ended else None
+    in_flight = [entry for entry in queue.active_records() if isinstance(entry[1], Call)][:MOST_IN_FLIGHT]
+    latest = in_flight[0] if in_flight else ended[-1] if ended else None
     if latest is None or not isinstance(latest[1], Call):
         return None
     return [
-        call_told(latest[1]),
-        standing.seq,
-        {op: [each.nbytes, each.seconds, each.failures, each.buckets] for op, each in order.op_stats().items()},
-        [[call_told(call), seq, begun, nbytes] for _, call, seq, begun, _, _, nbytes in _calls(under_way)],
+        call_to_json(latest[1]),
+        state.seq,
+        {op: [each.nbytes, each.seconds, each.failures, each.buckets] for op, each in queue.op_stats().items()},
         [
-            [call_told(call), seq, begun, end, error[:_MOST_ERROR], nbytes]
-            for _, call, seq, begun, end, error, nbytes in _calls(ended)
+            [call_to_json(call), seq, begun, nbytes]
+            for _, call, seq, begun, _, _, nbytes in in_flight
+            if isinstance(call, Call)
+        ],
+        [
+            [call_to_json(call), seq, begun, end, error[:_MAX_ERROR_CHARACTERS], nbytes]
+            for _, call, seq, begun, end, error, nbytes in ended
+            if isinstance(call, Call)
         ],
     ]
 
 
-def _calls(entries: Sequence[Record]) -> Iterator[tuple[Any, Call, int, float, float | None, str, int]]:
-    for owner, call, seq, begun, end, error, nbytes in entries:
-        if isinstance(call, Call):
-            yield owner, call, seq, begun, end, error, nbytes
-
-
-def told_heard(said: Any) -> CallReport:
-    """Return what was told of a group's calls.
+def report_from_json(document: Any) -> CallReport:
+    """Return the call report that a document describes.
 
     Raises:
-        ProtocolError: nothing that one can understand.
+        ProtocolError: it describes none.
     """
     try:
-        latest, seq, tallies, under_way, ended = said
+        latest, seq, tallies, in_flight, ended = document
         return CallReport(
-            call_heard(latest),
+            call_from_json(latest),
             int(seq),
-            {str(op): _tally(*each) for op, each in tallies.items()},
-            [(call_heard(call), int(number), float(begun), int(nbytes)) for call, number, begun, nbytes in under_way],
+            {str(op): _op_stats(*each) for op, each in tallies.items()},
             [
-                (call_heard(call), int(number), float(begun), float(end), str(error), int(nbytes))
+                (call_from_json(call), int(number), float(begun), int(nbytes))
+                for call, number, begun, nbytes in in_flight
+            ],
+            [
+                (call_from_json(call), int(number), float(begun), float(end), str(error), int(nbytes))
                 for call, number, begun, end, error, nbytes in ended
             ],
         )
     except (ValueError, TypeError, AttributeError) as error:
-        raise ProtocolError("an attached process told of calls what cannot be understood") from error
+        raise ProtocolError("an attached process sent a malformed report of its calls") from error
 
 
-def _tally(nbytes: int, seconds: float, failures: int, buckets: list[int]) -> OpStats:
+def _op_stats(nbytes: int, seconds: float, failures: int, buckets: list[int]) -> OpStats:
     found = OpStats()
     found.nbytes, found.seconds, found.failures = int(nbytes), float(seconds), int(failures)
     if len(buckets) != len(found.buckets):
@@ -108,26 +142,26 @@ def _tally(nbytes: int, seconds: float, failures: int, buckets: list[int]) -> Op
     return found
 
 
-class LentMemory(NamedTuple):
-    """The members' memory, which the attached process is to use.
+class SegmentDescription(NamedTuple):
+    """Shared memory of a group's members, for the attached process to map.
 
     Attributes:
         size: bytes of the memory.
         slot_bytes: bytes of a slot.
-        crowded: see Segment.
+        oversubscribed: see Segment.
     """
 
     size: int
     slot_bytes: int
-    crowded: bool
+    oversubscribed: bool
 
 
-class GroupTold(NamedTuple):
-    """A group, as the agent tells of it.
+class GroupDescription(NamedTuple):
+    """A group, as the agent describes it to the attached process.
 
     Attributes:
         id, name, ranks, timeout, medium: see Calls.
-        lent: the members' memory, None where the agent makes the calls; its descriptor comes along.
+        segment: the members' shared memory, None where the agent makes the calls; its descriptor comes along.
     """
 
     id: int
@@ -135,37 +169,44 @@ class GroupTold(NamedTuple):
     ranks: list[int]
     timeout: float
     medium: str
-    lent: LentMemory | None
+    segment: SegmentDescription | None
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return self._asdict() | {"lent": None if self.lent is None else list(self.lent)}
+        document = self._asdict()
+        segment = document.pop("segment")
+        return document | {"lent": None if segment is None else list(segment)}
 
 
-def group_told(group: LocalCommunicator) -> tuple[GroupTold, list[int]]:
-    """Return a group in words, and the descriptors that go along."""
-    segment = group.lent
-    lent, descriptors = None, []
+def describe_group(group: LocalCommunicator) -> tuple[GroupDescription, list[int]]:
+    """Return the description of a group, and the descriptors that go along."""
+    backend = group.queue.backend
+    segment = backend.segment if backend.delegated else None
+    description, descriptors = None, []
     if segment is not None:
-        lent = LentMemory(segment.mapping.bytes.size, segment.slot_bytes, segment.oversubscribed)
+        description = SegmentDescription(segment.mapping.bytes.size, segment.slot_bytes, segment.oversubscribed)
         descriptors = [segment.mapping.descriptor]
-    return GroupTold(group.id, group.name, list(group.ranks), group.timeout, group.medium, lent), descriptors
+    return (
+        GroupDescription(group.id, group.name, list(group.ranks), group.timeout, group.medium, description),
+        descriptors,
+    )
 
 
-def group_heard(said: dict[str, Any]) -> GroupTold:
-    """Return what was told of a group.
+def group_from_json(document: dict[str, Any]) -> GroupDescription:
+    """Return the group description in a document.
 
     Raises:
-        ProtocolError: nothing that one can understand.
+        ProtocolError: there is none.
     """
     try:
-        lent = said["lent"]
-        return GroupTold(**{**said, "lent": None if lent is None else LentMemory(*lent)})
+        fields = dict(document)
+        segment = fields.pop("lent")
+        return GroupDescription(**fields, segment=None if segment is None else SegmentDescription(*segment))
     except (KeyError, TypeError) as error:
-        raise ProtocolError(f"the agent described a group that there is not: {said!r:.200}") from error
+        raise ProtocolError(f"the agent sent a malformed description of a group: {document!r:.200}") from error
 
 
-def dtype_heard(code: int) -> np.dtype[Any]:
+def dtype_from_code(code: int) -> np.dtype[Any]:
     """Return an element type by its code.
 
     Raises:

@@ -8,10 +8,10 @@ from rankmesh_agent.agent import Agent
 from rankmesh_agent.wire.schemas import Lease, LeaseTerms
 
 
-class Landlord(Protocol):
+class LeaseManager(Protocol):
     """Gives an agent away, to one at a time."""
 
-    def take(
+    def acquire(
         self, wanted: LeaseTerms, lease_id: str = "", *, lends: bool = False, joining: float | None = None
     ) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.

@@ -18,11 +18,11 @@ from typing import Any
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.remote import errors
+from rankmesh_agent.remote import codec
 from rankmesh_agent.remote.address import listen, socket_path
-from rankmesh_agent.remote.codec import group_told
-from rankmesh_agent.remote.lease import Landlord
-from rankmesh_agent.remote.session import Desk
+from rankmesh_agent.remote.codec import describe_group
+from rankmesh_agent.remote.lease import LeaseManager
+from rankmesh_agent.remote.session import Session
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedError, ProtocolError
@@ -38,7 +38,7 @@ _AGAIN_SECONDS = 0.5
 _log = logging.getLogger("rankmesh")
 
 
-class Attendance:
+class SessionServer:
     """An agent's side of all connections of processes that are attached to it.
 
     Args:
@@ -48,7 +48,7 @@ class Attendance:
         shm_dir: where it shares memory, and the unix socket is made.
     """
 
-    def __init__(self, landlord: Landlord, agent_id: str, token: str, shm_dir: str) -> None:
+    def __init__(self, landlord: LeaseManager, agent_id: str, token: str, shm_dir: str) -> None:
         self._landlord = landlord
         self._agent_id = agent_id
         self._token = token
@@ -56,7 +56,7 @@ class Attendance:
         self._path = socket_path(shm_dir, agent_id)
         self._lock = threading.Lock()
         self._channels: dict[FramedStream, threading.Thread] = {}
-        self._desks: dict[str, Desk] = {}
+        self._desks: dict[str, Session] = {}
         self._leases: dict[str, _Lease] = {}
         self._closed = False
         self._listener: socket.socket | None = None
@@ -103,7 +103,7 @@ class Attendance:
             if thread is not threading.current_thread():
                 thread.join(_STOP_SECONDS)
 
-    def end(self, lease: str) -> None:
+    def end_lease(self, lease: str) -> None:
         """End the connections of a lease that has ended: its process learns of it, if it did not end it."""
         self._shut(lease)
         with self._lock:
@@ -180,10 +180,10 @@ class Attendance:
         if desk is None:
             refuse(channel, LeaseEndedError("the lease of the agent has ended"))
             return
-        channel.send(attach_frames.encode(Response.DONE))
-        desk.serve(channel)
+        channel.send(attach_frames.encode(Response.OK))
+        desk.serve_stream(channel)
 
-    def _open(self, lease: str, desk: Desk) -> None:
+    def _open(self, lease: str, desk: Session) -> None:
         with self._lock:
             self._desks[lease] = desk
 
@@ -197,13 +197,13 @@ class Attendance:
 class _Lease:
     """A connection that claims the agent: the lease, from then on."""
 
-    def __init__(self, attendance: Attendance, channel: FramedStream, said: dict[str, Any]) -> None:
+    def __init__(self, attendance: SessionServer, channel: FramedStream, said: dict[str, Any]) -> None:
         self._attendance = attendance
         self._landlord = attendance._landlord
         self._channel = channel
         self._said = said
         self.id = str(said.get("lease", ""))
-        self._desk: Desk | None = None
+        self._desk: Session | None = None
         self._sending = threading.Lock()
         self._over = False
         self._joined = False
@@ -257,30 +257,30 @@ class _Lease:
                 joiner.join(_AGAIN_SECONDS)
                 self._landlord.release(self.id, reason, failed=failed)  # it may not have begun when it was told to end
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
-            self._send(Response.DONE)
+            self._send(Response.OK)
 
     def _join(self, wanted: LeaseTerms, lends: bool, joining: float) -> None:
         try:
-            lease, agent = self._landlord.take(wanted, self.id, lends=lends, joining=joining)
+            lease, agent = self._landlord.acquire(wanted, self.id, lends=lends, joining=joining)
         except Exception as error:
             with contextlib.suppress(StreamClosedError, StreamTimeoutError):
-                self._send(Response.ERROR, errors.described(error))
+                self._send(Response.ERROR, codec.error_to_json(error))
             self._channel.shutdown()
             return
-        self._desk = desk = Desk(agent)
+        self._desk = desk = Session(agent)
         self._joined = True
         self._attendance._open(self.id, desk)
         if self._over:  # released before the desk was there
             self._attendance._shut(self.id)
-        told, descriptors = group_told(agent.world)
+        told, descriptors = describe_group(agent.world)
         document = {
             "lease": lease.id,
             "rank": agent.member.rank,
             "members": [vars(member) for member in agent.members()],
-            "world": told.plain(),
+            "world": told.to_json(),
         }
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
-            self._send(Response.DONE, document, descriptors)
+            self._send(Response.OK, document, descriptors)
 
     def _do(self, frame: Frame) -> None:
         """Do what the client asks for besides calls."""
@@ -294,9 +294,9 @@ class _Lease:
         except (ProtocolError, KeyError):
             raise
         except Exception as error:
-            self._send(Response.ERROR, errors.described(error))
+            self._send(Response.ERROR, codec.error_to_json(error))
         else:
-            self._send(Response.DONE, found or {})
+            self._send(Response.OK, found or {})
 
     def _send(self, answer: Response, document: dict[str, Any] | None = None, descriptors: Sequence[int] = ()) -> None:
         with self._sending:
@@ -304,14 +304,14 @@ class _Lease:
             self._channel.send(attach_frames.encode(answer, text), (), descriptors)
 
 
-_ASKS: dict[int, Callable[[Desk, dict[str, Any]], dict[str, Any] | None]] = {
-    Request.ABORT: Desk.abort,
-    Request.CANCEL: Desk.cancel,
-    Request.STOP_NEW_GROUPS: Desk.stop_starting,
-    Request.REPORT_CALLS: Desk.report,
+_ASKS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]] = {
+    Request.ABORT: Session.abort,
+    Request.CANCEL: Session.cancel,
+    Request.ABORT_PENDING_GROUPS: Session.abort_pending_groups,
+    Request.REPORT: Session.report,
 }
 
 
 def refuse(channel: FramedStream, error: BaseException) -> None:
     """Answer with an error."""
-    channel.send(attach_frames.encode(Response.ERROR, attach_frames.encode_json(errors.described(error))))
+    channel.send(attach_frames.encode(Response.ERROR, attach_frames.encode_json(codec.error_to_json(error))))

@@ -16,15 +16,16 @@ from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.pending import PendingMessage
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.stream import Frame, FramedStream, ScratchBuffer, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.remote import errors
-from rankmesh_agent.remote.codec import call_heard, dtype_heard, group_told, told_heard
-from rankmesh_agent.store import codec, commands
+from rankmesh_agent.net.stream import Frame, FramedStream, ReusableBuffer, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.remote import codec
+from rankmesh_agent.remote.codec import call_from_json, describe_group, dtype_from_code, report_from_json
+from rankmesh_agent.store import codec as store_codec
+from rankmesh_agent.store import commands
 from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.transports.segment import CallMismatchError
 from rankmesh_agent.wire import attach_frames, store_frames
-from rankmesh_agent.wire.attach_frames import HAS_NOTE, WAITS, CallRequest, Request, Response
+from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
     DistStoreError,
@@ -48,7 +49,7 @@ _log = logging.getLogger("rankmesh")
 Reply = tuple[Response, bytes, Sequence[memoryview]]
 
 
-class Desk:
+class Session:
     """The agent's side of a lease.
 
     Args:
@@ -82,16 +83,16 @@ class Desk:
         group = self._group(int(said["group"]))
         call = said.get("call")
         failure = group.delegated_calls.abort(
-            None if call is None else call_heard(call),
+            None if call is None else call_from_json(call),
             int(said.get("seq", 0)),
             bool(said.get("busy")),
-            errors.revived(said["error"], at_agent=True),
+            codec.error_from_json(said["error"], at_agent=True),
         )
-        return {} if failure is None else errors.described(failure)
+        return {} if failure is None else codec.error_to_json(failure)
 
     def cancel(self, said: dict[str, Any]) -> None:
         """Give up messages that the client does not wait for any more."""
-        error = errors.revived(said["error"], at_agent=True)
+        error = codec.error_from_json(said["error"], at_agent=True)
         for number in said["messages"]:
             with self._lock:
                 held = self._messages.get(int(number))
@@ -106,18 +107,18 @@ class Desk:
             with self._lock:
                 group = self._groups.get(int(number))
             if group is not None:
-                group.delegated_calls.update(told_heard(told))
+                group.delegated_calls.update(report_from_json(told))
         with self._lock:
             failures = [(group.id, group.failure) for group in self._groups.values()]
-        return {"failures": [(number, errors.described(error)) for number, error in failures if error is not None]}
+        return {"failures": [(number, codec.error_to_json(error)) for number, error in failures if error is not None]}
 
-    def stop_starting(self, said: dict[str, Any]) -> None:
+    def abort_pending_groups(self, said: dict[str, Any]) -> None:
         """End the groups that are being made."""
-        self._agent.stop_starting(errors.revived(said["error"], at_agent=True))
+        self._agent.abort_pending_groups(codec.error_from_json(said["error"], at_agent=True))
 
     # Lanes
 
-    def serve(self, channel: FramedStream) -> None:
+    def serve_stream(self, channel: FramedStream) -> None:
         """Do what a lane asks for, until it ends."""
         with self._lock:
             if self._closed:
@@ -151,7 +152,7 @@ class Desk:
             self._messages = {number: held for number, held in self._messages.items() if held[0] is not group}
         self._agent.drop_group(group)
 
-    def hold(self, number: int, group: LocalCommunicator, message: PendingMessage, array: Array | None) -> None:
+    def add_message(self, number: int, group: LocalCommunicator, message: PendingMessage, array: Array | None) -> None:
         """Keep a message that is under way, and the array it is received into."""
         with self._lock:
             self._messages[number] = group, message, array
@@ -168,7 +169,7 @@ class Desk:
         with self._lock:
             self._messages.pop(number, None)
 
-    def settle(self, number: int, deadline: Deadline | None, *, own: bool) -> Reply:
+    def wait(self, number: int, deadline: Deadline | None, *, own: bool) -> Reply:
         """Wait for a message, or with None just look."""
         group, message, array = self.message(number)
         try:
@@ -184,11 +185,11 @@ class Desk:
             return Response.PENDING, b"", ()
         self._forget(number)
         if array is None:
-            return Response.DONE, b"", ()
-        return Response.DONE, _NUMBER.pack(group.source(message)), [as_bytes(array)]
+            return Response.OK, b"", ()
+        return Response.OK, _NUMBER.pack(group.source(message)), [as_bytes(array)]
 
     @property
-    def place(self) -> BlockingStore:
+    def store(self) -> BlockingStore:
         """Where the job's store is."""
         with self._lock:
             if self._place is None:
@@ -199,10 +200,10 @@ class Desk:
 class _Lane:
     """One connection for calls, and its thread."""
 
-    def __init__(self, desk: Desk, channel: FramedStream) -> None:
+    def __init__(self, desk: Session, channel: FramedStream) -> None:
         self._desk = desk
         self._channel = channel
-        self._in, self._out = ScratchBuffer(_KEPT), ScratchBuffer(_KEPT)
+        self._in, self._out = ReusableBuffer(_KEPT), ReusableBuffer(_KEPT)
 
     def serve(self) -> None:
         channel = self._channel
@@ -215,7 +216,7 @@ class _Lane:
                     raise
                 except Exception as error:
                     answer, document, payload = Response.ERROR, b"", ()
-                    document = attach_frames.encode_json(errors.described(error))
+                    document = attach_frames.encode_json(codec.error_to_json(error))
                 if answer is not None:
                     length = sum(map(len, payload))
                     channel.send(attach_frames.encode(answer, document, length), payload)
@@ -233,10 +234,10 @@ class _Lane:
             return self._message(attach_frames.decode_call(frame.document), frame)
         if kind == Request.WAIT:
             call = attach_frames.decode_call(frame.document)
-            own = bool(frame.header.flags & WAITS)
-            return self._desk.settle(call.number, Deadline(call.seconds) if call.seconds >= 0 else None, own=own)
+            own = bool(frame.header.flags & BLOCKING)
+            return self._desk.wait(call.number, Deadline(call.seconds) if call.seconds >= 0 else None, own=own)
         if kind == Request.STORE:
-            return Response.DONE, self._store(bytes(frame.document)), ()
+            return Response.OK, self._store(bytes(frame.document)), ()
         ask = _OTHERS.get(kind)
         if ask is None:
             raise ProtocolError(f"an attached process asked for {kind}, which there is not")
@@ -244,26 +245,26 @@ class _Lane:
 
     # Collectives
 
-    def _collective(self, call: CallRequest, frame: Frame) -> Reply:
+    def _collective(self, call: Call, frame: Frame) -> Reply:
         inputs = self._inputs(call, frame)
-        dtype = dtype_heard(call.dtype) if call.dtype else np.dtype(np.uint8)
+        dtype = dtype_from_code(call.dtype) if call.dtype else np.dtype(np.uint8)
         group = self._desk._group(call.group)
         note = self._note if frame.header.flags & HAS_NOTE else None
         options, root = Options(call.seconds, details=note), call.tag
         if call.what == OpType.BARRIER:
             group.barrier(options)
-            return Response.DONE, b"", ()
+            return Response.OK, b"", ()
         if call.what == OpType.EMPTY:
             group.empty(dtype, call.number, options)
-            return Response.DONE, b"", ()
+            return Response.OK, b"", ()
         op = ReduceOp(call.op) if call.op != attach_frames.NO_OP else ReduceOp.SUM
         if call.what == OpType.ALL_REDUCE:
             group.all_reduce(inputs[0], op, options, call.subject)
-            return Response.DONE, b"", [as_bytes(inputs[0])]
+            return Response.OK, b"", [as_bytes(inputs[0])]
         if call.what == OpType.REDUCE:
             group.reduce(inputs[0], op, root, options)
-            return Response.DONE, b"", [as_bytes(inputs[0])] if group.rank == root else []
-        outputs = _cut(self._out.get(sum(call.outputs) * dtype.itemsize), dtype, call.outputs)
+            return Response.OK, b"", [as_bytes(inputs[0])] if group.rank == root else []
+        outputs = _cut(self._out.take(sum(call.outputs) * dtype.itemsize), dtype, call.outputs)
         if call.what == OpType.BROADCAST:
             group.broadcast((inputs or outputs)[0], root, options)
         elif call.what == OpType.ALL_GATHER:
@@ -278,16 +279,16 @@ class _Lane:
             group.all_to_all(outputs, inputs, options)
         else:
             raise ProtocolError(f"an attached process asked for collective {call.what}, which there is not")
-        return Response.DONE, b"", [as_bytes(output) for output in outputs]
+        return Response.OK, b"", [as_bytes(output) for output in outputs]
 
-    def _inputs(self, call: CallRequest, frame: Frame) -> list[Array]:
+    def _inputs(self, call: Call, frame: Frame) -> list[Array]:
         """Receive the arrays that come with a call."""
         nbytes = frame.header.payload
-        dtype = dtype_heard(call.dtype) if call.dtype else np.dtype(np.uint8)
+        dtype = dtype_from_code(call.dtype) if call.dtype else np.dtype(np.uint8)
         if sum(call.inputs) * dtype.itemsize != nbytes:
             raise ProtocolError(f"an attached process sent {nbytes} bytes of arrays of {call.inputs} elements")
-        memory = self._in.get(nbytes)
-        self._channel.fill([memory.data])
+        memory = self._in.take(nbytes)
+        self._channel.receive_into([memory.data])
         return _cut(memory, dtype, call.inputs)
 
     def _note(self) -> str:
@@ -300,82 +301,84 @@ class _Lane:
 
     # Messages
 
-    def _message(self, call: CallRequest, frame: Frame) -> Reply:
-        dtype = dtype_heard(call.dtype)
+    def _message(self, call: Call, frame: Frame) -> Reply:
+        dtype = dtype_from_code(call.dtype)
         array: Array = np.empty(sum(call.inputs) + sum(call.outputs), dtype)
         if frame.header.payload != sum(call.inputs) * dtype.itemsize:
             raise ProtocolError(f"an attached process sent {frame.header.payload} bytes of {array.nbytes}")
         if frame.header.payload:
-            self._channel.fill([as_bytes(array)])
+            self._channel.receive_into([as_bytes(array)])
         group = self._desk._group(call.group)
-        waits = bool(frame.header.flags & WAITS)
+        waits = bool(frame.header.flags & BLOCKING)
         options = Options(call.seconds, async_op=not waits)
         if frame.header.kind == Request.SEND:
             message = group.begin_send(array, call.rank, call.tag, options)
-            self._desk.hold(call.number, group, message, None)
+            self._desk.add_message(call.number, group, message, None)
         else:
             message = group.begin_receive(array, call.rank, call.tag, options)
-            self._desk.hold(call.number, group, message, array)
-        return self._desk.settle(call.number, None, own=waits)
+            self._desk.add_message(call.number, group, message, array)
+        return self._desk.wait(call.number, None, own=waits)
 
     # The rest, in JSON
 
     def _new_group(self, said: dict[str, Any]) -> tuple[None, bytes, Sequence[memoryview]]:
         group = self._desk.make_group([int(rank) for rank in said["ranks"]], float(said["timeout"]))
-        told, descriptors = group_told(group)
-        document = attach_frames.encode_json(told.plain())
-        self._channel.send(attach_frames.encode(Response.DONE, document), (), descriptors)
+        told, descriptors = describe_group(group)
+        document = attach_frames.encode_json(told.to_json())
+        self._channel.send(attach_frames.encode(Response.OK, document), (), descriptors)
         return None, b"", ()
 
     def _drop_group(self, said: dict[str, Any]) -> Reply:
         self._desk.drop_group(int(said["group"]))
-        return Response.DONE, b"", ()
+        return Response.OK, b"", ()
 
     def _numbers(self, said: dict[str, Any]) -> Reply:
         self._desk._group(int(said["group"])).global_ranks = tuple(int(number) for number in said["numbers"])
-        return Response.DONE, b"", ()
+        return Response.OK, b"", ()
 
     def _timeout(self, said: dict[str, Any]) -> Reply:
         self._desk._group(int(said["group"])).set_timeout(float(said["timeout"]))
-        return Response.DONE, b"", ()
+        return Response.OK, b"", ()
 
     def _failure(self, said: dict[str, Any]) -> Reply:
         failure = self._desk._group(int(said["group"])).failure
-        return Response.DONE, attach_frames.encode_json({} if failure is None else errors.described(failure)), ()
+        return Response.OK, attach_frames.encode_json({} if failure is None else codec.error_to_json(failure)), ()
 
     def _look(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
         group.delegated_calls.check_peers(
-            call_heard(said["call"]), said["seq"], said["missing"], said["seconds"], said["left"]
+            call_from_json(said["call"]), said["seq"], said["missing"], said["seconds"], said["left"]
         )
-        return Response.DONE, b"", ()
+        return Response.OK, b"", ()
 
     def _meet(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
         try:
-            group.delegated_calls.verify(call_heard(said["call"]), said["seq"], said["fingerprint"], said["seconds"])
+            group.delegated_calls.verify(
+                call_from_json(said["call"]), said["seq"], said["fingerprint"], said["seconds"]
+            )
         except CallMismatchError:
             return Response.PENDING, b"", ()
-        return Response.DONE, b"", ()
+        return Response.OK, b"", ()
 
     def _retell(self, said: dict[str, Any]) -> Reply:
         group = self._desk._group(int(said["group"]))
         told = group.delegated_calls.exchange_descriptions(
-            call_heard(said["call"]), said["seq"], said["seconds"], said["said"].encode()
+            call_from_json(said["call"]), said["seq"], said["seconds"], said["said"].encode()
         )
         document = attach_frames.encode_json({"told": [text.decode("utf-8", "replace") for text in told]})
-        return Response.DONE, document, ()
+        return Response.OK, document, ()
 
     def _store(self, request: bytes) -> bytes:
         opcode, flags, seq, count, _, seconds = store_frames.decode_request(request)
         try:
-            command = codec.decode_command(opcode, flags, seconds, store_frames.decode_parts(request, count))
-            return codec.encode_result(seq, self._carry_out(command))
+            command = store_codec.decode_command(opcode, flags, seconds, store_frames.decode_parts(request, count))
+            return store_codec.encode_result(seq, self._carry_out(command))
         except DistStoreError as error:
-            return codec.encode_error(seq, error)
+            return store_codec.encode_error(seq, error)
 
     def _carry_out(self, command: Command[Any]) -> Any:
-        place = self._desk.place
+        place = self._desk.store
         if not isinstance(command, Waiting) or not command.seconds:
             return place.execute(command)
         deadline = Deadline(command.seconds)
@@ -383,10 +386,10 @@ class _Lane:
             try:
                 result = place.execute(command.with_timeout(min(_STORE_SLICE, deadline.remaining())))
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
-                if deadline.expired() or self._channel.at_eof():
+                if deadline.expired() or self._channel.peer_closed():
                     raise
                 continue
-            if isinstance(command, commands.QueuePop) and self._channel.at_eof():
+            if isinstance(command, commands.QueuePop) and self._channel.peer_closed():
                 # Nobody will get it otherwise: whoever asked for it has gone.
                 if isinstance(place, BlockingMemoryStore):
                     command.undo(place.table, result)
@@ -397,8 +400,8 @@ class _Lane:
 
 _OTHERS: dict[int, Callable[[_Lane, dict[str, Any]], tuple[Response | None, bytes, Sequence[memoryview]]]] = {
     Request.NEW_GROUP: _Lane._new_group,
-    Request.DESTROY_GROUP: _Lane._drop_group,
-    Request.RENUMBER: _Lane._numbers,
+    Request.DROP_GROUP: _Lane._drop_group,
+    Request.SET_GLOBAL_RANKS: _Lane._numbers,
     Request.SET_TIMEOUT: _Lane._timeout,
     Request.FAILURE: _Lane._failure,
     Request.CHECK_PEERS: _Lane._look,

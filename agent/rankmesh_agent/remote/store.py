@@ -13,25 +13,25 @@ from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError, RankFailedError
 
 if TYPE_CHECKING:
-    from rankmesh_agent.remote.agent import AttachedAgent
+    from rankmesh_agent.remote.agent import RemoteAgent
 
 T = TypeVar("T")
 
 
-class AttachedStore(BlockingStore):
+class SessionStore(BlockingStore):
     """Has the agent carry out commands, those of several threads at a time.
 
     Args:
         agent: this process's.
     """
 
-    def __init__(self, agent: AttachedAgent) -> None:
+    def __init__(self, agent: RemoteAgent) -> None:
         self._agent = agent
 
     def execute(self, command: Command[T]) -> T:
         request = codec.encode_command(command, 1)
         try:
-            frame = self._agent.ask(Request.STORE, request, command.seconds + RESPONSE_SECONDS)
+            frame = self._agent.request(Request.STORE, request, command.seconds + RESPONSE_SECONDS)
         except RankFailedError as error:
             raise DistNetworkError(error.message, address=error.address) from error
         answer = bytes(frame.document)

@@ -16,7 +16,7 @@ agent answers, perhaps after questions of its own::
             16      8     tag      of a message (signed); of a collective its root, or -1
             24      8     number   of a message, which the client counts
             32      4     rank     of a message: the other end
-            36      1     what     the collective (wire.ops.Kind)
+            36      1     what     the collective (wire.ops.OpType)
             37      1     op       how elements are reduced (wire.ops.ReduceOp), or 255
             38      2     dtype    element type of the arrays (wire.dtypes)
             40      2     outputs  how many arrays are filled
@@ -53,9 +53,9 @@ NO_OP = 255
 
 HAS_NOTE = 0x01
 """A flag: the client can say more of the call if the ranks' calls do not fit together."""
-WAITS = 0x02
+BLOCKING = 0x02
 """A flag: the message is waited for at once."""
-FLAGS = HAS_NOTE | WAITS
+FLAGS = HAS_NOTE | BLOCKING
 
 
 class Request(enum.IntEnum):
@@ -69,9 +69,9 @@ class Request(enum.IntEnum):
     """The end of a group, because of an error at the client."""
     CANCEL = 4
     """That a message is waited for no longer."""
-    STOP_NEW_GROUPS = 5
+    ABORT_PENDING_GROUPS = 5
     """That groups are made no longer which are being made."""
-    REPORT_CALLS = 6
+    REPORT = 6
     """Nothing; it tells which calls the client has made itself."""
     OPEN_STREAM = 16
     """To use the connection for calls; all that follow are asked over such a connection."""
@@ -82,8 +82,8 @@ class Request(enum.IntEnum):
     WAIT = 20
     """The end of a message, or just a look at it."""
     NEW_GROUP = 21
-    DESTROY_GROUP = 22
-    RENUMBER = 23
+    DROP_GROUP = 22
+    SET_GLOBAL_RANKS = 23
     """That the members of a group are known by other numbers from now on."""
     FAILURE = 24
     """A group's failure."""
@@ -104,7 +104,7 @@ class Request(enum.IntEnum):
 class Response(enum.IntEnum):
     """What an agent answers."""
 
-    DONE = 128
+    OK = 128
     ERROR = 129
     """An error: its code or type, message and details."""
     PENDING = 130
@@ -122,7 +122,7 @@ class Header(NamedTuple):
     payload: int
 
 
-class CallRequest(NamedTuple):
+class Call(NamedTuple):
     """A collective or a message; see the module."""
 
     group: int
@@ -158,7 +158,7 @@ def decode(data: bytes | bytearray) -> Header:
     return header
 
 
-def encode_call(call: CallRequest) -> bytes:
+def encode_call(call: Call) -> bytes:
     """Return a call as a document."""
     *head, outputs, inputs, subject = call
     count = len(outputs) + len(inputs)
@@ -166,7 +166,7 @@ def encode_call(call: CallRequest) -> bytes:
     return CALL.pack(*head, len(outputs), len(inputs)) + lengths + subject.encode()
 
 
-def decode_call(document: bytes | bytearray) -> CallRequest:
+def decode_call(document: bytes | bytearray) -> Call:
     """Return the call that a document describes.
 
     Raises:
@@ -179,9 +179,7 @@ def decode_call(document: bytes | bytearray) -> CallRequest:
         subject = bytes(document[CALL.size + 8 * count :]).decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"an attached process described a call of {len(document)} bytes") from error
-    return CallRequest(
-        group, seconds, tag, number, rank, what, op, dtype, lengths[:outputs], lengths[outputs:], subject
-    )
+    return Call(group, seconds, tag, number, rank, what, op, dtype, lengths[:outputs], lengths[outputs:], subject)
 
 
 def encode_json(document: Any) -> bytes:

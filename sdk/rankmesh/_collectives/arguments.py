@@ -10,23 +10,63 @@ from typing import Any
 import numpy as np
 
 import rankmesh._session.debug as _debug
+import rankmesh._session.session as _session
 from rankmesh._session.session import Group, NonMember, communicator
-from rankmesh._tensors.containers import device_of
+from rankmesh._tensors.arrays import SUPPORTED, destination
+from rankmesh._tensors.containers import Array, device_of
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.pending import Details, OnComplete
 from rankmesh_agent.net.deadline import seconds_of
 
 Timeout = timedelta | float | None
+_NO_OPTIONS = Options(0.0)
 
 
-def members_of(group: Group, called: str, tensor: Any = None) -> Communicator | None:
+def in_place(
+    group: Group, called: str, tensor: Any, timeout: Timeout, async_op: bool
+) -> tuple[Communicator | None, Array, Options]:
+    """Return the communicator, the elements and the options of a call on one tensor, which it overwrites.
+
+    Args:
+        group: the group.
+        called: the function that the user called.
+        tensor: the tensor.
+        timeout: how long the call may take.
+        async_op: whether it returns at once.
+
+    Returns:
+        The communicator is None, after a warning, if this process is not a member of the group.
+
+    Raises:
+        TypeError: ``tensor`` is no array that can be communicated, or ``group`` is not a group.
+        ValueError: ``tensor`` is read-only, the timeout is negative, or init_process_group has not been called.
+    """
+    world = _session._world
+    if group is None and world is not None and type(tensor) is np.ndarray:
+        comm: Communicator | None = world.group._communicator  # as members_of would return it, without a call
+    else:
+        comm = members_of(group, called, tensor, level=4)
+    if comm is None:
+        return None, np.empty(0), _NO_OPTIONS
+    write_back = None
+    if type(tensor) is np.ndarray and tensor.flags.carray and tensor.dtype in SUPPORTED:
+        array: Array = tensor if tensor.ndim == 1 else tensor.reshape(-1)
+    else:
+        array, write_back = destination(tensor, "tensor", comm)
+    if timeout is None and not async_op and write_back is None and _debug.plain and not comm.recording:
+        return comm, array, comm.default_options
+    return comm, array, options(comm, timeout, async_op, [tensor], write_back)
+
+
+def members_of(group: Group, called: str, tensor: Any = None, level: int = 3) -> Communicator | None:
     """Return what carries out a group's calls; warn and return None if this process is not a member.
 
     Args:
         group: the group.
         called: the function that the user called.
         tensor: an array of the call's, which says where they are; None for a call without any. Of lists, ``first``.
+        level: how many frames up the user's call is, for the warning.
 
     Raises:
         ValueError: init_process_group has not been called.
@@ -34,7 +74,9 @@ def members_of(group: Group, called: str, tensor: Any = None) -> Communicator | 
     """
     if isinstance(group, NonMember):
         warnings.warn(
-            f"{called}() does nothing on this rank, which is not a member of the group", RuntimeWarning, stacklevel=3
+            f"{called}() does nothing on this rank, which is not a member of the group",
+            RuntimeWarning,
+            stacklevel=level,
         )
         return None
     if tensor is None or type(tensor) is np.ndarray or (device := device_of(tensor)) is None:

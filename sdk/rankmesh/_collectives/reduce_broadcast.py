@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-import rankmesh._session.debug as _debug
-from rankmesh._collectives.arguments import Timeout, all_of, group_root, members_of, options
+from rankmesh._collectives.arguments import Timeout, all_of, group_root, in_place, members_of, options
 from rankmesh._collectives.reduce_op import reduction
-from rankmesh._session.session import Group, NonMember, communicator, finish_on_gpus
+from rankmesh._session.session import Group, finish_on_gpus
 from rankmesh._tensors.arrays import destination, source
 from rankmesh._tensors.containers import Array
 from rankmesh_agent.collectives.reduction import premultiplied
@@ -59,26 +56,15 @@ def all_reduce(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_reduce
     """
-    if (
-        timeout is None
-        and not async_op
-        and type(op) is ReduceOp
-        and type(tensor) is np.ndarray
-        and tensor.ndim == 1
-        and tensor.flags.carray  # contiguous and writable; what else there is to check, was the first time
-        and _debug.plain
-        and not isinstance(group, NonMember)
-        and communicator(group).all_reduce_again(tensor, op)
-    ):
-        return None
-    comm = members_of(group, "all_reduce", tensor)
+    comm, array, how = in_place(group, "all_reduce", tensor, timeout, async_op)
     if comm is None:
         return None
-    array, after = destination(tensor, "tensor", comm)
-    how, factor = reduction(op, array.dtype)
-    if factor is not None:
-        array, after = scaled(array, after, factor)
-    return comm.all_reduce(array, how, options(comm, timeout, async_op, [tensor], after))
+    if type(op) is not ReduceOp or op is ReduceOp.PREMUL_SUM:
+        op, factor = reduction(op, array.dtype)
+        if factor is not None:
+            array, after = scaled(array, how.on_complete, factor)
+            how = options(comm, timeout, async_op, [tensor], after)
+    return comm.all_reduce(array, op, how)
 
 
 def reduce(

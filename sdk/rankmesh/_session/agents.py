@@ -24,7 +24,7 @@ from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, Lease
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.remote.agent import AttachedAgent
+    from rankmesh_agent.remote.agent import RemoteAgent
 
 _RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
@@ -34,7 +34,7 @@ _PATIENCE = 5.0
 _log = logging.getLogger("rankmesh")
 
 
-def agent_for(meeting: Rendezvous, settings: Settings, timeout: float) -> Agent | AttachedAgent:
+def agent_for(meeting: Rendezvous, settings: Settings, timeout: float) -> Agent | RemoteAgent:
     """Return the agent that carries this process's rank; it has joined the job.
 
     Args:
@@ -61,7 +61,7 @@ def agent_for(meeting: Rendezvous, settings: Settings, timeout: float) -> Agent 
     )
 
 
-def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> AttachedAgent | None:
+def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> RemoteAgent | None:
     """Return an agent that was leased; None if the gateway has none and need not have."""
     deadline = Deadline(timeout)
     asker = HttpClient(settings.token)
@@ -71,10 +71,10 @@ def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> Attach
             offer = _offered(asker, meeting, settings, deadline, failure)
             if offer is None:
                 return None
-            from rankmesh_agent.remote.agent import AttachedAgent
+            from rankmesh_agent.remote.agent import RemoteAgent
 
             try:
-                return AttachedAgent(
+                return RemoteAgent(
                     settings,
                     offer,
                     rank=meeting.rank,

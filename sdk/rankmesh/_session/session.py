@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rankmesh_agent.agent import Agent
     from rankmesh_agent.gpu.selection import GpuBackendSelector
     from rankmesh_agent.group.communicator import Communicator
-    from rankmesh_agent.remote.agent import AttachedAgent
+    from rankmesh_agent.remote.agent import RemoteAgent
 
 default_pg_timeout: Final = timedelta(minutes=30)
 """Default time an operation may take, as in torch.distributed; RANKMESH_TIMEOUT (seconds) changes it."""
@@ -104,7 +104,7 @@ class World:
 
     lent = False
 
-    def __init__(self, agent: Agent | AttachedAgent, rendezvous: Rendezvous, engines: Engines, pg_options: Any) -> None:
+    def __init__(self, agent: Agent | RemoteAgent, rendezvous: Rendezvous, engines: Engines, pg_options: Any) -> None:
         self.agent = agent
         self.rendezvous = rendezvous
         self.engines = engines

@@ -10,7 +10,7 @@ from rankmesh._stores.commands import CommandStore, Refusing
 
 if TYPE_CHECKING:
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.remote.agent import AttachedAgent
+    from rankmesh_agent.remote.agent import RemoteAgent
 
 
 class AgentStore(CommandStore):
@@ -21,7 +21,7 @@ class AgentStore(CommandStore):
         timeout: how long calls wait unless they are told otherwise.
     """
 
-    def __init__(self, agent: Agent | AttachedAgent, timeout: timedelta) -> None:
+    def __init__(self, agent: Agent | RemoteAgent, timeout: timedelta) -> None:
         self._agent = agent
         super().__init__(agent.blocking_store(), timeout)
 
@@ -36,7 +36,7 @@ class AgentStore(CommandStore):
         return f"the store of rank {self._agent.member.rank}'s job"
 
 
-def agent_store(agent: Agent | AttachedAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> AgentStore:
+def agent_store(agent: Agent | RemoteAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> AgentStore:
     """Return the job's own store: the keys that its agents serve over HTTP.
 
     Args:

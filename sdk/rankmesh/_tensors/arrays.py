@@ -10,7 +10,7 @@ from rankmesh._tensors.containers import Array, Layout, Store, kind_of, layout_o
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.wire.dtypes import FROM_CODE, display
 
-_SUPPORTED = frozenset(FROM_CODE.values())
+SUPPORTED = frozenset(FROM_CODE.values())
 
 
 def source(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
@@ -24,7 +24,7 @@ def source(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
     Raises:
         TypeError, ValueError: it is nothing whose elements can be communicated.
     """
-    if type(tensor) is np.ndarray and tensor.dtype in _SUPPORTED:
+    if type(tensor) is np.ndarray and tensor.dtype in SUPPORTED:
         array: Array = tensor
         if array.ndim == 1 and array.flags.c_contiguous:
             return array
@@ -49,7 +49,7 @@ def destination(tensor: Any, name: str, comm: Communicator | None = None) -> tup
         TypeError: it is nothing whose elements can be communicated.
         ValueError: it is read-only, or some of its elements share memory.
     """
-    if type(tensor) is np.ndarray and tensor.dtype in _SUPPORTED:
+    if type(tensor) is np.ndarray and tensor.dtype in SUPPORTED:
         array: Array = tensor
         store: Store | None = None
         native = array.dtype
@@ -101,10 +101,10 @@ def supported(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
     Raises:
         TypeError: arrays of it cannot be communicated.
     """
-    if dtype in _SUPPORTED:
+    if dtype in SUPPORTED:
         return dtype
     native = dtype.newbyteorder("=")
-    if native in _SUPPORTED:
+    if native in SUPPORTED:
         return native
     raise TypeError(
         f"{name} has dtype {dtype}, which cannot be communicated: integers, floats, complex numbers and bool can, "

@@ -248,7 +248,7 @@ def test_jobs_that_run_at_a_time_have_ports_of_their_own():
 def test_mpiexec_is_told_by_its_process_whatever_is_between():
     """All ranks of a job on a host have the same name for it, a shell in between or not; the next job another."""
     code = (
-        "import os; from rankmesh_agent.config.launchers import launcher_in; there = launcher_in(os.environ);"
+        "import os; from rankmesh_agent.config.launchers import detect_launcher; there = detect_launcher(os.environ);"
         "print(there.job(), there.port())"
     )
     here = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI_", "SLURM_"))}

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
 from support.threads import NOW, World, world
 
 from rankmesh_agent.backends import registered
-from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
 from rankmesh_agent.group.call_queue import Options

@@ -18,7 +18,7 @@ from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.progress.matching import ANY
-from rankmesh_agent.remote.agent import AttachedAgent
+from rankmesh_agent.remote.agent import RemoteAgent
 from rankmesh_agent.store import commands
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
@@ -157,7 +157,7 @@ class TestCollectives:
             assert group.timeout == SECONDS
             group.set_timeout(timeout)
             assert group.timeout == group.default_options.timeout == 0.3
-            current = standalones[rank].current
+            current = standalones[rank].agent
             if current is not None:  # whoever asks the agent over HTTP finds the same
                 assert current.world.timeout == 0.3
         with pytest.raises(CollectiveTimeoutError, match=r"waited 0\.3 s"):
@@ -379,20 +379,20 @@ class TestLeases:
     def test_a_process_that_goes_while_it_joins_frees_the_agent(self, standalones):
         agent = standalones[0]
         channels: list[Any] = []
-        connect = AttachedAgent._claim
+        connect = RemoteAgent._claim
 
-        def claim(self: AttachedAgent, channel: Any, *arguments: Any) -> Any:
+        def claim(self: RemoteAgent, channel: Any, *arguments: Any) -> Any:
             channels.append(channel)
             return connect(self, channel, *arguments)
 
         patch = pytest.MonkeyPatch()
-        patch.setattr(AttachedAgent, "_claim", claim)
+        patch.setattr(RemoteAgent, "_claim", claim)
         future = in_thread(lambda: attach(agent, 0, 2, job=next(_jobs)))
         deadline = time.monotonic() + SECONDS
         while agent.lease is None and time.monotonic() < deadline:
             time.sleep(0.01)
         patch.undo()
-        channels[0].hang_up()
+        channels[0].shutdown()
         with pytest.raises(DistNetworkError, match="went as this process joined"):
             future.result(SECONDS)
         while agent.lease is not None and time.monotonic() < deadline:
@@ -435,12 +435,12 @@ class TestWhatTheAgentKnows:
             for _ in range(3):
                 made[rank].world.all_reduce(np.ones(100), ReduceOp.SUM, NOW)
             made[rank]._report_now()
-            current = standalones[rank].current
+            current = standalones[rank].agent
             assert current is not None
             group = next(group for group in current.groups() if group.name == "world")
             assert (group.seq, group.last, group.medium) == (3, "all_reduce", "shm")
             assert group.bytes == 3 * 800
-            records = current.mesh.recorder.records("world")
+            records = current.engine.recorder.records("world")
             assert [record.op for record in records if record.op == "all_reduce"] == ["all_reduce"] * 3
 
         everywhere(run, 2)

@@ -82,7 +82,7 @@ def test_any_dtype(dtype):
 def test_short_reads_are_continued(monkeypatch, most):
     data = np.arange(5000, dtype=np.uint16)
     got = np.zeros_like(data)
-    monkeypatch.setattr(process_vm, "PIECE", most * 2)
+    monkeypatch.setattr(process_vm, "CHUNK_BYTES", most * 2)
     read_into(os.getpid(), address_of(data), got)
     np.testing.assert_array_equal(got, data)
 

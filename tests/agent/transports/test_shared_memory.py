@@ -178,14 +178,14 @@ def test_sleep_and_wake_across_processes(shm):
     rounds = 500
     memory = Mapping.create(str(shm), "job", SIZE)
     program = f"""if True:
-        from rankmesh_agent.transports.shared_memory import Mapping, sleep, slice_of, wake
+        from rankmesh_agent.transports.shared_memory import Mapping, futex_wait, futex_wake, timespec_of
         memory = Mapping.open({str(shm)!r}, {memory.name!r}, {SIZE})
         words = memory.bytes.view("u8")
         for turn in range(1, {rounds} + 1):
             while words[0] < turn:
-                sleep(memory.address, turn - 1, slice_of(30))
+                futex_wait(memory.address, turn - 1, timespec_of(30))
             words[8] = turn
-            wake(memory.address + 64)"""
+            futex_wake(memory.address + 64)"""
     child = subprocess.Popen([sys.executable, "-c", program])
     words = memory.bytes.view("u8")
     began = time.monotonic()

@@ -187,7 +187,7 @@ class Proposing(TcpTransport, Proposal):
     def _offer(self):
         return self
 
-    def settle(self, connection, taken):
+    def resolve(self, connection, taken):
         self.taken = taken
         return connection
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import CallRequest, Request, Response
+from rankmesh_agent.wire.attach_frames import Call, Request, Response
 from rankmesh_agent.wire.errors import ProtocolError
 
-CALL = CallRequest(0x0102, 2.5, -1, 7, 3, 2, 0, 11, (4,), (5, 6), "split")
+CALL = Call(0x0102, 2.5, -1, 7, 3, 2, 0, 11, (4,), (5, 6), "split")
 GOLDEN = (
     "0000000000000102 4004000000000000 ffffffffffffffff 0000000000000007 00000003 02 00 000b 0001 0002"
     "0000000000000004 0000000000000005 0000000000000006 73706c6974"
@@ -16,9 +16,9 @@ GOLDEN = (
 
 
 def test_a_frame():
-    frame = attach_frames.encode(Request.CALL, b"abc", 5, attach_frames.WAITS)
+    frame = attach_frames.encode(Request.CALL, b"abc", 5, attach_frames.BLOCKING)
     assert frame == bytes.fromhex("11 02 0000 00000003 0000000000000005 616263")
-    assert attach_frames.decode(frame) == (Request.CALL, attach_frames.WAITS, 3, 5)
+    assert attach_frames.decode(frame) == (Request.CALL, attach_frames.BLOCKING, 3, 5)
 
 
 def test_a_call():
@@ -32,7 +32,7 @@ def test_a_call():
 )
 def test_a_length_over_its_limit_is_refused(document, payload):
     with pytest.raises(ProtocolError, match="at most"):
-        attach_frames.decode(attach_frames.HEADER.pack(Response.DONE, 0, document, payload))
+        attach_frames.decode(attach_frames.HEADER.pack(Response.OK, 0, document, payload))
 
 
 @pytest.mark.parametrize("cut", [1, 20, len(bytes.fromhex(GOLDEN)) - 8])

@@ -38,7 +38,7 @@ def test_words_and_fingerprint_are_stable(call, words, fingerprint):
 
 
 def test_another_process_finds_the_same_fingerprint():
-    program = "from rankmesh_agent.wire.ops import *; print(Call(Kind.NEW_GROUP, subject='ranks 0, 2').fingerprint)"
+    program = "from rankmesh_agent.wire.ops import *; print(Call(OpType.NEW_GROUP, subject='ranks 0, 2').fingerprint)"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert int(said.stdout) == Call(OpType.NEW_GROUP, subject="ranks 0, 2").fingerprint
 

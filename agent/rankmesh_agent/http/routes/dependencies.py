@@ -92,10 +92,10 @@ class AgentView(Protocol):
         """Let go of what was used in this event loop, which ends."""
 
 
-class Landlord(Protocol):
+class LeaseManager(Protocol):
     """A standalone agent as its lease's endpoints see it. The methods do not block, but for ``release``."""
 
-    def begin(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
+    def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
         """Take the agent; return the lease, and a future that is done when the world is complete or the join failed.
 
         Raises:
@@ -136,11 +136,11 @@ TheProbing = Annotated[Probing, Depends(_probing)]
 """What measures, from the agent that the application was made for."""
 
 
-async def _landlord(request: Request) -> Landlord:
-    return cast(Landlord, request.app.state.landlord)
+async def _lease_manager(request: Request) -> LeaseManager:
+    return cast(LeaseManager, request.app.state.lease_manager)
 
 
-TheLandlord = Annotated[Landlord, Depends(_landlord)]
+TheLeaseManager = Annotated[LeaseManager, Depends(_lease_manager)]
 """The standalone agent the application was made for."""
 
 

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rankmesh_agent.http.routes.dependencies import BEARER, TheLandlord
+from rankmesh_agent.http.routes.dependencies import BEARER, TheLeaseManager
 from rankmesh_agent.http.routes.problems import documented
 from rankmesh_agent.wire.errors import LeaseEndedError
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
@@ -51,14 +51,14 @@ class LeaseBody:
         **documented(400, 409, 410, 422, 502, 504),
     },
 )
-async def take(body: LeaseBody, request: Request, response: Response, landlord: TheLandlord) -> LeaseState:
+async def take(body: LeaseBody, request: Request, response: Response, lease_manager: TheLeaseManager) -> LeaseState:
     """Take the agent for a rank of a job, until DELETE or until it is idle for too long."""
     if body.rank >= body.world_size:
         wrong = f"rank {body.rank} is not in a world of {body.world_size}: ranks go from 0 to {body.world_size - 1}"
         raise RequestValidationError([{"loc": ("body", "rank"), "msg": wrong}])
     peer = f" at {request.client.host}" if request.client is not None else ""
     wanted = LeaseTerms(body.job, body.rank, body.world_size, body.timeout, f"an HTTP client{peer}", body.idle)
-    begun, future = landlord.begin(wanted)
+    begun, future = lease_manager.acquire_in_background(wanted)
     joining = asyncio.wrap_future(future)
     joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether or not we wait for it
     # After the body, only the end of the connection can come.
@@ -69,7 +69,7 @@ async def take(body: LeaseBody, request: Request, response: Response, landlord: 
         if joining.done():
             return LeaseState(joining.result(), "joined")
         if hang_up.done():
-            await asyncio.to_thread(landlord.release, begun.id, "its HTTP client went away while it joined")
+            await asyncio.to_thread(lease_manager.release, begun.id, "its HTTP client went away while it joined")
             raise LeaseEndedError("the client went away")
         response.status_code = HTTPStatus.ACCEPTED
         return LeaseState(begun, "joining")
@@ -79,7 +79,7 @@ async def take(body: LeaseBody, request: Request, response: Response, landlord: 
 
 @router.get("/lease", responses=documented(422, 503))
 async def lease(
-    landlord: TheLandlord,
+    lease_manager: TheLeaseManager,
     wait: Annotated[
         float, Query(ge=0, le=LONG_POLL_SECONDS, description="Seconds to wait while the agent joins the job.")
     ] = 0.0,
@@ -87,20 +87,20 @@ async def lease(
     """Say who has the agent, and whether it has joined the job."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait
-    while (found := landlord.lease_state()).state == "joining" and loop.time() < until:
+    while (found := lease_manager.lease_state()).state == "joining" and loop.time() < until:
         await asyncio.sleep(0.05)
     return found
 
 
 @router.delete("/lease", responses=documented(410, 422, 503))
 async def give_back(
-    landlord: TheLandlord,
+    lease_manager: TheLeaseManager,
     id: Annotated[
         str | None, Query(max_length=64, description="Only this lease; whichever there is when left out.")
     ] = None,
 ) -> Done:
     """Have the agent leave the job; it is free then."""
-    lease_id = landlord.lease_state().lease.id if id is None else id
-    if not await asyncio.to_thread(landlord.release, lease_id, ""):
+    lease_id = lease_manager.lease_state().lease.id if id is None else id
+    if not await asyncio.to_thread(lease_manager.release, lease_id, ""):
         raise LeaseEndedError(f"there is no lease {lease_id!r} here any more")
     return Done()

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
 from support.oracle import NARROW, OPS, expected, ops_of, values
 from support.threads import LATER, NOW, World, world
 
-from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives.hierarchical import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical.hosts import layout_of
 from rankmesh_agent.collectives.select import algorithm

@@ -5,43 +5,40 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.backends.cpu import CpuBackend
-from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.flight_recorder import in_flight
 from rankmesh_agent.group.pending import OnComplete
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.remote import codec, errors
-from rankmesh_agent.remote.backend import AgentBackend
-from rankmesh_agent.remote.codec import GroupTold
-from rankmesh_agent.remote.state import AttachedCall, AttachedStanding, RemoteRounds
+from rankmesh_agent.remote import codec
+from rankmesh_agent.remote.backend import RemoteBackend
+from rankmesh_agent.remote.codec import GroupDescription
+from rankmesh_agent.remote.state import RemoteActiveCall, RemoteGroupState, RemoteLink
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import NO_OP, WAITS, Request, Response
+from rankmesh_agent.wire.attach_frames import BLOCKING, NO_OP, Request, Response
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.ops import Call, OpType
-from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo
+from rankmesh_agent.wire.ops import OpType
 
 if TYPE_CHECKING:
-    from rankmesh_agent.remote.agent import AttachedAgent
+    from rankmesh_agent.remote.agent import RemoteAgent
 
 _NUMBER = struct.Struct("!q")
 _numbers = itertools.count(1)
 """What this process's messages are called."""
 
 
-class AttachedGroup(Communicator):
+class RemoteCommunicator(Communicator):
     """One attached process's side of a group.
 
     Where all members share one memory, and this process does, too, the agent lends it: then the collectives are made
@@ -54,20 +51,22 @@ class AttachedGroup(Communicator):
         descriptors: what came along; this object closes them.
     """
 
-    def __init__(self, agent: AttachedAgent, told: GroupTold, descriptors: list[int]) -> None:
+    state: RemoteGroupState
+
+    def __init__(self, agent: RemoteAgent, told: GroupDescription, descriptors: list[int]) -> None:
         super().__init__(told.id, told.name, told.ranks, agent.member.rank, told.timeout)
         self._agent = agent
-        self._standing = AttachedStanding(agent, told.id, told.name, self.ranks, own=told.lent is not None)
-        self._running = AttachedCall(agent, told.id, self._standing)
-        self._rounds = RemoteRounds(agent, self._running, self.rank, self.size)
-        backend = AgentBackend(agent, told.id, self.rank, told.medium, self._running, self._standing)
+        self.state = RemoteGroupState(agent, told.id, told.name, self.ranks, runs_locally=told.segment is not None)
+        self.active_call = RemoteActiveCall(agent, told.id, self.state)
+        self.link = RemoteLink(agent, self.active_call, self.rank, self.size)
+        backend = RemoteBackend(agent, told.id, self.rank, told.medium, self.active_call, self.state)
         self._reported: float | None = None
-        self._queue = CallQueue(self._standing, self._running, told.name, backend)
-        self._submit = self._queue.submit
+        self.queue = CallQueue(self.state, self.active_call, told.name, backend)
+        self._submit = self.queue.submit
         self._segment: Segment | None = None
-        if told.lent is not None:
-            mapping = Mapping.from_descriptor(descriptors.pop(), told.lent.size)
-            self._segment = Segment(mapping, self.rank, self.size, told.lent.slot_bytes, told.lent.crowded)
+        if told.segment is not None:
+            mapping = Mapping.from_descriptor(descriptors.pop(), told.segment.size)
+            self._segment = Segment(mapping, self.rank, self.size, told.segment.slot_bytes, told.segment.oversubscribed)
 
     def start(self, timeout: float) -> None:
         """Finish what the agent has begun: what the members do first over the memory that they share.
@@ -77,82 +76,66 @@ class AttachedGroup(Communicator):
         """
         if self._segment is None:
             return
-        self._queue.use_backend(CpuBackend(self._rounds, self.ranks, self._segment))
-        call = Call(OpType.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
-        order = self._queue
-        order.execute(order.plan(call, lambda shared: shared.windows.probe_reads()), (), 0, Options(timeout))
+        self.queue.use_backend(CpuBackend(self.link, self._segment))
+        self.set_up(lambda shared: shared.windows.probe_reads(), timeout)
 
     @property
     def failure(self) -> DistError | None:
-        if self._standing.failure is None:
-            return self._agent.failure_of(self.id)
-        return self._standing.failure
+        if self.state.failure is None:
+            return self._agent.group_failure(self.id)
+        return self.state.failure
 
     @property
     def global_ranks(self) -> tuple[int, ...]:
-        return self._standing.global_ranks
+        return self.state.global_ranks
 
     @global_ranks.setter
     def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
-        if global_ranks != self._standing.global_ranks:
+        if global_ranks != self.state.global_ranks:
             said = {"group": self.id, "numbers": list(global_ranks)}
-            self._agent.ask(Request.RENUMBER, attach_frames.encode_json(said), 0.0)
-            self._standing.global_ranks = global_ranks
+            self._agent.request(Request.SET_GLOBAL_RANKS, attach_frames.encode_json(said), 0.0)
+            self.state.global_ranks = global_ranks
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         super().set_timeout(timeout)
         # It is the default of calls and groups that somebody asks the agent for over HTTP, too.
         said = {"group": self.id, "timeout": self.timeout}
-        self._agent.ask(Request.SET_TIMEOUT, attach_frames.encode_json(said), 0.0)
+        self._agent.request(Request.SET_TIMEOUT, attach_frames.encode_json(said), 0.0)
 
-    def use_custom_backend(self, name: str, engine: Any) -> None:
-        self._standing.own = True
-        self._agent.keep_telling()
-        self._queue.use_backend(CustomBackend(name, engine, self._rounds, self.ranks))
+    def use_backend(self, backend: Backend) -> None:
+        """See Communicator; this process executes the calls itself then, and reports them to the agent."""
+        if not backend.device:
+            self.state.runs_locally = True
+            self._agent.start_reporting()
+        super().use_backend(backend)
 
     def report(self) -> list[Any] | None:
         """Return what the agent is to know of the calls that this process makes itself; None if nothing is new."""
-        if not self._standing.own:
+        if not self.state.runs_locally:
             return None
-        ended, begun = self._standing.recorder.drain(), self._standing.started_at
+        ended, begun = self.state.recorder.drain(), self.state.started_at
         if not ended and begun == self._reported:
             return None
         self._reported = begun
-        return codec.told(self._queue, self._standing, ended)
+        return codec.report_to_json(self.queue, self.state, ended)
 
     def fail(self, failure: DistError) -> None:
         """Take note of a failure that the agent knows of, or that it is gone: the next call raises it."""
-        if self._standing.failure is None:
-            self._standing.failure = failure
-
-    def abort(self, error: BaseException) -> None:
-        self._standing.abort(error)
+        if self.state.failure is None:
+            self.state.failure = failure
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
-        if isinstance(self._queue.backend, CustomBackend):
-            return np.empty(count, dtype)  # an engine from outside knows nothing of ours
-        if self._segment is not None:
+        if self.queue.backend.allocates:
             settings = self._agent.settings
             return self._registered_array(dtype, count, options, settings.shm_dir, settings.job)
-        self._queue.submit((OpType.EMPTY, dtype, count), (count,), options)
+        if not self.state.runs_locally:
+            self.queue.submit((OpType.EMPTY, dtype, count), (count,), options)
         return np.empty(count, dtype)
-
-    def info(self) -> GroupInfo:
-        """Return the group as this process sees it; the agent's, over HTTP, knows of messages, too."""
-        standing = self._standing
-        call, failure = standing.call, standing.failure
-        nbytes = sum(tally.nbytes for tally in self._queue.op_stats().values())
-        now = time.monotonic()
-        under_way = [in_flight(entry, now) for entry in self._queue.active_records()][:MOST_IN_FLIGHT]
-        last = "" if call is None else call.name
-        why = "" if failure is None else failure.message
-        ranks = list(self.ranks)
-        return GroupInfo(standing.id, self.name, ranks, standing.seq, self.medium, last, why, nbytes, under_way)
 
     def close(self) -> None:
         """End the group at this process: queued calls fail, the worker ends."""
-        self._standing.mark_destroyed()
-        self._queue.close()
+        self.state.mark_destroyed()
+        self.queue.close()
         self._segment = None
 
     # Point-to-point
@@ -166,7 +149,7 @@ class AttachedGroup(Communicator):
         return message.source if work is None else work
 
     def _message(self, kind: Request, array: Array, rank: int, tag: int, options: Options) -> _Message:
-        self._standing.raise_if_failed()
+        self.state.raise_if_failed()
         message = _Message(self._agent, array if kind == Request.RECEIVE else None, options)
         message.begin(kind, self.id, array, rank, tag, waits=not options.async_op)
         return message
@@ -175,7 +158,7 @@ class AttachedGroup(Communicator):
 class _Message:
     """A point-to-point message that the agent carries."""
 
-    def __init__(self, agent: AttachedAgent, array: Array | None, options: Options) -> None:
+    def __init__(self, agent: RemoteAgent, array: Array | None, options: Options) -> None:
         self._agent = agent
         self._down = [] if array is None else [as_bytes(array)]
         self._after: OnComplete = options.on_complete
@@ -188,7 +171,7 @@ class _Message:
         """Have the agent begin, and if it is to be waited for, wait."""
         outputs, inputs = ((array.size,), ()) if self._down else ((), (array.size,))
         seconds = self._deadline.seconds
-        call = attach_frames.CallRequest(
+        call = attach_frames.Call(
             group, seconds, tag, self._number, rank, 0, NO_OP, code_of(array.dtype), outputs, inputs
         )
         up = [] if self._down else [as_bytes(array)]
@@ -200,21 +183,21 @@ class _Message:
             return True
         own = deadline is self._deadline
         seconds = -1.0 if deadline is None else deadline.remaining()
-        call = attach_frames.CallRequest(0, seconds, 0, self._number, 0, 0, NO_OP, 0, (), ())
+        call = attach_frames.Call(0, seconds, 0, self._number, 0, 0, NO_OP, 0, (), ())
         return self._ask(Request.WAIT, call, max(seconds, 0.0), [], waits=own)
 
     def _ask(
-        self, kind: Request, call: attach_frames.CallRequest, seconds: float, up: list[memoryview], *, waits: bool
+        self, kind: Request, call: attach_frames.Call, seconds: float, up: list[memoryview], *, waits: bool
     ) -> bool:
         heard: list[BaseException] = []
         try:
-            frame = self._agent.ask(
+            frame = self._agent.request(
                 kind,
                 attach_frames.encode_call(call),
                 seconds,
                 up=up,
                 down=self._down,
-                flags=WAITS if waits else 0,
+                flags=BLOCKING if waits else 0,
                 heard=heard.append,
             )
         except BaseException as error:
@@ -232,9 +215,9 @@ class _Message:
         return True
 
     def _cancel(self, error: BaseException, *, waited: bool) -> None:
-        said = {"messages": [self._number], "error": errors.described(error), "waited": waited}
+        said = {"messages": [self._number], "error": codec.error_to_json(error), "waited": waited}
         with contextlib.suppress(DistError):  # the agent is gone, and the message with it
-            self._agent.tell(Request.CANCEL, said)
+            self._agent.control(Request.CANCEL, said)
 
     def follow_up(self, options: Options) -> Work | None:
         """Return what the user waits for."""

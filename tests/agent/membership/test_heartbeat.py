@@ -1,0 +1,150 @@
+"""Times at which the heartbeat thread sends."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rankmesh_agent.membership import heartbeat
+from rankmesh_agent.membership.heartbeat import HeartbeatThread
+
+DEADLINE = 20.0
+
+
+class Sender:
+    """Records when it is called, and fails as often as a test wants."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.failures = 0
+        self._called = threading.Condition()
+
+    def __call__(self) -> None:
+        with self._called:
+            self.times.append(time.monotonic())
+            self._called.notify_all()
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("the gateway cannot be asked")
+
+    def wait_for(self, count: int) -> None:
+        with self._called:
+            assert self._called.wait_for(lambda: len(self.times) >= count, DEADLINE), f"{len(self.times)} of {count}"
+
+
+class Failures:
+    """A failure detector that a test triggers."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK)
+        self.news = False
+        self.due_seconds = float("inf")
+        self.looks = 0
+        self.news_after = float("inf")
+        self.looked = threading.Event()
+        self.closed = False
+
+    def trigger(self, *, news: bool) -> None:
+        self.looked.clear()
+        self.news = news
+        os.eventfd_write(self.descriptor, 1)
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def poll(self) -> bool:
+        self.looks += 1
+        try:
+            os.eventfd_read(self.descriptor)
+        except BlockingIOError:
+            return self.looks >= self.news_after
+        self.looked.set()
+        return self.news
+
+    def next_check(self) -> float:
+        return self.due_seconds
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        self.closed = True
+
+
+@pytest.fixture
+def sender() -> Sender:
+    return Sender()
+
+
+@pytest.fixture
+def start(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., HeartbeatThread]]:
+    """A function that starts a thread, which is stopped in the end; without ``interval`` it sends only urgent news."""
+    threads: list[HeartbeatThread] = []
+
+    def begin(failures: Failures | None = None, *, interval: float = 3600.0) -> HeartbeatThread:
+        monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", interval)
+        threads.append(HeartbeatThread(sender, failures))
+        threads[-1].start()
+        return threads[-1]
+
+    yield begin
+    for thread in threads:
+        thread.stop()
+
+
+def test_heartbeats_are_regular_and_failures_do_not_end_them(start, sender, caplog):
+    sender.failures = 2
+    began = time.monotonic()
+    start(interval=0.02)
+    sender.wait_for(5)
+    assert all(at - began >= 0.02 * number for number, at in enumerate(sender.times, 1))
+    assert caplog.text.count("could not be sent") == 2
+
+
+def test_many_wakes_are_few_heartbeats(start, sender):
+    began = time.monotonic()
+    thread = start()
+    for count in range(3):
+        for _ in range(100):
+            thread.wake()
+        sender.wait_for(count + 1)
+    interval = heartbeat._MIN_INTERVAL_SECONDS
+    assert all(at - began >= interval * number for number, at in enumerate(sender.times, 1))
+
+
+def test_a_failed_peer_is_reported_at_once_and_one_that_has_left_is_not(start, sender):
+    failures = Failures()
+    start(failures)
+    failures.trigger(news=False)
+    assert failures.looked.wait(DEADLINE)
+    assert sender.times == []
+    failures.trigger(news=True)
+    sender.wait_for(1)
+
+
+def test_the_detector_is_asked_again_when_that_is_due(start, sender):
+    failures = Failures()
+    failures.due_seconds, failures.news_after = 0.01, 3
+    start(failures)
+    sender.wait_for(1)
+    assert failures.looks >= 3
+
+
+def test_stop_closes_the_descriptors(start):
+    failures = Failures()
+    thread = start(failures)
+    thread.stop()
+    assert not thread.is_alive()
+    assert failures.closed
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.eventfd_write(thread._wakeup, 1)
+    thread.stop()
+    thread.wake()
+
+
+def test_a_thread_that_was_never_started_is_stopped_too():
+    failures = Failures()
+    HeartbeatThread(lambda: None, failures).stop()
+    assert failures.closed
