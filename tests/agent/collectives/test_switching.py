@@ -61,8 +61,8 @@ def test_both_sides_of_every_switch(ranks: tuple[Medium, World]) -> None:
             memory = members.empty(np.dtype(np.uint8), (2 * made.size + 1) * most, NOW)
             place = Pool(memory, most).copy
         elif medium == "segment":
-            members._queue.backend._segment.windows.can_read = False  # type: ignore[attr-defined]
-            members._queue._plans.clear()
+            members.queue.backend.segment.windows.can_read = False  # type: ignore[attr-defined]
+            members.queue._plans.clear()
         return [
             f"{kind.name} of {limit + more} bytes, {display(dtype)}: {wrong}"
             for kind, limit in switches(medium, made.size)

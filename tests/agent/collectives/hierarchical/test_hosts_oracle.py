@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
 from support.oracle import NARROW, OPS, expected, ops_of, values
 from support.threads import LATER, NOW, World, world
 
+from rankmesh_agent.backends.cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives.hierarchical import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical.hosts import layout_of
 from rankmesh_agent.collectives.select import algorithm
@@ -42,7 +42,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
     """A world in which arrays of every length go over the hosts."""
 
     def choose(self: HierarchicalCpuBackend, call: Call) -> Any:
-        return OVER_HOSTS.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes, len(self._ranks))
+        return OVER_HOSTS.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes, self._link.size)
 
     with (
         pytest.MonkeyPatch.context() as patch,
