@@ -1,7 +1,7 @@
 """One rank's agent: joins the job, owns the connections, the groups and the store, and is asked over HTTP.
 
-Embedded in the training process, the SDK calls it directly, and the agent has an HTTP door of its own. A standalone
-agent has the door first, and one of these for as long as it is leased (``standalone``). It starts no thread for the
+Embedded in the training process, the SDK calls it directly, and the agent has an HTTP server of its own. A standalone
+agent has the server first, and one of these for as long as it is leased (``standalone``). It starts no thread for the
 data plane: one serves HTTP, one sends heartbeats.
 """
 
@@ -23,7 +23,7 @@ from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry, kind_of
-from rankmesh_agent.http.listener import Door
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
@@ -71,7 +71,8 @@ class Agent:
         world_size: ranks in the job.
         host: address to listen on.
         timeout: seconds for the join, and the default for calls.
-        door: where it is asked; it stays open when the agent ends. A new one, which ends with it, if left out.
+        http: the HTTP server that shows the agent, which keeps running when the agent ends. If left out, the agent has
+            one of its own.
         joining: when to give up joining; other threads may restart it to end that early. By default ``timeout`` from
             now.
         instance: random name of this process and join; a new one if left out.
@@ -96,7 +97,7 @@ class Agent:
         world_size: int,
         host: str,
         timeout: float,
-        door: Door | None = None,
+        http: HttpServer | None = None,
         joining: Deadline | None = None,
         instance: str = "",
         lends: bool = False,
@@ -114,10 +115,10 @@ class Agent:
         self._store: AsyncStore | None = None
         self._leaving = False
         with contextlib.ExitStack() as undo:
-            self._own_door = None
-            if door is None:
-                door = self._own_door = Door(settings, host)
-                undo.callback(door.close)
+            self._own_http = None
+            if http is None:
+                http = self._own_http = HttpServer.bind(settings, host)
+                undo.callback(http.close)
             listener = self._transport(shares=settings.transport != "tcp").listen(f"{host}:0")
             undo.callback(listener.close)
             fast_port = listener.address.rpartition(":")[2]
@@ -127,8 +128,8 @@ class Agent:
                 socket.gethostname(),
                 shared_memory.host_id(settings.shm_dir),
                 os.getpid(),
-                [f"{address}:{fast_port}" for address in door.addresses],
-                door.urls[0],
+                [f"{address}:{fast_port}" for address in http.addresses],
+                http.urls[0],
             )
             self._client = GatewayClient(find_gateway, settings.token)
             undo.callback(self._client.close)
@@ -154,11 +155,11 @@ class Agent:
             )
             undo.callback(self.engine.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
-            self.store_server = self._make_store_server(f"rankmesh-store-{door.port}")
+            self.store_server = self._make_store_server(f"rankmesh-store-{http.port}")
             undo.pop_all()
-        if self._own_door is not None:
+        if self._own_http is not None:
             ways = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
-            door.open(self._app(door.names), ways, when_asked=True)
+            http.start(self._app(http.names), ways, on_demand=True)
         self._vigil = DisconnectMonitor(self.engine)
         self._heart = HeartbeatThread(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
         self.engine.on_peer_failure = self._heart.wake
@@ -212,11 +213,11 @@ class Agent:
             self._groups.pop(group.id, None)
         group.close()
 
-    def use_mpi(self, group: Communicator, compares: bool) -> None:
+    def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
         from rankmesh_agent.mpi.group import use_mpi  # only here: of all jobs, few run on MPI
 
-        use_mpi(self._groups[group.id], compares)
+        use_mpi(self._groups[group.id], compare_calls)
 
     def abort_pending_groups(self, error: BaseException) -> None:
         """End the groups that are being made, because of an error of whoever wanted them."""
@@ -387,8 +388,8 @@ class Agent:
         self._client.close()
         if self._store is not None:
             self._store.cancel_waits()
-        if self._own_door is not None:
-            self._own_door.close()
+        if self._own_http is not None:
+            self._own_http.close()
         elif self.store_server is not None:
             self.store_server.close()
 
@@ -402,8 +403,8 @@ class Agent:
         self._leaving = True
         self._heart.forget()
         self.engine.close_in_child()
-        if self._own_door is not None:
-            self._own_door.forget()
+        if self._own_http is not None:
+            self._own_http.forget()
 
     def _say_goodbye(self, reason: str) -> None:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))

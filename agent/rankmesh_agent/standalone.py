@@ -1,4 +1,4 @@
-"""A standalone agent: one HTTP door, and an Agent behind it for as long as somebody has leased it.
+"""A standalone agent: one HTTP server, and an Agent behind it for as long as somebody has leased it.
 
 Who leases it, an SDK process that attaches or somebody with curl, has it join a job as one rank. To its peers it is an
 agent like any other. When the lease ends it leaves the job and is free for the next.
@@ -21,8 +21,7 @@ from dataclasses import replace
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.http.listener import Door
-from rankmesh_agent.http.server import Taker
+from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
@@ -105,8 +104,8 @@ class Standalone:
         self._settings = settings
         self._find_gateway = find_gateway
         self._host = host
-        self._door = Door(settings, host, port)
-        self.urls = [*self._door.urls, *(url.rstrip("/") for url in urls)]
+        self._http = HttpServer.bind(settings, host, port)
+        self.urls = [*self._http.urls, *(url.rstrip("/") for url in urls)]
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._tenancy: _ActiveLease | None = None
@@ -125,17 +124,17 @@ class Standalone:
 
     def start(self) -> None:
         """Serve, and tell the gateway."""
-        ways: dict[Upgrade, Taker] = {
+        ways: dict[Upgrade, ConnectionHandler] = {
             store_frames.UPGRADE: _CurrentStore(self),
             attach_frames.UPGRADE: self._attendance,
         }
-        self._door.open(self._app, ways, when_asked=False)
+        self._http.start(self._app, ways)
         self._attendance.start()
         self._heart.start()
         self._heart.wake()
 
     def close(self, reason: str = "its agent ended") -> None:
-        """End the lease, tell the gateway, close the door. Does nothing the second time.
+        """End the lease, tell the gateway, close the server. Does nothing the second time.
 
         Args:
             reason: why, for the job's other ranks.
@@ -151,7 +150,7 @@ class Standalone:
         self._heart.stop()
         self._client.unregister(AgentLeave(self.id))
         self._client.close()
-        self._door.close()
+        self._http.close()
 
     # Leases
 
@@ -198,7 +197,7 @@ class Standalone:
                 world_size=wanted.world_size,
                 host=self._host,
                 timeout=wanted.timeout,
-                door=self._door,
+                http=self._http,
                 joining=tenancy.joining,
                 instance=tenancy.instance,
                 lends=lends,
@@ -298,7 +297,7 @@ class Standalone:
     def _end(self, tenancy: _ActiveLease, agent: Agent, reason: str, *, failed: bool = False) -> None:
         try:
             agent.close(reason, failed=failed)
-            self._door.run(agent.aclose())
+            self._http.run(agent.aclose())
         finally:
             self._free(tenancy)
 
@@ -399,7 +398,7 @@ class Standalone:
         agent = self.agent
         if agent is not None:
             return agent.info()
-        member = Member(UNASSIGNED, self.id, socket.gethostname(), self.host_id, os.getpid(), [], self._door.urls[0])
+        member = Member(UNASSIGNED, self.id, socket.gethostname(), self.host_id, os.getpid(), [], self._http.urls[0])
         uptime = time.monotonic() - self._started
         return AgentInfo("", 0, 0, member, self._find_gateway() or "", {}, uptime, __version__)
 
@@ -460,9 +459,9 @@ class Standalone:
     def _app(self) -> object:
         from rankmesh_agent.http.app import create_app
 
-        names = [*self._door.names, self.name, *(_host_in(url) for url in self.urls)]
+        names = [*self._http.names, self.name, *(_host_in(url) for url in self.urls)]
         return create_app(
-            self, token=self._settings.token, names=names, lease_manager=self, max_tensor=self._settings.max_body
+            self, token=self._settings.token, names=names, leasable=True, max_tensor=self._settings.max_body
         )
 
 
@@ -472,12 +471,12 @@ class _CurrentStore:
     def __init__(self, standalone: Standalone) -> None:
         self._standalone = standalone
 
-    def take(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket) -> None:
         agent = self._standalone.agent
         if agent is None or agent.store_server is None:
             sock.close()
         else:
-            agent.store_server.take(sock)
+            agent.store_server.handle(sock)
 
     def close(self) -> None:
         """The agent closes it."""

@@ -18,7 +18,7 @@ from support.processes import Ranks, wait_until
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.http.server import HttpThread
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import AgentTakenError, JoinTimeoutError, LeaseEndedError, NotLeasedError
@@ -44,11 +44,11 @@ def registry() -> Registry:
 @pytest.fixture(scope="module")
 def gateway_url(registry) -> Iterator[str]:
     listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
-    server = HttpThread(lambda: create_app(registry, token=TOKEN), listener, "gateway")
-    server.start()
+    server = HttpServer(listener, "gateway")
+    server.start(lambda: create_app(registry, token=TOKEN))
     yield url_of(listener)
     registry.close()
-    server.stop()
+    server.close()
 
 
 Made = Callable[..., Standalone]

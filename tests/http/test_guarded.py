@@ -23,12 +23,8 @@ ENDLESS = {"/v1/events"}
 VERBS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
-class Landlord:
-    """Never asked: every request here is refused before."""
-
-
 SERVICES = {
-    "agent": lambda: create_app(FakeAgent(), token="secret", lease_manager=Landlord()),  # type: ignore[arg-type]
+    "agent": lambda: create_app(FakeAgent(), token="secret", leasable=True),
     "store": lambda: create_store_app(MemoryStore(), token="secret"),
     "gateway": lambda: create_gateway(token="secret"),
 }

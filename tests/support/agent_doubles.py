@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from rankmesh_agent.http.server import HttpThread
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
 
 Answer = tuple[int, Any]
@@ -78,12 +78,12 @@ def agents() -> Iterator[Agents]:
     made = Agents()
     listener = bind("127.0.0.1", 0, purpose="the test's agents serve")
     made.base = url_of(listener)
-    server = HttpThread(lambda: made, listener, "agents")
-    server.start()
+    server = HttpServer(listener, "agents")
+    server.start(lambda: made)
     try:
         yield made
     finally:
-        server.stop()
+        server.close()
 
 
 def problem(status: int, code: str, detail: str) -> Play:

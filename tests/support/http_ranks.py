@@ -12,7 +12,7 @@ import numpy as np
 
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.middleware import Guard
+from rankmesh_agent.http.middleware import SecurityMiddleware
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.dtypes import FROM_NAME
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GroupRequest, Member
@@ -63,14 +63,14 @@ class GroupsAgent:
         await self.store.close()
 
 
-def applications(world: World, **options: Any) -> list[Guard]:
+def applications(world: World, **options: Any) -> list[SecurityMiddleware]:
     """Return the application of each rank's agent; ``options`` are create_app's."""
     agents = [GroupsAgent(rank, world.size, [world.communicators[rank]]) for rank in range(world.size)]
     return [create_app(agent, **options) for agent in agents]
 
 
 @contextlib.asynccontextmanager
-async def clients(apps: Sequence[Guard]) -> AsyncIterator[list[httpx.AsyncClient]]:
+async def clients(apps: Sequence[SecurityMiddleware]) -> AsyncIterator[list[httpx.AsyncClient]]:
     """A client of each application."""
     async with contextlib.AsyncExitStack() as stack:
         made = []

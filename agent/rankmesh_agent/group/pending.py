@@ -38,7 +38,7 @@ class ActiveCall(ABC):
     def __init__(self, state: GroupState) -> None:
         self.deadline = Deadline(0)
         self.details: Details = None
-        self._group_state = state
+        self._state = state
 
     def begin(self, call: Call, seq: int, seconds: float) -> None:
         """Begin another call.
@@ -48,7 +48,7 @@ class ActiveCall(ABC):
             seq: its number.
             seconds: how long it may take.
         """
-        state = self._group_state
+        state = self._state
         self.call = state.call = call
         self.seq = state.seq = seq
         state.nbytes = call.nbytes
@@ -59,7 +59,7 @@ class ActiveCall(ABC):
     @property
     def global_ranks(self) -> Sequence[int]:
         """See CallContext."""
-        return self._group_state.global_ranks
+        return self._state.global_ranks
 
     def describe(self) -> str:
         """See CallContext."""
@@ -81,9 +81,10 @@ class LocalActiveCall(ActiveCall):
         state: failure state of the group.
     """
 
+    _state: LocalGroupState
+
     def __init__(self, state: LocalGroupState) -> None:
         super().__init__(state)
-        self._state = state
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See CallContext."""

@@ -1,4 +1,4 @@
-"""The HTTP faces of an agent, and of a store on its own, as ASGI applications."""
+"""ASGI applications of an agent, and of a store without an agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.http.application import WebApplication
-from rankmesh_agent.http.middleware import Guard
+from rankmesh_agent.http.middleware import SecurityMiddleware
 from rankmesh_agent.http.routes import (
     groups,
     health,
@@ -24,81 +24,74 @@ from rankmesh_agent.http.routes import (
     store_health,
     tensors,
 )
-from rankmesh_agent.http.routes.dependencies import AgentView, LeaseManager
-from rankmesh_agent.http.routes.group_calls import Threads
+from rankmesh_agent.http.routes.dependencies import AgentInterface
+from rankmesh_agent.http.routes.group_calls import WaiterThreads
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.wire.npy import MAX_HEADER
 
 
 def create_app(
-    agent: AgentView,
+    agent: AgentInterface,
     *,
     token: str = "",
     names: Iterable[str] = (),
-    lease_manager: LeaseManager | None = None,
+    leasable: bool = False,
     max_tensor: int = Settings.max_body,
-) -> Guard:
+) -> SecurityMiddleware:
     """Return the ASGI application of an agent; when its server shuts it down, it calls the agent's ``aclose``.
 
     Args:
-        agent: whom it shows.
-        token: the secret that everything but health asks for; empty for none.
-        names: host names besides addresses and localhost under which it may be asked.
-        lease_manager: who leases the agent, if it is a standalone one.
-        max_tensor: most bytes of an array that comes or goes.
+        agent: the agent.
+        token: the secret that every request but health needs; empty for none.
+        names: host names, besides addresses and localhost, that the Host header may have.
+        leasable: whether the agent is a standalone one, a LeasableAgent.
+        max_tensor: most bytes of an array in a request or a response.
     """
-    app = _Application(
+    app = _AgentApplication(
         "RankMesh agent",
         "One rank of a job: how it is, its groups and its part in their calls, and the job's key-value store.",
         agent,
     )
-    app.state.lease_manager = lease_manager
-    app.state.probing = Prober(lambda: agent.info().gateway, lambda: agent.settings, token)
-    app.state.threads = Threads()
+    app.state.prober = Prober(lambda: agent.info().gateway, lambda: agent.settings, token)
+    app.state.threads = WaiterThreads()
     app.state.max_tensor = max_tensor
-    modules = [
-        health,
-        metrics,
-        groups,
-        tensors,
-        introspection,
-        store,
-        probe,
-        *([lease] if lease_manager is not None else []),
-    ]
-    return app.guarded(modules, token, names, max_tensor)
+    modules = [health, metrics, groups, tensors, introspection, store, probe, *([lease] if leasable else [])]
+    return app.secured(modules, token, names, max_tensor)
 
 
-def create_store_app(keys: AsyncStore, *, token: str = "", names: Iterable[str] = ()) -> Guard:
-    """Return the ASGI application of a store, the agent's endpoints for it without an agent; closes it in the end.
+def create_store_app(keys: AsyncStore, *, token: str = "", names: Iterable[str] = ()) -> SecurityMiddleware:
+    """Return the ASGI application of a store alone, with the agent's store endpoints; it closes the store at the end.
 
     Args:
-        keys: what it serves.
-        token: the secret that everything but health asks for; empty for none.
-        names: host names besides addresses and localhost under which it may be asked.
+        keys: the store.
+        token: the secret that every request but health needs; empty for none.
+        names: host names, besides addresses and localhost, that the Host header may have.
     """
-    served = SimpleNamespace(store=keys, aclose=keys.close)
-    app = _Application("RankMesh store", "A key-value store that ranks share.", served)
-    return app.guarded((store_health, store), token, names)
+    app = _AgentApplication(
+        "RankMesh store", "A key-value store that ranks share.", SimpleNamespace(store=keys, aclose=keys.close)
+    )
+    return app.secured((store_health, store), token, names)
 
 
 @contextlib.asynccontextmanager
-async def _closing(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
     await app.state.agent.aclose()
 
 
-class _Application(WebApplication):
+class _AgentApplication(WebApplication):
     def __init__(self, title: str, description: str, agent: Any) -> None:
-        super().__init__(title, description, "agent", redirect_slashes=False, lifespan=_closing)
+        super().__init__(title, description, "agent", redirect_slashes=False, lifespan=_lifespan)
         self.state.agent = agent
 
-    def guarded(self, modules: Iterable[ModuleType], token: str, names: Iterable[str], max_tensor: int = 0) -> Guard:
-        """Return the application with the routes of some modules, behind the guard."""
+    def secured(
+        self, modules: Iterable[ModuleType], token: str, names: Iterable[str], max_tensor: int = 0
+    ) -> SecurityMiddleware:
+        """Add the routes of some modules, and return the application behind its security checks."""
         for routes in modules:
             self.include_router(routes.router)
-        return Guard(self, token, names, large_body=max_tensor + MAX_HEADER, is_large=_carries_a_tensor)
+        return SecurityMiddleware(self, token, names, large_body=max_tensor + MAX_HEADER, is_large=_may_carry_tensor)
 
 
-def _carries_a_tensor(method: str, path: str) -> bool:
+def _may_carry_tensor(method: str, path: str) -> bool:
     return method == "POST" and path.startswith("/v1/groups/") and not path.endswith("/abort")

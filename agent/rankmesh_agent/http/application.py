@@ -23,7 +23,7 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import Problem
 from rankmesh_agent.wire.version import __version__
 
-Refusal = tuple[Problem, Mapping[str, str]]
+ProblemResponse = tuple[Problem, Mapping[str, str]]
 """The problem document that a request is refused with, and the headers that go with it."""
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -32,7 +32,7 @@ Responses = dict[int | str, dict[str, Any]]
 """What FastAPI takes as ``responses=``."""
 
 
-def documenting(meanings: Mapping[int, str]) -> Callable[..., Responses]:
+def problem_responses(meanings: Mapping[int, str]) -> Callable[..., Responses]:
     """Return a function of error statuses, which returns the ``responses=`` of a route that may answer with them.
 
     Args:
@@ -63,7 +63,7 @@ class WebApplication(FastAPI):
         description: str,
         whose: str,
         refused: tuple[type[Exception], ...] = (DistError,),
-        refusal: Callable[[Any], Refusal] = lambda error: (problem_of(error), {}),
+        refusal: Callable[[Any], ProblemResponse] = lambda error: (problem_of(error), {}),
         **options: Any,
     ) -> None:
         super().__init__(
@@ -77,22 +77,22 @@ class WebApplication(FastAPI):
         )
 
         async def refuse(_: Request, error: Exception) -> JSONResponse:
-            return _answer(*refusal(error))
+            return _problem_response(*refusal(error))
 
         async def fail(request: Request, error: Exception) -> JSONResponse:
-            return _answer(bug(whose, request.method, request.url.path, error))
+            return _problem_response(bug(whose, request.method, request.url.path, error))
 
         for kind in refused:
             self.exception_handler(kind)(refuse)
-        self.exception_handler(RequestValidationError)(_invalid)
-        self.exception_handler(HTTPException)(_http_error)
-        self.exception_handler(ClientDisconnect)(_hung_up)
+        self.exception_handler(RequestValidationError)(_on_invalid_request)
+        self.exception_handler(HTTPException)(_on_http_error)
+        self.exception_handler(ClientDisconnect)(_on_disconnect)
         self.exception_handler(Exception)(fail)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; HEAD as GET, without the body."""
         if scope["type"] == "http" and scope["method"] == "HEAD":
-            headless = _Headless(receive, send)
+            headless = _HeadRequest(receive, send)
             await super().__call__({**scope, "method": "GET"}, headless.receive, headless.send)
         else:
             await super().__call__(scope, receive, send)
@@ -104,7 +104,7 @@ class WebApplication(FastAPI):
         return super().openapi()
 
 
-class _Headless:
+class _HeadRequest:
     """The two ends of a request whose answer's body nobody wants."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -142,25 +142,25 @@ def _use_media_type(openapi: dict[str, Any]) -> None:
             response["content"] = {PROBLEM_TYPE: content}
 
 
-def _answer(document: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def _problem_response(document: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse(document.body(), document.status, headers, PROBLEM_TYPE)
 
 
-async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+async def _on_invalid_request(_: Request, error: RequestValidationError) -> JSONResponse:
     found = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-    return _answer(problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", "; ".join(found)))
+    return _problem_response(problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", "; ".join(found)))
 
 
-async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
     detail = f"{request.method} {request.url.path}: {error.detail}; /openapi.json lists what there is"
     headers = error.headers
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers = {"Allow": ", ".join(sorted(_methods_of(request)))}  # the router tells only those of the first route
-    return _answer(problem(error.status_code, code, detail), headers)
+        headers = {"Allow": ", ".join(sorted(_allowed_methods(request)))}  # the router's lists the first route's
+    return _problem_response(problem(error.status_code, code, detail), headers)
 
 
-def _methods_of(request: Request) -> set[str]:
+def _allowed_methods(request: Request) -> set[str]:
     """Return the methods that a path has."""
     found = {
         method
@@ -170,5 +170,5 @@ def _methods_of(request: Request) -> set[str]:
     return found | {"HEAD"} if "GET" in found else found
 
 
-async def _hung_up(_: Request, __: ClientDisconnect) -> Response:
+async def _on_disconnect(_: Request, __: ClientDisconnect) -> Response:
     return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it; it only keeps the hang-up from being a bug

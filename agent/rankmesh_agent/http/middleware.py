@@ -65,7 +65,7 @@ class _BodyTooLargeError(BaseException):  # not an Exception: frameworks answer 
     pass
 
 
-class Guard:
+class SecurityMiddleware:
     """ASGI middleware with the three checks.
 
     Args:
@@ -103,9 +103,9 @@ class Guard:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         limit = self._large_body if self._is_large(scope["method"], scope["path"]) else self._max_body
-        refusal = self._refuse(scope["path"], headers, limit)
+        refusal = self._check(scope["path"], headers, limit)
         if refusal is not None:
-            await _answer(refusal, send)
+            await _send_problem(refusal, send)
             return
         received = 0
         started = False
@@ -127,11 +127,11 @@ class Guard:
             await self._app(scope, counted, watched)
         except _BodyTooLargeError:
             if not started:
-                await _answer(_too_large(limit), send)
+                await _send_problem(_too_large(limit), send)
 
-    def _refuse(self, path: str, headers: dict[bytes, bytes], limit: int) -> Problem | None:
+    def _check(self, path: str, headers: dict[bytes, bytes], limit: int) -> Problem | None:
         host = headers.get(b"host", b"").decode("latin-1")
-        if not self._is_ours(host):
+        if not self._is_known_host(host):
             return problem(
                 421, "unknown-host", f"this service is not known as {host!r}; use its address or localhost in the URL"
             )
@@ -150,7 +150,7 @@ class Guard:
             return _too_large(limit)
         return None
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_known_host(self, host: str) -> bool:
         name = host.lower()
         if name.startswith("["):
             name = name[1:].partition("]")[0]
@@ -169,7 +169,7 @@ def _too_large(limit: int) -> Problem:
     return problem(413, "body-too-large", f"the request body is over the limit of {limit} bytes")
 
 
-async def _answer(refusal: Problem, send: Send) -> None:
+async def _send_problem(refusal: Problem, send: Send) -> None:
     body = json.dumps(refusal.body()).encode()
     headers = [(b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode())]
     if refusal.status == 401:

@@ -13,7 +13,7 @@ TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 """The media types that a scraper may ask for."""
 
 
-def exposition(collect: Callable[[], Iterable[Metric]], accept: str | None) -> tuple[bytes, str]:
+def render_metrics(collect: Callable[[], Iterable[Metric]], accept: str | None) -> tuple[bytes, str]:
     """Return the metrics, those of the process among them, and their media type.
 
     Args:

@@ -1,4 +1,7 @@
-"""An HTTP application served from a daemon thread of the process it belongs to."""
+"""HTTP server of this process: a bound socket, and a daemon thread that serves an ASGI application on it.
+
+Neither uvicorn nor the web framework is imported here: both load in the server's thread, when it needs them.
+"""
 
 from __future__ import annotations
 
@@ -8,152 +11,197 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from rankmesh_agent.http.construction import making
-from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
+from rankmesh_agent.net.sockets import bind, reachable_addresses, url_of
 from rankmesh_agent.wire.upgrade import Upgrade
 
-if TYPE_CHECKING:
-    import asyncio
-
-__all__ = ["HttpThread", "Taker", "bind", "url_of"]
+T = TypeVar("T")
 
 _RUN_SECONDS = 2.0
-"""How long the event loop may take for what another thread has it do."""
+"""Limit for a coroutine that another thread runs in the server's event loop."""
+
+_application_lock = threading.Lock()
 
 
-class Taker(Protocol):
-    """Who serves the connections that begin with an upgrade to another protocol."""
+def create_application(factory: Callable[[], T]) -> T:
+    """Import a web framework and create an application, one at a time in this process.
 
-    def take(self, sock: socket.socket) -> None:
+    FastAPI and pydantic silence warnings while they are imported, and ``warnings.catch_warnings`` is not thread-safe.
+    """
+    with _application_lock:
+        return factory()
+
+
+def _reset_lock() -> None:
+    """Replace the lock: in a forked child, the thread that held it does not exist."""
+    global _application_lock
+    _application_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reset_lock)
+
+
+class ConnectionHandler(Protocol):
+    """Server of the connections that begin with an upgrade to another protocol."""
+
+    def handle(self, sock: socket.socket) -> None:
         """Serve a connection. From any thread."""
 
     def close(self) -> None:
         """Close all connections."""
 
     def forget(self) -> None:
-        """In a forked child: let go of the parent's descriptors."""
+        """Close the parent's descriptors in a forked child."""
 
 
-class HttpThread:
-    """Serves an ASGI application on a bound socket until stopped.
+class HttpServer:
+    """An HTTP port, bound when this object is created, and served from ``start`` to ``close``.
 
     Args:
-        make_app: called in the thread, so that importing the web framework does not hold up the caller.
         listener: a listening socket; this object closes it.
-        name: the thread's name.
-        when_asked: wait for the first client before making the application. The web framework takes more memory and
-            time to load than all the rest of a rank, and most ranks are never asked; a client that comes waits in the
-            socket's queue meanwhile.
-        ways: who serves the connections whose clients ask for another protocol; they end with this.
+        name: name of the thread; one with the port if empty.
+        host: the address that the socket was bound to; the socket's own if empty.
+        advertise: addresses to use in place of this machine's.
+
+    Attributes:
+        port: the port.
     """
 
     def __init__(
+        self, listener: socket.socket, name: str = "", *, host: str = "", advertise: tuple[str, ...] = ()
+    ) -> None:
+        address, self.port = listener.getsockname()[:2]
+        self._listener = listener
+        self._name = name or f"rankmesh-http-{self.port}"
+        self._host = host or address
+        self._advertise = advertise
+        self._upgrades: Mapping[Upgrade, ConnectionHandler] = {}
+        self._thread: threading.Thread | None = None
+        self._uvicorn: Any = None
+        self._stopping = False
+
+    @classmethod
+    def bind(
+        cls,
+        settings: Settings,
+        host: str,
+        port: int = 0,
+        *,
+        role: str = "the agent",
+        purpose: str = "the agent serves HTTP",
+        name: str = "",
+    ) -> HttpServer:
+        """Bind a port.
+
+        Args:
+            settings: the process's settings.
+            host: address to listen on.
+            port: 0 for any free port.
+            role: the service, for errors.
+            purpose: what the port is for, for errors.
+            name: name of the thread.
+
+        Raises:
+            ValueError: other hosts could reach the port, and there is no token.
+            AddressInUseError: another process listens there.
+        """
+        require_token_beyond_loopback(host, settings.token, role)
+        return cls(bind(host, port, purpose=purpose), name, host=host, advertise=settings.advertise)
+
+    @cached_property
+    def _reachable(self) -> tuple[list[str], list[str]]:
+        return reachable_addresses(self._host, self._advertise)
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses under which other processes can reach this one, in the order in which to try them."""
+        return self._reachable[0]
+
+    @property
+    def names(self) -> list[str]:
+        """The host names that a request's Host header may have."""
+        return self._reachable[1]
+
+    @cached_property
+    def urls(self) -> list[str]:
+        """Base URLs, one per address."""
+        return [self.url(address) for address in self.addresses]
+
+    def url(self, address: str = "") -> str:
+        """Return the base URL under an address; under the socket's own if empty."""
+        return url_of(self._listener, address or None)
+
+    def start(
         self,
         make_app: Callable[[], Any],
-        listener: socket.socket,
-        name: str,
+        upgrades: Mapping[Upgrade, ConnectionHandler] = MappingProxyType({}),
         *,
-        when_asked: bool = False,
-        ways: Mapping[Upgrade, Taker] = MappingProxyType({}),
+        on_demand: bool = False,
     ) -> None:
-        self._make_app = make_app
-        self._listener = listener
-        self._ways = ways
-        self._server: Any = None
-        self._stopping = False
-        self._when_asked = when_asked
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        """Begin to serve.
 
-    def start(self) -> None:
-        """Begin to serve."""
+        Args:
+            make_app: creates the ASGI application; called in the thread, so that importing the web framework does not
+                delay the caller.
+            upgrades: the handlers of connections whose clients ask for another protocol; closed with the server.
+            on_demand: create the application when the first client connects. The web framework takes more memory and
+                time to load than all the rest of a rank, and most ranks get no request; the first client waits in the
+                socket's queue meanwhile.
+        """
+        self._upgrades = upgrades
+        self._thread = threading.Thread(target=self._run, args=(make_app, on_demand), name=self._name, daemon=True)
         self._thread.start()
 
-    def stop(self, timeout: float = 5.0) -> None:
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in the server's event loop and wait for it; close it if no loop runs. For other threads."""
+        if self._uvicorn is None or not self._uvicorn.run_soon(work, _RUN_SECONDS):
+            work.close()
+
+    def close(self, timeout: float = 5.0) -> None:
         """Finish the requests under way, then close. Does nothing the second time."""
         self._stopping = True
-        if self._server is not None:
-            self._server.end()
+        if self._uvicorn is not None:
+            self._uvicorn.end()
         else:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread if it waits for a client
-        for taker in self._ways.values():
-            taker.close()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
-        # Where it still loads what it serves with, it closes the listener itself: without one it would fail to start.
-        if not self._thread.is_alive():
+        for handler in self._upgrades.values():
+            handler.close()
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(timeout)
+        # A thread that still creates the application closes the listener itself: without it, uvicorn cannot start.
+        if thread is None or not thread.is_alive():
             self._listener.close()
 
-    def run(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Have the event loop do something, and wait for that; return whether it was asked. For other threads."""
-        return self._server is not None and bool(self._server.run_soon(work, _RUN_SECONDS))
-
     def forget(self) -> None:
-        """In a forked child: let go of the parent's listening socket."""
-        self._listener.close()
-        for taker in self._ways.values():
-            taker.forget()
+        """Close the parent's descriptors in a forked child."""
+        with contextlib.suppress(OSError):
+            self._listener.close()
+        for handler in self._upgrades.values():
+            handler.forget()
 
-    def _serve(self) -> None:
+    def _run(self, make_app: Callable[[], Any], on_demand: bool) -> None:
         try:
-            if self._when_asked:
-                self._wait_for_a_client()
+            if on_demand:
+                self._wait_for_client()
             if not self._stopping:
-                self._run()
-        finally:
-            self._listener.close()  # whoever waits in its queue learns that nobody will answer
+                from rankmesh_agent.http.uvicorn_server import EventDrivenServer
 
-    def _wait_for_a_client(self) -> None:
-        """Sleep until somebody has connected, or it is time to stop."""
+                self._uvicorn = EventDrivenServer(
+                    create_application(make_app), {upgrade: each.handle for upgrade, each in self._upgrades.items()}
+                )
+                if not self._stopping:
+                    self._uvicorn.run(sockets=[self._listener])
+        finally:
+            self._listener.close()  # resets the connections that wait in its queue
+
+    def _wait_for_client(self) -> None:
+        """Sleep until a client has connected or the server is closed."""
         poll = select.poll()
         poll.register(self._listener.fileno(), select.POLLIN)
         poll.poll()
-
-    def _run(self) -> None:
-        import uvicorn
-
-        from rankmesh_agent.http.uvicorn_server import QuietServer
-
-        with making():
-            app = self._make_app()
-        config = uvicorn.Config(
-            app,
-            http=_with_ways(self._ways) if self._ways else "auto",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=2,
-            server_header=False,
-        )
-        self._server = QuietServer(config)
-        if not self._stopping:
-            self._server.run(sockets=[self._listener])
-
-
-def _with_ways(ways: Mapping[Upgrade, Taker]) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol, but for connections that begin with an upgrade to another: those it gives away."""
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-    class Doorway(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # which class it is depends on what is installed
-        _head: bytes | None = b""
-
-        def data_received(self, data: bytes) -> None:
-            if self._head is None:
-                super().data_received(data)
-                return
-            self._head += data
-            asked = {way.asked_for(self._head): taker for way, taker in ways.items()}
-            if True not in asked and None in asked:
-                return
-            head, self._head = self._head, None
-            if True not in asked:
-                super().data_received(head)
-                return
-            sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
-            self.transport.abort()  # that closes uvicorn's descriptor, not the connection
-            asked[True].take(sock)
-
-    return Doorway

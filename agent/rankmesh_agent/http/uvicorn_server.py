@@ -1,33 +1,60 @@
-"""Uvicorn for a thread of a rank: it sleeps while nobody asks, and ends when it is told, not at its next look."""
+"""Uvicorn for a thread of a rank: its main loop waits for an event, and connections may leave HTTP by an upgrade."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+import os
+import socket
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from rankmesh_agent.wire.upgrade import Upgrade
+
+ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
+"""Functions that serve the connections whose clients ask for another protocol."""
 _TICK_SECONDS = 1.0
-"""How often what uvicorn does by the clock is done: it writes the date that answers carry."""
+"""Interval of uvicorn's periodic work: it sets the Date header of responses."""
 
 
-class QuietServer(uvicorn.Server):
-    """Looks around once a second, where uvicorn does ten times: most of what an idle rank would cost."""
+class EventDrivenServer(uvicorn.Server):
+    """Wakes once a second, where uvicorn polls ten times a second: most of the cost of an idle rank.
+
+    Args:
+        app: the ASGI application.
+        upgrades: the handlers of upgraded connections.
+    """
 
     _loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self, app: Any, upgrades: ConnectionHandlers) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_protocol_with(upgrades) if upgrades else "auto",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=2,
+                server_header=False,
+            )
+        )
 
     def end(self) -> None:
         """Finish the requests under way, then return from ``run``. For other threads."""
         self.should_exit = True
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended already
-                self._loop.call_soon_threadsafe(self._told.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._stop.set)
 
     def run_soon(self, work: Coroutine[Any, Any, None], timeout: float) -> bool:
-        """Have the loop do something while it serves, and wait for that, ``timeout`` seconds at most; return whether
-        it was asked. For other threads.
+        """Run a coroutine in the event loop and wait for it, ``timeout`` seconds at most. For other threads.
+
+        Returns:
+            Whether the loop took it.
         """
         if self._loop is None or self._loop.is_closed():
             return False
@@ -36,9 +63,34 @@ class QuietServer(uvicorn.Server):
         return True
 
     async def main_loop(self) -> None:
-        """Serve until told to end."""
-        self._told = asyncio.Event()
+        """Serve until ``end`` is called."""
+        self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        while not await self.on_tick(0):  # 0: each time is one for the date
+        while not await self.on_tick(0):  # 0: update the date at every tick
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), _TICK_SECONDS)
+                await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
+
+
+def _protocol_with(upgrades: ConnectionHandlers) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol class, extended to give connections that begin with an upgrade to their handler."""
+
+    class UpgradingProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # the base depends on what is installed
+        _head: bytes | None = b""
+
+        def data_received(self, data: bytes) -> None:
+            if self._head is None:
+                super().data_received(data)
+                return
+            self._head += data
+            matches = {upgrade.asked_for(self._head): handler for upgrade, handler in upgrades.items()}
+            if True not in matches and None in matches:
+                return  # too little of the head has come to decide
+            head, self._head = self._head, None
+            if True not in matches:
+                super().data_received(head)
+                return
+            sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+            self.transport.abort()  # closes uvicorn's descriptor, not the connection
+            matches[True](sock)
+
+    return UpgradingProtocol

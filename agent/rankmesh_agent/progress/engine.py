@@ -72,7 +72,7 @@ class ProgressEngine:
 
     Attributes:
         lost: how the peers went that are gone.
-        on_loss: called, with the lock held, when one went without a goodbye.
+        on_peer_failure: called, with the lock held, when one went without a goodbye.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A group of an attached process: its calls are made by the agent, or over memory that the agent has lent."""
+"""Communicator of an attached process: its agent makes the calls, or this process does in shared memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 import itertools
 import struct
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.link import Array, as_bytes
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.pending import OnComplete
@@ -20,7 +21,9 @@ from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote import codec
 from rankmesh_agent.remote.backend import RemoteBackend
+from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import GroupDescription
+from rankmesh_agent.remote.reporter import Reporter
 from rankmesh_agent.remote.state import RemoteActiveCall, RemoteGroupState, RemoteLink
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping
@@ -30,46 +33,55 @@ from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import OpType
 
-if TYPE_CHECKING:
-    from rankmesh_agent.remote.agent import RemoteAgent
-
-_NUMBER = struct.Struct("!q")
-_numbers = itertools.count(1)
-"""What this process's messages are called."""
+_SOURCE = struct.Struct("!q")
+"""Document of the response to a received message: the sender's rank."""
+_message_numbers = itertools.count(1)
+"""Numbers of this process's messages in requests to the agent."""
 
 
 class RemoteCommunicator(Communicator):
     """One attached process's side of a group.
 
-    Where all members share one memory, and this process does, too, the agent lends it: then the collectives are made
-    here, as an agent in this process would make them, and the agent is asked only whether those that are waited for
-    are still there. Elsewhere, and for messages, it is the agent that makes the calls.
+    Where all members and this process share one memory, the process maps it and makes the collectives itself, as an
+    embedded agent would; its agent only checks the peers. Elsewhere, and for messages, the agent makes the calls.
 
     Args:
-        agent: this process's.
-        told: what it said of the group.
-        descriptors: what came along; this object closes them.
+        client: of the agent.
+        settings: of the job.
+        reporter: reports the calls that this process makes itself.
+        description: of the group.
+        descriptors: descriptors that came along with it; this object closes what it takes out of the list.
     """
 
     state: RemoteGroupState
 
-    def __init__(self, agent: RemoteAgent, told: GroupDescription, descriptors: list[int]) -> None:
-        super().__init__(told.id, told.name, told.ranks, agent.member.rank, told.timeout)
-        self._agent = agent
-        self.state = RemoteGroupState(agent, told.id, told.name, self.ranks, runs_locally=told.segment is not None)
-        self.active_call = RemoteActiveCall(agent, told.id, self.state)
-        self.link = RemoteLink(agent, self.active_call, self.rank, self.size)
-        backend = RemoteBackend(agent, told.id, self.rank, told.medium, self.active_call, self.state)
+    def __init__(
+        self,
+        client: AgentClient,
+        settings: Settings,
+        reporter: Reporter,
+        description: GroupDescription,
+        descriptors: list[int],
+    ) -> None:
+        super().__init__(description.id, description.name, description.ranks, client.member.rank, description.timeout)
+        self._client = client
+        self._settings = settings
+        self._reporter = reporter
+        segment = description.segment
+        self.state = RemoteGroupState(client, self.id, self.name, self.ranks, runs_locally=segment is not None)
+        self._call = RemoteActiveCall(client, self.id, self.state)
+        self.link = RemoteLink(client, self._call, self.rank, self.size)
+        backend = RemoteBackend(client, self.id, self.rank, description.medium, self._call, self.state)
         self._reported: float | None = None
-        self.queue = CallQueue(self.state, self.active_call, told.name, backend)
+        self.queue = CallQueue(self.state, self._call, self.name, backend)
         self._submit = self.queue.submit
         self._segment: Segment | None = None
-        if told.segment is not None:
-            mapping = Mapping.from_descriptor(descriptors.pop(), told.segment.size)
-            self._segment = Segment(mapping, self.rank, self.size, told.segment.slot_bytes, told.segment.oversubscribed)
+        if segment is not None:
+            mapping = Mapping.from_descriptor(descriptors.pop(), segment.size)
+            self._segment = Segment(mapping, self.rank, self.size, segment.slot_bytes, segment.oversubscribed)
 
     def start(self, timeout: float) -> None:
-        """Finish what the agent has begun: what the members do first over the memory that they share.
+        """Complete the setup that the agent has begun: the members' first call in their shared memory.
 
         Raises:
             DistBackendError: a member is missing, or failed.
@@ -78,11 +90,12 @@ class RemoteCommunicator(Communicator):
             return
         self.queue.use_backend(CpuBackend(self.link, self._segment))
         self.set_up(lambda shared: shared.windows.probe_reads(), timeout)
+        self._reporter.start()
 
     @property
     def failure(self) -> DistError | None:
         if self.state.failure is None:
-            return self._agent.group_failure(self.id)
+            return self._client.group_failure(self.id)
         return self.state.failure
 
     @property
@@ -92,25 +105,24 @@ class RemoteCommunicator(Communicator):
     @global_ranks.setter
     def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
         if global_ranks != self.state.global_ranks:
-            said = {"group": self.id, "numbers": list(global_ranks)}
-            self._agent.request(Request.SET_GLOBAL_RANKS, attach_frames.encode_json(said), 0.0)
+            document = {"group": self.id, "numbers": list(global_ranks)}
+            self._client.request_json(Request.SET_GLOBAL_RANKS, document)
             self.state.global_ranks = global_ranks
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         super().set_timeout(timeout)
-        # It is the default of calls and groups that somebody asks the agent for over HTTP, too.
-        said = {"group": self.id, "timeout": self.timeout}
-        self._agent.request(Request.SET_TIMEOUT, attach_frames.encode_json(said), 0.0)
+        # It is also the default of calls and groups that HTTP clients request from the agent.
+        self._client.request_json(Request.SET_TIMEOUT, {"group": self.id, "timeout": self.timeout})
 
     def use_backend(self, backend: Backend) -> None:
-        """See Communicator; this process executes the calls itself then, and reports them to the agent."""
+        """See Communicator; this process runs the calls itself then, and reports them to the agent."""
         if not backend.device:
             self.state.runs_locally = True
-            self._agent.start_reporting()
+            self._reporter.start()
         super().use_backend(backend)
 
     def report(self) -> list[Any] | None:
-        """Return what the agent is to know of the calls that this process makes itself; None if nothing is new."""
+        """Return a report of the calls that this process makes itself; None if nothing is new."""
         if not self.state.runs_locally:
             return None
         ended, begun = self.state.recorder.drain(), self.state.started_at
@@ -120,21 +132,24 @@ class RemoteCommunicator(Communicator):
         return codec.report_to_json(self.queue, self.state, ended)
 
     def fail(self, failure: DistError) -> None:
-        """Take note of a failure that the agent knows of, or that it is gone: the next call raises it."""
+        """Record a failure that the agent reports, or the agent's own: the next call raises it."""
         if self.state.failure is None:
             self.state.failure = failure
 
+    def destroy(self) -> None:
+        """Have the next call raise that this rank has left the group."""
+        self.state.mark_destroyed()
+
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         if self.queue.backend.allocates:
-            settings = self._agent.settings
-            return self._registered_array(dtype, count, options, settings.shm_dir, settings.job)
+            return self._registered_array(dtype, count, options, self._settings.shm_dir, self._settings.job)
         if not self.state.runs_locally:
             self.queue.submit((OpType.EMPTY, dtype, count), (count,), options)
         return np.empty(count, dtype)
 
     def close(self) -> None:
         """End the group at this process: queued calls fail, the worker ends."""
-        self.state.mark_destroyed()
+        self.destroy()
         self.queue.close()
         self._segment = None
 
@@ -150,78 +165,78 @@ class RemoteCommunicator(Communicator):
 
     def _message(self, kind: Request, array: Array, rank: int, tag: int, options: Options) -> _Message:
         self.state.raise_if_failed()
-        message = _Message(self._agent, array if kind == Request.RECEIVE else None, options)
-        message.begin(kind, self.id, array, rank, tag, waits=not options.async_op)
+        message = _Message(self._client, array if kind == Request.RECEIVE else None, options)
+        message.begin(kind, self.id, array, rank, tag, blocking=not options.async_op)
         return message
 
 
 class _Message:
-    """A point-to-point message that the agent carries."""
+    """A point-to-point message that the agent transfers."""
 
-    def __init__(self, agent: RemoteAgent, array: Array | None, options: Options) -> None:
-        self._agent = agent
+    def __init__(self, client: AgentClient, array: Array | None, options: Options) -> None:
+        self._client = client
         self._down = [] if array is None else [as_bytes(array)]
-        self._after: OnComplete = options.on_complete
+        self._on_complete: OnComplete = options.on_complete
         self._deadline = Deadline(options.timeout)
-        self._number = next(_numbers)
+        self._number = next(_message_numbers)
         self._done = False
         self.source = -1
 
-    def begin(self, kind: Request, group: int, array: Array, rank: int, tag: int, *, waits: bool) -> None:
-        """Have the agent begin, and if it is to be waited for, wait."""
+    def begin(self, kind: Request, group: int, array: Array, rank: int, tag: int, *, blocking: bool) -> None:
+        """Have the agent begin the transfer, and if ``blocking``, complete it."""
         outputs, inputs = ((array.size,), ()) if self._down else ((), (array.size,))
         seconds = self._deadline.seconds
         call = attach_frames.Call(
             group, seconds, tag, self._number, rank, 0, NO_OP, code_of(array.dtype), outputs, inputs
         )
         up = [] if self._down else [as_bytes(array)]
-        self._ask(kind, call, seconds if waits else 0.0, up, waits=waits)
+        self._request(kind, call, seconds if blocking else 0.0, up, blocking=blocking)
 
-    def settle(self, deadline: Deadline | None) -> bool:
-        """See Message.settle."""
+    def wait(self, deadline: Deadline | None) -> bool:
+        """See PendingMessage."""
         if self._done:
             return True
         own = deadline is self._deadline
         seconds = -1.0 if deadline is None else deadline.remaining()
         call = attach_frames.Call(0, seconds, 0, self._number, 0, 0, NO_OP, 0, (), ())
-        return self._ask(Request.WAIT, call, max(seconds, 0.0), [], waits=own)
+        return self._request(Request.WAIT, call, max(seconds, 0.0), [], blocking=own)
 
-    def _ask(
-        self, kind: Request, call: attach_frames.Call, seconds: float, up: list[memoryview], *, waits: bool
+    def _request(
+        self, kind: Request, call: attach_frames.Call, seconds: float, up: list[memoryview], *, blocking: bool
     ) -> bool:
-        heard: list[BaseException] = []
+        at_agent: list[BaseException] = []
         try:
-            frame = self._agent.request(
+            frame = self._client.request(
                 kind,
                 attach_frames.encode_call(call),
                 seconds,
                 up=up,
                 down=self._down,
-                flags=BLOCKING if waits else 0,
-                heard=heard.append,
+                flags=BLOCKING if blocking else 0,
+                on_error=at_agent.append,
             )
         except BaseException as error:
-            if not heard:  # Ctrl-C, say: nobody will wait for the message any more
-                self._cancel(error, waited=waits)
+            if not at_agent:  # Ctrl-C, say: no thread will wait for the message any more
+                self._cancel(error, waited=blocking)
             raise
         if frame.header.kind == Response.PENDING:
             return False
         if frame.document:
-            (self.source,) = _NUMBER.unpack(frame.document)
+            (self.source,) = _SOURCE.unpack(frame.document)
         self._done = True
-        if self._after is not None:
-            self._after()
-            self._after = None
+        if self._on_complete is not None:
+            self._on_complete()
+            self._on_complete = None
         return True
 
     def _cancel(self, error: BaseException, *, waited: bool) -> None:
-        said = {"messages": [self._number], "error": codec.error_to_json(error), "waited": waited}
+        document = {"messages": [self._number], "error": codec.error_to_json(error), "waited": waited}
         with contextlib.suppress(DistError):  # the agent is gone, and the message with it
-            self._agent.control(Request.CANCEL, said)
+            self._client.control(Request.CANCEL, document)
 
     def follow_up(self, options: Options) -> Work | None:
-        """Return what the user waits for."""
+        """Return the Work of an asynchronous call."""
         if not options.async_op:
             return None
         source = (lambda: self.source) if self._down else None
-        return MessageWork(self.settle, options.result, self._deadline, source)
+        return MessageWork(self.wait, options.result, self._deadline, source)

@@ -74,7 +74,7 @@ class SessionServer:
         self._thread = threading.Thread(target=self._accept, args=(listener,), name="rankmesh-attend", daemon=True)
         self._thread.start()
 
-    def take(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket) -> None:
         """Serve a connection whose client asked for it over HTTP. From any thread."""
         try:
             sock.settimeout(CHALLENGE_SECONDS)

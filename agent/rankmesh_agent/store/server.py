@@ -201,7 +201,7 @@ class StoreServer:
         self._unix_listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
-    def take(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket) -> None:
         """Serve a connection whose client has asked for the fast path. From any thread."""
         with self._lock:
             if self._closed:

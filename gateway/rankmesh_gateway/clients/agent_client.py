@@ -17,7 +17,7 @@ MAX_ANSWER_BYTES = 1 << 20
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
-class Said(NamedTuple):
+class AgentReply(NamedTuple):
     """What an agent answered.
 
     Attributes:
@@ -38,7 +38,7 @@ class Said(NamedTuple):
         return not self.detail
 
 
-class Members:
+class AgentClient:
     """Asks agents.
 
     A client is made for each question, and its connections closed after it: questions are few and far between, and
@@ -51,7 +51,7 @@ class Members:
     def __init__(self, token: str = "") -> None:
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
-    async def ask(self, method: str, url: str, document: Any = None, *, seconds: float) -> Said:
+    async def request(self, method: str, url: str, document: Any = None, *, seconds: float) -> AgentReply:
         """Ask one agent.
 
         Args:
@@ -60,11 +60,11 @@ class Members:
             document: goes along as JSON unless it is None.
             seconds: how long the answer may take.
         """
-        return (await self.ask_all(method, {0: url}, document, seconds=seconds))[0]
+        return (await self.request_all(method, {0: url}, document, seconds=seconds))[0]
 
-    async def ask_all(
+    async def request_all(
         self, method: str, urls: Mapping[int, str], document: Any = None, *, seconds: float, all_or_none: bool = False
-    ) -> dict[int, Said]:
+    ) -> dict[int, AgentReply]:
         """Ask several agents the same, at the same time.
 
         Args:
@@ -83,9 +83,10 @@ class Members:
             headers=self._headers, limits=_LIMITS, trust_env=False, verify=False, follow_redirects=False
         ) as client:
             asking = {
-                asyncio.ensure_future(_ask(client, method, url, document, seconds)): rank for rank, url in urls.items()
+                asyncio.ensure_future(_request(client, method, url, document, seconds)): rank
+                for rank, url in urls.items()
             }
-            found: dict[int, Said] = {}
+            found: dict[int, AgentReply] = {}
             try:
                 while len(found) < len(urls):
                     waited = [task for task, rank in asking.items() if rank not in found]
@@ -100,7 +101,7 @@ class Members:
         return found
 
 
-async def _ask(client: httpx.AsyncClient, method: str, url: str, document: Any, seconds: float) -> Said:
+async def _request(client: httpx.AsyncClient, method: str, url: str, document: Any, seconds: float) -> AgentReply:
     timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
     try:
         async with asyncio.timeout(seconds), client.stream(method, url, json=document, timeout=timeout) as answer:
@@ -108,24 +109,28 @@ async def _ask(client: httpx.AsyncClient, method: str, url: str, document: Any, 
             async for piece in answer.aiter_bytes():
                 body += piece
                 if len(body) > MAX_ANSWER_BYTES:
-                    return Said(answer.status_code, None, f"its answer has more than {MAX_ANSWER_BYTES} bytes", "")
-            return _read(answer.status_code, bytes(body))
+                    return AgentReply(
+                        answer.status_code, None, f"its answer has more than {MAX_ANSWER_BYTES} bytes", ""
+                    )
+            return _parse(answer.status_code, bytes(body))
     except httpx.ConnectTimeout:
-        return Said(0, None, f"nobody answered at {url} within {timeout.connect:g} s", "")
+        return AgentReply(0, None, f"nobody answered at {url} within {timeout.connect:g} s", "")
     except (httpx.TimeoutException, TimeoutError):
-        return Said(0, None, f"{url} did not answer within {seconds:g} s", "")
+        return AgentReply(0, None, f"{url} did not answer within {seconds:g} s", "")
     except httpx.ConnectError:
-        return Said(0, None, f"nobody listens at {url}", "")
+        return AgentReply(0, None, f"nobody listens at {url}", "")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Said(0, None, f"the answer of {url} broke off: {error or type(error).__name__}", "")
+        return AgentReply(0, None, f"the answer of {url} broke off: {error or type(error).__name__}", "")
 
 
-def _read(status: int, body: bytes) -> Said:
+def _parse(status: int, body: bytes) -> AgentReply:
     try:
         document = json.loads(body) if body else None
     except ValueError:
         document = None
     if status < HTTPStatus.BAD_REQUEST:
-        return Said(status, document, "", "")
+        return AgentReply(status, document, "", "")
     problem = document if isinstance(document, dict) else {}
-    return Said(status, document, str(problem.get("detail") or f"it answered {status}"), str(problem.get("code") or ""))
+    return AgentReply(
+        status, document, str(problem.get("detail") or f"it answered {status}"), str(problem.get("code") or "")
+    )

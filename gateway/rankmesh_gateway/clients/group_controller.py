@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
 from rankmesh_agent.wire.schemas import RankGroupInfo, RankInfo
-from rankmesh_gateway.clients.agent_client import Members, Said
+from rankmesh_gateway.clients.agent_client import AgentClient, AgentReply
 from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupMade, NoAnswer
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import InvalidRequestError
@@ -22,10 +22,10 @@ MAKE_SECONDS = 30.0
 """How long the members may take to meet, unless a client says otherwise."""
 END_SECONDS = 5.0
 """How long a member may take to end a group."""
-_ON_THE_WAY_SECONDS = 2.0
-_STEM = 48
+_NETWORK_SECONDS = 2.0
+_MAX_STEM = 48
 """How much of a group's name is kept in that of its successor."""
-_IN_USE = "group-in-use"
+_GROUP_IN_USE = "group-in-use"
 """The code of an agent's refusal to end a group that was not made over HTTP."""
 
 
@@ -50,7 +50,7 @@ class NoAgentAnsweredError(DistBackendError):
     status = 502
 
 
-class Fleet:
+class GroupController:
     """Has agents do something together.
 
     Args:
@@ -58,7 +58,7 @@ class Fleet:
         members: asks them.
     """
 
-    def __init__(self, registry: Registry, members: Members) -> None:
+    def __init__(self, registry: Registry, members: AgentClient) -> None:
         self._registry = registry
         self._members = members
 
@@ -87,22 +87,22 @@ class Fleet:
             )
         wanted = name or next_name("group-0", names)
         document = {"ranks": list(ranks), "name": wanted, "timeout": timeout, "instance": secrets.token_hex(16)}
-        said = await self._members.ask_all(
+        said = await self._members.request_all(
             "POST",
             {rank: f"{there[rank].member.http}/v1/groups" for rank in ranks},
             document,
-            seconds=timeout + _ON_THE_WAY_SECONDS,
+            seconds=timeout + _NETWORK_SECONDS,
             all_or_none=True,
         )
-        ids = {rank: str(answer.document["id"]) for rank, answer in said.items() if _made(answer)}
+        ids = {rank: str(answer.document["id"]) for rank, answer in said.items() if _created(answer)}
         if len(ids) == len(ranks) and len(set(ids.values())) == 1:
             return GroupMade(job, there[ranks[0]].epoch, ids[ranks[0]], wanted, list(ranks))
-        await self._members.ask_all(
+        await self._members.request_all(
             "DELETE",
             {rank: f"{there[rank].member.http}/v1/groups/{group}" for rank, group in ids.items()},
             seconds=END_SECONDS,
         )
-        raise _not_made(wanted, said, there)
+        raise _not_made_error(wanted, said, there)
 
     async def abort(self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], reason: str) -> FanOut:
         """End a group at all members: what waits there fails, and says why.
@@ -115,7 +115,7 @@ class Fleet:
         Raises:
             NoAgentAnsweredError: no member did so.
         """
-        asked = _still_there(group.ranks, ranks)
+        asked = _not_left(group.ranks, ranks)
         said = await self._abort(group, {rank: ranks[rank] for rank in asked}, reason)
         outcome = _outcome(group, asked, said)
         if not outcome.answered:
@@ -142,7 +142,7 @@ class Fleet:
         strangers = sorted(out - set(group.ranks))
         if strangers:
             raise InvalidRequestError(f"without: {_listed(strangers)} not in group {group.name!r}, {group.ranks}")
-        rest = [rank for rank in group.ranks if rank not in out and _lives(ranks.get(rank))]
+        rest = [rank for rank in group.ranks if rank not in out and _is_live(ranks.get(rank))]
         if len(rest) == len(group.ranks):
             raise InvalidRequestError(
                 f"all {len(rest)} members of group {group.name!r} live, and 'without' is empty: say whom to leave out"
@@ -179,21 +179,21 @@ class Fleet:
     ) -> GroupChanged:
         name = next_name(group.name, {other.name for other in self._registry.groups(group.job)})
         made = await self.make(group.job, wanted, name, timeout)
-        living = {rank: ranks[rank] for rank in _still_there(group.ranks, ranks) if _lives(ranks[rank])}
-        said = await self._members.ask_all("DELETE", _urls(group, living), seconds=END_SECONDS)
-        in_use = {rank: living[rank] for rank, answer in said.items() if answer.code == _IN_USE}
+        living = {rank: ranks[rank] for rank in _not_left(group.ranks, ranks) if _is_live(ranks[rank])}
+        said = await self._members.request_all("DELETE", _urls(group, living), seconds=END_SECONDS)
+        in_use = {rank: living[rank] for rank, answer in said.items() if answer.code == _GROUP_IN_USE}
         said |= await self._abort(group, in_use, why)
         return GroupChanged(made, _outcome(group, list(living), said))
 
-    async def _abort(self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], reason: str) -> dict[int, Said]:
+    async def _abort(self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], reason: str) -> dict[int, AgentReply]:
         urls = {rank: f"{url}/abort" for rank, url in _urls(group, ranks).items()}
-        return await self._members.ask_all("POST", urls, {"reason": reason}, seconds=END_SECONDS)
+        return await self._members.request_all("POST", urls, {"reason": reason}, seconds=END_SECONDS)
 
 
 def next_name(name: str, taken: set[str]) -> str:
     """Return the name of a group that takes the place of another: ``pair-2`` after ``pair``, ``pair-3`` after that."""
     stem, number = re.fullmatch(r"(.*?)(?:-(\d{1,9}))?", name, re.DOTALL).groups()  # type: ignore[union-attr]
-    stem = re.sub(r"[^A-Za-z0-9._-]", "-", stem)[:_STEM].lstrip("._-") or "group"
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", stem)[:_MAX_STEM].lstrip("._-") or "group"
     numbers = itertools.count(int(number or 1) + 1)
     return next(wanted for each in numbers if (wanted := f"{stem}-{each}") not in taken)
 
@@ -206,7 +206,7 @@ def _check_ranks(ranks: Sequence[int], there: Mapping[int, RankInfo]) -> None:
     unknown = [rank for rank in ranks if rank not in there]
     if unknown:
         raise InvalidRequestError(f"{_listed(unknown)} not in the job, whose ranks are 0 to {max(there)}")
-    gone = [there[rank] for rank in ranks if not _lives(there[rank])]
+    gone = [there[rank] for rank in ranks if not _is_live(there[rank])]
     if gone:
         words = ", ".join(
             f"{info.member.described()} has {info.state} ({info.reason or 'it was done'})" for info in gone
@@ -214,12 +214,12 @@ def _check_ranks(ranks: Sequence[int], there: Mapping[int, RankInfo]) -> None:
         raise RankFailedError(f"cannot make a group with them: {words}", ranks=[info.member.rank for info in gone])
 
 
-def _made(said: Said) -> bool:
+def _created(said: AgentReply) -> bool:
     return said.ok and isinstance(said.document, dict) and isinstance(said.document.get("id"), str)
 
 
-def _not_made(name: str, said: Mapping[int, Said], there: Mapping[int, RankInfo]) -> GroupNotMadeError:
-    failed = {rank: answer for rank, answer in said.items() if not _made(answer)}
+def _not_made_error(name: str, said: Mapping[int, AgentReply], there: Mapping[int, RankInfo]) -> GroupNotMadeError:
+    failed = {rank: answer for rank, answer in said.items() if not _created(answer)}
     if not failed:
         return GroupNotMadeError(
             f"group {name!r} was not made: its members differ on its id, which is a bug", group=name
@@ -231,11 +231,11 @@ def _not_made(name: str, said: Mapping[int, Said], there: Mapping[int, RankInfo]
     return GroupNotMadeError(f"group {name!r} was not made at any rank: {words}", ranks=sorted(failed), group=name)
 
 
-def _still_there(members: Iterable[int], ranks: Mapping[int, RankInfo]) -> list[int]:
+def _not_left(members: Iterable[int], ranks: Mapping[int, RankInfo]) -> list[int]:
     return [rank for rank in members if rank in ranks and ranks[rank].state != "left"]
 
 
-def _lives(info: RankInfo | None) -> bool:
+def _is_live(info: RankInfo | None) -> bool:
     return info is not None and info.state in ("alive", "suspect")
 
 
@@ -243,7 +243,7 @@ def _urls(group: RankGroupInfo, ranks: Mapping[int, RankInfo]) -> dict[int, str]
     return {rank: f"{info.member.http}/v1/groups/{group.id}" for rank, info in ranks.items()}
 
 
-def _outcome(group: RankGroupInfo, asked: Sequence[int], said: Mapping[int, Said]) -> FanOut:
+def _outcome(group: RankGroupInfo, asked: Sequence[int], said: Mapping[int, AgentReply]) -> FanOut:
     # A group that a member does not have any more has ended there.
     done = [rank for rank in asked if said[rank].ok or said[rank].status == HTTPStatus.NOT_FOUND]
     failed = [NoAnswer(rank, said[rank].detail) for rank in asked if rank not in done]

@@ -1,34 +1,64 @@
-"""The gateway as an ASGI application."""
+"""ASGI application of the gateway."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
-from rankmesh_agent.http.construction import making
-from rankmesh_agent.http.middleware import Application, Guard
+from rankmesh_agent.http.middleware import Application, SecurityMiddleware
+from rankmesh_agent.http.server import create_application
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_gateway import dashboard
-from rankmesh_gateway.http.asgi import Front
+from rankmesh_gateway.http import handlers
+from rankmesh_gateway.http.asgi import GatewayApplication
 from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.state.validation import InvalidRequestError
 
 MAX_BODY_BYTES = 8 << 20
-"""Largest request body: a heartbeat that lists the ranks of several groups of a large world."""
+"""Limit of a request's body: the heartbeat of a rank in several groups of a large world."""
 
 
-def create_app(registry: Registry | None = None, *, token: str = "", names: Iterable[str] = ()) -> Guard:
+def create_app(registry: Registry | None = None, *, token: str = "", names: Iterable[str] = ()) -> SecurityMiddleware:
     """Return the gateway's ASGI application.
 
     Args:
-        registry: what it serves; a new one when left out.
-        token: the secret that everything asks for but health and the dashboard's page, which holds no data; empty for
+        registry: the registry that it serves; a new one if left out.
+        token: the secret that every request needs but health and the dashboard's page, which holds no data; empty for
             none.
-        names: host names besides addresses and localhost under which it may be asked.
+        names: host names, besides addresses and localhost, that the Host header may have.
     """
     served = Registry() if registry is None else registry
+    make_framework_app = partial(create_application, partial(create_framework_app, served, token))
+    app = GatewayApplication(served, make_framework_app)
+    return SecurityMiddleware(app, token, names, MAX_BODY_BYTES, open_paths=dashboard.paths())
 
-    def make_web() -> Application:
-        with making():
-            from rankmesh_gateway.http.application import create_web
 
-            return create_web(served, token)
+def create_framework_app(registry: Registry, token: str = "") -> Application:
+    """Return the application of all endpoints. Imports FastAPI, pydantic and httpx.
 
-    return Guard(Front(served, make_web), token, names, MAX_BODY_BYTES, open_paths=dashboard.paths())
+    Args:
+        registry: the registry that it serves.
+        token: the secret for its requests to agents.
+    """
+    from rankmesh_agent.http.application import WebApplication
+    from rankmesh_gateway.clients.agent_client import AgentClient
+    from rankmesh_gateway.clients.group_controller import GroupController
+    from rankmesh_gateway.clients.store_keys import StoreKeyCache
+    from rankmesh_gateway.http.routes import agents, events, groups, health, membership, metrics
+    from rankmesh_gateway.http.routes import dashboard as dashboard_routes
+    from rankmesh_gateway.snapshot import SnapshotCache
+
+    app = WebApplication(
+        "RankMesh gateway",
+        "Who is in a job, in which groups, and how they are.",
+        "gateway",
+        (DistError, InvalidRequestError),
+        handlers.problem_response,
+    )
+    client = AgentClient(token)
+    app.state.registry = registry
+    app.state.snapshots = SnapshotCache(registry, StoreKeyCache(registry, client))
+    app.state.controller = GroupController(registry, client)
+    for module in (health, metrics, membership, agents, groups, events, dashboard_routes):
+        app.include_router(module.router)
+    return app

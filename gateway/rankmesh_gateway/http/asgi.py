@@ -1,131 +1,137 @@
-"""What ranks ask all the time, answered without the web framework; whatever else is asked goes on to it.
+"""ASGI application that answers frequent requests itself, and loads the web framework at the first other one.
 
-Loading the framework takes longer than the rest of a rank's start together, and all ranks wait for their gateway. So it
-is loaded when the first request comes that is not a well-formed join, heartbeat or goodbye of a rank or an agent, asks
-for no lease and not for health: from a person, mostly, or from somebody who has something wrong and is to be told what.
+Importing the framework takes longer than the rest of a rank's start together, and every rank waits for its gateway.
+So a well-formed request of ``handlers.FREQUENT`` does not need it; a person's request does, or one whose body is not to
+the letter: the framework is lenient where it may be, and its error says which field is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.schemas import AgentHeartbeat, AgentLeave, Done, Heartbeat, JoinRequest, LeaseRequest, Leave
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.json_body import read
 from rankmesh_gateway.state.registry import Registry
-from rankmesh_gateway.state.validation import InvalidRequestError, closing
+from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
-_LOOK_SECONDS = 0.05
-"""How often to look whether the gateway ends while the web application is made."""
+T = TypeVar("T")
 
-Answer = Callable[[Any, Receive], Awaitable[object]]
+_POLL_SECONDS = 0.05
+"""Interval at which a request that waits for the framework checks whether the gateway ends."""
 
 
-class Front:
+class GatewayApplication:
     """ASGI application.
 
     Args:
-        registry: what it serves.
-        make_web: returns the web application that has all endpoints, these included; called in a thread.
+        registry: the registry that it serves.
+        make_framework_app: returns the web framework's application, which has all endpoints, the frequent ones
+            included; called in a thread.
     """
 
-    def __init__(self, registry: Registry, make_web: Callable[[], Application]) -> None:
+    def __init__(self, registry: Registry, make_framework_app: Callable[[], Application]) -> None:
         self._registry = registry
-        self._make_web = make_web
-        self._web: asyncio.Future[Application] | None = None
-        self._answers: dict[tuple[str, str], tuple[type[Any] | None, Answer]] = {
-            ("POST", "/v1/join"): (JoinRequest, self._join),
-            ("POST", "/v1/heartbeat"): (Heartbeat, self._heartbeat),
-            ("POST", "/v1/leave"): (Leave, self._leave),
-            ("POST", "/v1/agents"): (AgentHeartbeat, self._agent),
-            ("POST", "/v1/agents/leave"): (AgentLeave, self._agent_leave),
-            ("POST", "/v1/leases"): (LeaseRequest, self._lease),
-            ("GET", "/health"): (None, self._health),
-        }
+        self._make_framework_app = make_framework_app
+        self._framework_app: asyncio.Future[Application] | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer a request, or pass it on."""
+        """Answer a request, or forward it to the framework's application."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _lifespan(receive, send)
             return
-        kind, answer = self._answers.get((scope.get("method", ""), scope["path"]), (None, None))
-        if answer is None:
-            await self._pass_on(scope, receive, send)
+        method, path = scope.get("method", ""), scope["path"]
+        if (method, path) not in handlers.FREQUENT:
+            await self._forward(scope, receive, send)
             return
-        body = b"" if kind is None else await _body(receive)
-        if body is None:
+        kind, handler = handlers.FREQUENT[method, path]
+        content = b"" if kind is None else await _receive_body(receive)
+        if content is None:
             return
         try:
-            asked = None if kind is None else read(kind, _json(scope, body))
+            body = None if kind is None else _parse(kind, scope, content)
         except (ValueError, TypeError, RecursionError):
-            await self._pass_on(scope, _again(body, receive), send)
+            await self._forward(scope, _replay(content, receive), send)
             return
         try:
-            said = await answer(asked, receive)
+            reply = await handler(self._registry, body, receive)
         except (DistError, InvalidRequestError) as error:
-            await _refuse(send, error)
+            await _reject(send, error)
         except Exception as error:
-            problem = bug("gateway", scope["method"], scope["path"], error)
-            await _send(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE})
+            problem = bug("gateway", method, path, error)
+            await _respond(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE})
             raise  # for the server to log
         else:
-            await _send(send, HTTPStatus.OK, said, {"content-type": "application/json"})
+            await _respond(send, HTTPStatus.OK, reply, {"content-type": "application/json"})
 
-    async def _join(self, asked: JoinRequest, receive: Receive) -> object:
-        return await handlers.join(self._registry, asked, receive)
-
-    async def _heartbeat(self, asked: Heartbeat, _: Receive) -> object:
-        return self._registry.heartbeat(asked)
-
-    async def _leave(self, asked: Leave, _: Receive) -> object:
-        self._registry.leave(asked)
-        return Done()
-
-    async def _agent(self, asked: AgentHeartbeat, _: Receive) -> object:
-        self._registry.agents.beat(asked)
-        return Done()
-
-    async def _agent_leave(self, asked: AgentLeave, _: Receive) -> object:
-        self._registry.agents.leave(asked)
-        return Done()
-
-    async def _lease(self, asked: LeaseRequest, receive: Receive) -> object:
-        return await handlers.lease(self._registry, asked, receive)
-
-    async def _health(self, _: None, __: Receive) -> object:
-        return handlers.health(self._registry)
-
-    async def _pass_on(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Have the web application answer; others are answered while it is made, and the gateway may end meanwhile."""
-        if self._web is None:
-            self._web = asyncio.ensure_future(asyncio.to_thread(self._make_web))
-        while not self._web.done():
+    async def _forward(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Have the framework's application answer; frequent requests are answered while it is created."""
+        if self._framework_app is None:
+            self._framework_app = asyncio.ensure_future(asyncio.to_thread(self._make_framework_app))
+        while not self._framework_app.done():
             if self._registry.closed:
-                await _refuse(send, closing())
+                await _reject(send, closing_error())
                 return
-            await asyncio.wait({self._web}, timeout=_LOOK_SECONDS)
-        await self._web.result()(scope, receive, send)
+            await asyncio.wait({self._framework_app}, timeout=_POLL_SECONDS)
+        await self._framework_app.result()(scope, receive, send)
 
 
-async def _refuse(send: Send, error: DistError | InvalidRequestError) -> None:
-    problem, headers = handlers.refusal(error)
-    await _send(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE, **headers})
+def read(kind: type[T], text: bytes) -> T:
+    """Return the dataclass that JSON text stands for; no value is converted, left out or added.
+
+    Args:
+        kind: a dataclass of numbers, strings, dataclasses, and lists of these.
+        text: the JSON.
+
+    Raises:
+        ValueError: the text is not JSON.
+        TypeError: the JSON has another structure, or a value has another type.
+        RecursionError: the JSON is nested too deeply.
+    """
+    found = _value(kind, json.loads(text))
+    assert isinstance(found, kind)
+    return found
 
 
-async def _live(receive: Receive, send: Send) -> None:
+def _value(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is list and type(value) is list:
+        (inner,) = get_args(kind)
+        return [_value(inner, each) for each in value]
+    if isinstance(kind, type) and is_dataclass(kind) and type(value) is dict:
+        hints = _hints(kind)
+        return kind(**{name: _value(hints.get(name), each) for name, each in value.items()})
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is not a {kind}")
+    return value
+
+
+@functools.cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+def _parse(kind: type[T], scope: Message, content: bytes) -> T:
+    if dict(scope["headers"]).get(b"content-type") != b"application/json":
+        raise TypeError("the body is of another media type")
+    return read(kind, content)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
     for step in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{step}.complete"})
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """Return the request's body, None if the client has gone."""
+async def _receive_body(receive: Receive) -> bytes | None:
+    """Return the request's body, None if the client has disconnected."""
     body = bytearray()
     while True:
         message = await receive()
@@ -136,19 +142,8 @@ async def _body(receive: Receive) -> bytes | None:
             return bytes(body)
 
 
-def _json(scope: Message, body: bytes) -> bytes:
-    """Return the body if it is said to be JSON.
-
-    Raises:
-        TypeError: it is not.
-    """
-    if dict(scope["headers"]).get(b"content-type") != b"application/json":
-        raise TypeError("the body is said to be something else")
-    return body
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return what receives a body that has been received, and then what comes behind it."""
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that gives a body that has been received once more, and then the messages behind it."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:
@@ -157,9 +152,14 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-async def _send(send: Send, status: int, document: object, headers: Mapping[str, str]) -> None:
-    body = json.dumps(document, default=vars).encode()  # a dataclass is its variables
-    fields = {**headers, "content-length": str(len(body))}
+async def _reject(send: Send, error: DistError | InvalidRequestError) -> None:
+    problem, headers = handlers.problem_response(error)
+    await _respond(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE, **headers})
+
+
+async def _respond(send: Send, status: int, body: object, headers: Mapping[str, str]) -> None:
+    content = json.dumps(body, default=vars).encode()  # a dataclass is its variables
+    fields = {**headers, "content-length": str(len(content))}
     encoded = [(name.encode(), value.encode()) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": int(status), "headers": encoded})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": content})

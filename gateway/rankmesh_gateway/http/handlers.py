@@ -1,22 +1,28 @@
-"""What ranks ask the gateway, as functions of the registry: the same answers with the web framework and without."""
+"""Handlers of what ranks and standalone agents request: functions of the registry, without the web framework."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from rankmesh_agent.http.middleware import problem, problem_of
+from rankmesh_agent.http.middleware import Receive, problem, problem_of
 from rankmesh_agent.wire.errors import DistError, NoFreeAgentError
 from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
+    AgentHeartbeat,
+    AgentLeave,
+    Done,
     GatewayHealth,
+    Heartbeat,
+    HeartbeatReply,
     JoinReply,
     JoinRequest,
     LeaseOffer,
     LeaseRequest,
+    Leave,
     Problem,
 )
 from rankmesh_agent.wire.version import __version__
@@ -24,64 +30,90 @@ from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import GatewayClosingError, InvalidRequestError
 
 T = TypeVar("T")
+Handler = Callable[[Registry, Any, Receive], Awaitable[object]]
+"""Function of the registry, the request's body, and the rest of its messages; returns the response's body."""
 
-_LOOK_SECONDS = 0.25
-"""How often somebody who waits for an agent has the gateway look whether an offer to another has run out."""
+_POLL_SECONDS = 0.25
+"""Interval at which a request that waits for an agent checks whether another's offer has expired."""
 _RETRY_SECONDS = 1
-"""After how long to ask again for an agent."""
+"""Value of Retry-After where no agent is free."""
 
 
-async def join(registry: Registry, body: JoinRequest, receive: Callable[[], Awaitable[Any]]) -> JoinReply:
-    """Enter a rank, and wait until its world is complete, the client is gone or its time is over.
-
-    Args:
-        registry: where.
-        body: who.
-        receive: returns when the client has hung up, the body having been received.
-    """
+async def join(registry: Registry, body: JoinRequest, receive: Receive) -> JoinReply:
+    """Register a rank, and wait until its world is complete, the client disconnects or its time is up."""
     future = registry.join(body)
     try:
-        gone = await _wait(future, receive, min(LONG_POLL_SECONDS, max(0.0, body.wait)))
+        disconnected = await _wait(future, receive, min(LONG_POLL_SECONDS, max(0.0, body.wait)))
     finally:
         future.cancel()
-    if gone:
-        registry.withdraw(body)
-    return registry.pending(body) if future.cancelled() else future.result()
+    if disconnected:
+        registry.withdraw_join(body)
+    return registry.join_status(body) if future.cancelled() else future.result()
 
 
-async def lease(registry: Registry, body: LeaseRequest, receive: Callable[[], Awaitable[Any]]) -> LeaseOffer:
-    """Offer a standalone agent; wait until one is free, the client is gone or its time is over.
+async def heartbeat(registry: Registry, body: Heartbeat, _: Receive) -> HeartbeatReply:
+    """Record the heartbeat of a rank."""
+    return registry.heartbeat(body)
 
-    Args:
-        registry: where.
-        body: for what.
-        receive: returns when the client has hung up, the body having been received.
+
+async def leave(registry: Registry, body: Leave, _: Receive) -> Done:
+    """Record that a rank leaves."""
+    registry.leave(body)
+    return Done()
+
+
+async def agent_heartbeat(registry: Registry, body: AgentHeartbeat, _: Receive) -> Done:
+    """Record the heartbeat of a standalone agent."""
+    registry.agents.heartbeat(body)
+    return Done()
+
+
+async def agent_leave(registry: Registry, body: AgentLeave, _: Receive) -> Done:
+    """Forget a standalone agent."""
+    registry.agents.leave(body)
+    return Done()
+
+
+async def lease(registry: Registry, body: LeaseRequest, receive: Receive) -> LeaseOffer:
+    """Offer a standalone agent; wait until one is free, the client disconnects or its time is up.
 
     Raises:
-        NoAgentsError: none is registered.
-        NoFreeAgentError: none was free in time.
+        NoAgentsError: no agent is registered.
+        NoFreeAgentError: no agent was free in time.
     """
     agents = registry.agents
-    future = agents.ask(body)
+    future = agents.request_lease(body)
     try:
-        gone = await _wait(future, receive, min(LONG_POLL_SECONDS, max(0.0, body.wait)), agents.look)
+        disconnected = await _wait(future, receive, min(LONG_POLL_SECONDS, max(0.0, body.wait)), agents.expire_offers)
     finally:
         future.cancel()
     if future.cancelled():
-        raise agents.refuse(body)
-    if gone:
-        agents.take_back(future.result())
+        raise agents.unavailable_error(body)
+    if disconnected:
+        agents.withdraw_offer(future.result())
     return future.result()
 
 
-def health(registry: Registry) -> GatewayHealth:
-    """Say who this gateway is, and how many jobs and ranks are live."""
+async def health(registry: Registry, _: None, __: Receive) -> GatewayHealth:
+    """Return the gateway's id, and how many jobs and ranks are live."""
     jobs, ranks = registry.counts()
     return GatewayHealth("ok", "rankmesh-gateway", registry.id, __version__, jobs, ranks)
 
 
-def refusal(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, str]]:
-    """Return the problem document that a request is refused with, and the headers that go with it."""
+FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
+    ("POST", "/v1/join"): (JoinRequest, join),
+    ("POST", "/v1/heartbeat"): (Heartbeat, heartbeat),
+    ("POST", "/v1/leave"): (Leave, leave),
+    ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
+    ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),
+    ("POST", "/v1/leases"): (LeaseRequest, lease),
+    ("GET", "/health"): (None, health),
+}
+"""By method and path, the type of the body and the handler of all that ranks and agents send while a job runs."""
+
+
+def problem_response(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, str]]:
+    """Return the problem document of a rejected request, and the headers that go with it."""
     if isinstance(error, InvalidRequestError):
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", str(error)), {}
     # Another request on the same connection would keep a gateway from ending.
@@ -91,29 +123,30 @@ def refusal(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, 
     return problem_of(error), headers
 
 
-async def _wait(
-    future: Future[T], receive: Callable[[], Awaitable[Any]], seconds: float, look: Callable[[], None] | None = None
-) -> bool:
-    """Wait until the future is done, the client is gone or the time is over; return whether the client is gone.
+async def _wait(future: Future[T], receive: Receive, seconds: float, poll: Callable[[], None] | None = None) -> bool:
+    """Wait until the future is done, the client has disconnected or the time is up.
 
     Args:
-        future: what is waited for.
-        receive: returns when the client has hung up.
-        seconds: how long at most.
-        look: called now and then: it may get the future done.
+        future: the result to wait for.
+        receive: returns when the client has disconnected, as the body has been received.
+        seconds: the time.
+        poll: called every _POLL_SECONDS; it may complete the future.
+
+    Returns:
+        Whether the client has disconnected.
     """
-    hang_up: asyncio.Future[Any] = asyncio.ensure_future(receive())
+    disconnect: asyncio.Future[Any] = asyncio.ensure_future(receive())
     complete: asyncio.Future[Any] = asyncio.wrap_future(future)
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     try:
         while True:
             remaining = until - loop.time()
-            slice_ = remaining if look is None else min(remaining, _LOOK_SECONDS)
-            await asyncio.wait({hang_up, complete}, timeout=slice_, return_when=asyncio.FIRST_COMPLETED)
-            if hang_up.done() or complete.done() or loop.time() >= until:
-                return hang_up.done()
-            if look is not None:
-                look()
+            timeout = remaining if poll is None else min(remaining, _POLL_SECONDS)
+            await asyncio.wait({disconnect, complete}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if disconnect.done() or complete.done() or loop.time() >= until:
+                return disconnect.done()
+            if poll is not None:
+                poll()
     finally:
-        hang_up.cancel()
+        disconnect.cancel()

@@ -37,7 +37,7 @@ async def stream(
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(news.set)
 
-    with log.listening(wake):
+    with log.subscribe(wake):
         # An event without data is none, but its id counts: nothing is missed if the connection breaks before the first.
         yield f"retry: {RETRY_MILLISECONDS}\nid: {position}\n\n".encode()
         sent, ticked = loop.time(), float("-inf")
@@ -49,7 +49,7 @@ async def stream(
                 if overview is not None:
                     yield b"event: overview\ndata: " + overview() + b"\n\n"
                     sent = loop.time()
-            if log.fell_behind(position):
+            if log.has_dropped(position):
                 return
             found = log.since(position)
             if found:

@@ -24,24 +24,24 @@ from rankmesh_agent.wire.schemas import (
     LeaseRequest,
     Member,
 )
-from rankmesh_gateway.state.event_log import EventLog, Kind
-from rankmesh_gateway.state.rank import UNDER_WAY_SECONDS
+from rankmesh_gateway.state.event_log import EventKind, EventLog
+from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
 from rankmesh_gateway.state.validation import (
     MAX_AGENTS,
     GatewayClosingError,
     GatewayFullError,
     check_agent,
     check_lease,
-    closing,
+    closing_error,
 )
 
 FORGET_AGENT_SECONDS = 300.0
 """A standalone agent is forgotten when it has been silent for this long."""
-_TOLD = 20
+_MAX_LISTED = 20
 """How many agents an error names."""
 
 
-class _Asker(NamedTuple):
+class _Requester(NamedTuple):
     """Somebody who wants an agent.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Asker(NamedTuple):
     key: object
 
     def __str__(self) -> str:
-        return _place(self.request.job, self.request.rank)
+        return _describe_rank(self.request.job, self.request.rank)
 
 
 @dataclass
@@ -71,44 +71,46 @@ class _Agent:
     """
 
     beat: AgentHeartbeat
-    seen: float
-    offered_to: _Asker | None = None
+    last_seen: float
+    offered_to: _Requester | None = None
     offered_until: float = 0.0
-    doubted_at: float | None = None
-    lost: bool = False
+    suspected_at: float | None = None
+    logged_failed: bool = False
 
     def state(self, now: float) -> AgentState:
-        silence = now - self.seen
+        silence = now - self.last_seen
         if silence >= FAILED_SECONDS:
             return "failed"
-        if silence >= SUSPECT_SECONDS or self.doubted_at is not None:
+        if silence >= SUSPECT_SECONDS or self.suspected_at is not None:
             return "suspect"
         return "leased" if self.beat.leases else "free"
 
-    def hear(self, beat: AgentHeartbeat, now: float) -> None:
+    def update(self, beat: AgentHeartbeat, now: float) -> None:
         """Take in a sign of life."""
-        if self.doubted_at is not None and now - self.doubted_at >= UNDER_WAY_SECONDS:
-            self.doubted_at = None
-        self.beat, self.seen = beat, now
+        if self.suspected_at is not None and now - self.suspected_at >= IN_TRANSIT_SECONDS:
+            self.suspected_at = None
+        self.beat, self.last_seen = beat, now
         if beat.leases:
             self.offered_to = None
 
-    def keeps_for(self, now: float) -> _Asker | None:
+    def reserved_for(self, now: float) -> _Requester | None:
         """Whom it is kept for at the moment."""
         return self.offered_to if now < self.offered_until else None
 
-    def described(self, now: float) -> str:
+    def describe(self, now: float) -> str:
         """Its name, and why it is not free."""
-        state, kept = self.state(now), self.keeps_for(now)
+        state, kept = self.state(now), self.reserved_for(now)
         if state in ("suspect", "failed"):
-            return f"{self.beat.name} is {state} (no sign of life for {now - self.seen:.1f} s)"
+            return f"{self.beat.name} is {state} (no sign of life for {now - self.last_seen:.1f} s)"
         if state == "leased":
-            leases = " and ".join(f"{lease.holder} for {_place(lease.job, lease.rank)}" for lease in self.beat.leases)
+            leases = " and ".join(
+                f"{lease.holder} for {_describe_rank(lease.job, lease.rank)}" for lease in self.beat.leases
+            )
             return f"{self.beat.name} is leased to {leases}"
         return f"{self.beat.name} is offered to {kept}"
 
 
-class Agents:
+class AgentPool:
     """The standalone agents of a gateway: thread-safe, under the lock of the registry it belongs to.
 
     Args:
@@ -122,10 +124,10 @@ class Agents:
         self._lock = lock
         self._events = events
         self._agents: dict[str, _Agent] = {}
-        self._waits: dict[Future[LeaseOffer], _Asker] = {}
+        self._requests: dict[Future[LeaseOffer], _Requester] = {}
         self._closed = False
 
-    def beat(self, beat: AgentHeartbeat) -> None:
+    def heartbeat(self, beat: AgentHeartbeat) -> None:
         """Take in a sign of life; the first one registers the agent.
 
         Raises:
@@ -136,36 +138,38 @@ class Agents:
         check_agent(beat)
         with self._lock:
             if self._closed:
-                raise closing()
+                raise closing_error()
             now = self._clock()
             known = self._agents.get(beat.id)
             before = [] if known is None else known.beat.leases
             if known is None:
                 self._make_room(beat, now)
                 self._agents[beat.id] = _Agent(beat, now)
-                self._tell("agent-registered", "is registered", beat)
+                self._log("agent-registered", "is registered", beat)
             else:
-                known.hear(beat, now)
-            self._tell_of_leases(beat, before)
-            self.look_for_lost(now)
-            served = self._serve(now)
-        self._hand_out(served)
+                known.update(beat, now)
+            self._log_leases(beat, before)
+            self.poll_timeouts(now)
+            served = self._match_requests(now)
+        self._deliver(served)
 
     def leave(self, goodbye: AgentLeave) -> None:
         """Take in a goodbye: the agent is forgotten. Those of agents that are not known are ignored."""
         with self._lock:
             agent = self._agents.pop(goodbye.id, None)
             if agent is not None:
-                self._tell("agent-lost", "has ended", agent.beat)
+                self._log("agent-lost", "has ended", agent.beat)
 
     def entries(self) -> list[AgentEntry]:
         """The agents in the natural order of their names."""
         with self._lock:
             now = self._clock()
             self._forget(now)
-            return [AgentEntry(agent.state(now), max(0.0, now - agent.seen), agent.beat) for agent in self._in_order()]
+            return [
+                AgentEntry(agent.state(now), max(0.0, now - agent.last_seen), agent.beat) for agent in self._in_order()
+            ]
 
-    def ask(self, request: LeaseRequest) -> Future[LeaseOffer]:
+    def request_lease(self, request: LeaseRequest) -> Future[LeaseOffer]:
         """Ask for a free agent.
 
         A rank r is offered the r-th agent in the natural order of names, or the next one that is free; agents with the
@@ -184,91 +188,92 @@ class Agents:
         future: Future[LeaseOffer] = Future()
         with self._lock:
             if self._closed:
-                raise closing()
+                raise closing_error()
             now = self._clock()
-            self._refuse_if_there_are_none(now)
+            self._require_agents(now)
             key = object() if request.rank == UNASSIGNED else (request.job, request.rank)
-            self._waits[future] = _Asker(request, key)
-            served = self._serve(now)
-        self._hand_out(served)
-        future.add_done_callback(self._stop_waiting)
+            self._requests[future] = _Requester(request, key)
+            served = self._match_requests(now)
+        self._deliver(served)
+        future.add_done_callback(self._drop_request)
         return future
 
-    def look(self) -> None:
+    def expire_offers(self) -> None:
         """Offer what has become free by the clock alone, as its offer has run out."""
         with self._lock:
-            served = self._serve(self._clock()) if self._waits else []
-        self._hand_out(served)
+            served = self._match_requests(self._clock()) if self._requests else []
+        self._deliver(served)
 
-    def take_back(self, offer: LeaseOffer) -> None:
+    def withdraw_offer(self, offer: LeaseOffer) -> None:
         """Make an offer void that could not be delivered."""
         with self._lock:
             agent = self._agents.get(offer.agent.id)
             if agent is not None:
                 agent.offered_to = None
-            served = self._serve(self._clock())
-        self._hand_out(served)
+            served = self._match_requests(self._clock())
+        self._deliver(served)
 
-    def refuse(self, request: LeaseRequest) -> NoAgentsError | NoFreeAgentError | GatewayClosingError:
+    def unavailable_error(self, request: LeaseRequest) -> NoAgentsError | NoFreeAgentError | GatewayClosingError:
         """Return what somebody is told who has waited in vain: who has the agents."""
         with self._lock:
             if self._closed:
-                return closing()
+                return closing_error()
             now = self._clock()
             try:
-                self._refuse_if_there_are_none(now)
+                self._require_agents(now)
             except NoAgentsError as error:
                 return error
             agents = self._in_order()
-            words = [agent.described(now) for agent in agents[:_TOLD]]
-            if len(agents) > _TOLD:
-                words.append(f"and {len(agents) - _TOLD} more")
+            words = [agent.describe(now) for agent in agents[:_MAX_LISTED]]
+            if len(agents) > _MAX_LISTED:
+                words.append(f"and {len(agents) - _MAX_LISTED} more")
             return NoFreeAgentError(
-                f"none of the {len(agents)} standalone agent(s) here is free for {_place(request.job, request.rank)}: "
-                f"{'; '.join(words)}. Ask again later, or start more agents"
+                f"none of the {len(agents)} standalone agent(s) here is free for "
+                f"{_describe_rank(request.job, request.rank)}: {'; '.join(words)}. "
+                "Ask again later, or start more agents"
             )
 
     def close(self) -> list[Future[LeaseOffer]]:
         """Take nobody in any more, with the lock held; return the futures to cancel when it is not."""
         self._closed = True
-        return list(self._waits)
+        return list(self._requests)
 
     # With the lock held
 
-    def doubt(self, member: Member, now: float) -> None:
+    def suspect(self, member: Member, now: float) -> None:
         """Take in that a rank is gone: so is its agent, if it has one that is a process of its own."""
         for agent in self._agents.values():
             if (agent.beat.host_id, agent.beat.pid) == (member.host_id, member.pid):
-                agent.doubted_at = now
+                agent.suspected_at = now
 
-    def look_for_lost(self, now: float) -> None:
+    def poll_timeouts(self, now: float) -> None:
         """Tell which agents have failed, and which are back."""
         for agent in self._agents.values():
             lost = agent.state(now) == "failed"
-            if lost and not agent.lost:
-                at = agent.seen + FAILED_SECONDS
-                self._tell("agent-lost", f"has failed: no sign of life for {FAILED_SECONDS:g} s", agent.beat, at)
-            elif agent.lost and not lost:
-                self._tell("agent-registered", "is back", agent.beat)
-            agent.lost = lost
+            if lost and not agent.logged_failed:
+                at = agent.last_seen + FAILED_SECONDS
+                self._log("agent-lost", f"has failed: no sign of life for {FAILED_SECONDS:g} s", agent.beat, at)
+            elif agent.logged_failed and not lost:
+                self._log("agent-registered", "is back", agent.beat)
+            agent.logged_failed = lost
 
-    def _tell_of_leases(self, beat: AgentHeartbeat, before: list[Lease]) -> None:
+    def _log_leases(self, beat: AgentHeartbeat, before: list[Lease]) -> None:
         known = {lease.id for lease in before}
         for lease in beat.leases:
             if lease.id not in known:
-                words = f"is leased to {lease.holder} for {_place(lease.job, lease.rank)}"
-                self._tell("agent-leased", words, beat, lease=lease)
+                words = f"is leased to {lease.holder} for {_describe_rank(lease.job, lease.rank)}"
+                self._log("agent-leased", words, beat, lease=lease)
         kept = {lease.id for lease in beat.leases}
         for lease in before:
             if lease.id not in kept:
-                words = f"is free: {lease.holder} had it for {_place(lease.job, lease.rank)}"
-                self._tell("agent-freed", words, beat, lease=lease)
+                words = f"is free: {lease.holder} had it for {_describe_rank(lease.job, lease.rank)}"
+                self._log("agent-freed", words, beat, lease=lease)
 
-    def _tell(
-        self, kind: Kind, words: str, beat: AgentHeartbeat, at: float | None = None, lease: Lease | None = None
+    def _log(
+        self, kind: EventKind, words: str, beat: AgentHeartbeat, at: float | None = None, lease: Lease | None = None
     ) -> None:
         ranks = [lease.rank] if lease is not None and lease.rank != UNASSIGNED else []
-        self._events.add(
+        self._events.append(
             kind,
             f"agent {beat.name} ({beat.host}, pid {beat.pid}) {words}",
             at=at,
@@ -278,7 +283,7 @@ class Agents:
         )
 
     def _in_order(self) -> list[_Agent]:
-        return sorted(self._agents.values(), key=lambda agent: (_natural(agent.beat.name), agent.beat.id))
+        return sorted(self._agents.values(), key=lambda agent: (_natural_key(agent.beat.name), agent.beat.id))
 
     def _make_room(self, beat: AgentHeartbeat, now: float) -> None:
         """Forget what a new agent takes the place of, and raise if there still is none."""
@@ -286,10 +291,10 @@ class Agents:
         for agent_id, agent in list(self._agents.items()):
             # A port has one owner at a time, and a name that is silent has been given to another process.
             same_place = bool(set(beat.urls) & set(agent.beat.urls))
-            if agent.beat.name == beat.name and (same_place or now - agent.seen >= SUSPECT_SECONDS):
+            if agent.beat.name == beat.name and (same_place or now - agent.last_seen >= SUSPECT_SECONDS):
                 del self._agents[agent_id]
-                if not agent.lost:
-                    self._tell("agent-lost", "is gone: another process has come in its place", agent.beat)
+                if not agent.logged_failed:
+                    self._log("agent-lost", "is gone: another process has come in its place", agent.beat)
         failed = (agent_id for agent_id, agent in self._agents.items() if agent.state(now) == "failed")
         if len(self._agents) >= MAX_AGENTS and (oldest := next(failed, None)) is not None:
             del self._agents[oldest]
@@ -298,10 +303,10 @@ class Agents:
 
     def _forget(self, now: float) -> None:
         for agent_id, agent in list(self._agents.items()):
-            if now - agent.seen > FORGET_AGENT_SECONDS:
+            if now - agent.last_seen > FORGET_AGENT_SECONDS:
                 del self._agents[agent_id]
 
-    def _refuse_if_there_are_none(self, now: float) -> None:
+    def _require_agents(self, now: float) -> None:
         self._forget(now)
         if not self._agents:
             raise NoAgentsError(
@@ -309,24 +314,24 @@ class Agents:
                 "process carry its rank itself"
             )
 
-    def _serve(self, now: float) -> list[tuple[Future[LeaseOffer], LeaseOffer]]:
+    def _match_requests(self, now: float) -> list[tuple[Future[LeaseOffer], LeaseOffer]]:
         """Return who of those that wait is offered what, the first to come first."""
         served = []
-        for future, asker in list(self._waits.items()):
+        for future, asker in list(self._requests.items()):
             agent = self._choose(asker, now)
             if agent is None:
                 continue
             agent.offered_to, agent.offered_until = asker, now + OFFER_SECONDS
-            del self._waits[future]
+            del self._requests[future]
             served.append((future, LeaseOffer(agent.beat)))
         return served
 
-    def _choose(self, asker: _Asker, now: float) -> _Agent | None:
+    def _choose(self, asker: _Requester, now: float) -> _Agent | None:
         agents = self._in_order()
         wanted = asker.request
         rated = []
         for index, agent in enumerate(agents):
-            kept = agent.keeps_for(now)
+            kept = agent.reserved_for(now)
             if agent.state(now) == "free" and (kept is None or kept.key == asker.key):
                 elsewhere = bool(wanted.host_id) and agent.beat.host_id != wanted.host_id
                 rated.append((kept is None, elsewhere, (index - max(0, wanted.rank)) % len(agents), index))
@@ -334,22 +339,22 @@ class Agents:
 
     # Without it
 
-    def _hand_out(self, served: Iterable[tuple[Future[LeaseOffer], LeaseOffer]]) -> None:
+    def _deliver(self, served: Iterable[tuple[Future[LeaseOffer], LeaseOffer]]) -> None:
         for future, offer in served:
             if future.set_running_or_notify_cancel():
                 future.set_result(offer)
             else:
-                self.take_back(offer)
+                self.withdraw_offer(offer)
 
-    def _stop_waiting(self, future: Future[LeaseOffer]) -> None:
+    def _drop_request(self, future: Future[LeaseOffer]) -> None:
         with self._lock:
-            self._waits.pop(future, None)
+            self._requests.pop(future, None)
 
 
-def _place(job: str, rank: int) -> str:
+def _describe_rank(job: str, rank: int) -> str:
     return f"job {job!r}" if rank == UNASSIGNED else f"rank {rank} of job {job!r}"
 
 
-def _natural(name: str) -> list[str | int]:
+def _natural_key(name: str) -> list[str | int]:
     """The key by which names are sorted: agent-2 comes before agent-10."""
     return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name))]

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from rankmesh_agent.wire.errors import DistNetworkError
 
-Kind = Literal[
+EventKind = Literal[
     "rank-joining",
     "world-complete",
     "rank-suspect",
@@ -53,7 +53,7 @@ class Event(NamedTuple):
     """
 
     id: int
-    kind: Kind
+    kind: EventKind
     data: str
 
 
@@ -75,12 +75,12 @@ class EventLog:
         self._ids = itertools.count(self._first + 1)
         self._last = self._first
         self._listeners: dict[object, Callable[[], None]] = {}
-        self._counted: Counter[Kind] = Counter()
+        self._counted: Counter[EventKind] = Counter()
         self._closed = False
 
-    def add(
+    def append(
         self,
-        kind: Kind,
+        kind: EventKind,
         detail: str,
         *,
         at: float | None = None,
@@ -111,7 +111,7 @@ class EventLog:
         for wake in listeners:
             wake()
 
-    def counted(self) -> Counter[Kind]:
+    def counts(self) -> Counter[EventKind]:
         """How many events there have been, by what happened."""
         with self._lock:
             return self._counted.copy()
@@ -121,7 +121,7 @@ class EventLog:
         """The id of the last event, or one before the first."""
         return self._last
 
-    def position(self, seen: int | None) -> int:
+    def resume_position(self, seen: int | None) -> int:
         """Where somebody goes on who has seen an event: behind it.
 
         Args:
@@ -138,13 +138,13 @@ class EventLog:
             found = itertools.takewhile(lambda event: event.id > position, reversed(self._kept))
             return list(found)[::-1]
 
-    def fell_behind(self, position: int) -> bool:
+    def has_dropped(self, position: int) -> bool:
         """Whether events behind a position are kept no more."""
         with self._lock:
             return bool(self._kept) and position + 1 < self._kept[0].id and position > self._first
 
     @contextlib.contextmanager
-    def listening(self, wake: Callable[[], None]) -> Iterator[None]:
+    def subscribe(self, wake: Callable[[], None]) -> Iterator[None]:
         """Have a function called, in any thread, when there is something new, and when the log is closed.
 
         Raises:
@@ -152,7 +152,7 @@ class EventLog:
         """
         key = object()
         with self._lock:
-            self._refuse_one_too_many()
+            self._check_capacity()
             self._listeners[key] = wake
         try:
             yield
@@ -160,10 +160,10 @@ class EventLog:
             with self._lock:
                 del self._listeners[key]
 
-    def refuse_one_too_many(self) -> None:
+    def check_capacity(self) -> None:
         """Raise TooManyListenersError if nobody more may listen."""
         with self._lock:
-            self._refuse_one_too_many()
+            self._check_capacity()
 
     @property
     def listeners(self) -> int:
@@ -183,7 +183,7 @@ class EventLog:
         for wake in listeners:
             wake()
 
-    def _refuse_one_too_many(self) -> None:
+    def _check_capacity(self) -> None:
         if len(self._listeners) >= MAX_LISTENERS:
             raise TooManyListenersError(
                 f"{MAX_LISTENERS} clients listen to this gateway's events already; close a dashboard, or ask "

@@ -1,117 +1,118 @@
-"""What the event log is told of jobs: the changes of a rank's state and of a world's groups, each once.
+"""Writer of the event log: each change of a rank's state and of an epoch's groups, once.
 
-A rank that falls silent does nothing that could be noticed. Its state is looked at when somebody asks, when any rank or
-agent sends a sign of life, and while somebody listens, and the event bears the time when it was so.
+A rank that falls silent causes no event by itself. Its state is polled when a client asks, when any rank or agent sends
+a heartbeat, and while a client listens; the event has the time of the change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, UNASSIGNED, GroupInfo
-from rankmesh_gateway.state.event_log import EventLog, Kind
+from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, UNASSIGNED, GroupInfo, RankState
+from rankmesh_gateway.state.epoch import Epoch
+from rankmesh_gateway.state.event_log import EventKind, EventLog
 from rankmesh_gateway.state.rank import RankRecord
 
-if TYPE_CHECKING:
-    from rankmesh_gateway.state.epoch import World
+_STATE_EVENTS: dict[RankState, EventKind] = {
+    "alive": "rank-alive",
+    "suspect": "rank-suspect",
+    "failed": "rank-failed",
+    "left": "rank-left",
+}
 
 
-class Chronicle:
-    """Tells the log.
+class EventWriter:
+    """Writes the events of jobs.
 
     Args:
-        log: where to.
+        log: the event log.
     """
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
 
-    def joining(self, world: World, record: RankRecord) -> None:
-        """Somebody has come to a world that forms."""
-        record.told = "joining"
-        self._log.add(
-            "rank-joining",
-            f"{record.member.described()} joins: {world.count} of {world.size} are there",
-            job=world.job,
-            ranks=_ranks(record),
-            epoch=world.epoch,
+    def rank_joining(self, epoch: Epoch, record: RankRecord) -> None:
+        """Log that a process has joined a forming epoch."""
+        record.logged_state = "joining"
+        self._rank_event(
+            "rank-joining", f"{record.member.described()} joins: {epoch.count} of {epoch.size} are there", epoch, record
         )
 
-    def gave_up(self, world: World, record: RankRecord) -> None:
-        """Somebody has gone from a world that forms."""
-        self._log.add(
+    def join_abandoned(self, epoch: Epoch, record: RankRecord) -> None:
+        """Log that a process no longer joins a forming epoch."""
+        self._rank_event(
             "rank-left",
             f"{record.member.described()} no longer joins: it gave up, or its connection broke",
-            job=world.job,
-            ranks=_ranks(record),
-            epoch=world.epoch,
+            epoch,
+            record,
         )
 
-    def complete(self, world: World) -> None:
-        """A world has come together."""
-        for record in world.records.values():
-            record.told = "alive"
-        self._log.add(
+    def world_complete(self, epoch: Epoch) -> None:
+        """Log that the world of an epoch is complete."""
+        for record in epoch.records.values():
+            record.logged_state = "alive"
+        self._log.append(
             "world-complete",
-            f"all {world.size} rank(s) of job {world.job!r} are there",
-            job=world.job,
-            ranks=sorted(world.records),
-            epoch=world.epoch,
+            f"all {epoch.size} rank(s) of job {epoch.job!r} are there",
+            job=epoch.job,
+            ranks=sorted(epoch.records),
+            epoch=epoch.number,
         )
 
-    def look(self, world: World, records: Iterable[RankRecord], now: float) -> None:
-        """Tell how some ranks are that are otherwise than before."""
+    def state_changes(self, epoch: Epoch, records: Iterable[RankRecord], now: float) -> None:
+        """Log the states of ranks that differ from those in the log."""
         for record in records:
             state = record.state(now)
-            if state == record.told or state == "joining":
+            if state == record.logged_state or state == "joining":
                 continue
-            before, record.told = record.told, state
-            who, at = record.member.described(), None
+            before, record.logged_state = record.logged_state, state
+            rank, at = record.member.described(), None
             if state == "alive":
-                # Of a world that came together at an earlier gateway, the ranks' own words are all there is.
-                says = f"{who} is alive" if before is None else f"{who} is alive again, after it was {before}"
-                self._add("rank-alive", says, world, record)
+                # Of a world that was complete at an earlier gateway, the ranks' own reports are all there is.
+                detail = f"{rank} is alive" if before is None else f"{rank} is alive again, after it was {before}"
             elif state == "suspect":
-                at = record.seen + SUSPECT_SECONDS
-                self._add("rank-suspect", f"no heartbeat of {who} for {SUSPECT_SECONDS:g} s", world, record, at)
+                at = record.last_seen + SUSPECT_SECONDS
+                detail = f"no heartbeat of {rank} for {SUSPECT_SECONDS:g} s"
             elif state == "failed":
                 if not record.reason:
-                    at = record.seen + FAILED_SECONDS
-                why = record.reason or f"no heartbeat for {FAILED_SECONDS:g} s"
-                self._add("rank-failed", f"{who} has failed: {why}", world, record, at)
+                    at = record.last_seen + FAILED_SECONDS
+                detail = f"{rank} has failed: {record.reason or f'no heartbeat for {FAILED_SECONDS:g} s'}"
             else:
-                self._add("rank-left", f"{who} has left", world, record)
+                detail = f"{rank} has left"
+            self._rank_event(_STATE_EVENTS[state], detail, epoch, record, at)
 
-    def groups(self, world: World, record: RankRecord, before: list[GroupInfo], now: float) -> None:
-        """Tell which groups a rank's report has made, broken or ended."""
+    def group_changes(self, epoch: Epoch, record: RankRecord, before: list[GroupInfo], now: float) -> None:
+        """Log the groups that a rank's report creates, fails or ends.
+
+        Args:
+            epoch: the rank's epoch.
+            record: the rank.
+            before: the groups of its report before.
+            now: the clock.
+        """
         for group in record.groups:
-            if group.id not in world.groups:
-                world.groups[group.id] = False
-                self._add_group("group-made", f"{_named(group)} of ranks {_listed(group.ranks)} is made", world, group)
-            if group.failure and not world.groups[group.id]:
-                world.groups[group.id] = True
-                self._add_group("group-failed", f"{_named(group)} has failed: {group.failure}", world, group)
+            if group.id not in epoch.logged_groups:
+                epoch.logged_groups[group.id] = False
+                self._group_event("group-made", f"of ranks {_listed(group.ranks)} is made", epoch, group)
+            if group.failure and not epoch.logged_groups[group.id]:
+                epoch.logged_groups[group.id] = True
+                self._group_event("group-failed", f"has failed: {group.failure}", epoch, group)
         kept = {group.id for group in record.groups}
         for group in before:
-            if group.id not in kept and world.groups.get(group.id) is not None and not world.has(group.id, now):
-                del world.groups[group.id]
-                world.drop(group.id)
-                self._add_group("group-ended", f"{_named(group)} has ended", world, group)
+            if group.id not in kept and group.id in epoch.logged_groups and not epoch.has_group(group.id, now):
+                del epoch.logged_groups[group.id]
+                epoch.drop_group(group.id)
+                self._group_event("group-ended", "has ended", epoch, group)
 
-    def _add(self, kind: Kind, detail: str, world: World, record: RankRecord, at: float | None = None) -> None:
-        self._log.add(kind, detail, at=at, job=world.job, ranks=_ranks(record), epoch=world.epoch)
+    def _rank_event(
+        self, kind: EventKind, detail: str, epoch: Epoch, record: RankRecord, at: float | None = None
+    ) -> None:
+        ranks = [] if record.member.rank == UNASSIGNED else [record.member.rank]
+        self._log.append(kind, detail, at=at, job=epoch.job, ranks=ranks, epoch=epoch.number)
 
-    def _add_group(self, kind: Kind, detail: str, world: World, group: GroupInfo) -> None:
-        self._log.add(kind, detail, job=world.job, ranks=group.ranks, group=group.id, epoch=world.epoch)
-
-
-def _ranks(record: RankRecord) -> list[int]:
-    return [] if record.member.rank == UNASSIGNED else [record.member.rank]
-
-
-def _named(group: GroupInfo) -> str:
-    return f"group {group.name!r}"
+    def _group_event(self, kind: EventKind, detail: str, epoch: Epoch, group: GroupInfo) -> None:
+        detail = f"group {group.name!r} {detail}"
+        self._log.append(kind, detail, job=epoch.job, ranks=group.ranks, group=group.id, epoch=epoch.number)
 
 
 def _listed(ranks: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""What the gateway knows of one rank."""
+"""State of one rank, as the gateway knows it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, GroupIn
 from rankmesh_gateway.state.rates import Rates
 from rankmesh_gateway.state.validation import MAX_REASON
 
-UNDER_WAY_SECONDS = 0.25
-"""A sign of life that comes so soon after word that its sender is gone was sent before."""
+IN_TRANSIT_SECONDS = 0.25
+"""A heartbeat that arrives this soon after a report that its sender is lost was sent before the loss."""
 
 
 @dataclass
@@ -18,69 +18,69 @@ class RankRecord:
     """A rank of one epoch.
 
     Attributes:
-        member: who holds the rank.
-        seen: the clock at its last sign of life.
-        joining: whether its world is still incomplete.
-        ended: ``left`` or ``failed`` once it said so; silence alone does not end a rank.
-        reason: why it ended or is lost, empty after an ordinary goodbye.
-        lost_at: the clock when somebody else said that it is gone, None while nobody has, or when it has been heard
-            again: it was only cut off.
-        lost: the ranks that it says are gone.
-        groups: its groups as last reported.
-        reported_at: the clock when it reported them.
-        rates: how much its groups do.
-        broken_since: the clock when it first reported a group's failure, by group id.
-        told: its state as the event log has it.
+        member: the process that holds the rank.
+        last_seen: the clock at its last heartbeat.
+        joining: whether its world is incomplete.
+        ended: ``left`` or ``failed`` once its process reported so; silence alone does not end a rank.
+        reason: why the rank has ended or is lost; empty after an orderly leave.
+        lost_at: the clock when a peer reported the rank lost; None without such a report, or after a later heartbeat:
+            only a connection had broken.
+        lost_peers: the ranks that it reports lost.
+        groups: its groups, as of the last report.
+        reported_at: the clock at that report.
+        rates: throughput of its groups.
+        failed_since: the clock at the first report of a group's failure, by group id.
+        logged_state: its state in the event log.
     """
 
     member: Member
-    seen: float
+    last_seen: float
     joining: bool = True
     ended: Literal["left", "failed"] | None = None
     reason: str = ""
     lost_at: float | None = None
-    lost: frozenset[int] = frozenset()
+    lost_peers: frozenset[int] = frozenset()
     groups: list[GroupInfo] = field(default_factory=list)
     reported_at: float = 0.0
     rates: Rates = field(default_factory=Rates)
-    broken_since: dict[str, float] = field(default_factory=dict)
-    told: RankState | None = None
+    failed_since: dict[str, float] = field(default_factory=dict)
+    logged_state: RankState | None = None
 
     def state(self, now: float) -> RankState:
-        """How the rank is at ``now``."""
+        """Return the rank's state at ``now``."""
         if self.ended is not None:
             return self.ended
         if self.joining:
             return "joining"
         if self.lost_at is not None:
             return "failed"
-        silence = now - self.seen
+        silence = now - self.last_seen
         if silence >= FAILED_SECONDS:
             return "failed"
         return "suspect" if silence >= SUSPECT_SECONDS else "alive"
 
-    def present(self, now: float) -> bool:
-        """Whether the rank is held by a process that, for all we know, runs."""
+    def is_live(self, now: float) -> bool:
+        """Whether the rank is held by a process that has neither left nor failed."""
         return self.state(now) not in ("left", "failed")
 
-    def beat(self, groups: list[GroupInfo], now: float) -> None:
-        """Take in a heartbeat. One that was overtaken by the goodbye changes nothing."""
+    def heartbeat(self, groups: list[GroupInfo], now: float) -> None:
+        """Record a heartbeat. One that arrives after the rank has left changes nothing."""
         if self.ended is not None:
             return
-        if self.lost_at is not None and now - self.lost_at >= UNDER_WAY_SECONDS:
+        if self.lost_at is not None and now - self.lost_at >= IN_TRANSIT_SECONDS:
             self.lost_at, self.reason = None, ""
-        self.seen = now
+        self.last_seen = now
         self.joining = False
         self.groups = groups
         self.reported_at = now
-        self.rates.take(groups, now)
-        self.broken_since = {group.id: self.broken_since.get(group.id, now) for group in groups if group.failure}
+        self.rates.update(groups, now)
+        self.failed_since = {group.id: self.failed_since.get(group.id, now) for group in groups if group.failure}
 
-    def lose(self, cause: str, now: float) -> bool:
-        """Take in that somebody else saw it go; the first one counts, and so does its own goodbye.
+    def report_lost(self, cause: str, now: float) -> bool:
+        """Record that a peer lost the rank. The first report counts, and none after the rank's own leave.
 
         Returns:
-            Whether that is news.
+            Whether the rank has failed by this report.
         """
         if self.ended is not None or self.joining or self.lost_at is not None:
             return False
@@ -88,18 +88,18 @@ class RankRecord:
         self.reason = cause[:MAX_REASON]
         return True
 
-    def fail(self, reason: str, now: float) -> bool:
-        """Take in how its process ended, after which it is not heard again; return whether that is news."""
+    def process_exited(self, reason: str, now: float) -> bool:
+        """Record how the rank's process exited; its later heartbeats are ignored. Returns whether the rank ended so."""
         if self.ended is not None or self.joining:
             return False
-        self.end(reason, now)
+        self.leave(reason, now)
         return True
 
-    def end(self, reason: str, now: float) -> None:
-        """Take in the goodbye: ``left`` without a reason, ``failed`` with one. The first one counts."""
+    def leave(self, reason: str, now: float) -> None:
+        """Record that the rank leaves: ``left`` without a reason, ``failed`` with one. The first time counts."""
         if self.ended is not None:
             return
-        self.seen = now
+        self.last_seen = now
         self.lost_at = None
         self.reason = reason[:MAX_REASON]
         self.ended = "failed" if reason else "left"
@@ -107,9 +107,9 @@ class RankRecord:
             self.groups = []
 
     def info(self, job: str, epoch: int, now: float) -> RankInfo:
-        """The record as it is shown."""
+        """Return the record as the HTTP interface shows it."""
         state = self.state(now)
-        silence = max(0.0, now - self.seen)
+        silence = max(0.0, now - self.last_seen)
         reason = self.reason
         if state == "failed" and not reason:
             reason = f"no heartbeat for {silence:.1f} s"

@@ -1,4 +1,4 @@
-"""How much a rank's groups do, from one heartbeat to the next."""
+"""Throughput of a rank's groups, from one heartbeat to the next."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from rankmesh_agent.wire.schemas import GroupInfo
 
-_SHORTEST_SECONDS = 0.5
-"""Heartbeats that follow each other more closely, as the second one had something urgent to say, give no rate."""
+_MIN_INTERVAL = 0.5
+"""Seconds. Heartbeats closer together, where the second one was urgent, give no rate."""
 
 
 class Rate(NamedTuple):
-    """What happens in a second."""
+    """Operations and bytes a second."""
 
     operations: float
     bytes: float
@@ -26,9 +26,9 @@ class Rates:
         self._counts: dict[str, tuple[int, int]] = {}
         self._rates: dict[str, Rate] = {}
 
-    def take(self, groups: Sequence[GroupInfo], now: float) -> None:
-        """Take in what a heartbeat says."""
-        if self._at is not None and now - self._at < _SHORTEST_SECONDS:
+    def update(self, groups: Sequence[GroupInfo], now: float) -> None:
+        """Record the counts of a heartbeat."""
+        if self._at is not None and now - self._at < _MIN_INTERVAL:
             return
         counts = {group.id: (group.seq, group.bytes) for group in groups}
         if self._at is not None:
@@ -43,5 +43,5 @@ class Rates:
         self._at, self._counts = now, counts
 
     def of(self, group: str) -> Rate:
-        """The rate of a group, by its id; nothing at its first heartbeat."""
+        """Return the rate of a group, by its id; zero at its first heartbeat."""
         return self._rates.get(group, Rate(0.0, 0.0))

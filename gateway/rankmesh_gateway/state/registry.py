@@ -21,20 +21,19 @@ from rankmesh_agent.wire.schemas import (
     RankInfo,
 )
 from rankmesh_gateway.schemas import GroupInFlight, JobInfo
-from rankmesh_gateway.state.agent_pool import Agents
-from rankmesh_gateway.state.epoch import World
+from rankmesh_gateway.state.agent_pool import AgentPool
+from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_log import EventLog
-from rankmesh_gateway.state.event_writer import Chronicle
-from rankmesh_gateway.state.groups import groups_of, in_flight_of
+from rankmesh_gateway.state.event_writer import EventWriter
+from rankmesh_gateway.state.groups import merged_calls, merged_groups
 from rankmesh_gateway.state.job import Job
-from rankmesh_gateway.state.rank import RankRecord
-from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing
+from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing_error
 
 FORGET_SECONDS = 3600.0
 """A job without a live rank is forgotten this long after its last sign of life."""
 
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 """How often it is looked who has fallen silent, at most."""
 
 
@@ -76,12 +75,12 @@ class Registry:
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
-        self._counted: Counter[str] = Counter()
+        self._request_counts: Counter[str] = Counter()
         self._closed = False
-        self._started = self._looked = clock()
+        self._started = self._polled = clock()
         self.events = EventLog(clock)
-        self.agents = Agents(clock, self._lock, self.events)
-        self._chronicle = Chronicle(self.events)
+        self.agents = AgentPool(clock, self._lock, self.events)
+        self._writer = EventWriter(self.events)
 
     def join(self, request: JoinRequest) -> Future[JoinReply]:
         """Enter a rank into its job's forming world. Repeating it with the same instance changes nothing.
@@ -101,31 +100,31 @@ class Registry:
         check_join(request)
         future: Future[JoinReply] = Future()
         with self._lock:
-            self._refuse_when_closed(request)
+            self._check_open(request)
             job = self._job(request.job)
-            self._counted["joins"] += 1
+            self._request_counts["joins"] += 1
             world = job.join(request, self._clock())
             self._jobs[job.name] = job
-            world.waits[future] = request.member.instance
+            world.waiters[future] = request.member.instance
             reply = world.reply()
-            ready = _take_all(world.waits) if reply.complete else []
+            ready = _take_all(world.waiters) if reply.complete else []
         for waiting in ready:
             _resolve(waiting, reply)
-        future.add_done_callback(lambda ended: self._stop_waiting(world, ended))
+        future.add_done_callback(lambda ended: self._drop_waiter(world, ended))
         return future
 
-    def pending(self, request: JoinRequest) -> JoinReply:
+    def join_status(self, request: JoinRequest) -> JoinReply:
         """Tell where a join stands, without joining: who is there, and which ranks are missing.
 
         Raises:
             GatewayClosingError: the registry is closed, and the rank's world was not complete before.
         """
         with self._lock:
-            self._refuse_when_closed(request)
-            job = self._jobs.get(request.job) or Job(request.job, self._chronicle)
-            return job.standing(request).reply()
+            self._check_open(request)
+            job = self._jobs.get(request.job) or Job(request.job, self._writer)
+            return job.awaited_epoch(request).reply()
 
-    def withdraw(self, request: JoinRequest) -> None:
+    def withdraw_join(self, request: JoinRequest) -> None:
         """Free the place of a joiner whose connection broke, unless it waits through another one.
 
         Its process has probably died, so the world must not become complete with it, and its successor need not wait
@@ -133,7 +132,7 @@ class Registry:
         """
         with self._lock:
             job = self._jobs.get(request.job)
-            if job is None or job.forming is None or job.forming.awaited_by(request.member.instance):
+            if job is None or job.forming is None or job.forming.is_waiting(request.member.instance):
                 return
             job.withdraw(request.member.rank, request.member.instance)
 
@@ -153,14 +152,15 @@ class Registry:
         check_heartbeat(beat)
         with self._lock:
             if self._closed:
-                raise closing()
+                raise closing_error()
             now = self._clock()
-            self._counted["heartbeats"] += 1
+            self._request_counts["heartbeats"] += 1
             job = self._job(beat.job)
             world, lost = job.heartbeat(beat, now)
             self._jobs[job.name] = job
-            self._doubt(lost, now)
-            self._look(now)
+            for record in lost:
+                self.agents.suspect(record.member, now)
+            self._poll_timeouts(now)
             return HeartbeatReply(world.failed(now) if world is not None else [])
 
     def leave(self, goodbye: Leave) -> None:
@@ -169,16 +169,16 @@ class Registry:
         Goodbyes of ranks that are not known are ignored: there is nothing to end.
         """
         with self._lock:
-            self._counted["leaves"] += 1
+            self._request_counts["leaves"] += 1
             job = self._jobs.get(goodbye.job)
             if job is None:
                 return
             job.leave(goodbye, self._clock())
             world = job.withdraw(goodbye.rank, goodbye.instance)
-            waits = [] if world is None else [wait for wait, who in world.waits.items() if who == goodbye.instance]
+            waits = [] if world is None else [wait for wait, who in world.waiters.items() if who == goodbye.instance]
         _cancel(waits)
 
-    def ended(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:
+    def process_exited(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:
         """Take in that a rank's process ended without success, from the launcher that watched it.
 
         Args:
@@ -191,18 +191,18 @@ class Registry:
         with self._lock:
             found = self._jobs.get(job)
             if found is not None:
-                found.end(rank, pid, host, reason, self._clock())
+                found.process_exited(rank, pid, host, reason, self._clock())
 
-    def look(self) -> None:
+    def poll_timeouts(self) -> None:
         """Have the event log told who has fallen silent."""
         with self._lock:
-            self._look(self._clock())
+            self._poll_timeouts(self._clock())
 
     def close(self) -> None:
         """End all waits and take nobody in any more, so that a server can shut down. Reading goes on to work."""
         with self._lock:
             self._closed = True
-            waits = [wait for job in self._jobs.values() for world in job for wait in world.waits]
+            waits = [wait for job in self._jobs.values() for world in job for wait in world.waiters]
             askers = self.agents.close()
         _cancel(waits)
         _cancel(askers)
@@ -217,28 +217,28 @@ class Registry:
         """The ranks of one job or of all, by job, epoch and rank."""
         with self._lock:
             now = self._clock()
-            self._look(now)
-            return [info for world in self._worlds(job) for info in world.infos(now)]
+            self._poll_timeouts(now)
+            return [info for world in self._epochs(job) for info in world.infos(now)]
 
     def groups(self, job: str | None = None) -> list[RankGroupInfo]:
         """The groups of one job or of all, by job, epoch and id, as their members last reported them."""
         with self._lock:
             now = self._clock()
-            return [info for world in self._worlds(job) for info in groups_of(world, now)]
+            return [info for world in self._epochs(job) for info in merged_groups(world, now)]
 
     def jobs(self) -> list[JobInfo]:
         """The worlds of all jobs, by job and epoch."""
         with self._lock:
             now, time_now = self._clock(), time.time()
-            return [world.summary(now, time_now) for world in self._worlds(None)]
+            return [world.summary(now, time_now) for world in self._epochs(None)]
 
     def in_flight(self, job: str | None = None) -> list[GroupInFlight]:
         """The calls under way, by job, epoch and group, the earliest first, as the members last reported them."""
         with self._lock:
             now = self._clock()
-            return [each for world in self._worlds(job) for each in in_flight_of(world, now)]
+            return [each for world in self._epochs(job) for each in merged_calls(world, now)]
 
-    def group(self, name: str, job: str | None = None) -> tuple[RankGroupInfo, dict[int, RankInfo]]:
+    def find_group(self, name: str, job: str | None = None) -> tuple[RankGroupInfo, dict[int, RankInfo]]:
         """A group, and its members that are known here, by rank.
 
         Args:
@@ -250,16 +250,16 @@ class Registry:
         """
         with self._lock:
             now = self._clock()
-            worlds = self._worlds(job)
+            worlds = self._epochs(job)
             found = [
-                (world, info) for world in worlds for info in groups_of(world, now) if name in (info.id, info.name)
+                (world, info) for world in worlds for info in merged_groups(world, now) if name in (info.id, info.name)
             ]
             if len(found) > 1:  # of a job's worlds, the one that is there counts
-                found = [(world, info) for world, info in found if world.present(now)]
+                found = [(world, info) for world, info in found if world.live_ranks(now)]
             if len(found) != 1:
-                raise _which_group(name, [info for _, info in found])
+                raise _group_not_found(name, [info for _, info in found])
             world, info = found[0]
-            return info, {rank: world.records[rank].info(world.job, world.epoch, now) for rank in world.records}
+            return info, {rank: world.records[rank].info(world.job, world.number, now) for rank in world.records}
 
     def members(self, job: str) -> dict[int, RankInfo]:
         """The ranks of a job's latest world that has come together, by rank.
@@ -274,7 +274,7 @@ class Registry:
             if world is None:
                 there = ", ".join(map(repr, sorted(self._jobs)[:20])) or "none"
                 raise JobNotFoundError(f"no world of a job {job!r} has come together here; the jobs here are: {there}")
-            return {rank: record.info(job, world.epoch, now) for rank, record in sorted(world.records.items())}
+            return {rank: record.info(job, world.number, now) for rank, record in sorted(world.records.items())}
 
     @property
     def uptime(self) -> float:
@@ -285,34 +285,30 @@ class Registry:
         """How much is going on."""
         with self._lock:
             now = self._clock()
-            present = [job.present(now) for job in self._jobs.values()]
+            present = [job.live_ranks(now) for job in self._jobs.values()]
             return Counts(sum(ranks > 0 for ranks in present), sum(present))
 
-    def _look(self, now: float) -> None:
+    def _poll_timeouts(self, now: float) -> None:
         """Tell the event log what the clock alone has changed. With the lock held; does nothing soon after the last."""
-        if now - self._looked >= _LOOK_SECONDS:
-            self._looked = now
+        if now - self._polled >= _POLL_SECONDS:
+            self._polled = now
             for job in self._jobs.values():
-                job.look(now)
-            self.agents.look_for_lost(now)
+                job.poll_timeouts(now)
+            self.agents.poll_timeouts(now)
 
-    def _doubt(self, lost: Iterable[RankRecord], now: float) -> None:
-        for record in lost:
-            self.agents.doubt(record.member, now)
-
-    def counted(self) -> Counter[str]:
+    def request_counts(self) -> Counter[str]:
         """How many ``joins``, ``heartbeats`` and ``leaves`` there have been."""
         with self._lock:
-            return self._counted.copy()
+            return self._request_counts.copy()
 
-    def _refuse_when_closed(self, request: JoinRequest) -> None:
+    def _check_open(self, request: JoinRequest) -> None:
         """Raise GatewayClosingError for a join that can no longer come to an end here."""
         if self._closed:
             job = self._jobs.get(request.job)
-            if job is None or job.joined(request.member) is None:
-                raise closing()
+            if job is None or job.epoch_of(request.member) is None:
+                raise closing_error()
 
-    def _worlds(self, name: str | None) -> list[World]:
+    def _epochs(self, name: str | None) -> list[Epoch]:
         names = sorted(self._jobs) if name is None else [name]
         return [world for each in names if each in self._jobs for world in self._jobs[each]]
 
@@ -320,13 +316,13 @@ class Registry:
         """The job of that name, or a new one that the caller keeps once a rank is in it."""
         if name not in self._jobs:
             self._make_room()
-        return self._jobs.get(name) or Job(name, self._chronicle)
+        return self._jobs.get(name) or Job(name, self._writer)
 
     def _make_room(self) -> None:
         now = self._clock()
         for job in self._jobs.values():
             job.drop_silent_joiners(now)
-        gone = {name: job.last_seen() for name, job in self._jobs.items() if not job.present(now)}
+        gone = {name: job.last_seen() for name, job in self._jobs.items() if not job.live_ranks(now)}
         for name in sorted(gone, key=gone.__getitem__):
             if now - gone[name] <= FORGET_SECONDS and len(self._jobs) < MAX_JOBS:
                 break
@@ -336,12 +332,12 @@ class Registry:
                 f"this gateway keeps {MAX_JOBS} jobs and all have live ranks; use another gateway, or end some of them"
             )
 
-    def _stop_waiting(self, world: World, future: Future[JoinReply]) -> None:
+    def _drop_waiter(self, world: Epoch, future: Future[JoinReply]) -> None:
         with self._lock:
-            world.waits.pop(future, None)
+            world.waiters.pop(future, None)
 
 
-def _which_group(name: str, found: list[RankGroupInfo]) -> GroupNotFoundError:
+def _group_not_found(name: str, found: list[RankGroupInfo]) -> GroupNotFoundError:
     if not found:
         return GroupNotFoundError(f"no rank reports a group {name!r}; GET /v1/groups lists those there are", group=name)
     where = ", ".join(f"{info.id} in job {info.job!r}" for info in found[:20])

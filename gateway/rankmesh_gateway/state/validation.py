@@ -38,7 +38,7 @@ class GatewayFullError(DistNetworkError):
     status = 503
 
 
-def closing() -> GatewayClosingError:
+def closing_error() -> GatewayClosingError:
     """Return what everyone is told who comes to a gateway that is about to end."""
     return GatewayClosingError("this gateway is about to end; ask again, the job's next one may be at the same address")
 

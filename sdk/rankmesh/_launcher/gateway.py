@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh._launcher.plan import Plan
 from rankmesh._launcher.rank import Rank
-from rankmesh_agent.http.server import HttpThread
+from rankmesh_agent.http.server import HttpServer
 
 if TYPE_CHECKING:
     from rankmesh_gateway.state.registry import Registry
@@ -25,14 +25,14 @@ class LauncherGateway:
     def __init__(self, job: Plan, listener: socket.socket) -> None:
         self._job = job
         self._registry: Registry | None = None
-        self._http = HttpThread(self._app, listener, "rankmesh-gateway")
+        self._http = HttpServer(listener, "rankmesh-gateway")
 
     def start(self) -> None:
         """Begin to serve."""
         from rankmesh_gateway.state.registry import Registry
 
         self._registry = Registry()
-        self._http.start()
+        self._http.start(self._app)
 
     def note_ending(self, rank: Rank) -> None:
         """Take note that a rank's process has ended."""
@@ -44,13 +44,13 @@ class LauncherGateway:
             how += " from the launcher"
         elif ending.signal == signal.SIGKILL:
             how += ", which the kernel sends when memory runs out, or somebody's kill -9"
-        self._registry.ended(self._job.job, rank.number, rank.pid, socket.gethostname(), how)
+        self._registry.process_exited(self._job.job, rank.number, rank.pid, socket.gethostname(), how)
 
     def stop(self) -> None:
         """Send everyone away who waits or listens, then end the service."""
         if self._registry is not None:
             self._registry.close()
-        self._http.stop()
+        self._http.close()
 
     def _app(self) -> Any:
         from rankmesh_gateway.http.app import create_app

@@ -6,8 +6,7 @@ import json
 import logging
 from typing import Any, NamedTuple
 
-from rankmesh_agent.config.settings import Settings, is_loopback, require_token_beyond_loopback
-from rankmesh_agent.net.sockets import bind, reachable_addresses, url_of
+from rankmesh_agent.config.settings import Settings, is_loopback
 
 _log = logging.getLogger("rankmesh")
 
@@ -71,22 +70,26 @@ class HostedGateway:
     """
 
     def __init__(self, host: str, port: int, settings: Settings, names: tuple[str, ...] = ()) -> None:
-        require_token_beyond_loopback(host, settings.token, "the gateway")
-        from rankmesh_agent.http.server import HttpThread
+        from rankmesh_agent.http.server import HttpServer
         from rankmesh_gateway.state.registry import Registry
 
-        listener = bind(host, port, purpose="this process hosts the gateway")
-        reachable, own_names = reachable_addresses(host, settings.advertise)
+        self._http = HttpServer.bind(
+            settings,
+            host,
+            port,
+            role="the gateway",
+            purpose="this process hosts the gateway",
+            name="rankmesh-gateway",
+        )
         self._registry = Registry()
-        self.address = Address(url_of(listener, _best(reachable)), self._registry.id)
+        self.address = Address(self._http.url(_best(self._http.addresses)), self._registry.id)
 
         def make() -> Any:
             from rankmesh_gateway.http.app import create_app
 
-            return create_app(self._registry, token=settings.token, names=[*names, *own_names])
+            return create_app(self._registry, token=settings.token, names=[*names, *self._http.names])
 
-        self._http = HttpThread(make, listener, "rankmesh-gateway")
-        self._http.start()
+        self._http.start(make)
 
     def busy(self, job: str) -> bool:
         """Whether a world of the job has come together here."""
@@ -108,7 +111,7 @@ class HostedGateway:
                 ", ".join(map(repr, sorted(others))),
             )
         self._registry.close()
-        self._http.stop()
+        self._http.close()
 
     def forget(self) -> None:
         """In a forked child: let go of the listening socket."""

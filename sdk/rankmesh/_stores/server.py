@@ -8,8 +8,8 @@ import threading
 from typing import Any
 
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
-from rankmesh_agent.http.server import HttpThread
-from rankmesh_agent.net.sockets import bind, reachable_addresses
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.store.blocking import BlockingMemoryStore
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.store.server import StoreServer
@@ -35,18 +35,15 @@ class TCPStoreServer:
         self.port: int = listener.getsockname()[1]
         self._store = MemoryStore()
         self._users = 0
-        _, names = reachable_addresses(listener.getsockname()[0], settings.advertise)
+        self._http = HttpServer(listener, f"rankmesh-store-{self.port}", advertise=settings.advertise)
 
         def make() -> Any:
             from rankmesh_agent.http.app import create_store_app
 
-            return create_store_app(self._store, token=settings.token, names=[host, *names])
+            return create_store_app(self._store, token=settings.token, names=[host, *self._http.names])
 
         store_server = StoreServer(self._store.table, settings.token, f"rankmesh-store-fast-{self.port}")
-        self._http = HttpThread(
-            make, listener, f"rankmesh-store-{self.port}", ways={store_frames.UPGRADE: store_server}
-        )
-        self._http.start()
+        self._http.start(make, {store_frames.UPGRADE: store_server})
 
     def use(self) -> ServerReference:
         """Return the store for one more user, to be closed."""
@@ -65,7 +62,7 @@ class TCPStoreServer:
             for place in [place for place, server in _shared.items() if server is self]:
                 del _shared[place]
         self._store.cancel_waits()
-        self._http.stop()
+        self._http.close()
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's listening socket."""

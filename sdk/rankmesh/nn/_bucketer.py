@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 
 from rankmesh._collectives.objects import all_gather_object
-from rankmesh._collectives.reduce_broadcast import all_reduce
-from rankmesh._session.groups import get_process_group_ranks, get_rank
-from rankmesh._session.session import Group
-from rankmesh._tensors.arrays import describe
+from rankmesh._collectives.reduce import all_reduce
+from rankmesh._session.process_group import Group
+from rankmesh._session.ranks import get_process_group_ranks, get_rank
+from rankmesh._tensors.layout import describe
 from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline, seconds_of

@@ -14,7 +14,8 @@ from support.processes import free_port, plain_http_server
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import AddressNotListedError, Prober, measure
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.server import HttpThread, bind, url_of
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import AgentInfo, Member, ProbeRequest
 
@@ -38,10 +39,10 @@ def agent() -> Iterator[str]:
     """The URL of an agent that wants the token 'secret'."""
     listener = bind("127.0.0.1", 0, purpose="a test listens")
     url = url_of(listener)
-    thread = HttpThread(lambda: create_app(Somebody(), token="secret"), listener, "agent")
-    thread.start()
+    thread = HttpServer(listener, "agent")
+    thread.start(lambda: create_app(Somebody(), token="secret"))
     yield url
-    thread.stop()
+    thread.close()
 
 
 @contextlib.contextmanager

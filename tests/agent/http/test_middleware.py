@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rankmesh_agent.http.middleware import MAX_BODY_BYTES, Guard, problem, problem_of
+from rankmesh_agent.http.middleware import MAX_BODY_BYTES, SecurityMiddleware, problem, problem_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistStoreError, RankFailedError
 
 LIMIT = 1000
@@ -68,7 +68,7 @@ def app():
 
 
 def guarded(app, token="", names=(), **options):
-    return Guard(app, token, names, max_body=LIMIT, **options)
+    return SecurityMiddleware(app, token, names, max_body=LIMIT, **options)
 
 
 # The token
@@ -95,7 +95,7 @@ def test_health_is_open(app, path):
     ("path", "expected"), [("/", 200), ("/health", 200), ("/page", 401), ("//", 401), ("/v1/info", 401)]
 )
 def test_what_an_application_opens_besides(app, path, expected):
-    guard = Guard(app, "secret", open_paths={"/"})
+    guard = SecurityMiddleware(app, "secret", open_paths={"/"})
     assert status(guard, path) == expected
     assert status(guard, path, origin="http://evil.example") == 403
 
@@ -244,8 +244,8 @@ def test_an_answer_that_has_begun_is_not_begun_again():
 
 def test_the_limit_is_64_mib_unless_said_otherwise(app):
     assert MAX_BODY_BYTES == 64 << 20
-    assert status(Guard(app), content_length=str(64 << 20)) == 200
-    assert status(Guard(app), content_length=str((64 << 20) + 1)) == 413
+    assert status(SecurityMiddleware(app), content_length=str(64 << 20)) == 200
+    assert status(SecurityMiddleware(app), content_length=str((64 << 20) + 1)) == 413
 
 
 # The rest
@@ -266,7 +266,7 @@ def test_what_is_not_http_passes():
         seen.append((scope, receive, send))
 
     scope = {"type": "lifespan"}
-    asyncio.run(Guard(app, "secret")(scope, "receive", "send"))
+    asyncio.run(SecurityMiddleware(app, "secret")(scope, "receive", "send"))
     assert seen == [(scope, "receive", "send")]
 
 
@@ -323,7 +323,7 @@ def test_problem_of_an_error_says_what_came_first_and_what_may_be_repeated():
 )
 @pytest.mark.parametrize("said", [True, False])
 def test_some_requests_may_have_larger_bodies(method, path, length, status, said):
-    guard = Guard(
+    guard = SecurityMiddleware(
         Echo(),
         max_body=LIMIT,
         large_body=2 * LIMIT,

@@ -9,7 +9,7 @@ import urllib.request
 from typing import Any
 
 from rankmesh_agent.http import uvicorn_server
-from rankmesh_agent.http.server import HttpThread
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
 
 
@@ -24,14 +24,14 @@ async def hello(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 
 class Served:
-    """An HttpThread on a free port that notes when its application is made."""
+    """An HttpServer on a free port that notes when its application is made."""
 
-    def __init__(self, *, when_asked: bool) -> None:
+    def __init__(self, *, on_demand: bool) -> None:
         self.listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
         self.url = url_of(self.listener)
         self.made = threading.Event()
-        self.thread = HttpThread(self.make, self.listener, "served", when_asked=when_asked)
-        self.thread.start()
+        self.server = HttpServer(self.listener, "served")
+        self.server.start(self.make, on_demand=on_demand)
 
     def make(self) -> Any:
         self.made.set()
@@ -47,33 +47,33 @@ def is_served(name: str) -> bool:
 
 
 def test_at_once():
-    served = Served(when_asked=False)
+    served = Served(on_demand=False)
     assert served.made.wait(20)
     assert served.ask() == b"hello"
-    served.thread.stop()
+    served.server.close()
     assert not is_served("served")
 
 
 def test_it_ends_when_told_and_not_at_its_next_look(monkeypatch):
 
     monkeypatch.setattr(uvicorn_server, "_TICK_SECONDS", 60.0)
-    served = Served(when_asked=False)
+    served = Served(on_demand=False)
     assert served.ask() == b"hello"
-    served.thread.stop(timeout=20.0)
+    served.server.close(timeout=20.0)
     assert not is_served("served")
 
 
-def test_when_asked_and_not_before():
-    served = Served(when_asked=True)
+def test_on_demand_and_not_before():
+    served = Served(on_demand=True)
     assert not served.made.wait(0.2)
     assert [served.ask(), served.ask()] == [b"hello", b"hello"]
     assert served.made.is_set()
-    served.thread.stop()
+    served.server.close()
     assert not is_served("served")
 
 
 def test_who_comes_while_it_is_made_is_answered():
-    served = Served(when_asked=True)
+    served = Served(on_demand=True)
     answers = []
     asking = [threading.Thread(target=lambda: answers.append(served.ask())) for _ in range(4)]
     for thread in asking:
@@ -81,13 +81,13 @@ def test_who_comes_while_it_is_made_is_answered():
     for thread in asking:
         thread.join(20)
     assert answers == [b"hello"] * 4
-    served.thread.stop()
+    served.server.close()
 
 
 def test_never_asked_it_ends_without_the_application():
-    served = Served(when_asked=True)
-    served.thread.stop()
-    served.thread.stop()
+    served = Served(on_demand=True)
+    served.server.close()
+    served.server.close()
     assert not served.made.is_set()
     assert not is_served("served")
     assert served.listener.fileno() == -1
@@ -101,13 +101,13 @@ def test_one_that_cannot_be_made_sends_its_clients_away(monkeypatch):
     def make() -> Any:
         raise ImportError("no framework")
 
-    thread = HttpThread(make, listener, "served", when_asked=True)
-    thread.start()
+    server = HttpServer(listener, "served")
+    server.start(make, on_demand=True)
     # The listener may close before the client has seen that it is connected: then it is the connect that is reset.
     with (
         contextlib.suppress(ConnectionResetError),
         socket.create_connection(listener.getsockname(), timeout=20) as client,
     ):
         assert client.recv(1) == b""
-    thread.stop()
+    server.close()
     assert [str(error) for error in told] == ["no framework"]

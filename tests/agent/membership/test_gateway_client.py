@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankmesh_agent.http.server import HttpThread
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership import gateway_client as gateway_module
 from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
 from rankmesh_agent.net.deadline import Deadline
@@ -37,15 +37,15 @@ def serving(app: Any, port: int = 0) -> Iterator[str]:
     """The URL at which an ASGI application is served."""
     listener = bind("127.0.0.1", port, purpose="the test serves HTTP")
     url = url_of(listener)
-    server = HttpThread(lambda: app, listener, "served")
-    server.start()
+    server = HttpServer(listener, "served")
+    server.start(lambda: app)
     try:
         # The tests' limits are for the client, not for loading the web server.
         with urllib.request.urlopen(f"{url}/health?{READY}", timeout=30) as answer:
             answer.read()
         yield url
     finally:
-        server.stop()
+        server.close()
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def test_another_one_later(trio, vigil):
 
 def test_the_mesh_tells_what_it_finds_itself(trio, vigil):
     called: list[None] = []
-    trio.meshes[0].on_loss = lambda: called.append(None)
+    trio.meshes[0].on_peer_failure = lambda: called.append(None)
     die(trio, 1)
     deadline = time.monotonic() + TIMEOUT
     while 1 not in trio.meshes[0].lost_peers:
@@ -95,7 +95,7 @@ def test_the_mesh_tells_what_it_finds_itself(trio, vigil):
 
 def test_one_that_leaves_in_order_is_not_lost(trio, vigil):
     told: list[None] = []
-    trio.meshes[0].on_loss = lambda: told.append(None)
+    trio.meshes[0].on_peer_failure = lambda: told.append(None)
     trio.meshes[1].close("it was done")
     assert readable(vigil)
     assert not vigil.poll()

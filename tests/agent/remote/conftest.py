@@ -8,7 +8,7 @@ import pytest
 from support.attached import TOKEN
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.http.server import HttpThread
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.standalone import Standalone
 from rankmesh_gateway.http.app import create_app
@@ -19,11 +19,11 @@ from rankmesh_gateway.state.registry import Registry
 def gateway_url() -> Iterator[str]:
     registry = Registry()
     listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
-    server = HttpThread(lambda: create_app(registry, token=TOKEN), listener, "gateway")
-    server.start()
+    server = HttpServer(listener, "gateway")
+    server.start(lambda: create_app(registry, token=TOKEN))
     yield url_of(listener)
     registry.close()
-    server.stop()
+    server.close()
 
 
 @pytest.fixture(scope="module")

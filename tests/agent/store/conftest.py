@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.server import HttpThread, bind, url_of
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire.store_frames import UPGRADE
@@ -32,8 +33,8 @@ class Exchangeable(StoreServer):
         super().__init__(MemoryStore().table, "")
         self._agent = agent
 
-    def take(self, sock: socket.socket) -> None:
-        self._agent.store_server.take(sock)
+    def handle(self, sock: socket.socket) -> None:
+        self._agent.store_server.handle(sock)
 
 
 @pytest.fixture(scope="session")
@@ -43,10 +44,10 @@ def server() -> Iterator[tuple[SimpleNamespace, str]]:
     listener = bind("127.0.0.1", 0, purpose="test")
     url = url_of(listener)
     app = partial(create_app, agent, token="secret")
-    running = HttpThread(app, listener, "owner", ways={UPGRADE: Exchangeable(agent)})
-    running.start()
+    running = HttpServer(listener, "owner")
+    running.start(app, {UPGRADE: Exchangeable(agent)})
     yield agent, url
-    running.stop()
+    running.close()
 
 
 @pytest.fixture

@@ -22,8 +22,9 @@ import pytest
 from support.processes import wait_until
 
 from rankmesh_agent.http.app import create_store_app
-from rankmesh_agent.http.server import HttpThread, bind, url_of
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store import client as store_client
 from rankmesh_agent.store import codec, server
 from rankmesh_agent.store.client import StoreClient, _Connection
@@ -726,10 +727,10 @@ class TestOwnersThatSpeakOnlyHttp:
     @pytest.fixture
     def url(self, owned) -> Iterator[str]:
         listener = bind("127.0.0.1", 0, purpose="test")
-        server = HttpThread(partial(create_store_app, owned, token="secret"), listener, "http only")
-        server.start()
+        server = HttpServer(listener, "http only")
+        server.start(partial(create_store_app, owned, token="secret"))
         yield url_of(listener)
-        server.stop()
+        server.close()
 
     def test_they_are_asked_in_http(self, url, owned, threads):
         with contextlib.closing(StoreClient(url, "secret")) as store:
@@ -769,7 +770,7 @@ class TestTheServer:
         closed = StoreServer(owned.table, "")
         closed.close()
         ours, theirs = socket.socketpair()
-        closed.take(theirs)
+        closed.handle(theirs)
         with ours:
             assert ours.recv(1) == b""
 

@@ -10,7 +10,7 @@ import pytest
 from support import agent_doubles as doubles
 
 from rankmesh_gateway.clients import agent_client as members_module
-from rankmesh_gateway.clients.agent_client import Members
+from rankmesh_gateway.clients.agent_client import AgentClient
 
 pytestmark = pytest.mark.anyio
 
@@ -22,8 +22,8 @@ def agents() -> Iterator[doubles.Agents]:
 
 
 @pytest.fixture
-def members() -> Members:
-    return Members("secret")
+def members() -> AgentClient:
+    return AgentClient("secret")
 
 
 def urls(agents, *ranks: int) -> dict[int, str]:
@@ -31,19 +31,19 @@ def urls(agents, *ranks: int) -> dict[int, str]:
 
 
 async def test_all_are_asked(agents, members):
-    said = await members.ask_all("POST", urls(agents, 0, 1, 2), {"a": 1}, seconds=10)
+    said = await members.request_all("POST", urls(agents, 0, 1, 2), {"a": 1}, seconds=10)
     assert {rank: answer.document for rank, answer in said.items()} == {0: {}, 1: {}, 2: {}}
     assert all(answer.ok for answer in said.values())
     assert sorted(agents.asked) == [(rank, "POST", "/v1/x", {"a": 1}) for rank in range(3)]
 
 
 async def test_nobody(members):
-    assert await members.ask_all("POST", {}, seconds=1) == {}
+    assert await members.request_all("POST", {}, seconds=1) == {}
 
 
 async def test_one_that_refuses_says_why(agents, members):
     agents.plays[1] = doubles.problem(409, "group-exists", "there is one")
-    said = await members.ask_all("POST", urls(agents, 0, 1), seconds=10)
+    said = await members.request_all("POST", urls(agents, 0, 1), seconds=10)
     assert said[0].ok
     assert (said[1].ok, said[1].status, said[1].code, said[1].detail) == (False, 409, "group-exists", "there is one")
 
@@ -54,7 +54,7 @@ async def test_one_that_refuses_says_why(agents, members):
 )
 async def test_one_that_refuses_and_is_no_agent(agents, members, answer, detail):
     agents.plays[0] = lambda *_: answer
-    said = await members.ask("GET", agents.url(0) + "/", seconds=10)
+    said = await members.request("GET", agents.url(0) + "/", seconds=10)
     assert (said.ok, said.detail, said.code) == (False, detail, "")
 
 
@@ -64,7 +64,7 @@ async def test_the_dead_and_the_silent_do_not_hold_up_the_others(agents, members
         dead = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         agents.plays[1] = doubles.silent
         asked = urls(agents, 0, 1) | {2: f"{dead}/v1/x", 3: "no url", 4: "http://[::1"}
-        said = await members.ask_all("POST", asked, seconds=0.5)
+        said = await members.request_all("POST", asked, seconds=0.5)
     assert said[0].ok
     assert said[1].detail == f"{asked[1]} did not answer within 0.5 s"
     assert said[2].detail == f"nobody listens at {asked[2]}"
@@ -75,7 +75,7 @@ async def test_the_dead_and_the_silent_do_not_hold_up_the_others(agents, members
 async def test_all_or_none_does_not_wait_for_the_others(agents, members, eventually):
     agents.plays |= {0: doubles.silent, 1: doubles.problem(503, "not-ready", "no"), 2: doubles.silent}
     said = await asyncio.wait_for(
-        members.ask_all("POST", urls(agents, 0, 1, 2), seconds=60, all_or_none=True), timeout=20
+        members.request_all("POST", urls(agents, 0, 1, 2), seconds=60, all_or_none=True), timeout=20
     )
     assert [(rank, answer.detail) for rank, answer in said.items()] == [(1, "no")]
     await asyncio.to_thread(eventually, lambda: sorted(agents.hung_up) == [0, 2])
@@ -84,5 +84,5 @@ async def test_all_or_none_does_not_wait_for_the_others(agents, members, eventua
 async def test_an_answer_without_end(agents, members, monkeypatch):
     monkeypatch.setattr(members_module, "MAX_ANSWER_BYTES", 100)
     agents.plays[0] = lambda *_: (200, "x" * 1000)
-    said = await members.ask("GET", agents.url(0) + "/", seconds=10)
+    said = await members.request("GET", agents.url(0) + "/", seconds=10)
     assert said.detail == "its answer has more than 100 bytes"

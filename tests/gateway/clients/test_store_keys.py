@@ -9,8 +9,8 @@ import pytest
 from support import agent_doubles as doubles
 
 from rankmesh_gateway.clients import store_keys as stores_module
-from rankmesh_gateway.clients.agent_client import Members
-from rankmesh_gateway.clients.store_keys import SHOWN_NAMES, Stores
+from rankmesh_gateway.clients.agent_client import AgentClient
+from rankmesh_gateway.clients.store_keys import SHOWN_NAMES, StoreKeyCache
 from rankmesh_gateway.schemas import JobStore
 
 pytestmark = pytest.mark.anyio
@@ -28,12 +28,12 @@ def keys(method: str, path: str, document: Any) -> doubles.Answer:
 
 
 @pytest.fixture
-def stores(registry, ask, agents) -> Stores:
+def stores(registry, ask, agents) -> StoreKeyCache:
     for rank in range(2):
         sign = ask.heartbeat(rank)
         sign.member.http = agents.url(rank)
         registry.heartbeat(sign)
-    return Stores(registry, Members())
+    return StoreKeyCache(registry, AgentClient())
 
 
 async def test_the_owner_is_asked(stores, agents):

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from rankmesh_agent.wire.schemas import GroupInfo
-from rankmesh_gateway.http.application import create_web
-from rankmesh_gateway.http.asgi import Front
+from rankmesh_gateway.http.app import create_framework_app
+from rankmesh_gateway.http.asgi import GatewayApplication
 from rankmesh_gateway.state.registry import Registry
 
 pytestmark = pytest.mark.anyio
@@ -32,13 +32,13 @@ class Pair:
             registry.id = "the same"
         self.loaded = 0
         self.clients: list[httpx.AsyncClient] = []
-        for app in (Front(self.registries[0], self.make), create_web(self.registries[1])):
+        for app in (GatewayApplication(self.registries[0], self.make), create_framework_app(self.registries[1])):
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             self.clients.append(httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1"))
 
     def make(self) -> Any:
         self.loaded += 1
-        return create_web(self.registries[0])
+        return create_framework_app(self.registries[0])
 
     async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Ask both the same, and return the answer."""
@@ -138,9 +138,9 @@ async def test_others_are_answered_while_it_is_made(pair):
     def make() -> Any:
         loop.call_soon_threadsafe(making.set)
         asyncio.run_coroutine_threadsafe(done.wait(), loop).result(20)
-        return create_web(pair.registries[0])
+        return create_framework_app(pair.registries[0])
 
-    front = Front(pair.registries[0], make)
+    front = GatewayApplication(pair.registries[0], make)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://127.0.0.1") as client:
         waiting = [asyncio.ensure_future(client.get("/v1/ranks")) for _ in range(2)]
         await making.wait()
@@ -155,24 +155,24 @@ async def test_a_gateway_that_ends_while_it_is_made_says_so(registry):
 
     def make() -> Any:
         made.wait(20)
-        return create_web(registry)
+        return create_framework_app(registry)
 
-    front = Front(registry, make)
+    front = GatewayApplication(registry, make)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://127.0.0.1") as client:
         waiting = [asyncio.ensure_future(client.request(method, "/v1/ranks")) for method in ("GET", "POST")]
-        while front._web is None:
+        while front._framework_app is None:
             await asyncio.sleep(0.001)
         registry.close()
         for each in waiting:
             answer = await each
             assert (answer.status_code, answer.json()["code"]) == (503, "gateway-closing")
         made.set()
-        await front._web
+        await front._framework_app
         assert (await client.get("/v1/ranks")).json() == [], "reading goes on to work"
 
 
 async def test_a_body_that_comes_in_pieces_and_one_that_does_not_come(registry, ask):
-    front = Front(registry, lambda: pytest.fail("nobody needs it"))
+    front = GatewayApplication(registry, lambda: pytest.fail("nobody needs it"))
     scope = {"type": "http", "method": "POST", "path": "/v1/leave", "headers": [(b"content-type", b"application/json")]}
     pieces = [
         {"type": "http.request", "body": b'{"job": "a", "epoch": 1, ', "more_body": True},

@@ -35,10 +35,10 @@ def listen(log):
 
 
 async def test_it_begins_with_a_place_to_come_back_to(log, listen):
-    log.add("rank-left", "seen before")
-    piece = listen(log.position(None))
+    log.append("rank-left", "seen before")
+    piece = listen(log.resume_position(None))
     assert await piece() == f"retry: 1000\nid: {log.last}\n\n"
-    log.add("rank-left", "new")
+    log.append("rank-left", "new")
     said = await piece()
     assert said.startswith(f"id: {log.last}\nevent: rank-left\ndata: {{")
     assert said.endswith("}\n\n")
@@ -47,37 +47,37 @@ async def test_it_begins_with_a_place_to_come_back_to(log, listen):
 
 async def test_what_was_missed_comes_first_and_nothing_twice(log, listen):
     for number in range(5):
-        log.add("rank-left", f"number {number}")
-    second = log.since(log.position(0))[1].id
-    piece = listen(log.position(second))
+        log.append("rank-left", f"number {number}")
+    second = log.since(log.resume_position(0))[1].id
+    piece = listen(log.resume_position(second))
     await piece()
     said = await piece()
     assert [f"number {number}" in said for number in range(5)] == [False, False, True, True, True]
-    log.add("rank-left", "number 5")
+    log.append("rank-left", "number 5")
     said = await piece()
     assert said.count("id:") == 1
     assert "number 5" in said
 
 
 async def test_an_event_from_another_thread_wakes_it(log, listen):
-    piece = listen(log.position(None))
+    piece = listen(log.resume_position(None))
     await piece()
     waiting = asyncio.ensure_future(piece())
     await asyncio.sleep(0.05)
-    await asyncio.to_thread(log.add, "rank-left", "from a thread")
+    await asyncio.to_thread(log.append, "rank-left", "from a thread")
     assert "from a thread" in await waiting
 
 
 async def test_text_that_has_line_breaks_stays_one_line(log, listen):
-    log.add("rank-failed", "one\ntwo\r\nid: 7", job="a\nb")
-    piece = listen(log.position(0))
+    log.append("rank-failed", "one\ntwo\r\nid: 7", job="a\nb")
+    piece = listen(log.resume_position(0))
     await piece()
     assert len((await piece()).strip().split("\n")) == 3
 
 
 async def test_overviews_come_without_an_id(log, listen, monkeypatch):
     monkeypatch.setattr(stream_module, "TICK_SECONDS", 0.02)
-    piece = listen(log.position(None), lambda: b"{}")
+    piece = listen(log.resume_position(None), lambda: b"{}")
     await piece()
     for _ in range(3):
         assert await piece() == "event: overview\ndata: {}\n\n"
@@ -86,7 +86,7 @@ async def test_overviews_come_without_an_id(log, listen, monkeypatch):
 async def test_comments_while_nothing_happens(log, listen, monkeypatch):
     monkeypatch.setattr(stream_module, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(stream_module, "KEEP_ALIVE_SECONDS", 0.02)
-    piece = listen(log.position(None))
+    piece = listen(log.resume_position(None))
     await piece()
     assert (await piece()).startswith(":")
     assert (await piece()).startswith(":")
@@ -98,9 +98,9 @@ async def test_it_looks_for_silent_ranks(log):
     def look() -> None:
         nonlocal looked
         looked += 1
-        log.add("rank-suspect", "noticed by looking")
+        log.append("rank-suspect", "noticed by looking")
 
-    pieces = stream(log, log.position(None), look, None)
+    pieces = stream(log, log.resume_position(None), look, None)
     await anext(pieces)
     assert b"noticed by looking" in await anext(pieces)
     assert looked == 1
@@ -108,18 +108,18 @@ async def test_it_looks_for_silent_ranks(log):
 
 
 async def test_one_that_fell_behind_is_sent_away(log, listen):
-    log.add("rank-left", "")
-    piece = listen(log.position(log.last))
+    log.append("rank-left", "")
+    piece = listen(log.resume_position(log.last))
     await piece()
     for _ in range(KEPT_EVENTS + 1):
-        log.add("rank-left", "")
+        log.append("rank-left", "")
     with pytest.raises(StopAsyncIteration):
         await piece()
     assert log.listeners == 0
 
 
 async def test_closing_ends_it(log, listen):
-    piece = listen(log.position(None))
+    piece = listen(log.resume_position(None))
     await piece()
     waiting = asyncio.ensure_future(piece())
     await asyncio.sleep(0.02)

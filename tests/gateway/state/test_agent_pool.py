@@ -9,20 +9,20 @@ import pytest
 from rankmesh_agent.wire.errors import NoAgentsError, NoFreeAgentError
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, OFFER_SECONDS, SUSPECT_SECONDS, AgentLeave
 from rankmesh_gateway.state import agent_pool as agents_module
-from rankmesh_gateway.state.agent_pool import FORGET_AGENT_SECONDS, Agents
+from rankmesh_gateway.state.agent_pool import FORGET_AGENT_SECONDS, AgentPool
 from rankmesh_gateway.state.validation import GatewayClosingError, GatewayFullError, InvalidRequestError
 
 
 @pytest.fixture
-def agents(registry) -> Agents:
+def agents(registry) -> AgentPool:
     return registry.agents
 
 
 @pytest.fixture
-def four(agents, ask) -> Agents:
+def four(agents, ask) -> AgentPool:
     """Four free agents, two of them on each of two hosts."""
     for number in range(4):
-        agents.beat(ask.agent(number, host="left" if number < 2 else "right"))
+        agents.heartbeat(ask.agent(number, host="left" if number < 2 else "right"))
     return agents
 
 
@@ -32,7 +32,7 @@ def states(agents) -> dict[str, str]:
 
 def offered(agents, request) -> str:
     """The name of the agent that is offered at once."""
-    return agents.ask(request).result(timeout=0).agent.name
+    return agents.request_lease(request).result(timeout=0).agent.name
 
 
 class TestHowTheyAre:
@@ -41,82 +41,82 @@ class TestHowTheyAre:
         [(0, "free"), (SUSPECT_SECONDS - 0.1, "free"), (SUSPECT_SECONDS, "suspect"), (FAILED_SECONDS, "failed")],
     )
     def test_by_silence(self, agents, ask, clock, silence, expected):
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         clock.advance(silence)
         (entry,) = agents.entries()
         assert (entry.state, entry.agent) == (expected, ask.agent(0))
         assert entry.heartbeat_age == pytest.approx(silence)
 
     def test_a_lease_comes_and_goes(self, agents, ask):
-        agents.beat(ask.agent(0, leased_to="pid 7 on host0"))
+        agents.heartbeat(ask.agent(0, leased_to="pid 7 on host0"))
         assert states(agents) == {"agent-0": "leased"}
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         assert states(agents) == {"agent-0": "free"}
 
     def test_one_that_was_silent_comes_back(self, agents, ask, clock):
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         clock.advance(FAILED_SECONDS)
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         assert states(agents) == {"agent-0": "free"}
 
     def test_they_are_listed_in_the_natural_order_of_their_names(self, agents, ask):
         for number in (10, 2, 0, 1):
-            agents.beat(ask.agent(number))
+            agents.heartbeat(ask.agent(number))
         assert list(states(agents)) == ["agent-0", "agent-1", "agent-2", "agent-10"]
 
     def test_after_a_goodbye_it_is_forgotten(self, agents, ask):
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         agents.leave(AgentLeave(ask.agent(0).id))
         agents.leave(AgentLeave("a stranger"))
         assert agents.entries() == []
 
     def test_after_a_long_silence_it_is_forgotten(self, agents, ask, clock):
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         clock.advance(FORGET_AGENT_SECONDS + 1)
         assert agents.entries() == []
 
 
 class TestSuccessors:
     def test_who_comes_to_the_same_port_takes_the_place_at_once(self, agents, ask):
-        agents.beat(ask.agent(0, leased_to="pid 7"))
-        agents.beat(ask.agent(0, life=2))
+        agents.heartbeat(ask.agent(0, leased_to="pid 7"))
+        agents.heartbeat(ask.agent(0, life=2))
         assert [entry.agent.id for entry in agents.entries()] == ["a0-2"]
 
     def test_who_comes_elsewhere_under_the_same_name_is_another_one_while_the_first_lives(self, agents, ask, clock):
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         other = ask.agent(0, life=2)
         other.urls = ["http://10.0.0.9:8700"]
-        agents.beat(other)
+        agents.heartbeat(other)
         assert [entry.agent.id for entry in agents.entries()] == ["a0-1", "a0-2"]
 
     def test_and_its_successor_when_the_first_is_silent(self, agents, ask, clock):
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         clock.advance(SUSPECT_SECONDS)
         other = ask.agent(0, life=2)
         other.urls = ["http://10.0.0.9:8700"]
-        agents.beat(other)
+        agents.heartbeat(other)
         assert [entry.agent.id for entry in agents.entries()] == ["a0-2"]
 
 
 class TestLimits:
     def test_only_so_many_are_kept(self, agents, ask, clock, monkeypatch):
         monkeypatch.setattr(agents_module, "MAX_AGENTS", 2)
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         clock.advance(FAILED_SECONDS)
-        agents.beat(ask.agent(1))
-        agents.beat(ask.agent(2))
+        agents.heartbeat(ask.agent(1))
+        agents.heartbeat(ask.agent(2))
         assert list(states(agents)) == ["agent-1", "agent-2"], "one that has failed makes room"
         with pytest.raises(GatewayFullError, match="2 standalone agents"):
-            agents.beat(ask.agent(3))
-        agents.beat(ask.agent(2, leased_to="pid 7"))
+            agents.heartbeat(ask.agent(3))
+        agents.heartbeat(ask.agent(2, leased_to="pid 7"))
 
     def test_nonsense_is_refused(self, agents, ask):
         with pytest.raises(InvalidRequestError):
-            agents.ask(ask.lease(4, 4))
+            agents.request_lease(ask.lease(4, 4))
         nameless = ask.agent(0)
         nameless.name = ""
         with pytest.raises(InvalidRequestError):
-            agents.beat(nameless)
+            agents.heartbeat(nameless)
 
 
 class TestChoice:
@@ -124,7 +124,7 @@ class TestChoice:
         assert [offered(four, ask.lease(rank)) for rank in (2, 0, 3, 1)] == ["agent-2", "agent-0", "agent-3", "agent-1"]
 
     def test_the_next_one_when_that_is_taken(self, four, ask):
-        four.beat(ask.agent(1, leased_to="pid 7"))
+        four.heartbeat(ask.agent(1, leased_to="pid 7"))
         assert offered(four, ask.lease(1)) == "agent-2"
         assert offered(four, ask.lease(3)) == "agent-3"
         assert offered(four, ask.lease(2)) == "agent-0"
@@ -142,7 +142,7 @@ class TestChoice:
 
     def test_a_silent_one_is_not_offered(self, four, ask, clock):
         clock.advance(SUSPECT_SECONDS)
-        four.beat(ask.agent(3))
+        four.heartbeat(ask.agent(3))
         assert offered(four, ask.lease(0)) == "agent-3"
 
 
@@ -153,69 +153,69 @@ class TestOffers:
         assert offered(four, ask.lease(0)) == "agent-0"
         clock.advance(OFFER_SECONDS - 0.1)
         for number in range(4):
-            four.beat(ask.agent(number))
+            four.heartbeat(ask.agent(number))
         assert offered(four, ask.lease(0)) == "agent-0"
         clock.advance(OFFER_SECONDS)
         for number in range(4):
-            four.beat(ask.agent(number))
+            four.heartbeat(ask.agent(number))
         assert offered(four, ask.lease(0, job="third")) == "agent-0"
 
     def test_the_one_that_is_kept_comes_before_a_better_one(self, four, ask):
-        four.beat(ask.agent(0, leased_to="pid 7"))
+        four.heartbeat(ask.agent(0, leased_to="pid 7"))
         assert offered(four, ask.lease(0)) == "agent-1"
-        four.beat(ask.agent(0))
+        four.heartbeat(ask.agent(0))
         assert offered(four, ask.lease(0)) == "agent-1"
 
     def test_a_lease_ends_the_offer(self, agents, ask):
-        agents.beat(ask.agent(0))
-        agents.ask(ask.lease(0))
-        agents.beat(ask.agent(0, leased_to="pid 7"))
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
+        agents.request_lease(ask.lease(0))
+        agents.heartbeat(ask.agent(0, leased_to="pid 7"))
+        agents.heartbeat(ask.agent(0))
         assert offered(agents, ask.lease(1)) == "agent-0"
 
     def test_one_that_could_not_be_delivered_is_for_anyone(self, agents, ask):
-        agents.beat(ask.agent(0))
-        agents.take_back(agents.ask(ask.lease(0)).result(timeout=0))
+        agents.heartbeat(ask.agent(0))
+        agents.withdraw_offer(agents.request_lease(ask.lease(0)).result(timeout=0))
         assert offered(agents, ask.lease(1)) == "agent-0"
 
 
 class TestWaiting:
     def test_the_first_to_come_is_the_first_to_be_offered_one(self, agents, ask):
-        agents.beat(ask.agent(0, leased_to="pid 7"))
-        first, second = agents.ask(ask.lease(1)), agents.ask(ask.lease(0))
+        agents.heartbeat(ask.agent(0, leased_to="pid 7"))
+        first, second = agents.request_lease(ask.lease(1)), agents.request_lease(ask.lease(0))
         assert not first.done()
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         assert first.result(timeout=0).agent.name == "agent-0"
         assert not second.done()
-        agents.beat(ask.agent(5))
+        agents.heartbeat(ask.agent(5))
         assert second.result(timeout=0).agent.name == "agent-5"
 
     def test_who_gave_up_is_passed_over(self, agents, ask):
-        agents.beat(ask.agent(0, leased_to="pid 7"))
-        first, second = agents.ask(ask.lease(1)), agents.ask(ask.lease(0))
+        agents.heartbeat(ask.agent(0, leased_to="pid 7"))
+        first, second = agents.request_lease(ask.lease(1)), agents.request_lease(ask.lease(0))
         first.cancel()
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         assert second.result(timeout=0).agent.name == "agent-0"
 
     def test_an_offer_that_runs_out_is_noticed_by_looking(self, agents, ask, clock):
-        agents.beat(ask.agent(0))
-        agents.ask(ask.lease(0))
-        waiting = agents.ask(ask.lease(1))
+        agents.heartbeat(ask.agent(0))
+        agents.request_lease(ask.lease(0))
+        waiting = agents.request_lease(ask.lease(1))
         clock.advance(OFFER_SECONDS / 2)
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         clock.advance(OFFER_SECONDS / 2)
         assert not waiting.done()
-        agents.look()
+        agents.expire_offers()
         assert waiting.result(timeout=0).agent.name == "agent-0"
 
     def test_closing_ends_it(self, registry, agents, ask):
-        agents.beat(ask.agent(0, leased_to="pid 7"))
-        waiting = agents.ask(ask.lease(0))
+        agents.heartbeat(ask.agent(0, leased_to="pid 7"))
+        waiting = agents.request_lease(ask.lease(0))
         registry.close()
         with pytest.raises(CancelledError):
             waiting.result(timeout=0)
-        assert isinstance(agents.refuse(ask.lease(0)), GatewayClosingError)
-        for late in (lambda: agents.ask(ask.lease(0)), lambda: agents.beat(ask.agent(0))):
+        assert isinstance(agents.unavailable_error(ask.lease(0)), GatewayClosingError)
+        for late in (lambda: agents.request_lease(ask.lease(0)), lambda: agents.heartbeat(ask.agent(0))):
             with pytest.raises(GatewayClosingError):
                 late()
 
@@ -223,16 +223,16 @@ class TestWaiting:
 class TestInVain:
     def test_no_agents_at_all(self, agents, ask):
         with pytest.raises(NoAgentsError, match="rankmesh agent"):
-            agents.ask(ask.lease(0))
-        assert isinstance(agents.refuse(ask.lease(0)), NoAgentsError)
+            agents.request_lease(ask.lease(0))
+        assert isinstance(agents.unavailable_error(ask.lease(0)), NoAgentsError)
 
     def test_none_is_free_says_who_has_them(self, agents, ask, clock):
-        agents.beat(ask.agent(2))
+        agents.heartbeat(ask.agent(2))
         clock.advance(SUSPECT_SECONDS + 1)
-        agents.beat(ask.agent(0, leased_to="pid 7 on host0", job="training"))
-        agents.beat(ask.agent(1))
-        agents.ask(ask.lease(3, job="other"))
-        error = agents.refuse(ask.lease(1))
+        agents.heartbeat(ask.agent(0, leased_to="pid 7 on host0", job="training"))
+        agents.heartbeat(ask.agent(1))
+        agents.request_lease(ask.lease(3, job="other"))
+        error = agents.unavailable_error(ask.lease(1))
         assert isinstance(error, NoFreeAgentError)
         assert "none of the 3 standalone agent(s) here is free for rank 1 of job 'job'" in error.message
         assert "agent-0 is leased to pid 7 on host0 for rank 0 of job 'training'" in error.message
@@ -241,8 +241,8 @@ class TestInVain:
 
     def test_of_many_it_names_some(self, agents, ask):
         for number in range(25):
-            agents.beat(ask.agent(number, leased_to="pid 7"))
-        message = agents.refuse(ask.lease()).message
+            agents.heartbeat(ask.agent(number, leased_to="pid 7"))
+        message = agents.unavailable_error(ask.lease()).message
         assert "agent-19" in message
         assert "agent-20" not in message
         assert "and 5 more" in message

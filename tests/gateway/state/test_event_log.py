@@ -18,8 +18,8 @@ def log(clock) -> EventLog:
 
 def test_an_event_says_what_when_and_whom_it_concerns(log, clock):
     before = time.time()
-    log.add("rank-suspect", "rank 2 is silent", at=clock.now - 2.0, job="j", ranks=[2], group="g", epoch=3)
-    (event,) = log.since(log.position(0))
+    log.append("rank-suspect", "rank 2 is silent", at=clock.now - 2.0, job="j", ranks=[2], group="g", epoch=3)
+    (event,) = log.since(log.resume_position(0))
     said = json.loads(event.data)
     assert before - 2.0 <= said.pop("time") <= time.time() - 2.0
     assert event.kind == "rank-suspect"
@@ -28,61 +28,61 @@ def test_an_event_says_what_when_and_whom_it_concerns(log, clock):
 
 def test_ids_grow_by_one_and_are_exact_in_javascript(log):
     for _ in range(3):
-        log.add("rank-left", "")
-    first, second, third = (event.id for event in log.since(log.position(0)))
+        log.append("rank-left", "")
+    first, second, third = (event.id for event in log.since(log.resume_position(0)))
     assert (second - first, third - first) == (1, 2)
     assert third < 1 << 53
 
 
 def test_what_is_behind_a_position(log):
-    start = log.position(None)
+    start = log.resume_position(None)
     assert log.since(start) == []
     for number in range(4):
-        log.add("rank-left", str(number))
+        log.append("rank-left", str(number))
     seen = log.since(start)[1]
-    assert [json.loads(event.data)["detail"] for event in log.since(log.position(seen.id))] == ["2", "3"]
-    assert log.since(log.position(log.last)) == []
+    assert [json.loads(event.data)["detail"] for event in log.since(log.resume_position(seen.id))] == ["2", "3"]
+    assert log.since(log.resume_position(log.last)) == []
 
 
 def test_an_id_of_another_process_stands_for_all_that_is_kept(clock):
     earlier = EventLog(clock)
-    earlier.add("rank-left", "")
+    earlier.append("rank-left", "")
     time.sleep(0.001)
     log = EventLog(clock)
-    log.add("rank-left", "")
+    log.append("rank-left", "")
     for seen in (0, earlier.last, log.last + 1, 1 << 62):
-        assert len(log.since(log.position(seen))) == 1
+        assert len(log.since(log.resume_position(seen))) == 1
 
 
 def test_only_so_many_are_kept(log):
-    start = log.position(None)
+    start = log.resume_position(None)
     for _ in range(KEPT_EVENTS + 5):
-        log.add("rank-left", "")
+        log.append("rank-left", "")
     assert len(log.since(start)) == KEPT_EVENTS
-    assert not log.fell_behind(log.position(0)), "who asks for all that is kept misses nothing"
-    assert log.fell_behind(start + 1)
-    assert log.fell_behind(start + 4)
-    assert not log.fell_behind(start + 5), "it saw the last one that is kept no more"
+    assert not log.has_dropped(log.resume_position(0)), "who asks for all that is kept misses nothing"
+    assert log.has_dropped(start + 1)
+    assert log.has_dropped(start + 4)
+    assert not log.has_dropped(start + 5), "it saw the last one that is kept no more"
 
 
 def test_listeners_are_told_and_are_only_so_many(log, monkeypatch):
     monkeypatch.setattr(events_module, "MAX_LISTENERS", 2)
     told: list[str] = []
-    with log.listening(lambda: told.append("a")), log.listening(lambda: told.append("b")):
-        log.add("rank-left", "")
+    with log.subscribe(lambda: told.append("a")), log.subscribe(lambda: told.append("b")):
+        log.append("rank-left", "")
         assert told == ["a", "b"]
         assert log.listeners == 2
-        with pytest.raises(TooManyListenersError, match="2 clients"), log.listening(lambda: None):
+        with pytest.raises(TooManyListenersError, match="2 clients"), log.subscribe(lambda: None):
             pass
         with pytest.raises(TooManyListenersError):
-            log.refuse_one_too_many()
-    log.refuse_one_too_many()
-    log.add("rank-left", "")
+            log.check_capacity()
+    log.check_capacity()
+    log.append("rank-left", "")
     assert told == ["a", "b"]
 
 
 def test_closing_tells_them(log):
     told: list[bool] = []
-    with log.listening(lambda: told.append(log.closed)):
+    with log.subscribe(lambda: told.append(log.closed)):
         log.close()
     assert told == [True]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, AgentLeave, GroupInfo, LostRank
-from rankmesh_gateway.state.rank import UNDER_WAY_SECONDS
+from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
 
 
 class Reader:
@@ -16,11 +16,11 @@ class Reader:
 
     def __init__(self, registry) -> None:
         self.registry = registry
-        self.position = registry.events.position(None)
+        self.position = registry.events.resume_position(None)
 
     def read(self) -> list[tuple[str, dict[str, Any]]]:
         """What is new."""
-        self.registry.look()
+        self.registry.poll_timeouts()
         found = self.registry.events.since(self.position)
         self.position = self.registry.events.last
         return [(event.kind, json.loads(event.data)) for event in found]
@@ -59,7 +59,7 @@ class TestJoining:
 
     def test_one_that_gives_up(self, registry, ask, new):
         registry.join(ask.join(1, 2)).cancel()
-        registry.withdraw(ask.join(1, 2))
+        registry.withdraw_join(ask.join(1, 2))
         assert new.kinds() == [("rank-joining", [1]), ("rank-left", [1])]
 
 
@@ -108,7 +108,7 @@ class TestRanks:
         ((kind, said),) = new.read()
         assert kind == "rank-failed"
         assert "rank 0 (host0, pid 100) lost its connection to it: connection reset" in said["detail"]
-        clock.advance(UNDER_WAY_SECONDS)
+        clock.advance(IN_TRANSIT_SECONDS)
         registry.heartbeat(ask.heartbeat(1))
         registry.heartbeat(beat)
         assert new.kinds() == [("rank-alive", [1])]
@@ -168,13 +168,13 @@ class TestGroups:
 class TestAgents:
     def test_a_life(self, registry, ask, clock, new):
         agents = registry.agents
-        agents.beat(ask.agent(0))
-        agents.beat(ask.agent(0))
-        agents.beat(ask.agent(0, leased_to="pid 7"))
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
+        agents.heartbeat(ask.agent(0, leased_to="pid 7"))
+        agents.heartbeat(ask.agent(0))
         clock.advance(FAILED_SECONDS)
         found = new.read()
-        agents.beat(ask.agent(0))
+        agents.heartbeat(ask.agent(0))
         agents.leave(AgentLeave(ask.agent(0).id))
         found += new.read()
         assert [kind for kind, _ in found] == [
@@ -190,6 +190,6 @@ class TestAgents:
         assert leased["detail"] == "agent agent-0 (host0, pid 50) is leased to pid 7 for rank 0 of job 'job'"
 
     def test_one_that_another_replaces(self, registry, ask, new):
-        registry.agents.beat(ask.agent(0))
-        registry.agents.beat(ask.agent(0, life=2))
+        registry.agents.heartbeat(ask.agent(0))
+        registry.agents.heartbeat(ask.agent(0, life=2))
         assert [kind for kind, _ in new.kinds()] == ["agent-registered", "agent-lost", "agent-registered"]

@@ -145,8 +145,8 @@ class TestInFlight:
 class TestNames:
     def test_by_id_or_name(self, registry, ask):
         registry.heartbeat(ask.heartbeat(1, 2, world(1), half(3)))
-        assert registry.group("half")[0].id == "00000000000000bb"
-        found, ranks = registry.group("00000000000000aa")
+        assert registry.find_group("half")[0].id == "00000000000000bb"
+        found, ranks = registry.find_group("00000000000000aa")
         assert found.name == "world"
         assert list(ranks) == [1]
 
@@ -154,16 +154,16 @@ class TestNames:
         for job in ("a", "b"):
             registry.heartbeat(ask.heartbeat(0, 2, world(1), job=job))
         with pytest.raises(GroupNotFoundError, match="2 groups are called 'world'"):
-            registry.group("world")
-        assert registry.group("world", "b")[0].job == "b"
+            registry.find_group("world")
+        assert registry.find_group("world", "b")[0].job == "b"
 
     def test_an_earlier_epoch_that_is_over_does_not_count(self, registry, ask, clock):
         registry.heartbeat(ask.heartbeat(0, 2, world(1)))
         registry.heartbeat(ask.heartbeat(1, 2, world(1)))
         clock.advance(FAILED_SECONDS)
         registry.heartbeat(ask.heartbeat(0, 2, world(1), epoch=2))
-        assert registry.group("world")[0].epoch == 2
+        assert registry.find_group("world")[0].epoch == 2
 
     def test_none(self, registry):
         with pytest.raises(GroupNotFoundError, match="no rank reports a group 'x'"):
-            registry.group("x")
+            registry.find_group("x")

@@ -6,7 +6,7 @@ import pytest
 
 from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, LostRank
-from rankmesh_gateway.state.rank import UNDER_WAY_SECONDS
+from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import MAX_REASON, InvalidRequestError
 
@@ -105,13 +105,13 @@ class TestLost:
 
     def test_a_heartbeat_of_it_that_was_under_way_changes_nothing(self, pair, ask, clock):
         pair.heartbeat(self.tells(ask, 1))
-        clock.advance(UNDER_WAY_SECONDS / 2)
+        clock.advance(IN_TRANSIT_SECONDS / 2)
         pair.heartbeat(ask.heartbeat(1))
         assert state(pair, 1) == "failed"
 
     def test_one_that_was_only_cut_off_is_alive_again_with_its_next_heartbeat(self, pair, ask, clock):
         pair.heartbeat(self.tells(ask, 1))
-        clock.advance(UNDER_WAY_SECONDS)
+        clock.advance(IN_TRANSIT_SECONDS)
         pair.heartbeat(ask.heartbeat(1))
         assert state(pair, 1) == "alive"
         assert pair.ranks()[1].reason == ""
@@ -148,11 +148,11 @@ class TestLost:
     def test_the_agent_it_was_is_doubted_until_it_is_heard_again(self, pair, ask, clock):
         agent = ask.agent(0)
         agent.pid, agent.host_id = ask.member(1).pid, ask.member(1).host_id
-        pair.agents.beat(agent)
+        pair.agents.heartbeat(agent)
         pair.heartbeat(self.tells(ask, 1))
         assert pair.agents.entries()[0].state == "suspect"
-        clock.advance(UNDER_WAY_SECONDS)
-        pair.agents.beat(agent)
+        clock.advance(IN_TRANSIT_SECONDS)
+        pair.agents.heartbeat(agent)
         assert pair.agents.entries()[0].state == "free"
 
 
@@ -160,27 +160,27 @@ class TestWatched:
     """A rank whose launcher saw its process end."""
 
     def test_by_its_process(self, pair, ask):
-        pair.ended("job", 5, ask.member(1).pid, "host1", "exit code 3")
+        pair.process_exited("job", 5, ask.member(1).pid, "host1", "exit code 3")
         assert (state(pair, 0), state(pair, 1)) == ("alive", "failed")
         assert pair.ranks()[1].reason == "exit code 3"
 
     def test_by_its_rank_when_the_process_was_only_the_parent(self, pair):
-        pair.ended("job", 1, 4711, "host1", "exit code 3")
+        pair.process_exited("job", 1, 4711, "host1", "exit code 3")
         assert state(pair, 1) == "failed"
 
     def test_a_rank_of_the_same_number_on_another_host_is_another(self, pair):
-        pair.ended("job", 1, 4711, "host9", "exit code 3")
-        pair.ended("another job", 1, 4711, "host1", "exit code 3")
+        pair.process_exited("job", 1, 4711, "host9", "exit code 3")
+        pair.process_exited("another job", 1, 4711, "host1", "exit code 3")
         assert state(pair, 1) == "alive"
 
     def test_it_is_a_better_reason_than_what_peers_saw(self, pair, ask):
         pair.heartbeat(TestLost.tells(ask, 1))
-        pair.ended("job", 1, ask.member(1).pid, "host1", "signal SIGKILL (9)")
+        pair.process_exited("job", 1, ask.member(1).pid, "host1", "signal SIGKILL (9)")
         assert pair.ranks()[1].reason == "signal SIGKILL (9)"
 
     def test_a_rank_that_left_before_has_left(self, pair, ask):
         pair.leave(ask.leave(1))
-        pair.ended("job", 1, ask.member(1).pid, "host1", "exit code 3")
+        pair.process_exited("job", 1, ask.member(1).pid, "host1", "exit code 3")
         assert state(pair, 1) == "left"
 
 

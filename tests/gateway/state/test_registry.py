@@ -40,15 +40,15 @@ class TestJoin:
 
     def test_pending_says_who_is_missing(self, registry, ask):
         registry.join(ask.join(1, 4))
-        assert registry.pending(ask.join(1, 4)) == JoinReply(False, "job", 1, 4, [ask.member(1)], [0, 2, 3])
+        assert registry.join_status(ask.join(1, 4)) == JoinReply(False, "job", 1, 4, [ask.member(1)], [0, 2, 3])
 
     def test_pending_of_a_job_nobody_joined(self, registry, ask):
-        assert registry.pending(ask.join(0, 2)).missing == [0, 1]
+        assert registry.join_status(ask.join(0, 2)).missing == [0, 1]
         assert registry.counts() == (0, 0)
 
     def test_pending_after_completion_is_the_complete_reply(self, registry, ask):
-        assert registry.pending(ask.join(0)) == JoinReply(False, "job", 1, 2, [], [0, 1])
-        assert form(registry, ask) == registry.pending(ask.join(0))
+        assert registry.join_status(ask.join(0)) == JoinReply(False, "job", 1, 2, [], [0, 1])
+        assert form(registry, ask) == registry.join_status(ask.join(0))
 
     def test_repeating_a_join_changes_nothing(self, registry, ask):
         first = registry.join(ask.join(0))
@@ -138,7 +138,7 @@ class TestPlaces:
         registry.join(ask.join(0)).cancel()
         clock.advance(JOIN_SILENCE_SECONDS + 0.1)
         assert not registry.join(ask.join(1)).done()
-        assert registry.pending(ask.join(1)).missing == [0]
+        assert registry.join_status(ask.join(1)).missing == [0]
 
     def test_silent_joiners_do_not_hold_the_world_size(self, registry, ask, clock):
         registry.join(ask.join(0, 4)).cancel()
@@ -153,7 +153,7 @@ class TestPlaces:
 
     def test_a_broken_connection_frees_the_place(self, registry, ask):
         registry.join(ask.join(0)).cancel()
-        registry.withdraw(ask.join(0))
+        registry.withdraw_join(ask.join(0))
         assert registry.ranks() == []
         assert not registry.join(ask.join(1)).done()
         assert registry.join(ask.join(0, life=2)).done()
@@ -162,13 +162,13 @@ class TestPlaces:
         old = registry.join(ask.join(0))
         registry.join(ask.join(0))
         old.cancel()
-        registry.withdraw(ask.join(0))
+        registry.withdraw_join(ask.join(0))
         assert registry.join(ask.join(1)).done()
 
     def test_a_broken_connection_after_completion_frees_nothing(self, registry, ask):
         form(registry, ask)
-        registry.withdraw(ask.join(0))
-        registry.withdraw(ask.join(0, job="unheard of"))
+        registry.withdraw_join(ask.join(0))
+        registry.withdraw_join(ask.join(0, job="unheard of"))
         assert states(registry) == {(1, 0): "alive", (1, 1): "alive"}
 
     def test_a_joiner_that_leaves(self, registry, ask):
@@ -183,9 +183,9 @@ class TestPlaces:
         for _ in range(3):
             registry.join(ask.join(0)).cancel()
         (world,) = registry._jobs["job"]
-        assert world.waits == {}
+        assert world.waiters == {}
         form(registry, ask)
-        assert world.waits == {}
+        assert world.waiters == {}
 
 
 class TestUnassigned:
@@ -212,7 +212,7 @@ class TestUnassigned:
     def test_until_everyone_is_there_none_is_given_away(self, registry, ask):
         registry.join(ask.join_unassigned(8, 4))
         registry.join(ask.join(3, 4))
-        reply = registry.pending(ask.join_unassigned(8, 4))
+        reply = registry.join_status(ask.join_unassigned(8, 4))
         assert [(member.rank, member.instance) for member in reply.members] == [(3, "r3-1"), (-1, "r8-1")]
         assert reply.missing == [0, 1, 2]
         assert [info.state for info in registry.ranks()] == ["joining", "joining"]
@@ -229,7 +229,7 @@ class TestUnassigned:
         registry.join(ask.join_unassigned(5))
         reply = registry.join(ask.join_unassigned(6)).result(timeout=0)
         assert registry.join(ask.join_unassigned(6)).result(timeout=0) == reply
-        assert registry.pending(ask.join_unassigned(5)) == reply
+        assert registry.join_status(ask.join_unassigned(5)) == reply
         assert states(registry) == {(1, 0): "alive", (1, 1): "alive"}
 
     def test_one_that_gave_up_frees_its_place(self, registry, ask):
@@ -249,7 +249,7 @@ class TestUnassigned:
 
     def test_one_whose_connection_broke_or_that_went_silent_frees_its_place(self, registry, ask, clock):
         registry.join(ask.join_unassigned(5, 3)).cancel()
-        registry.withdraw(ask.join_unassigned(5, 3))
+        registry.withdraw_join(ask.join_unassigned(5, 3))
         assert registry.ranks() == []
         registry.join(ask.join_unassigned(5, 3)).cancel()
         clock.advance(JOIN_SILENCE_SECONDS + 0.1)
@@ -279,7 +279,7 @@ class TestClosing:
         early = registry.join(ask.join(0))
         registry.close()
         assert early.cancelled()
-        for call in (registry.join, registry.pending):
+        for call in (registry.join, registry.join_status):
             for rank in range(2):  # the second would complete the world, but the first has been sent away
                 with pytest.raises(GatewayClosingError, match="about to end"):
                     call(ask.join(rank))
@@ -289,7 +289,7 @@ class TestClosing:
     def test_who_did_not_hear_that_its_world_is_complete_still_can(self, registry, ask):
         reply = form(registry, ask)
         registry.close()
-        assert registry.join(ask.join(0)).result(timeout=0) == registry.pending(ask.join(0)) == reply
+        assert registry.join(ask.join(0)).result(timeout=0) == registry.join_status(ask.join(0)) == reply
         with pytest.raises(GatewayClosingError):
             registry.join(ask.join(0, life=2))
 

@@ -1,4 +1,4 @@
-"""What the HTTP endpoints need of an agent, and how they come by it."""
+"""The agent's interface to the HTTP endpoints, and the dependencies by which FastAPI gives it to them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_agent.wire.stats import AgentStats
 
 
-class AgentView(Protocol):
-    """An agent as its HTTP face sees it. Its methods do not block, but for those that say so."""
+class AgentInterface(Protocol):
+    """An agent, as the HTTP endpoints see it. No method blocks, but for those whose text says so."""
 
     @property
     def settings(self) -> Settings:
-        """What the environment said."""
+        """The process's settings."""
 
     @property
     def store(self) -> AsyncStore:
-        """The job's store: the agent's own, or one that asks the owner."""
+        """The job's store: the agent's own, or a client of the owner's."""
 
     def health(self) -> AgentHealth:
         """Return whether the agent can do its work, and if not, why."""
@@ -47,7 +47,7 @@ class AgentView(Protocol):
         """Return whether the rank takes part in its job: it has joined, its groups work, and it is not leaving."""
 
     def info(self) -> AgentInfo:
-        """Return who the agent is."""
+        """Return the agent's rank, job, addresses and version."""
 
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of."""
@@ -58,14 +58,14 @@ class AgentView(Protocol):
     def make_group(
         self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
-        """Make a group that is asked for over HTTP. Blocks until its members have met; to be called in a thread.
+        """Create a group that is requested over HTTP. Blocks until its members have met; to be called in a thread.
 
         Args:
             wanted: the group.
-            begun: is given the group before it waits for the members; aborting it ends that.
+            begun: is given the group before it waits for the members; aborting the group ends the wait.
 
         Returns:
-            The group, and whether it is new: not if this very one, by its instance, was there.
+            The group, and whether it is new: not if this very one, by its instance, exists.
 
         Raises:
             GroupExistsError: another group has the name.
@@ -76,87 +76,85 @@ class AgentView(Protocol):
         """End a group at this rank. May block for a while; to be called in a thread.
 
         Raises:
-            GroupInUseError: it was not made over HTTP.
+            GroupInUseError: the group was not made over HTTP.
         """
 
     def in_flight(self, group: str) -> list[InFlight] | None:
         """Return a group's operations in flight; None if there is no group with this name or id."""
 
     def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
-        """Return what is remembered of the latest operations: of one group or all, so many or all."""
+        """Return the ``last`` recorded operations, or all, of one group or of all."""
 
     def vitals(self) -> AgentStats:
-        """Return what has been counted."""
+        """Return the agent's counters."""
 
     async def aclose(self) -> None:
-        """Let go of what was used in this event loop, which ends."""
+        """Close the resources that belong to the running event loop, which ends."""
 
 
-class LeaseManager(Protocol):
-    """A standalone agent as its lease's endpoints see it. The methods do not block, but for ``release``."""
+class LeasableAgent(AgentInterface, Protocol):
+    """A standalone agent, as the HTTP endpoints see it."""
 
     def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
-        """Take the agent; return the lease, and a future that is done when the world is complete or the join failed.
+        """Acquire the agent.
+
+        Returns:
+            The lease, and a future that is done when the world is complete or the join failed.
 
         Raises:
-            AgentTakenError: somebody else has it.
+            AgentTakenError: the agent is leased already.
         """
 
     def lease_state(self) -> LeaseState:
-        """Return the lease, and how far it is.
+        """Return the lease, and whether it has joined its job.
 
         Raises:
             NotLeasedError: the agent is free.
         """
 
     def release(self, lease_id: str, reason: str) -> bool:
-        """End a lease, and return whether there was one of that id; blocks while the agent leaves the job."""
+        """End a lease, and return whether there was one of that id. Blocks while the agent leaves the job."""
 
 
-class Probing(Protocol):
-    """What measures the ways between agents. The methods block: they are for threads."""
+class ProberInterface(Protocol):
+    """Prober of the network paths between agents. The methods block: they are for threads."""
 
     def host(self) -> HostReport:
-        """Return what this host has."""
+        """Return the versions, clock and shared memory of this host."""
 
     def probe(self, asked: ProbeRequest) -> ProbeReply:
-        """Measure the way to another agent.
+        """Measure the path to another agent.
 
         Raises:
             AddressNotListedError: the gateway does not list the address.
-            DistNetworkError: the gateway cannot be asked.
+            DistNetworkError: the gateway does not answer.
         """
 
 
-async def _probing(request: Request) -> Probing:
-    return cast(Probing, request.app.state.probing)
+async def _agent(request: Request) -> AgentInterface:
+    return cast(AgentInterface, request.app.state.agent)
 
 
-TheProbing = Annotated[Probing, Depends(_probing)]
-"""What measures, from the agent that the application was made for."""
+async def _leasable_agent(request: Request) -> LeasableAgent:
+    return cast(LeasableAgent, request.app.state.agent)
 
 
-async def _lease_manager(request: Request) -> LeaseManager:
-    return cast(LeaseManager, request.app.state.lease_manager)
-
-
-TheLeaseManager = Annotated[LeaseManager, Depends(_lease_manager)]
-"""The standalone agent the application was made for."""
-
-
-async def _agent(request: Request) -> AgentView:
-    return cast(AgentView, request.app.state.agent)
+async def _prober(request: Request) -> ProberInterface:
+    return cast(ProberInterface, request.app.state.prober)
 
 
 async def _store(request: Request) -> AsyncStore:
     return (await _agent(request)).store
 
 
-TheAgent = Annotated[AgentView, Depends(_agent)]
-"""The agent the application was made for."""
-
-TheStore = Annotated[AsyncStore, Depends(_store)]
+AgentDep = Annotated[AgentInterface, Depends(_agent)]
+"""The agent that the application was created for."""
+LeasableAgentDep = Annotated[LeasableAgent, Depends(_leasable_agent)]
+"""The same, a standalone one."""
+ProberDep = Annotated[ProberInterface, Depends(_prober)]
+"""The prober of that agent."""
+StoreDep = Annotated[AsyncStore, Depends(_store)]
 """The store of that agent."""
 
 BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a job on loopback may have none."))
-"""Declares the token in the OpenAPI document; it is the guard around the application that asks for it."""
+"""Declares the token in the OpenAPI document; SecurityMiddleware checks it."""

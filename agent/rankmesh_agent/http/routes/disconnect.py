@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 T = TypeVar("T")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return what ``work`` returns; cancel it when the client hangs up before.
 
     Raises:

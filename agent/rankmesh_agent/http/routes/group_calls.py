@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.work import MessageWork, QueuedWork, Work
-from rankmesh_agent.http.routes.dependencies import TheAgent
+from rankmesh_agent.http.routes.dependencies import AgentDep
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
@@ -28,7 +28,7 @@ from rankmesh_agent.wire.errors import (
     GroupAbortedError,
 )
 
-MOST_THREADS = 64
+MAX_WAITERS = 64
 """How many sends, and how many receives, may be waited for at a time, and how many groups may be in the making."""
 _DAY = 86_400.0
 
@@ -55,7 +55,7 @@ class TooManyCallsError(DistError):
     retryable = True
 
 
-class Threads:
+class WaiterThreads:
     """Threads that wait on behalf of clients: as many of each kind as there may be.
 
     They are daemons: who waits for something does not keep the process from ending.
@@ -64,15 +64,15 @@ class Threads:
     def __init__(self) -> None:
         self._free: dict[str, threading.BoundedSemaphore] = {}
 
-    def take(self, kind: str) -> threading.BoundedSemaphore:
+    def acquire(self, kind: str) -> threading.BoundedSemaphore:
         """Take the place of a thread, to be released or given to ``run``.
 
         Raises:
             TooManyCallsError: too many of the kind are under way.
         """
-        free = self._free.setdefault(kind, threading.BoundedSemaphore(MOST_THREADS))
+        free = self._free.setdefault(kind, threading.BoundedSemaphore(MAX_WAITERS))
         if not free.acquire(blocking=False):
-            raise TooManyCallsError(f"{MOST_THREADS} {kind}s are waited for at this agent already; ask again later")
+            raise TooManyCallsError(f"{MAX_WAITERS} {kind}s are waited for at this agent already; ask again later")
         return free
 
     async def run(
@@ -93,14 +93,14 @@ class Threads:
                 blocking()
             finally:
                 free.release()
-                _tell(loop, over)
+                _resolve_threadsafe(loop, over)
 
         threading.Thread(target=call, name="rankmesh-http-call", daemon=True).start()
         await asyncio.wait({over, gone}, return_when=asyncio.FIRST_COMPLETED)
         return over.done()
 
 
-class Caller:
+class GroupCaller:
     """Makes the calls of a request.
 
     Args:
@@ -113,9 +113,9 @@ class Caller:
         self.group = group
         self._request = request
         self._timeout = timeout
-        self._threads: Threads = request.app.state.threads
+        self._threads: WaiterThreads = request.app.state.threads
 
-    def root(self, rank: int | None, name: str) -> int:
+    def group_rank(self, rank: int | None, name: str) -> int:
         """Return the group rank of a rank that the client names globally.
 
         Raises:
@@ -131,13 +131,13 @@ class Caller:
             )
         return ranks.index(rank)
 
-    def peer(self, rank: int | None, name: str) -> int:
+    def peer_rank(self, rank: int | None, name: str) -> int:
         """Return the mesh's number of another rank that the client names globally.
 
         Raises:
             InvalidCallError: it names none, one that is not a member, or this one.
         """
-        place = self.root(rank, name)
+        place = self.group_rank(rank, name)
         if place == self.group.rank:
             raise InvalidCallError(f"{name}={rank} is this agent's own rank", group=self.group.name)
         return self.group.ranks[place]
@@ -157,18 +157,18 @@ class Caller:
         deadline = Deadline(self._timeout)
         words = f"over HTTP{', ' if note else ''}{note}"
         options = Options(self._timeout, async_op=True, details=lambda: words, deadline=deadline)
-        with self._naming(op):
-            work = cast(QueuedWork, await asyncio.to_thread(self._begin, make, options))
+        with self._error_context(op):
+            work = cast(QueuedWork, await asyncio.to_thread(self._start, make, options))
             loop = asyncio.get_running_loop()
             over = loop.create_future()
-            work.get_future().then(lambda _: _tell(loop, over))
-            async with _Leaving(self._request) as gone:
+            work.get_future().then(lambda _: _resolve_threadsafe(loop, over))
+            async with _ClientDisconnect(self._request) as gone:
                 await asyncio.wait({over, gone}, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
                 if not over.done() and not gone.done():
-                    work.withdraw(self._no_turn(op))
+                    work.withdraw(self._queue_timeout_error(op))
                     await asyncio.wait({over, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if not over.done():
-                    await asyncio.to_thread(self._give_up, work, op)
+                    await asyncio.to_thread(self._abandon, work, op)
                     raise ClientDisconnect
             work.wait()
 
@@ -185,13 +185,13 @@ class Caller:
             ClientDisconnect: the client went away; the message is given up.
         """
         options = Options(self._timeout, async_op=True)
-        free = self._threads.take(op)
+        free = self._threads.acquire(op)
 
         def begun() -> tuple[MessageWork, bool]:
-            work = cast(MessageWork, self._begin(begin, options))
+            work = cast(MessageWork, self._start(begin, options))
             return work, work.is_completed()
 
-        with self._naming(op):
+        with self._error_context(op):
             try:
                 work, done = await asyncio.to_thread(begun)
             except BaseException:
@@ -200,37 +200,37 @@ class Caller:
             if done:
                 free.release()
             else:
-                await self._wait_for(work, op, free)
+                await self._wait_in_thread(work, op, free)
             work.wait()
             return work
 
-    def _begin(self, make: Callable[[Options], Any], options: Options) -> Any:
+    def _start(self, make: Callable[[Options], Any], options: Options) -> Any:
         """Begin a call, once it is known what the other ranks have said until now: that the group has ended, say."""
         self.group.engine.progress()
         return make(options)
 
-    async def _wait_for(self, work: MessageWork, op: str, free: threading.BoundedSemaphore) -> None:
+    async def _wait_in_thread(self, work: MessageWork, op: str, free: threading.BoundedSemaphore) -> None:
         def wait() -> None:
             with contextlib.suppress(DistError):  # raised once more where it is asked for
                 work.wait()
 
-        async with _Leaving(self._request) as gone:
+        async with _ClientDisconnect(self._request) as gone:
             if not await self._threads.run(free, wait, gone):
-                await asyncio.to_thread(work.abandon, self._gone(op))
+                await asyncio.to_thread(work.abandon, self._disconnect_error(op))
                 raise ClientDisconnect
 
-    def _give_up(self, work: QueuedWork, op: str) -> None:
+    def _abandon(self, work: QueuedWork, op: str) -> None:
         """Take back a call whose client has gone; if it has begun, the others are told."""
         if not work.withdraw(GroupAbortedError("its HTTP client went away")) and not work.is_completed():
-            self.group.abort(self._gone(op, self.group.info().seq))
+            self.group.abort(self._disconnect_error(op, self.group.info().seq))
 
-    def _gone(self, op: str, seq: int | None = None) -> GroupAbortedError:
+    def _disconnect_error(self, op: str, seq: int | None = None) -> GroupAbortedError:
         rank = self.group.global_ranks[self.group.rank]
         words = op if seq is None else f"{op} #{seq}"
         text = f"the HTTP client of rank {rank} went away during {words}"
         return GroupAbortedError(text, ranks=[rank], op=op, group=self.group.name, seq=seq)
 
-    def _no_turn(self, op: str) -> CollectiveTimeoutError:
+    def _queue_timeout_error(self, op: str) -> CollectiveTimeoutError:
         error = CollectiveTimeoutError(
             f"{op} in group {self.group.name!r} waited {self._timeout:.1f} s for its turn, and was not begun: the "
             "rank's earlier calls are not over",
@@ -241,7 +241,7 @@ class Caller:
         return error
 
     @contextlib.contextmanager
-    def _naming(self, op: str) -> Iterator[None]:
+    def _error_context(self, op: str) -> Iterator[None]:
         """Have errors say whose and which call failed, and what had ended the group before."""
         earlier = self.group.failure
         try:
@@ -257,7 +257,7 @@ class Caller:
             raise error from None
 
 
-class _Leaving:
+class _ClientDisconnect:
     """A future that is done when the request's client has gone; the body has been received."""
 
     def __init__(self, request: Request) -> None:
@@ -271,11 +271,11 @@ class _Leaving:
         self._hang_up.cancel()
 
 
-leaving = _Leaving
+client_disconnect = _ClientDisconnect
 """``async with leaving(request) as gone``: a future that is done when the client has hung up."""
 
 
-def _tell(loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
+def _resolve_threadsafe(loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
     """Say from another thread that something is over."""
 
     def say() -> None:
@@ -295,7 +295,7 @@ Timeout = Annotated[
 ]
 
 
-async def _group(group_id: GroupName, agent: TheAgent) -> LocalCommunicator:
+async def _group(group_id: GroupName, agent: AgentDep) -> LocalCommunicator:
     found = agent.group(group_id)
     if found is None:
         raise GroupNotFoundError(
@@ -304,19 +304,19 @@ async def _group(group_id: GroupName, agent: TheAgent) -> LocalCommunicator:
     return found
 
 
-TheGroup = Annotated[LocalCommunicator, Depends(_group)]
+GroupDep = Annotated[LocalCommunicator, Depends(_group)]
 """The group that the path names."""
 
 
-async def _caller(request: Request, group: TheGroup, timeout: Timeout = None) -> Caller:
-    return Caller(request, group, group.timeout if timeout is None else timeout)
+async def _caller(request: Request, group: GroupDep, timeout: Timeout = None) -> GroupCaller:
+    return GroupCaller(request, group, group.timeout if timeout is None else timeout)
 
 
-TheCaller = Annotated[Caller, Depends(_caller)]
+CallerDep = Annotated[GroupCaller, Depends(_caller)]
 """Makes calls of the group that the path names."""
 
 
-def refuse_unknown(request: Request, known: Sequence[str]) -> None:
+def check_query_parameters(request: Request, known: Sequence[str]) -> None:
     """Refuse a query with a parameter that would be ignored: it may be a mistyped one.
 
     Raises:

@@ -14,15 +14,15 @@ from pydantic.dataclasses import dataclass
 from starlette.requests import ClientDisconnect
 
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.http.routes.dependencies import BEARER, AgentView, TheAgent
-from rankmesh_agent.http.routes.group_calls import TheGroup, Threads, leaving
-from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep, AgentInterface
+from rankmesh_agent.http.routes.group_calls import GroupDep, WaiterThreads, client_disconnect
+from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.wire.errors import GroupAbortedError
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import AgentInfo, GroupInfo, GroupRequest
 
-router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
+router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
 _DAY = 86_400.0
 _MAX_REASON = 500
@@ -60,19 +60,19 @@ class AbortBody:
 
 
 @router.get("/info")
-async def info(agent: TheAgent) -> AgentInfo:
+async def info(agent: AgentDep) -> AgentInfo:
     """Say who this agent is, and how it reaches its peers."""
     return agent.info()
 
 
 @router.get("/groups")
-async def groups(agent: TheAgent) -> list[GroupInfo]:
+async def groups(agent: AgentDep) -> list[GroupInfo]:
     """List the groups this rank is a member of."""
     return agent.groups()
 
 
-@router.get("/groups/{group_id}", responses=documented(404, 422, 503))
-async def group(found: TheGroup) -> GroupInfo:
+@router.get("/groups/{group_id}", responses=problems(404, 422, 503))
+async def group(found: GroupDep) -> GroupInfo:
     """Describe one group."""
     return found.info()
 
@@ -83,10 +83,10 @@ async def group(found: TheGroup) -> GroupInfo:
     responses={
         200: {"model": GroupInfo, "description": "This very group, by its instance, is there already."},
         201: {"headers": {"Location": {"description": "The group.", "schema": {"type": "string"}}}},
-        **documented(400, 409, 410, 422, 500, 503, 504),
+        **problems(400, 409, 410, 422, 500, 503, 504),
     },
 )
-async def make_group(body: GroupBody, request: Request, response: Response, agent: TheAgent) -> GroupInfo:
+async def make_group(body: GroupBody, request: Request, response: Response, agent: AgentDep) -> GroupInfo:
     """Make a group at this rank; answered when all members' agents have been asked for it and have met."""
     wanted = GroupRequest(body.ranks, body.name, body.timeout, body.instance)
     _refuse(wanted, agent.info())
@@ -101,15 +101,15 @@ async def make_group(body: GroupBody, request: Request, response: Response, agen
     "/groups/{group_id}",
     status_code=HTTPStatus.NO_CONTENT,
     response_class=Response,
-    responses=documented(404, 409, 422, 503),
+    responses=problems(404, 409, 422, 503),
 )
-async def delete_group(found: TheGroup, agent: TheAgent) -> None:
+async def delete_group(found: GroupDep, agent: AgentDep) -> None:
     """End a group that was made over HTTP, at this rank; the other members are asked the same."""
     await asyncio.to_thread(agent.delete_group, found)
 
 
-@router.post("/groups/{group_id}/abort", responses=documented(400, 404, 422, 503))
-async def abort_group(found: TheGroup, body: AbortBody | None = None) -> GroupInfo:
+@router.post("/groups/{group_id}/abort", responses=problems(400, 404, 422, 503))
+async def abort_group(found: GroupDep, body: AbortBody | None = None) -> GroupInfo:
     """End a group at all members: what waits fails there, and says why. The world's end is the job's."""
     rank = found.global_ranks[found.rank]
     why = body.reason if body is not None and body.reason else "no reason was given"
@@ -118,7 +118,7 @@ async def abort_group(found: TheGroup, body: AbortBody | None = None) -> GroupIn
     return found.info()
 
 
-async def _make(wanted: GroupRequest, request: Request, agent: AgentView) -> tuple[LocalCommunicator, bool]:
+async def _make(wanted: GroupRequest, request: Request, agent: AgentInterface) -> tuple[LocalCommunicator, bool]:
     """Make a group while the client is there."""
     begun: list[LocalCommunicator] = []
     outcome: Future[tuple[LocalCommunicator, bool]] = Future()
@@ -129,9 +129,9 @@ async def _make(wanted: GroupRequest, request: Request, agent: AgentView) -> tup
         except BaseException as error:
             outcome.set_exception(error)
 
-    threads: Threads = request.app.state.threads
-    async with leaving(request) as gone:
-        if await threads.run(threads.take("group"), make, gone):
+    threads: WaiterThreads = request.app.state.threads
+    async with client_disconnect(request) as gone:
+        if await threads.run(threads.acquire("group"), make, gone):
             return outcome.result()
         error = GroupAbortedError(f"the HTTP client that made group {wanted.name!r} went away", group=wanted.name)
         for group in begun:

@@ -6,12 +6,12 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Response
 
-from rankmesh_agent.http.routes.dependencies import TheAgent
-from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import AgentDep
+from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import AgentHealth, Done
 
-router = APIRouter(tags=["health"], responses=documented(403, 413, 421))
+router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
 
 
 class NotReadyError(DistError):
@@ -22,7 +22,7 @@ class NotReadyError(DistError):
 
 
 @router.get("/health", responses={503: {"model": AgentHealth, "description": "The agent fails; the reasons say why."}})
-async def health(agent: TheAgent, response: Response) -> AgentHealth:
+async def health(agent: AgentDep, response: Response) -> AgentHealth:
     """Say whether the rank can do its work, and if not, why."""
     found = agent.health()
     if found.status == "failing":
@@ -36,8 +36,8 @@ async def livez() -> Done:
     return Done()
 
 
-@router.get("/readyz", responses=documented(503))
-async def readyz(agent: TheAgent) -> Done:
+@router.get("/readyz", responses=problems(503))
+async def readyz(agent: AgentDep) -> Done:
     """Answer 200 when the rank has joined, its groups work and it is not leaving."""
     if not agent.ready():
         raise NotReadyError("the rank has not joined, is leaving, or has a failed group; /health says which group")

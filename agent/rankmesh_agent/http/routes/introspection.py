@@ -9,13 +9,13 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rankmesh_agent.diagnostics.stacks import as_text, stacks
-from rankmesh_agent.http.routes.dependencies import BEARER, TheAgent
+from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep
 from rankmesh_agent.http.routes.group_calls import GroupNotFoundError
-from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_agent.wire.schemas import FlightRecord, InFlight, ThreadStack
 
-router = APIRouter(prefix="/v1", tags=["watching"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
+router = APIRouter(prefix="/v1", tags=["watching"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
 Group = Annotated[str, Path(min_length=1, max_length=MAX_NAME, description="The group's id, or its name.")]
 OfGroup = Annotated[
@@ -26,8 +26,8 @@ Last = Annotated[int | None, Query(ge=0, description="Only so many, the latest; 
 _PLAIN: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
-@router.get("/groups/{group_id}/inflight", responses=documented(404, 422))
-async def in_flight(group_id: Group, agent: TheAgent) -> list[InFlight]:
+@router.get("/groups/{group_id}/inflight", responses=problems(404, 422))
+async def in_flight(group_id: Group, agent: AgentDep) -> list[InFlight]:
     """List a group's operations that have begun, or are queued, and not ended; also of a group that is being made."""
     found = agent.in_flight(group_id)
     if found is None:
@@ -35,8 +35,8 @@ async def in_flight(group_id: Group, agent: TheAgent) -> list[InFlight]:
     return found
 
 
-@router.get("/flight-recorder", responses=documented(422))
-async def flight_recorder(agent: TheAgent, of_group: OfGroup = None, last: Last = None) -> list[FlightRecord]:
+@router.get("/flight-recorder", responses=problems(422))
+async def flight_recorder(agent: AgentDep, of_group: OfGroup = None, last: Last = None) -> list[FlightRecord]:
     """List the latest operations of all groups: those that have ended, in that order, then those in flight."""
     return agent.flight_records(of_group, last)
 

@@ -11,13 +11,13 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rankmesh_agent.http.routes.dependencies import BEARER, TheLeaseManager
-from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import BEARER, LeasableAgentDep
+from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.errors import LeaseEndedError
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, LeaseState, LeaseTerms
 
-router = APIRouter(prefix="/v1", tags=["lease"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
+router = APIRouter(prefix="/v1", tags=["lease"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
 _DAY = 86_400.0
 
@@ -48,17 +48,17 @@ class LeaseBody:
     status_code=HTTPStatus.CREATED,
     responses={
         202: {"model": LeaseState, "description": "The job's other ranks are missing yet; GET /v1/lease tells more."},
-        **documented(400, 409, 410, 422, 502, 504),
+        **problems(400, 409, 410, 422, 502, 504),
     },
 )
-async def take(body: LeaseBody, request: Request, response: Response, lease_manager: TheLeaseManager) -> LeaseState:
+async def acquire_lease(body: LeaseBody, request: Request, response: Response, agent: LeasableAgentDep) -> LeaseState:
     """Take the agent for a rank of a job, until DELETE or until it is idle for too long."""
     if body.rank >= body.world_size:
         wrong = f"rank {body.rank} is not in a world of {body.world_size}: ranks go from 0 to {body.world_size - 1}"
         raise RequestValidationError([{"loc": ("body", "rank"), "msg": wrong}])
     peer = f" at {request.client.host}" if request.client is not None else ""
     wanted = LeaseTerms(body.job, body.rank, body.world_size, body.timeout, f"an HTTP client{peer}", body.idle)
-    begun, future = lease_manager.acquire_in_background(wanted)
+    begun, future = agent.acquire_in_background(wanted)
     joining = asyncio.wrap_future(future)
     joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether or not we wait for it
     # After the body, only the end of the connection can come.
@@ -69,7 +69,7 @@ async def take(body: LeaseBody, request: Request, response: Response, lease_mana
         if joining.done():
             return LeaseState(joining.result(), "joined")
         if hang_up.done():
-            await asyncio.to_thread(lease_manager.release, begun.id, "its HTTP client went away while it joined")
+            await asyncio.to_thread(agent.release, begun.id, "its HTTP client went away while it joined")
             raise LeaseEndedError("the client went away")
         response.status_code = HTTPStatus.ACCEPTED
         return LeaseState(begun, "joining")
@@ -77,9 +77,9 @@ async def take(body: LeaseBody, request: Request, response: Response, lease_mana
         hang_up.cancel()
 
 
-@router.get("/lease", responses=documented(422, 503))
+@router.get("/lease", responses=problems(422, 503))
 async def lease(
-    lease_manager: TheLeaseManager,
+    agent: LeasableAgentDep,
     wait: Annotated[
         float, Query(ge=0, le=LONG_POLL_SECONDS, description="Seconds to wait while the agent joins the job.")
     ] = 0.0,
@@ -87,20 +87,20 @@ async def lease(
     """Say who has the agent, and whether it has joined the job."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait
-    while (found := lease_manager.lease_state()).state == "joining" and loop.time() < until:
+    while (found := agent.lease_state()).state == "joining" and loop.time() < until:
         await asyncio.sleep(0.05)
     return found
 
 
-@router.delete("/lease", responses=documented(410, 422, 503))
+@router.delete("/lease", responses=problems(410, 422, 503))
 async def give_back(
-    lease_manager: TheLeaseManager,
+    agent: LeasableAgentDep,
     id: Annotated[
         str | None, Query(max_length=64, description="Only this lease; whichever there is when left out.")
     ] = None,
 ) -> Done:
     """Have the agent leave the job; it is free then."""
-    lease_id = lease_manager.lease_state().lease.id if id is None else id
-    if not await asyncio.to_thread(lease_manager.release, lease_id, ""):
+    lease_id = agent.lease_state().lease.id if id is None else id
+    if not await asyncio.to_thread(agent.release, lease_id, ""):
         raise LeaseEndedError(f"there is no lease {lease_id!r} here any more")
     return Done()

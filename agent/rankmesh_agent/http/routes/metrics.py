@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from rankmesh_agent.http.routes.dependencies import BEARER, TheAgent
-from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep
+from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.schemas import AgentInfo
 from rankmesh_agent.wire.stats import BOUNDS, AgentStats, OperationStats
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
+router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
 _STRING = {"schema": {"type": "string"}}
 METRICS: dict[int | str, dict[str, Any]] = {
@@ -29,11 +29,11 @@ METRICS: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/metrics", response_class=Response, responses=METRICS)
-async def metrics(agent: TheAgent, request: Request) -> Response:
+async def metrics(agent: AgentDep, request: Request) -> Response:
     """Show what has been counted since the agent joined its job, and its process's use of memory and time."""
-    from rankmesh_agent.http.prometheus import exposition
+    from rankmesh_agent.http.prometheus import render_metrics
 
-    content, media_type = exposition(lambda: _metrics(agent.info(), agent.vitals()), request.headers.get("accept"))
+    content, media_type = render_metrics(lambda: _metrics(agent.info(), agent.vitals()), request.headers.get("accept"))
     return Response(content, headers={"Content-Type": media_type})
 
 

@@ -10,14 +10,14 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
-from rankmesh_agent.http.routes.dependencies import BEARER, TheProbing
-from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import BEARER, ProberDep
+from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import MAX_PROBE_BYTES, HostReport, ProbeReply, ProbeRequest
 
-router = APIRouter(prefix="/v1", tags=["probes"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
+router = APIRouter(prefix="/v1", tags=["probes"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
-MOST_AT_ONCE = 8
+MAX_CONCURRENT_PROBES = 8
 """How many probes an agent takes part in at a time, at either end: a rank has something else to do."""
 _PIECE = bytes(256 << 10)
 _OCTETS: dict[int | str, dict[str, Any]] = {
@@ -34,30 +34,30 @@ class ProbeBusyError(DistError):
     status = 503
 
 
-class _Places:
+class _ProbeSlots:
     """So many probes may be under way; the next one is told to come again."""
 
     def __init__(self) -> None:
-        self._free = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._free = threading.BoundedSemaphore(MAX_CONCURRENT_PROBES)
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         if not self._free.acquire(blocking=False):
-            raise ProbeBusyError(f"{MOST_AT_ONCE} probes are under way at this agent; ask again in a moment")
+            raise ProbeBusyError(f"{MAX_CONCURRENT_PROBES} probes are under way at this agent; ask again in a moment")
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self._free.release()
 
 
-_asked, _sent = _Places(), _Places()
+_asked, _sent = _ProbeSlots(), _ProbeSlots()
 
 
 @router.get("/host")
-async def host(probing: TheProbing) -> HostReport:
+async def host(prober: ProberDep) -> HostReport:
     """Say what the agent's host has: its clock, versions, and room for shared memory."""
-    return await to_thread.run_sync(probing.host)
+    return await to_thread.run_sync(prober.host)
 
 
-@router.get("/probe", response_class=StreamingResponse, responses={**_OCTETS, **documented(422, 503)})
+@router.get("/probe", response_class=StreamingResponse, responses={**_OCTETS, **problems(422, 503)})
 async def send_bytes(count: HowMany = 0) -> StreamingResponse:
     """Send so many zero bytes, for whoever measures the way to here."""
 
@@ -65,28 +65,28 @@ async def send_bytes(count: HowMany = 0) -> StreamingResponse:
         for begin in range(0, count, len(_PIECE)):
             yield _PIECE[: count - begin]
 
-    return _Sending(pieces(), media_type="application/octet-stream", headers={"Content-Length": str(count)})
+    return _SlottedResponse(pieces(), media_type="application/octet-stream", headers={"Content-Length": str(count)})
 
 
-class _Sending(StreamingResponse):
+class _SlottedResponse(StreamingResponse):
     """An answer that has a place while it lasts."""
 
     async def __call__(self, *arguments: Any) -> None:
-        _sent.take()
+        _sent.acquire()
         try:
             await super().__call__(*arguments)
         finally:
-            _sent.give_back()
+            _sent.release()
 
 
-@router.post("/probe", responses=documented(400, 422, 502, 503))
-async def probe(body: ProbeRequest, probing: TheProbing) -> ProbeReply:
+@router.post("/probe", responses=problems(400, 422, 502, 503))
+async def probe(body: ProbeRequest, prober: ProberDep) -> ProbeReply:
     """Measure the way from here to another agent, one that the gateway lists, and say how far it came.
 
     That is HTTP over a TCP connection of its own: slower than what carries collectives, but over the same network.
     """
-    _asked.take()
+    _asked.acquire()
     try:
-        return await to_thread.run_sync(probing.probe, body, limiter=CapacityLimiter(1))
+        return await to_thread.run_sync(prober.probe, body, limiter=CapacityLimiter(1))
     finally:
-        _asked.give_back()
+        _asked.release()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.http.application import documenting
+from rankmesh_agent.http.application import problem_responses
 
 MEANINGS = {
     400: "The request body cannot be read (`bad-request`), or is not the array it is said to be (`invalid-tensor`).",
@@ -34,5 +34,5 @@ MEANINGS = {
     "ranks did not come in time (`join-timeout`), or no gateway answers (`gateway-unreachable`).",
 }
 
-documented = documenting(MEANINGS)
+problems = problem_responses(MEANINGS)
 """Returns the ``responses=`` of a route that may answer with these error statuses."""

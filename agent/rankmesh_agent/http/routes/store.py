@@ -10,9 +10,9 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import StringConstraints, WithJsonSchema
 from starlette.convertors import StringConvertor, register_url_convertor
 
-from rankmesh_agent.http.routes.dependencies import BEARER, TheStore
-from rankmesh_agent.http.routes.disconnect import unless_gone
-from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import BEARER, StoreDep
+from rankmesh_agent.http.routes.disconnect import cancel_on_disconnect
+from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.commands import from_base64, to_base64
 from rankmesh_agent.store.condition import Condition, etag
@@ -45,7 +45,7 @@ router = APIRouter(
     prefix="/v1/store",
     tags=["store"],
     dependencies=[BEARER],
-    responses=documented(401, 403, 413, 421, 422, 502),
+    responses=problems(401, 403, 413, 421, 422, 502),
 )
 
 _A_KEY = f"1 to {MAX_KEY_BYTES} bytes of UTF-8"
@@ -100,81 +100,84 @@ class Octets(Response):
 
 
 @router.get("")
-async def list_keys(store: TheStore, prefix: Prefix = "", limit: Limit = None) -> list[str]:
+async def list_keys(store: StoreDep, prefix: Prefix = "", limit: Limit = None) -> list[str]:
     """List the keys, sorted."""
     return (await store.execute(commands.Keys(prefix)))[:limit]
 
 
 @router.post("/count")
-async def count(store: TheStore, prefix: Prefix = "") -> StoreNumber:
+async def count(store: StoreDep, prefix: Prefix = "") -> StoreNumber:
     """Say how many keys there are."""
     return StoreNumber(await store.execute(commands.Count(prefix)))
 
 
-@router.post("/check", responses=documented(400))
-async def check(body: StoreKeys, store: TheStore) -> StoreFound:
+@router.post("/check", responses=problems(400))
+async def check(body: StoreKeys, store: StoreDep) -> StoreFound:
     """Say whether all of some keys exist; a queue with something in it does, too."""
     return StoreFound(await store.execute(commands.Check(tuple(body.keys))))
 
 
-@router.post("/wait", responses=documented(400, 408))
-async def wait(body: StoreWait, request: Request, store: TheStore) -> Done:
+@router.post("/wait", responses=problems(400, 408))
+async def wait(body: StoreWait, request: Request, store: StoreDep) -> Done:
     """Answer when all keys are set; after 20 s at most, ask again for more."""
-    await unless_gone(request, store.execute(commands.Wait(tuple(body.keys), _slice(body.timeout))))
+    await cancel_on_disconnect(request, store.execute(commands.Wait(tuple(body.keys), _slice(body.timeout))))
     return Done()
 
 
-@router.post("/add", responses=documented(400, 409))
-async def add(body: StoreAdd, store: TheStore, once: Once = "") -> StoreNumber:
+@router.post("/add", responses=problems(400, 409))
+async def add(body: StoreAdd, store: StoreDep, once: Once = "") -> StoreNumber:
     """Add to a number, and say the sum."""
     return StoreNumber(await store.execute(commands.Add(body.key, body.amount), once))
 
 
-@router.post("/compare_set", response_class=Octets, responses=_OCTETS_OUT | documented(400))
-async def compare_set(body: StoreCompareSet, store: TheStore, once: Once = "") -> Octets:
+@router.post("/compare_set", response_class=Octets, responses=_OCTETS_OUT | problems(400))
+async def compare_set(body: StoreCompareSet, store: StoreDep, once: Once = "") -> Octets:
     """Replace a value if it is the expected one; return the value now, the expected one if there is none."""
     expected, desired = from_base64(body.expected), from_base64(body.desired)
     return Octets(await store.execute(commands.CompareSet(body.key, expected, desired), once))
 
 
 @router.post("/append", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
-async def append(key: KeyAsked, request: Request, store: TheStore, once: Once = "") -> None:
+async def append(key: KeyAsked, request: Request, store: StoreDep, once: Once = "") -> None:
     """Append the request's body to the key's value, or set it if there is none."""
     await store.execute(commands.Append(key, await request.body()), once)
 
 
-@router.post("/multi_get", responses=documented(400, 408))
-async def multi_get(body: StoreWait, request: Request, store: TheStore) -> StoreValues:
+@router.post("/multi_get", responses=problems(400, 408))
+async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> StoreValues:
     """Return several values, waiting for the keys as ``wait`` does."""
-    values = await unless_gone(request, store.execute(commands.MultiGet(tuple(body.keys), _slice(body.timeout))))
+    command = commands.MultiGet(tuple(body.keys), _slice(body.timeout))
+    values = await cancel_on_disconnect(request, store.execute(command))
     check_values(*values)
     return StoreValues({key: to_base64(value) for key, value in zip(body.keys, values, strict=True)})
 
 
-@router.post("/multi_set", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=documented(400))
-async def multi_set(body: StoreValues, store: TheStore, once: Once = "") -> None:
+@router.post("/multi_set", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=problems(400))
+async def multi_set(body: StoreValues, store: StoreDep, once: Once = "") -> None:
     """Set several values in one step."""
     await store.execute(commands.MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
 
 
 @router.post("/queue_push", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
-async def queue_push(key: KeyAsked, request: Request, store: TheStore, once: Once = "") -> None:
+async def queue_push(key: KeyAsked, request: Request, store: StoreDep, once: Once = "") -> None:
     """Append the request's body to a queue as one value."""
     await store.execute(commands.QueuePush(key, await request.body()), once)
 
 
-@router.post("/queue_pop", response_class=Octets, responses=_OCTETS_OUT | documented(400, 404))
-async def queue_pop(body: StorePop, request: Request, store: TheStore, once: Once = "") -> Octets:
+@router.post("/queue_pop", response_class=Octets, responses=_OCTETS_OUT | problems(400, 404))
+async def queue_pop(body: StorePop, request: Request, store: StoreDep, once: Once = "") -> Octets:
     """Take the first value of a queue, waiting for one if asked to.
 
     A value leaves the queue for a client that is there. If the answer is lost on its way, the same request with the
     same Idempotency-Key gets it again.
     """
-    return Octets(await unless_gone(request, store.execute(commands.QueuePop(body.key, _slice(body.timeout)), once)))
+    return Octets(
+        await cancel_on_disconnect(request, store.execute(commands.QueuePop(body.key, _slice(body.timeout)), once))
+    )
 
 
-@router.post("/queue_len", responses=documented(400))
-async def queue_len(body: StoreQueue, store: TheStore) -> StoreNumber:
+@router.post("/queue_len", responses=problems(400))
+async def queue_len(body: StoreQueue, store: StoreDep) -> StoreNumber:
     """Say how many values are in a queue."""
     return StoreNumber(await store.execute(commands.QueueLen(body.key)))
 
@@ -182,19 +185,19 @@ async def queue_len(body: StoreQueue, store: TheStore) -> StoreNumber:
 @router.get(
     "/{key:any_text}",
     response_class=Octets,
-    responses={200: {"content": _OCTETS, "headers": _ETAG}, **_NOT_MODIFIED, **documented(404, 412)},
+    responses={200: {"content": _OCTETS, "headers": _ETAG}, **_NOT_MODIFIED, **problems(404, 412)},
 )
 async def get_value(
     key: Key,
     request: Request,
-    store: TheStore,
+    store: StoreDep,
     seconds: Seconds = 0.0,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return a value, waiting for it if asked to."""
-    condition = _condition(request)
-    value = await unless_gone(request, store.execute(commands.Get(key, _slice(seconds))))
+    condition = _parse_condition(request)
+    value = await cancel_on_disconnect(request, store.execute(commands.Get(key, _slice(seconds))))
     Condition(condition.tags).check(key, value)
     tag = etag(value)
     if condition.absent or tag in condition.others:
@@ -206,20 +209,20 @@ async def get_value(
     "/{key:any_text}",
     status_code=HTTPStatus.NO_CONTENT,
     response_class=Response,
-    responses={204: {"headers": _ETAG}, **documented(412)},
+    responses={204: {"headers": _ETAG}, **problems(412)},
     openapi_extra=_OCTETS_IN,
 )
 async def set_value(
     key: Key,
     request: Request,
-    store: TheStore,
+    store: StoreDep,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
     once: Once = "",
 ) -> Response:
     """Store the request's body as the key's value."""
     value = await request.body()
-    await store.execute(commands.Set(key, value, _condition(request)), once)
+    await store.execute(commands.Set(key, value, _parse_condition(request)), once)
     return Response(status_code=HTTPStatus.NO_CONTENT, headers={"ETag": etag(value)})
 
 
@@ -227,22 +230,22 @@ async def set_value(
     "/{key:any_text}",
     status_code=HTTPStatus.NO_CONTENT,
     response_class=Response,
-    responses=documented(404, 412),
+    responses=problems(404, 412),
 )
 async def delete_value(
     key: Key,
     request: Request,
-    store: TheStore,
+    store: StoreDep,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
     once: Once = "",
 ) -> None:
     """Remove a key."""
-    if not await store.execute(commands.Delete(key, _condition(request)), once):
+    if not await store.execute(commands.Delete(key, _parse_condition(request)), once):
         raise KeyNotFoundError(f"nobody has set key {key!r}")
 
 
-def _condition(request: Request) -> Condition:
+def _parse_condition(request: Request) -> Condition:
     """Return what the request's headers ask for (RFC 9110, section 13.1); each may come in several lines."""
     wanted, unwanted = (
         [tag for line in request.headers.getlist(name) for tag in _TAGS.findall(line)]

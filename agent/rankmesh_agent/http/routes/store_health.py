@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from rankmesh_agent.http.routes.dependencies import TheStore
-from rankmesh_agent.http.routes.problems import documented
+from rankmesh_agent.http.routes.dependencies import StoreDep
+from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store.commands import Count
 from rankmesh_agent.wire.schemas import StoreHealth
 from rankmesh_agent.wire.version import __version__
 
-router = APIRouter(tags=["health"], responses=documented(403, 413, 421))
+router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
 
 
 @router.get("/health")
-async def health(store: TheStore) -> StoreHealth:
+async def health(store: StoreDep) -> StoreHealth:
     """Say that the store is there, and how many keys it has."""
     return StoreHealth("ok", "rankmesh-store", __version__, await store.execute(Count()))

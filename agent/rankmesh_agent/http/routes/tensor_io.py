@@ -24,11 +24,11 @@ RAW = "application/octet-stream"
 """Media type of elements in C order and little-endian, or whichever byte order the agents' machines have."""
 IDLE_SECONDS = 60.0
 """How long a client may be silent in the middle of a body."""
-_UNKNOWN = frozenset({"", RAW, "application/x-www-form-urlencoded"})
+_UNSPECIFIC_TYPES = frozenset({"", RAW, "application/x-www-form-urlencoded"})
 """Media types that say nothing; the last is what curl says of everything."""
-_SLICE = 1 << 18
+_CHUNK_BYTES = 1 << 18
 """Bytes of an answer that are handed to the connection at a time."""
-_GUESS = 1 << 16
+_INITIAL_BYTES = 1 << 16
 _SHAPE = r"^(\d{1,15}(,\d{1,15}){0,31})?$"
 
 BODY: dict[str, Any] = {
@@ -74,7 +74,7 @@ class BodyTimeoutError(DistError):
     retryable = True
 
 
-class Tensors:
+class TensorIO:
     """The array of a request, and how its answer's array is to be given.
 
     Args:
@@ -93,7 +93,7 @@ class Tensors:
         self._limit = limit
         self._is_npy = True
 
-    async def given(self) -> Array:
+    async def receive(self) -> Array:
         """Return the array the client sent, in C order; it may be written to.
 
         Raises:
@@ -101,30 +101,30 @@ class Tensors:
             InvalidCallError: its elements cannot be communicated.
             MediaTypeError: its form holds no array.
         """
-        body = await _received(self._request)
-        if not body.nbytes and self._described() != 0:
+        body = await _receive_body(self._request)
+        if not body.nbytes and self._declared_bytes() != 0:
             raise InvalidTensorError(
                 "the request has no body: send an array as a .npy file, or its elements with ?dtype=float32&shape=2,3"
             )
         return self._read(body)
 
-    async def expected(self) -> Array:
+    async def receive_or_allocate(self) -> Array:
         """Return memory for an array whose dtype and shape the client said, or sent an example of.
 
         Raises:
             InvalidCallError: it did neither.
             As ``given``.
         """
-        body = await _received(self._request)
+        body = await _receive_body(self._request)
         if body.nbytes:
             return self._read(body)
         if self._dtype is None or self._shape is None:
             raise InvalidCallError(
                 "what is to be received is unknown: say ?dtype=float32&shape=2,3, or send an array like it as the body"
             )
-        return self.room(self._shape, self._dtype)
+        return self.allocate(self._shape, self._dtype)
 
-    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return memory for an array.
 
         Raises:
@@ -140,7 +140,7 @@ class Tensors:
         except ValueError as error:
             raise InvalidCallError(f"no array has the shape {list(shape)}: {error}") from None
 
-    def answer(self, array: Array, headers: Mapping[str, str] | None = None) -> Response:
+    def respond(self, array: Array, headers: Mapping[str, str] | None = None) -> Response:
         """Return the answer that gives an array: in the form the client accepts, or that of its own array."""
         accepted = self._request.headers.get("accept", "")
         is_npy = self._is_npy if (NPY in accepted) == (RAW in accepted) else NPY in accepted
@@ -148,10 +148,10 @@ class Tensors:
 
     def _read(self, body: Array) -> Array:
         media = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media != NPY and media not in _UNKNOWN:
+        if media != NPY and media not in _UNSPECIFIC_TYPES:
             raise MediaTypeError(f"an array is sent as {NPY} or {RAW}, not as {media}")
         begins_so = bytes(body[: len(npy.MAGIC)]) == npy.MAGIC
-        self._is_npy = media == NPY or (begins_so and body.nbytes != self._described())
+        self._is_npy = media == NPY or (begins_so and body.nbytes != self._declared_bytes())
         return self._read_npy(body) if self._is_npy else self._read_raw(body)
 
     def _read_npy(self, body: Array) -> Array:
@@ -173,33 +173,33 @@ class Tensors:
             if body.nbytes % dtype.itemsize:
                 raise InvalidTensorError(f"{body.nbytes} bytes are no whole number of {display(dtype)}")
             return body.view(dtype)
-        if body.nbytes != self._described():
+        if body.nbytes != self._declared_bytes():
             raise InvalidTensorError(
-                f"{display(dtype)}{list(self._shape)} is {self._described()} bytes, but the body has {body.nbytes}"
+                f"{display(dtype)}{list(self._shape)} is {self._declared_bytes()} bytes, but the body has {body.nbytes}"
             )
         try:
             return body.view(dtype).reshape(self._shape)
         except ValueError as error:
             raise InvalidTensorError(f"no array has the shape {list(self._shape)}: {error}") from None
 
-    def _described(self) -> int | None:
+    def _declared_bytes(self) -> int | None:
         """Return how many bytes the elements have that the client described, None if it did not."""
         return None if self._dtype is None or self._shape is None else math.prod(self._shape) * self._dtype.itemsize
 
 
-async def receive_nothing(request: Request) -> None:
+async def receive_empty_body(request: Request) -> None:
     """See to it that a request has no body.
 
     Raises:
         InvalidCallError: it has.
     """
-    if (await _received(request)).nbytes:
+    if (await _receive_body(request)).nbytes:
         raise InvalidCallError("this call takes no array: leave the body out")
 
 
-async def _received(request: Request) -> Array:
+async def _receive_body(request: Request) -> Array:
     """Return a request's body; it goes to memory once where the client says how long it is."""
-    length = int(request.headers.get("content-length", _GUESS))
+    length = int(request.headers.get("content-length", _INITIAL_BYTES))
     buffer = np.empty(length, np.uint8)
     filled = 0
     clock = asyncio.get_running_loop().time
@@ -248,11 +248,11 @@ class _TensorResponse(Response):
     def _parts(self) -> Iterator[bytes | memoryview]:
         if self._start:
             yield self._start
-        for begin in range(0, self._elements.nbytes, _SLICE):
-            yield self._elements[begin : begin + _SLICE]
+        for begin in range(0, self._elements.nbytes, _CHUNK_BYTES):
+            yield self._elements[begin : begin + _CHUNK_BYTES]
 
 
-DtypeAsked = Annotated[
+DtypeQuery = Annotated[
     str | None,
     Query(
         alias="dtype",
@@ -261,7 +261,7 @@ DtypeAsked = Annotated[
         f"(bfloat16 and its like): {', '.join(FROM_NAME)}.",
     ),
 ]
-ShapeAsked = Annotated[
+ShapeQuery = Annotated[
     str | None,
     Query(
         alias="shape",
@@ -269,26 +269,26 @@ ShapeAsked = Annotated[
         description="Shape of raw elements, or of what is to be received: `2,3`. A .npy file says its own.",
     ),
 ]
-DtypeSaid = Annotated[
+DtypeHeader = Annotated[
     str | None, Header(alias="RankMesh-Dtype", max_length=32, description="The same as the query's dtype.")
 ]
-ShapeSaid = Annotated[
+ShapeHeader = Annotated[
     str | None, Header(alias="RankMesh-Shape", pattern=_SHAPE, description="The same as the query's shape.")
 ]
 
 
 async def _tensors(
     request: Request,
-    dtype: DtypeAsked = None,
-    shape: ShapeAsked = None,
-    dtype_said: DtypeSaid = None,
-    shape_said: ShapeSaid = None,
-) -> Tensors:
+    dtype: DtypeQuery = None,
+    shape: ShapeQuery = None,
+    dtype_said: DtypeHeader = None,
+    shape_said: ShapeHeader = None,
+) -> TensorIO:
     name = dtype if dtype is not None else dtype_said
     lengths = shape if shape is not None else shape_said
     if name is not None and name not in FROM_NAME:
         raise InvalidCallError(f"there is no dtype {name!r}; there are {', '.join(FROM_NAME)}")
-    return Tensors(
+    return TensorIO(
         request,
         None if name is None else FROM_NAME[name],
         None if lengths is None else tuple(int(length) for length in re.findall(r"\d+", lengths)),
@@ -296,5 +296,5 @@ async def _tensors(
     )
 
 
-TheTensors = Annotated[Tensors, Depends(_tensors)]
+TensorDep = Annotated[TensorIO, Depends(_tensors)]
 """The request's array."""

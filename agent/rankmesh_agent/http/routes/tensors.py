@@ -11,9 +11,9 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from rankmesh_agent.collectives.reduction import check_op, premultiplied
 from rankmesh_agent.http.routes.dependencies import BEARER
-from rankmesh_agent.http.routes.group_calls import TheCaller, refuse_unknown
-from rankmesh_agent.http.routes.problems import documented
-from rankmesh_agent.http.routes.tensor_io import BODY, Array, InvalidCallError, TheTensors, receive_nothing
+from rankmesh_agent.http.routes.group_calls import CallerDep, check_query_parameters
+from rankmesh_agent.http.routes.problems import problems
+from rankmesh_agent.http.routes.tensor_io import BODY, Array, InvalidCallError, TensorDep, receive_empty_body
 from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
@@ -21,7 +21,7 @@ router = APIRouter(
     prefix="/v1/groups/{group_id}",
     tags=["tensors"],
     dependencies=[BEARER],
-    responses=documented(401, 403, 404, 408, 409, 410, 413, 421, 422, 500, 503, 504),
+    responses=problems(401, 403, 404, 408, 409, 410, 413, 421, 422, 500, 503, 504),
 )
 
 Op = Annotated[
@@ -51,7 +51,7 @@ def _query(*own: str, tensor: bool = True) -> Any:
     known = [*own, "timeout", *(("dtype", "shape") if tensor else ())]
 
     async def check(request: Request) -> None:
-        refuse_unknown(request, known)
+        check_query_parameters(request, known)
 
     return Depends(check)
 
@@ -77,7 +77,7 @@ def _call(
     if gives == "sometimes":
         responses[204] = _NOTHING
     if takes != "nothing":
-        responses |= documented(400, 415)
+        responses |= problems(400, 415)
     body = {"requestBody": {"required": takes == "array", "content": BODY}} if takes != "nothing" else {}
     return router.post(
         f"/{name}",
@@ -91,140 +91,140 @@ def _call(
 
 
 @_call("all_reduce", "op", "factor")
-async def all_reduce(caller: TheCaller, tensors: TheTensors, op: Op = "sum", factor: Factor = None) -> Response:
+async def all_reduce(caller: CallerDep, tensors: TensorDep, op: Op = "sum", factor: Factor = None) -> Response:
     """Reduce an array over all ranks; each gets the result."""
-    array = await tensors.given()
+    array = await tensors.receive()
     how, flat = _reduction(op, factor, array)
     await caller.collective("all_reduce", lambda options: caller.group.all_reduce(flat, how, options), _shape(array))
-    return tensors.answer(flat.reshape(array.shape))
+    return tensors.respond(flat.reshape(array.shape))
 
 
 @_call("reduce", "dst", "op", "factor", gives="sometimes")
 async def reduce(
-    caller: TheCaller, tensors: TheTensors, dst: Dst = None, op: Op = "sum", factor: Factor = None
+    caller: CallerDep, tensors: TensorDep, dst: Dst = None, op: Op = "sum", factor: Factor = None
 ) -> Response:
     """Reduce an array over all ranks; the rank ``dst`` gets the result, the others 204."""
-    root = caller.root(dst, "dst")
-    array = await tensors.given()
+    root = caller.group_rank(dst, "dst")
+    array = await tensors.receive()
     how, flat = _reduction(op, factor, array)
     await caller.collective("reduce", lambda options: caller.group.reduce(flat, how, root, options), _shape(array))
-    return tensors.answer(flat.reshape(array.shape)) if caller.group.rank == root else _nothing()
+    return tensors.respond(flat.reshape(array.shape)) if caller.group.rank == root else _nothing()
 
 
 @_call("broadcast", "src", takes="example", gives="sometimes")
-async def broadcast(caller: TheCaller, tensors: TheTensors, src: Src = None) -> Response:
+async def broadcast(caller: CallerDep, tensors: TensorDep, src: Src = None) -> Response:
     """Copy the array that the rank ``src`` sends to all ranks; it gets 204 itself.
 
     The others say dtype and shape, or send an array like it.
     """
-    root = caller.root(src, "src")
+    root = caller.group_rank(src, "src")
     sends = caller.group.rank == root
-    array = await (tensors.given() if sends else tensors.expected())
+    array = await (tensors.receive() if sends else tensors.receive_or_allocate())
     flat = array.reshape(-1)
     await caller.collective("broadcast", lambda options: caller.group.broadcast(flat, root, options), _shape(array))
-    return _nothing() if sends else tensors.answer(array)
+    return _nothing() if sends else tensors.respond(array)
 
 
 @_call("all_gather")
-async def all_gather(caller: TheCaller, tensors: TheTensors) -> Response:
+async def all_gather(caller: CallerDep, tensors: TensorDep) -> Response:
     """Collect the arrays of all ranks, alike in dtype and shape: each gets them stacked, by rank in the group."""
-    array = await tensors.given()
-    stack = tensors.room((caller.group.size, *array.shape), array.dtype)
+    array = await tensors.receive()
+    stack = tensors.allocate((caller.group.size, *array.shape), array.dtype)
     await caller.collective(
         "all_gather",
         lambda options: caller.group.all_gather(_parts(stack), array.reshape(-1), options),
         _shape(array),
     )
-    return tensors.answer(stack)
+    return tensors.respond(stack)
 
 
 @_call("gather", "dst", gives="sometimes")
-async def gather(caller: TheCaller, tensors: TheTensors, dst: Dst = 0) -> Response:
+async def gather(caller: CallerDep, tensors: TensorDep, dst: Dst = 0) -> Response:
     """Collect the arrays of all ranks, alike in dtype and shape: ``dst`` gets them stacked, the others 204."""
-    root = caller.root(dst, "dst")
+    root = caller.group_rank(dst, "dst")
     receives = caller.group.rank == root
-    array = await tensors.given()
-    stack = tensors.room((caller.group.size, *array.shape), array.dtype) if receives else array[:0]
+    array = await tensors.receive()
+    stack = tensors.allocate((caller.group.size, *array.shape), array.dtype) if receives else array[:0]
     outputs = _parts(stack) if receives else []
     await caller.collective(
         "gather", lambda options: caller.group.gather(outputs, array.reshape(-1), root, options), _shape(array)
     )
-    return tensors.answer(stack) if receives else _nothing()
+    return tensors.respond(stack) if receives else _nothing()
 
 
 @_call("scatter", "src", takes="example")
-async def scatter(caller: TheCaller, tensors: TheTensors, src: Src = 0) -> Response:
+async def scatter(caller: CallerDep, tensors: TensorDep, src: Src = 0) -> Response:
     """Hand out the arrays that ``src`` sends stacked, one a rank; each rank gets its own.
 
     The others say dtype and shape of one, or send an array like it.
     """
-    root = caller.root(src, "src")
+    root = caller.group_rank(src, "src")
     if caller.group.rank == root:
-        stack = _stacked(await tensors.given(), caller.group.size)
-        inputs, output = _parts(stack), tensors.room(stack.shape[1:], stack.dtype)
+        stack = _stacked(await tensors.receive(), caller.group.size)
+        inputs, output = _parts(stack), tensors.allocate(stack.shape[1:], stack.dtype)
     else:
-        inputs, output = [], await tensors.expected()
+        inputs, output = [], await tensors.receive_or_allocate()
     await caller.collective(
         "scatter", lambda options: caller.group.scatter(output.reshape(-1), inputs, root, options), _shape(output)
     )
-    return tensors.answer(output)
+    return tensors.respond(output)
 
 
 @_call("reduce_scatter", "op", "factor")
-async def reduce_scatter(caller: TheCaller, tensors: TheTensors, op: Op = "sum", factor: Factor = None) -> Response:
+async def reduce_scatter(caller: CallerDep, tensors: TensorDep, op: Op = "sum", factor: Factor = None) -> Response:
     """Reduce what all ranks send stacked, one array a rank; each rank gets the reduction of its own."""
-    stack = _stacked(await tensors.given(), caller.group.size)
+    stack = _stacked(await tensors.receive(), caller.group.size)
     how, flat = _reduction(op, factor, stack)
-    output = tensors.room(stack.shape[1:], stack.dtype)
+    output = tensors.allocate(stack.shape[1:], stack.dtype)
     inputs = _parts(flat.reshape(stack.shape))
     await caller.collective(
         "reduce_scatter",
         lambda options: caller.group.reduce_scatter(output.reshape(-1), inputs, how, options),
         _shape(stack),
     )
-    return tensors.answer(output)
+    return tensors.respond(output)
 
 
 @_call("all_to_all")
-async def all_to_all(caller: TheCaller, tensors: TheTensors) -> Response:
+async def all_to_all(caller: CallerDep, tensors: TensorDep) -> Response:
     """Give every rank its part of what this rank sends stacked; get what they have for this one, stacked."""
-    stack = _stacked(await tensors.given(), caller.group.size)
-    received = tensors.room(stack.shape, stack.dtype)
+    stack = _stacked(await tensors.receive(), caller.group.size)
+    received = tensors.allocate(stack.shape, stack.dtype)
     await caller.collective(
         "all_to_all",
         lambda options: caller.group.all_to_all(_parts(received), _parts(stack), options),
         f"{stack[0].size} elements for and from each rank",
     )
-    return tensors.answer(received)
+    return tensors.respond(received)
 
 
 @_call("barrier", takes="nothing", gives="nothing")
-async def barrier(request: Request, caller: TheCaller) -> Response:
+async def barrier(request: Request, caller: CallerDep) -> Response:
     """Wait until all ranks have come."""
-    await receive_nothing(request)
+    await receive_empty_body(request)
     await caller.collective("barrier", caller.group.barrier)
     return _nothing()
 
 
 @_call("send", "dst", "tag", gives="nothing")
-async def send(caller: TheCaller, tensors: TheTensors, dst: Dst = None, tag: Tag = 0) -> Response:
+async def send(caller: CallerDep, tensors: TensorDep, dst: Dst = None, tag: Tag = 0) -> Response:
     """Send an array to another rank. A small one may be on its way yet when this is answered."""
-    rank = caller.peer(dst, "dst")
-    array = (await tensors.given()).reshape(-1)
+    rank = caller.peer_rank(dst, "dst")
+    array = (await tensors.receive()).reshape(-1)
     await caller.message("send", lambda options: caller.group.send(array, rank, tag, options))
     return _nothing()
 
 
 @_call("recv", "src", "tag", takes="example")
-async def recv(caller: TheCaller, tensors: TheTensors, src: Src = None, tag: Tag = 0) -> Response:
+async def recv(caller: CallerDep, tensors: TensorDep, src: Src = None, tag: Tag = 0) -> Response:
     """Receive an array of the dtype and shape that the client says, or sends an array of.
 
     It is from the rank ``src``, or if that is left out from any; the header RankMesh-Source says which.
     """
-    rank = ANY if src is None else caller.peer(src, "src")
-    array = await tensors.expected()
+    rank = ANY if src is None else caller.peer_rank(src, "src")
+    array = await tensors.receive_or_allocate()
     work = await caller.message("recv", lambda options: caller.group.receive(array.reshape(-1), rank, tag, options))
-    return tensors.answer(array, {"RankMesh-Source": str(work.source_rank())})
+    return tensors.respond(array, {"RankMesh-Source": str(work.source_rank())})
 
 
 def _reduction(op: str, factor: float | None, array: Array) -> tuple[ReduceOp, Array]:

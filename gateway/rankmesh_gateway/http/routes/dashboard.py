@@ -9,9 +9,9 @@ from fastapi.responses import HTMLResponse
 
 from rankmesh_agent.http.application import Responses
 from rankmesh_gateway import dashboard
-from rankmesh_gateway.http.routes.problems import documented
+from rankmesh_gateway.http.routes.problems import problems
 
-router = APIRouter(tags=["dashboard"], responses=documented(403, 413, 421))
+router = APIRouter(tags=["dashboard"], responses=problems(403, 413, 421))
 
 _UNCHANGED: Responses = {304: {"description": "The client has it already: its If-None-Match is the ETag."}}
 

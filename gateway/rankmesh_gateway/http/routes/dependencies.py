@@ -7,8 +7,8 @@ from typing import Annotated, cast
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
-from rankmesh_gateway.clients.group_controller import Fleet
-from rankmesh_gateway.snapshot import Overviews
+from rankmesh_gateway.clients.group_controller import GroupController
+from rankmesh_gateway.snapshot import SnapshotCache
 from rankmesh_gateway.state.registry import Registry
 
 
@@ -16,19 +16,19 @@ async def _registry(request: Request) -> Registry:
     return cast(Registry, request.app.state.registry)
 
 
-async def _overviews(request: Request) -> Overviews:
-    return cast(Overviews, request.app.state.overviews)
+async def _snapshots(request: Request) -> SnapshotCache:
+    return cast(SnapshotCache, request.app.state.snapshots)
 
 
-async def _fleet(request: Request) -> Fleet:
-    return cast(Fleet, request.app.state.fleet)
+async def _controller(request: Request) -> GroupController:
+    return cast(GroupController, request.app.state.controller)
 
 
-TheRegistry = Annotated[Registry, Depends(_registry)]
+RegistryDep = Annotated[Registry, Depends(_registry)]
 """The registry the application was made with."""
-TheOverviews = Annotated[Overviews, Depends(_overviews)]
+SnapshotDep = Annotated[SnapshotCache, Depends(_snapshots)]
 """What puts together all that there is to see."""
-TheFleet = Annotated[Fleet, Depends(_fleet)]
+ControllerDep = Annotated[GroupController, Depends(_controller)]
 """What has the agents of groups do something."""
 
 BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a gateway on loopback may have none."))

@@ -13,15 +13,15 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rankmesh_gateway.http.routes.dependencies import BEARER, TheOverviews, TheRegistry
-from rankmesh_gateway.http.routes.problems import documented
+from rankmesh_gateway.http.routes.dependencies import BEARER, RegistryDep, SnapshotDep
+from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.http.sse import stream
 from rankmesh_gateway.schemas import Overview
 from rankmesh_gateway.state.event_log import KEPT_EVENTS, TooManyListenersError
 
 _log = logging.getLogger("rankmesh")
 
-router = APIRouter(prefix="/v1", tags=["events"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
+router = APIRouter(prefix="/v1", tags=["events"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
 SLOW_SECONDS = 10.0
 """A listener that takes nothing for this long is sent away."""
@@ -101,10 +101,10 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-@router.get("/events", status_code=200, response_class=EventStream, responses=_TEXT | documented(422, 503))
+@router.get("/events", status_code=200, response_class=EventStream, responses=_TEXT | problems(422, 503))
 async def events(
-    registry: TheRegistry,
-    overviews: TheOverviews,
+    registry: RegistryDep,
+    overviews: SnapshotDep,
     last_event_id: LastEventId = None,
     after: After = None,
     overview: WithOverview = False,
@@ -121,15 +121,17 @@ async def events(
     sent every 10 s in which nothing else is.
     """
     log = registry.events
-    log.refuse_one_too_many()
+    log.check_capacity()
     seen = after if last_event_id is None else _number(last_event_id)
-    return EventStream(stream(log, log.position(seen), registry.look, overviews.encoded if overview else None))
+    return EventStream(
+        stream(log, log.resume_position(seen), registry.poll_timeouts, overviews.cached_json if overview else None)
+    )
 
 
-@router.get("/overview", responses=documented(422))
-async def overview(overviews: TheOverviews) -> Overview:
+@router.get("/overview", responses=problems(422))
+async def overview(overviews: SnapshotDep) -> Overview:
     """Tell all there is to see: ranks, agents, groups, calls in flight, rates, and what is in the jobs' stores."""
-    return await overviews.complete()
+    return await overviews.refresh()
 
 
 def _number(text: str) -> int:

@@ -13,12 +13,12 @@ from pydantic.dataclasses import dataclass
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import RankGroupInfo
 from rankmesh_gateway.clients.group_controller import MAKE_SECONDS
-from rankmesh_gateway.http.routes.dependencies import BEARER, TheFleet, TheRegistry
-from rankmesh_gateway.http.routes.problems import documented
+from rankmesh_gateway.http.routes.dependencies import BEARER, ControllerDep, RegistryDep
+from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupInFlight, GroupMade, JobInfo
 from rankmesh_gateway.state.validation import MAX_REASON
 
-router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=documented(401, 403, 413, 421, 422))
+router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(401, 403, 413, 421, 422))
 
 JobName = Annotated[str | None, Query(max_length=MAX_NAME, description="Only this job; all when left out.")]
 GroupName = Annotated[
@@ -72,66 +72,66 @@ class Grow:
 
 
 @router.get("/jobs")
-async def jobs(registry: TheRegistry) -> list[JobInfo]:
+async def jobs(registry: RegistryDep) -> list[JobInfo]:
     """List the jobs' worlds by job and epoch."""
     return registry.jobs()
 
 
 @router.get("/groups")
-async def groups(registry: TheRegistry, job: JobName = None) -> list[RankGroupInfo]:
+async def groups(registry: RegistryDep, job: JobName = None) -> list[RankGroupInfo]:
     """List the groups by job, epoch and id, as their members last reported them."""
     return registry.groups(job)
 
 
-@router.get("/groups/{group}", responses=documented(404))
-async def group(group: GroupName, registry: TheRegistry, job: JobName = None) -> RankGroupInfo:
+@router.get("/groups/{group}", responses=problems(404))
+async def group(group: GroupName, registry: RegistryDep, job: JobName = None) -> RankGroupInfo:
     """Describe one group."""
-    return registry.group(group, job)[0]
+    return registry.find_group(group, job)[0]
 
 
-@router.get("/groups/{group}/inflight", responses=documented(404))
-async def group_in_flight(group: GroupName, registry: TheRegistry, job: JobName = None) -> list[GroupInFlight]:
+@router.get("/groups/{group}/inflight", responses=problems(404))
+async def group_in_flight(group: GroupName, registry: RegistryDep, job: JobName = None) -> list[GroupInFlight]:
     """List a group's calls that some members have begun and not ended, the earliest first: who holds up whom."""
-    found, _ = registry.group(group, job)
+    found, _ = registry.find_group(group, job)
     calls = registry.in_flight(found.job)
     return [each for each in calls if (each.epoch, each.group) == (found.epoch, found.id)]
 
 
-@router.post("/groups", status_code=HTTPStatus.CREATED, responses=documented(400, 404, 409, 502, 503))
-async def make_group(body: NewGroup, fleet: TheFleet) -> GroupMade:
+@router.post("/groups", status_code=HTTPStatus.CREATED, responses=problems(400, 404, 409, 502, 503))
+async def make_group(body: NewGroup, fleet: ControllerDep) -> GroupMade:
     """Make a group: the agents of all members are asked at the same time, and all of them have it then, or none."""
     return await fleet.make(body.job, body.ranks, body.name, body.timeout)
 
 
-@router.post("/groups/{group}/abort", responses=documented(400, 404, 502))
+@router.post("/groups/{group}/abort", responses=problems(400, 404, 502))
 async def abort_group(
-    group: GroupName, registry: TheRegistry, fleet: TheFleet, body: Abort | None = None, job: JobName = None
+    group: GroupName, registry: RegistryDep, fleet: ControllerDep, body: Abort | None = None, job: JobName = None
 ) -> FanOut:
     """End a group at all members: what waits there fails and says why. Says which members' agents answered."""
-    found, ranks = registry.group(group, job)
+    found, ranks = registry.find_group(group, job)
     return await fleet.abort(found, ranks, (body.reason if body is not None else "") or "no reason was given")
 
 
-@router.post("/groups/{group}/shrink", responses=documented(400, 404, 409, 502, 503))
+@router.post("/groups/{group}/shrink", responses=problems(400, 404, 409, 502, 503))
 async def shrink_group(
-    group: GroupName, registry: TheRegistry, fleet: TheFleet, body: Shrink | None = None, job: JobName = None
+    group: GroupName, registry: RegistryDep, fleet: ControllerDep, body: Shrink | None = None, job: JobName = None
 ) -> GroupChanged:
     """Make a group of the members that remain, under a new name, and end the old one at those that live.
 
     A group that was not made over HTTP is aborted: its job's calls fail, and say why.
     """
     wanted = Shrink() if body is None else body
-    found, ranks = registry.group(group, job)
+    found, ranks = registry.find_group(group, job)
     return await fleet.shrink(found, ranks, wanted.without, wanted.timeout)
 
 
-@router.post("/groups/{group}/grow", responses=documented(400, 404, 409, 502, 503))
+@router.post("/groups/{group}/grow", responses=problems(400, 404, 409, 502, 503))
 async def grow_group(
-    body: Grow, group: GroupName, registry: TheRegistry, fleet: TheFleet, job: JobName = None
+    body: Grow, group: GroupName, registry: RegistryDep, fleet: ControllerDep, job: JobName = None
 ) -> GroupChanged:
     """Make a group of the members and more ranks, under a new name, and end the old one.
 
     A group that was not made over HTTP is aborted: its job's calls fail, and say why.
     """
-    found, ranks = registry.group(group, job)
+    found, ranks = registry.find_group(group, job)
     return await fleet.grow(found, ranks, body.ranks, body.timeout)

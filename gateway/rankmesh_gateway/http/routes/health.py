@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from rankmesh_agent.wire.schemas import Done, GatewayHealth
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.routes.dependencies import TheRegistry
-from rankmesh_gateway.http.routes.problems import documented
+from rankmesh_gateway.http.routes.dependencies import RegistryDep
+from rankmesh_gateway.http.routes.problems import problems
 
-router = APIRouter(tags=["health"], responses=documented(403, 413, 421))
+router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
 
 
 @router.get("/health")
-async def health(registry: TheRegistry) -> GatewayHealth:
+async def health(request: Request, registry: RegistryDep) -> GatewayHealth:
     """Say who this gateway is, and how many jobs and ranks are live."""
-    return handlers.health(registry)
+    return await handlers.health(registry, None, request.receive)
 
 
 @router.get("/livez")

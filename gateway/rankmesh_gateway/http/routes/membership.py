@@ -17,36 +17,35 @@ from rankmesh_agent.wire.schemas import (
     RankInfo,
 )
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.routes.dependencies import BEARER, TheRegistry
-from rankmesh_gateway.http.routes.problems import documented
+from rankmesh_gateway.http.routes.dependencies import BEARER, RegistryDep
+from rankmesh_gateway.http.routes.problems import problems
 
 router = APIRouter(
-    prefix="/v1", tags=["membership"], dependencies=[BEARER], responses=documented(401, 403, 413, 421, 422)
+    prefix="/v1", tags=["membership"], dependencies=[BEARER], responses=problems(401, 403, 413, 421, 422)
 )
 
 JobName = Annotated[str | None, Query(max_length=MAX_NAME, description="Only this job; all when left out.")]
 
 
-@router.post("/join", responses=documented(400, 409, 503))
-async def join(body: JoinRequest, request: Request, registry: TheRegistry) -> JoinReply:
+@router.post("/join", responses=problems(400, 409, 503))
+async def join(body: JoinRequest, request: Request, registry: RegistryDep) -> JoinReply:
     """Join a job's world. Held while ranks are missing, 20 s at most; ask again while the answer is not complete."""
     return await handlers.join(registry, body, request.receive)
 
 
-@router.post("/heartbeat", responses=documented(400, 409, 503))
-async def heartbeat(body: Heartbeat, registry: TheRegistry) -> HeartbeatReply:
+@router.post("/heartbeat", responses=problems(400, 409, 503))
+async def heartbeat(body: Heartbeat, request: Request, registry: RegistryDep) -> HeartbeatReply:
     """Tell that a rank lives, and how its groups are."""
-    return registry.heartbeat(body)
+    return await handlers.heartbeat(registry, body, request.receive)
 
 
-@router.post("/leave", responses=documented(400))
-async def leave(body: Leave, registry: TheRegistry) -> Done:
+@router.post("/leave", responses=problems(400))
+async def leave(body: Leave, request: Request, registry: RegistryDep) -> Done:
     """Say goodbye."""
-    registry.leave(body)
-    return Done()
+    return await handlers.leave(registry, body, request.receive)
 
 
 @router.get("/ranks")
-async def ranks(registry: TheRegistry, job: JobName = None) -> list[RankInfo]:
+async def ranks(registry: RegistryDep, job: JobName = None) -> list[RankInfo]:
     """List the ranks by job, epoch and rank, and how they are."""
     return registry.ranks(job)

@@ -10,15 +10,15 @@ from fastapi import APIRouter, Request, Response
 
 from rankmesh_agent.wire.schemas import AgentState, RankState
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.http.routes.dependencies import BEARER, TheRegistry
-from rankmesh_gateway.http.routes.problems import documented
-from rankmesh_gateway.state.event_log import Kind
+from rankmesh_gateway.http.routes.dependencies import BEARER, RegistryDep
+from rankmesh_gateway.http.routes.problems import problems
+from rankmesh_gateway.state.event_log import EventKind
 from rankmesh_gateway.state.registry import Registry
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=documented(401, 403, 413, 421))
+router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
 MOST_JOBS = 100
 """How many jobs have metrics of their own; the others' are added up, under OTHER_JOBS."""
@@ -34,11 +34,11 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
-async def metrics(registry: TheRegistry, request: Request) -> Response:
+async def metrics(registry: RegistryDep, request: Request) -> Response:
     """Show how many jobs, ranks, groups and agents there are, what was asked, and the process's memory and time."""
-    from rankmesh_agent.http.prometheus import exposition
+    from rankmesh_agent.http.prometheus import render_metrics
 
-    content, media_type = exposition(lambda: _metrics(registry), request.headers.get("accept"))
+    content, media_type = render_metrics(lambda: _metrics(registry), request.headers.get("accept"))
     return Response(content, headers={"Content-Type": media_type})
 
 
@@ -77,11 +77,11 @@ def _metrics(registry: Registry) -> Iterator[Metric]:
         agents.add_metric([state], found[state])
     yield agents
 
-    happened = registry.events.counted()
+    happened = registry.events.counts()
     events = CounterMetricFamily("rankmesh_gateway_events", "What happened.", labels=["event"])
-    for kind in get_args(Kind):
+    for kind in get_args(EventKind):
         events.add_metric([kind], happened[kind])
     yield events
-    said = registry.counted()
+    said = registry.request_counts()
     for what, text in (("joins", "Requests to join."), ("heartbeats", "Signs of life."), ("leaves", "Goodbyes.")):
         yield CounterMetricFamily(f"rankmesh_gateway_{what}", f"{text[:-1]} of ranks that made sense.", said[what])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.http.application import documenting
+from rankmesh_agent.http.application import problem_responses
 
 MEANINGS = {
     400: "The request body cannot be read (`bad-request`).",
@@ -22,5 +22,5 @@ MEANINGS = {
     "group have failed or left (`rank-failed`). As many listen to events as may (`too-many-listeners`).",
 }
 
-documented = documenting(MEANINGS)
+problems = problem_responses(MEANINGS)
 """Returns the ``responses=`` of a route that may answer with these error statuses."""

@@ -10,7 +10,7 @@ import pytest
 from support.views import FakeAgent
 
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.middleware import Guard
+from rankmesh_agent.http.middleware import SecurityMiddleware
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ class Current:
 
 
 @pytest.fixture(scope="module")
-def shared_app() -> tuple[Current, Guard]:
+def shared_app() -> tuple[Current, SecurityMiddleware]:
     """An application that wants the token 'secret', and which agent it shows: making one takes a while."""
     current = Current()
     return current, create_app(current, token="secret")

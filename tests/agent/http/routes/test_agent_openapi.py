@@ -179,10 +179,10 @@ async def test_it_documents_what_there_is(document):
     assert found == expected()
 
 
-def busy() -> probe._Places:
-    places = probe._Places()
-    for _ in range(probe.MOST_AT_ONCE):
-        places.take()
+def busy() -> probe._ProbeSlots:
+    places = probe._ProbeSlots()
+    for _ in range(probe.MAX_CONCURRENT_PROBES):
+        places.acquire()
     return places
 
 

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.server import HttpThread, bind, url_of
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store.http_client import HttpStore
 
 pytestmark = pytest.mark.anyio
@@ -20,13 +21,13 @@ NAMED, NAMED2 = {"Idempotency-Key": "one"}, {"Idempotency-Key": "two"}
 
 
 @pytest.fixture
-def owner(agent) -> Iterator[HttpThread]:
+def owner(agent) -> Iterator[HttpServer]:
     listener = bind("127.0.0.1", 0, purpose="test")
-    server = HttpThread(lambda: create_app(agent, token="secret"), listener, "owner")
+    server = HttpServer(listener, "owner")
     server.url = url_of(listener)
-    server.start()
+    server.start(lambda: create_app(agent, token="secret"))
     yield server
-    server.stop()
+    server.close()
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ async def test_waits_through_both_do_not_keep_out_who_sets(agent, forwarder):
 
 
 async def test_an_owner_that_is_gone_is_named(owner, forwarder):
-    owner.stop()
+    owner.close()
     answer = await forwarder.get("/v1/store/k", params={"wait": 20})
     assert (answer.status_code, answer.json()["code"]) == (502, "network-error")
     assert answer.json()["address"] == owner.url
@@ -107,7 +108,7 @@ async def test_an_owner_that_goes_while_others_wait_is_named(agent, owner, forwa
     async with asyncio.timeout(15.0):
         while not agent.store.table._watches:
             await asyncio.sleep(0.005)
-        await asyncio.to_thread(owner.stop, 10.0)
+        await asyncio.to_thread(owner.close, 10.0)
         answer = await waiting
     assert (answer.status_code, answer.json()["address"]) == (502, owner.url)
     assert agent.store.table._watches == {}

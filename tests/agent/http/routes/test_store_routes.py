@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.server import HttpThread, bind, url_of
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
 
 JSON = {"Content-Type": "application/json"}
@@ -278,10 +279,10 @@ class TestClientsThatGo:
     def url(self, agent) -> Iterator[str]:
         listener = bind("127.0.0.1", 0, purpose="test")
         address = url_of(listener)
-        server = HttpThread(lambda: create_app(SimpleNamespace(store=agent.store)), listener, "test")
-        server.start()
+        server = HttpServer(listener, "test")
+        server.start(lambda: create_app(SimpleNamespace(store=agent.store)))
         yield address
-        server.stop()
+        server.close()
 
     @pytest.fixture
     def connect(self, url):

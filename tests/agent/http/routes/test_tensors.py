@@ -12,7 +12,7 @@ from support import oracle
 from support.http_ranks import applications, clients, from_npy, from_raw, npy
 from support.threads import world
 
-from rankmesh_agent.http.middleware import Guard
+from rankmesh_agent.http.middleware import SecurityMiddleware
 from rankmesh_agent.wire.dtypes import FROM_NAME, display
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -24,7 +24,7 @@ NPY, RAW = "application/x-npy", "application/octet-stream"
 
 
 @pytest.fixture(scope="module", params=["inproc", "segment"])
-def trio(request: pytest.FixtureRequest) -> Iterator[list[Guard]]:
+def trio(request: pytest.FixtureRequest) -> Iterator[list[SecurityMiddleware]]:
     """The applications of three ranks."""
     with world(SIZE, request.param) as made:
         yield applications(made)

@@ -13,7 +13,7 @@ from support.http_ranks import GroupsAgent, applications, clients, from_npy, npy
 from support.threads import NOW, World, in_threads, world
 
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.middleware import Guard
+from rankmesh_agent.http.middleware import SecurityMiddleware
 from rankmesh_agent.http.routes import group_calls, tensor_io
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -33,13 +33,13 @@ def alone() -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def apps_alone(alone: World) -> list[Guard]:
+def apps_alone(alone: World) -> list[SecurityMiddleware]:
     """The application of its agent, which takes arrays of a thousand bytes."""
     return applications(alone, max_tensor=LIMIT)
 
 
 @pytest.fixture
-async def client(apps_alone: list[Guard]) -> AsyncIterator[httpx.AsyncClient]:
+async def client(apps_alone: list[SecurityMiddleware]) -> AsyncIterator[httpx.AsyncClient]:
     """Asks it."""
     async with clients(apps_alone) as (made,):
         yield made
@@ -390,9 +390,9 @@ async def test_many_receives_hold_up_neither_health_nor_collectives(pair, monkey
         taken.append(kind)
         return take(threads, kind)
 
-    taken, take = [], group_calls.Threads.take
-    monkeypatch.setattr(group_calls.Threads, "take", counted)
-    monkeypatch.setattr(group_calls, "MOST_THREADS", 5)
+    taken, take = [], group_calls.WaiterThreads.acquire
+    monkeypatch.setattr(group_calls.WaiterThreads, "acquire", counted)
+    monkeypatch.setattr(group_calls, "MAX_WAITERS", 5)
     async with clients(applications(pair)) as (first, second):
         receives = [
             asyncio.ensure_future(first.post(f"{GROUP}/recv?tag={tag}", content=npy(np.zeros(3)))) for tag in range(5)

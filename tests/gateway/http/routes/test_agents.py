@@ -44,7 +44,7 @@ async def test_none_is_free_in_time(client, ask, wait):
 async def test_many_wait_without_a_thread_each(client, ask, registry, eventually):
     await client.post("/v1/agents", json=asdict(ask.agent(0, leased_to="pid 7")))
     waiting = [asyncio.create_task(client.post("/v1/leases", json=asdict(ask.lease(rank, wait=20)))) for rank in (0, 1)]
-    await asyncio.to_thread(eventually, lambda: len(registry.agents._waits) == 2)
+    await asyncio.to_thread(eventually, lambda: len(registry.agents._requests) == 2)
     for number in range(2):
         await client.post("/v1/agents", json=asdict(ask.agent(number)))
     offers = [(await each).json()["agent"]["name"] for each in waiting]
@@ -72,8 +72,8 @@ async def test_who_hangs_up_is_offered_nothing(client, url, ask, registry, event
     target = urlsplit(url)
     with socket.create_connection((target.hostname, target.port)) as connection:
         connection.sendall(head.encode() + body)
-        await asyncio.to_thread(eventually, lambda: len(registry.agents._waits) == 1)
-    await asyncio.to_thread(eventually, lambda: not registry.agents._waits)
+        await asyncio.to_thread(eventually, lambda: len(registry.agents._requests) == 1)
+    await asyncio.to_thread(eventually, lambda: not registry.agents._requests)
     await client.post("/v1/agents", json=asdict(ask.agent(0)))
     offer = await client.post("/v1/leases", json=asdict(ask.lease(1)))
     assert offer.json()["agent"]["name"] == "agent-0"
@@ -82,7 +82,7 @@ async def test_who_hangs_up_is_offered_nothing(client, url, ask, registry, event
 async def test_a_closed_registry_sends_askers_away(client, ask, registry, eventually):
     await client.post("/v1/agents", json=asdict(ask.agent(0, leased_to="pid 7")))
     waiting = asyncio.create_task(client.post("/v1/leases", json=asdict(ask.lease(0, wait=20))))
-    await asyncio.to_thread(eventually, lambda: len(registry.agents._waits) == 1)
+    await asyncio.to_thread(eventually, lambda: len(registry.agents._requests) == 1)
     registry.close()
     late = client.post("/v1/agents", json=asdict(ask.agent(0)))
     for answer in (await waiting, await late):

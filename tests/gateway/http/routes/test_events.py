@@ -180,7 +180,7 @@ def test_one_that_takes_nothing_is_sent_away(url, registry, ask, eventually, mon
             until = time.monotonic() + 30
             while not flooding.is_set() and time.monotonic() < until:
                 for _ in range(20):
-                    registry.events.add("rank-left", "x" * 10_000)
+                    registry.events.append("rank-left", "x" * 10_000)
                 time.sleep(0.01)
 
         thread = threading.Thread(target=flood)
@@ -201,7 +201,7 @@ async def test_an_overview(client, registry, ask, clock):
                 group.inflight = [call]
             registry.heartbeat(ask.heartbeat(rank, 2, group))
         clock.advance(1)
-    registry.agents.beat(ask.agent(0))
+    registry.agents.heartbeat(ask.agent(0))
     said = (await client.get("/v1/overview")).json()
     assert said["time"] == pytest.approx(time.time(), abs=30)
     assert said["gateway"]["id"] == registry.id
