@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import NoReturn
 
 from rankmesh_agent.backends.base import CallContext
@@ -34,18 +35,26 @@ def raise_mismatch(link: VerifiedLink, context: CallContext) -> NoReturn:
     Raises:
         CollectiveMismatchError: always.
     """
-    call = context.call
-    mine = json.dumps([str(call), context.describe()[:_MAX_DETAILS]]).encode()
+    mine = json.dumps([str(context.call), context.describe()[:_MAX_DETAILS]]).encode()
     link.begin(context.seq, 0, context.wait)
-    found = [json.loads(bytes(payload)) for payload in link.exchange_descriptions(mine)]
-    calls = list(zip(context.global_ranks, found, strict=True))
+    raise mismatch_error(context, [json.loads(bytes(payload)) for payload in link.exchange_descriptions(mine)])
+
+
+def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> CollectiveMismatchError:
+    """Return the error that lists the ranks' calls.
+
+    Args:
+        context: this rank's call.
+        calls: by group rank, the rank's call and its details.
+    """
+    ranked = list(zip(context.global_ranks, calls, strict=True))
     table = "; ".join(
-        f"rank {rank}: {described}{f' ({details})' if details else ''}" for rank, (described, details) in calls
+        f"rank {rank}: {described}{f' ({details})' if details else ''}" for rank, (described, details) in ranked
     )
-    raise CollectiveMismatchError(
+    return CollectiveMismatchError(
         f"the ranks did not make the same call as #{context.seq} of the group: {table}. No array was changed; find "
         "the rank that took another branch, or whose array has another shape or dtype",
-        ranks=[rank for rank, (described, _) in calls if described != str(call)],
-        op=call.name,
+        ranks=[rank for rank, (described, _) in ranked if described != str(context.call)],
+        op=context.call.name,
         seq=context.seq,
     )

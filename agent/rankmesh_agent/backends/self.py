@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankmesh_agent.backends.base import Backend, CallContext
+from rankmesh_agent.backends.fingerprint import mismatch_error
 from rankmesh_agent.backends.registered import Outcome
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.transports.segment import CallMismatchError
 from rankmesh_agent.wire.ops import Call, OpType
 
 
@@ -27,6 +29,8 @@ def _scatter(output: Array, inputs: Sequence[Array], *_: Any) -> None:
 
 
 def _all_to_all(outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
+    if outputs[0].size != inputs[0].size:
+        raise CallMismatchError
     np.copyto(outputs[0], inputs[0])
 
 
@@ -56,7 +60,10 @@ class SelfBackend(Backend):
         return _ALGORITHMS.get(call.kind, _nothing)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
-        algorithm(*arguments)
+        try:
+            algorithm(*arguments)
+        except CallMismatchError:
+            raise mismatch_error(context, [(str(context.call), context.describe())]) from None
 
     def close(self) -> None:
         """Does nothing: there are no resources."""
