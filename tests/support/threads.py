@@ -66,6 +66,7 @@ class World:
             Member(rank, f"{rank:032x}", "here", "host", os.getpid(), [listeners[rank].address], "")
             for rank in range(size)
         ]
+        self.recorders = [FlightRecorder() for _ in range(size)]
         self.meshes: list[ProgressEngine] = [None] * size  # type: ignore[list-item]
         self.recorders = [FlightRecorder() for _ in range(size)]
         self.communicators: list[LocalCommunicator] = [None] * size  # type: ignore[list-item]

@@ -12,7 +12,8 @@ from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink
 from rankmesh_agent.collectives.reduction import ignore_fp_errors
 from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, Medium, algorithm
 from rankmesh_agent.progress.message_link import MessageLink, VerifiedLink
-from rankmesh_agent.transports.segment import CallMismatchError, Segment
+from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import GroupAbortedError
 from rankmesh_agent.wire.ops import Call, OpType
 

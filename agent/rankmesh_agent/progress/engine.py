@@ -68,7 +68,6 @@ class ProgressEngine:
         connections: one to every other rank.
         eager_limit: largest EAGER payload in bytes.
         crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
-        recorder: what remembers the groups' calls; one of its own when left out.
 
     Attributes:
         lost: how the peers went that are gone.

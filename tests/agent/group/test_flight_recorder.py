@@ -303,12 +303,9 @@ def test_calls_of_many_threads_are_all_counted() -> None:
 
 
 def test_many_groups_are_counted_together() -> None:
-    mesh = ProgressEngine(0, 1, {}, eager_limit=1024)
-    recorder = FlightRecorder()
-    groups = [
-        LocalCommunicator(mesh, number, f"group {number}", (0,), {}, SECONDS, recorder)
-        for number in range(MAX_GROUPS + 3)
-    ]
+    mesh, recorder = ProgressEngine(0, 1, {}, eager_limit=1024), FlightRecorder()
+    numbers = range(MAX_GROUPS + 3)
+    groups = [LocalCommunicator(mesh, number, f"group {number}", (0,), {}, SECONDS, recorder) for number in numbers]
     for members in groups:
         members.barrier(NOW)
     found = recorder.operations()
