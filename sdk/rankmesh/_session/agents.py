@@ -34,41 +34,41 @@ _PATIENCE = 5.0
 _log = logging.getLogger("rankmesh")
 
 
-def agent_for(meeting: Rendezvous, settings: Settings, timeout: float) -> Agent | RemoteAgent:
+def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Agent | RemoteAgent:
     """Return the agent that carries this process's rank; it has joined the job.
 
     Args:
-        meeting: where and as whom to join.
+        rendezvous: where and as whom to join.
         settings: what the environment says.
         timeout: seconds for the join, and the default for calls.
 
     Raises:
         DistNetworkError: the join failed, or there is no agent to attach to; the subclass and the message say how.
     """
-    if meeting.hosting != "embedded":
-        attached = _attached(meeting, settings, timeout)
+    if rendezvous.hosting != "embedded":
+        attached = _attached(rendezvous, settings, timeout)
         if attached is not None:
             return attached
     from rankmesh_agent.agent import Agent
 
     return Agent(
         settings,
-        meeting.find,
-        rank=meeting.rank,
-        world_size=meeting.world_size,
-        host=meeting.bind_host,
+        rendezvous.find,
+        rank=rendezvous.rank,
+        world_size=rendezvous.world_size,
+        host=rendezvous.bind_host,
         timeout=timeout,
     )
 
 
-def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> RemoteAgent | None:
+def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> RemoteAgent | None:
     """Return an agent that was leased; None if the gateway has none and need not have."""
     deadline = Deadline(timeout)
     asker = Asker(settings.token)
     failure: DistNetworkError | None = None
     try:
         while True:
-            offer = _offered(asker, meeting, settings, deadline, failure)
+            offer = _offered(asker, rendezvous, settings, deadline, failure)
             if offer is None:
                 return None
             from rankmesh_agent.remote.agent import RemoteAgent
@@ -77,8 +77,8 @@ def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> Remote
                 return RemoteAgent(
                     settings,
                     offer,
-                    rank=meeting.rank,
-                    world_size=meeting.world_size,
+                    rank=rendezvous.rank,
+                    world_size=rendezvous.world_size,
                     timeout=timeout,
                     deadline=deadline,
                 )
@@ -94,13 +94,13 @@ def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> Remote
 
 
 def _offered(
-    asker: Asker, meeting: Rendezvous, settings: Settings, deadline: Deadline, failure: DistNetworkError | None
+    asker: Asker, rendezvous: Rendezvous, settings: Settings, deadline: Deadline, failure: DistNetworkError | None
 ) -> AgentBeat | None:
     """Ask the gateway for an agent until there is one.
 
     Args:
         asker: asks.
-        meeting: where the gateway is.
+        rendezvous: where the gateway is.
         settings: what the environment says.
         deadline: when to give up.
         failure: what became of the last agent that was offered.
@@ -115,21 +115,21 @@ def _offered(
     patience = Deadline(_PATIENCE)
     why, url = "", None
     while True:
-        url = meeting.find()
+        url = rendezvous.find()
         if url is not None:
             wait = min(LONG_POLL_SECONDS, deadline.remaining())
             host_id = shared_memory.host_id(settings.shm_dir)
-            asked = LeaseRequest(settings.job, meeting.rank, meeting.world_size, host_id, wait)
+            asked = LeaseRequest(settings.job, rendezvous.rank, rendezvous.world_size, host_id, wait)
             try:
                 answer = asker.ask("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
             except NoAnswerError as error:
-                if meeting.hosting is None:
+                if rendezvous.hosting is None:
                     return None  # the agent of this process knows best how to wait for a gateway
                 why = str(error)
             else:
                 if answer.status == HTTPStatus.OK:
                     return _offer_in(answer, url)
-                if answer.status == HTTPStatus.NOT_FOUND and meeting.hosting is None:
+                if answer.status == HTTPStatus.NOT_FOUND and rendezvous.hosting is None:
                     return None
                 why = _refusal(answer, url)
         if deadline.passed():

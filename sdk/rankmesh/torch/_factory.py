@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as c10d
 
-from rankmesh._rendezvous import rendezvous
+from rankmesh._rendezvous import resolve_init_method
 from rankmesh._rendezvous.locator import LOOPBACK
 from rankmesh._session import session
 from rankmesh._session.backend import Engines
@@ -98,13 +98,13 @@ def _joined(options: Any, seconds: float) -> Session:
                 "RANKMESH_HOSTING=attached needs RANKMESH_GATEWAY, the URL of the gateway where standalone agents are: "
                 "with torch, MASTER_ADDR and MASTER_PORT are the address of torch's store"
             )
-        meeting = rendezvous(settings.gateway, rank, size, settings, timeout=seconds)
-        return session.join(meeting, settings, seconds)
+        rendezvous = resolve_init_method(settings.gateway, rank, size, settings, timeout=seconds)
+        return session.join(rendezvous, settings, seconds)
     # All make as many groups of one name: what an earlier one left in the store is not found again.
     store = c10d.PrefixStore(f"rankmesh/{options.store.add(f'rankmesh/{rank}', 1)}", options.store)
     settings = _agreed(settings, store, rank, size, deadline)
-    meeting = rendezvous(None, rank, size, settings, store=store, timeout=deadline.remaining())
-    world = session.join(meeting, settings, deadline.remaining())
+    rendezvous = resolve_init_method(None, rank, size, settings, store=store, timeout=deadline.remaining())
+    world = session.join(rendezvous, settings, deadline.remaining())
     world.group._communicator.set_timeout(seconds)  # for calls all of it, not what joining has left
     return world
 
