@@ -19,7 +19,8 @@ MEANINGS = {
     "(`group-not-made`), or no agent fulfilled it (`no-agent-answered`).",
     503: "The gateway is about to end (`gateway-closing`), has reached its limit of jobs or agents "
     "(`gateway-full`), or no standalone agent is free (`no-free-agent`; ask again after `Retry-After` seconds). "
-    "Ranks of the new group have failed or left (`rank-failed`). There are too many listeners to events (`too-many-listeners`).",
+    "Ranks of the new group have failed or left (`rank-failed`). "
+    "There are too many listeners to events (`too-many-listeners`).",
 }
 
 problems = problem_responses(MEANINGS)

@@ -258,11 +258,11 @@ class TestWaiting:
     async def test_waits_are_cut_to_one_long_poll(self, client, agent, monkeypatch, asked, given):
         waits = []
 
-        async def do(command):
+        async def execute(command):
             waits.append(command.seconds)
             return b""
 
-        monkeypatch.setattr(agent.store, "do", lambda command, once="": do(command))
+        monkeypatch.setattr(agent.store, "execute", lambda command, once="": execute(command))
         await client.get("/v1/store/k", params={"wait": asked})
         for path, said in (("wait", '"keys": ["k"]'), ("queue_pop", '"key": "k"')):
             written = {"inf": "Infinity", "nan": "NaN"}.get(asked, asked)
