@@ -28,8 +28,8 @@ from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
-from rankmesh_agent.progress.disconnects import Vigil
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
 from rankmesh_agent.store.memory import MemoryStore
@@ -45,14 +45,14 @@ from rankmesh_agent.wire.schemas import (
     AgentInfo,
     FlightRecord,
     GroupInfo,
-    GroupWanted,
+    GroupRequest,
     Heartbeat,
     InFlight,
     JoinReply,
     Leave,
     Member,
 )
-from rankmesh_agent.wire.stats import Vitals
+from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
 
 ESTABLISH_SECONDS = 60.0
@@ -145,14 +145,14 @@ class Agent:
                 Deadline(min(timeout, ESTABLISH_SECONDS)),
             )
             listener.close()
-            self.engine = Mesh(
+            self.engine = ProgressEngine(
                 self.member.rank,
                 self._joined.epoch,
                 connections,
                 eager_limit=settings.eager_bytes,
-                crowded=self._crowded(),
-                recorder=FlightRecorder(settings.flight_recorder),
+                oversubscribed=self._crowded(),
             )
+            self._recorder = FlightRecorder(settings.flight_recorder)
             undo.callback(self.engine.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
             self.store_server = self._make_store_server(f"rankmesh-store-{http.port}")
@@ -160,9 +160,9 @@ class Agent:
         if self._own_http is not None:
             ways = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
             http.start(self._app(http.names), ways, on_demand=True)
-        self._vigil = Vigil(self.engine)
+        self._vigil = DisconnectMonitor(self.engine)
         self._heart = HeartbeatThread(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
-        self.engine.on_loss = self._heart.wake
+        self.engine.on_peer_failure = self._heart.wake
         self._heart.start()
 
     @property
@@ -221,7 +221,7 @@ class Agent:
             group.abort(error)
 
     def make_group(
-        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
         """Make a group that is asked for over HTTP; its members' agents are all asked.
 
@@ -273,7 +273,7 @@ class Agent:
         text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}{f'/{kind}' if kind else ''}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         group = LocalCommunicator(
-            self.engine, number, name or f"group-{number:016x}"[:14], members, self._members, timeout
+            self.engine, number, name or f"group-{number:016x}"[:14], members, self._members, timeout, self._recorder
         )
         sharing = SegmentOptions(
             allowed=self._settings.transport != "tcp" and not shared_memory.unsupported(),
@@ -322,7 +322,7 @@ class Agent:
             self._world_size,
             self.member,
             self._client.url,
-            {str(rank): medium for rank, medium in sorted(self.engine.media().items())},
+            {str(rank): medium for rank, medium in sorted(self.engine.transports().items())},
             time.monotonic() - self._started,
             __version__,
         )
@@ -341,20 +341,20 @@ class Agent:
         Args:
             group: its name or id.
         """
-        return self.engine.recorder.in_flight(group)
+        return self._recorder.in_flight(group)
 
     def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
         """Return the latest calls and messages: see Recorder.records."""
-        return self.engine.recorder.records(group, last)
+        return self._recorder.records(group, last)
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> AgentStats:
         """Return what has been counted."""
-        store, lost = self._store, dict(self.engine.lost)
-        return Vitals(
-            self.engine.recorder.operations(),
+        store, lost = self._store, dict(self.engine.lost_peers)
+        return AgentStats(
+            self._recorder.operations(),
             self._client.heartbeat_stats(),
             store.table.vitals() if isinstance(store, MemoryStore) else None,
-            dict(Counter(medium for rank, medium in self.engine.media().items() if rank not in lost)),
+            dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),
             sum(not how.clean for how in lost.values()),
         )
 
@@ -396,7 +396,7 @@ class Agent:
         """In a forked child: let go of the parent's descriptors, without a word to anyone."""
         self._leaving = True
         self._heart.forget()
-        self.engine.forget()
+        self.engine.close_in_child()
         if self._own_http is not None:
             self._own_http.forget()
 
@@ -404,9 +404,11 @@ class Agent:
         self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
 
     def _heartbeat(self) -> Heartbeat:
-        self.engine.give_up_silent_hosts()
+        self.engine.fail_silent_hosts()
         reply: JoinReply = self._joined
-        return Heartbeat(reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.lost())
+        return Heartbeat(
+            reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.failed_peers()
+        )
 
     # Choices
 

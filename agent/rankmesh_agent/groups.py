@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.schemas import GroupWanted
+from rankmesh_agent.wire.schemas import GroupRequest
 
 
 class GroupExistsError(DistError):
@@ -32,7 +32,7 @@ class GroupRegistry:
         self._kinds: dict[int, str] = {}
         self._making: set[str] = set()
 
-    def begin(self, wanted: GroupWanted, groups: Iterable[LocalCommunicator]) -> LocalCommunicator | None:
+    def begin(self, wanted: GroupRequest, groups: Iterable[LocalCommunicator]) -> LocalCommunicator | None:
         """Begin to make a group, or return it if this very one, by its instance, is there.
 
         Args:
@@ -59,7 +59,7 @@ class GroupRegistry:
                 group=wanted.name,
             )
 
-    def end(self, wanted: GroupWanted, made: LocalCommunicator | None) -> None:
+    def end(self, wanted: GroupRequest, made: LocalCommunicator | None) -> None:
         """Take note that a group has been made, or with None that it could not be."""
         with self._lock:
             self._making.discard(wanted.name)
@@ -81,6 +81,6 @@ class GroupRegistry:
                 )
 
 
-def kind_of(wanted: GroupWanted) -> str:
+def kind_of(wanted: GroupRequest) -> str:
     """Return what tells a group made over HTTP from others of the same ranks; equal at all members."""
     return f"{wanted.name}/{wanted.instance}"

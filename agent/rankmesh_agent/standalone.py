@@ -33,21 +33,21 @@ from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeas
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
     UNASSIGNED,
-    AgentBeat,
-    AgentGoodbye,
     AgentHealth,
+    AgentHeartbeat,
     AgentInfo,
+    AgentLeave,
     FlightRecord,
     GroupInfo,
-    GroupWanted,
+    GroupRequest,
     InFlight,
     Lease,
     LeaseState,
-    LeaseWanted,
+    LeaseTerms,
     Leave,
     Member,
 )
-from rankmesh_agent.wire.stats import Vitals
+from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
@@ -62,7 +62,7 @@ _ANY_EPOCH = 1
 class _ActiveLease:
     """A lease, and the Agent that came of it."""
 
-    def __init__(self, wanted: LeaseWanted, lease_id: str) -> None:
+    def __init__(self, wanted: LeaseTerms, lease_id: str) -> None:
         self.lease = Lease(lease_id, wanted.job, wanted.rank, wanted.world_size, wanted.holder)
         self.instance = secrets.token_hex(16)
         self.joining = Deadline(wanted.timeout)
@@ -148,14 +148,14 @@ class Standalone:
             self.release(tenancy.lease.id, reason)
         self._attendance.close()
         self._heart.stop()
-        self._client.unregister(AgentGoodbye(self.id))
+        self._client.unregister(AgentLeave(self.id))
         self._client.close()
         self._http.close()
 
     # Leases
 
     def acquire(
-        self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False, joining: float | None = None
+        self, wanted: LeaseTerms, lease_id: str = "", *, lends: bool = False, joining: float | None = None
     ) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.
 
@@ -175,7 +175,7 @@ class Standalone:
             tenancy.joining.restart(joining)
         return self._join(tenancy, wanted, lends=lends)
 
-    def _reserve(self, wanted: LeaseWanted, lease_id: str = "") -> _ActiveLease:
+    def _reserve(self, wanted: LeaseTerms, lease_id: str = "") -> _ActiveLease:
         tenancy = _ActiveLease(wanted, lease_id or secrets.token_hex(16))
         with self._lock:
             if self._closed:
@@ -188,7 +188,7 @@ class Standalone:
         self._heart.wake()
         return tenancy
 
-    def _join(self, tenancy: _ActiveLease, wanted: LeaseWanted, *, lends: bool = False) -> tuple[Lease, Agent]:
+    def _join(self, tenancy: _ActiveLease, wanted: LeaseTerms, *, lends: bool = False) -> tuple[Lease, Agent]:
         try:
             agent = Agent(
                 replace(self._settings, job=wanted.job),
@@ -217,7 +217,7 @@ class Standalone:
         self._heart.wake()
         return tenancy.lease, agent
 
-    def acquire_in_background(self, wanted: LeaseWanted) -> tuple[Lease, Future[Lease]]:
+    def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
         """Take the agent in a thread of its own.
 
         Returns:
@@ -416,7 +416,7 @@ class Standalone:
         return self.require_agent().group(name)
 
     def make_group(
-        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
         """Make a group; see Agent.
 
@@ -443,18 +443,18 @@ class Standalone:
         agent = self.agent
         return agent.flight_records(group, last) if agent is not None else []
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> AgentStats:
         """Return what has been counted since the agent joined its job; nothing while it is free."""
         agent = self.agent
-        return agent.vitals() if agent is not None else Vitals()
+        return agent.vitals() if agent is not None else AgentStats()
 
     async def aclose(self) -> None:
         """Let go of what the HTTP face used: the lease has ended by then, and its agent's with it."""
 
-    def _sign_of_life(self) -> AgentBeat:
+    def _sign_of_life(self) -> AgentHeartbeat:
         lease = self.lease
         leases = [lease] if lease is not None else []
-        return AgentBeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
+        return AgentHeartbeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
 
     def _app(self) -> object:
         from rankmesh_agent.http.app import create_app

@@ -44,7 +44,7 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
 @pytest.fixture
 def url(registry: Registry) -> Iterator[str]:
     """The URL of a gateway that serves ``registry``."""
-    listener = bind("127.0.0.1", 0, what="a test listens")
+    listener = bind("127.0.0.1", 0, purpose="a test listens")
     address = url_of(listener)
     server = GatewayServer(create_app(registry), registry)
     thread = threading.Thread(target=server.run, args=([listener],))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rankmesh_agent.group.flight_recorder import Record, describe
 from rankmesh_agent.group.message_stats import MessageLog
-from rankmesh_agent.group.state import LocalGroupState
+from rankmesh_agent.group.state import BaseGroupState, LocalGroupState
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
@@ -21,17 +21,17 @@ Details = Callable[[], str] | None
 
 
 class ActiveCall:
-    """A group's collective call under way, one after the other: a backends.base.Watch.
+    """The collective call of a group that is in progress, one after the other.
 
     Args:
-        standing: of the group.
+        state: of the group.
 
     Attributes:
         deadline: when the latest call has to be over.
     """
 
-    def __init__(self, standing: LocalGroupState) -> None:
-        self._state = standing
+    def __init__(self, state: BaseGroupState) -> None:
+        self._state = state
         self.deadline = Deadline(0)
         self._details: Details = None
 
@@ -45,15 +45,15 @@ class ActiveCall:
             seconds: how long it may take.
             note: see Options.
         """
-        standing = self._state
-        self.call = standing.call = call
-        self.seq = standing.seq = seq
-        standing.nbytes = nbytes
+        state = self._state
+        self.call = state.call = call
+        self.seq = state.seq = seq
+        state.nbytes = nbytes
         self._details = note
         # Written out here what Deadline.restart does: calling it would take longer than doing it.
         deadline = self.deadline
         deadline.seconds = seconds
-        begun = standing.started_at = deadline.begun = monotonic()
+        begun = state.started_at = deadline.started = monotonic()
         deadline.at = begun + seconds
         return begun
 
@@ -65,6 +65,19 @@ class ActiveCall:
     def details(self) -> str:
         """See Watch."""
         return "" if self._details is None else self._details()
+
+
+class LocalActiveCall(ActiveCall):
+    """A call whose messages this process carries: a CallContext.
+
+    Args:
+        state: of the group.
+    """
+
+    _state: LocalGroupState
+
+    def __init__(self, state: LocalGroupState) -> None:
+        super().__init__(state)
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See Watch."""
@@ -78,7 +91,7 @@ class ActiveCall:
             return  # the last one came meanwhile, and may have left since
         words = f"{self.call.name} #{self.seq}"
         standing.raise_if_peer_lost(waiting_for, words)
-        if self.deadline.passed():
+        if self.deadline.expired():
             raise standing.timeout_error(waiting_for, words, self.deadline, self.seq)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
@@ -89,7 +102,7 @@ class ActiveCall:
         def settled() -> bool:
             if ready():
                 return True
-            if standing.failure is None and not mesh.lost:
+            if standing.failure is None and not mesh.lost_peers:
                 return False
             return standing.cannot_complete([standing.ranks[member] for member in missing()])
 
@@ -102,7 +115,7 @@ class ActiveCall:
 
 
 class MessageTransport(Protocol):
-    """What carries a group's messages: see p2p.Matching, which does over the mesh."""
+    """What carries a group's messages: see progress.matching.MessageMatcher, which does over connections."""
 
     def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
         """Begin to send ``view`` to a rank."""
@@ -110,7 +123,7 @@ class MessageTransport(Protocol):
     def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
         """Begin to receive into ``view`` from a rank, or from any."""
 
-    def hold(self, transfer: Transfer) -> None:
+    def progress_in_background(self, transfer: Transfer) -> None:
         """See to it that a message moves while nobody waits for it."""
 
     def cancel(self, transfer: Transfer) -> bool:
@@ -198,6 +211,6 @@ class PendingMessage:
         """Undo a message that will not be waited for any longer; if its data is on the way, give the group up."""
         with self._state.mesh.lock:
             undone = self._transport.cancel(self.transfer)
-            undone |= all(rank in self._state.mesh.lost for rank in self._partners)
+            undone |= all(rank in self._state.mesh.lost_peers for rank in self._partners)
         if not undone:
             self._state.abort(error)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
-from rankmesh_agent.group.flight_recorder import Record
+from rankmesh_agent.group.flight_recorder import FlightRecorder, Record
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
@@ -31,77 +33,117 @@ _ABORT_FLUSH_SECONDS = 0.5
 """Seconds that telling the members may take when a connection is full."""
 
 
-class LocalGroupState:
-    """What one rank knows of its group's failures. Ranks are global.
+class BaseGroupState:
+    """Failure and latest call of a group, at the process of one of its ranks.
 
     Args:
-        mesh: the process's connections.
         group: id of the group.
         name: the group's name for people.
-        ranks: the members, by group rank.
-        members: who the ranks are.
+        ranks: global ranks of the members, by group rank.
+        recorder: records the calls.
+        lock: held while a call is queued, and while the group ends.
 
     Attributes:
         failure: the first failure, None while the group can go on.
         call: the latest call, None before the first.
         seq: its number.
-        nbytes: see records.Entry.
-        begun: when it began, by the monotonic clock; None when it has ended.
-        name: the group's name for people.
-        numbers: the numbers the user knows the members by, by group rank: ``ranks``, unless the user's world is no
-            longer the mesh. Errors name ranks by them.
+        nbytes: see Record.
+        started_at: when it began, by the monotonic clock; None when it has ended.
+        global_ranks: ranks of the members in the user's world, by group rank: ``ranks``, unless the world has shrunk.
+            Errors name ranks by them.
     """
 
-    def __init__(self, mesh: Mesh, group: int, name: str, ranks: tuple[int, ...], members: dict[int, Member]) -> None:
+    def __init__(
+        self,
+        group: int,
+        name: str,
+        ranks: tuple[int, ...],
+        recorder: FlightRecorder,
+        lock: AbstractContextManager[Any],
+    ) -> None:
         self.failure: DistError | None = None
         self.call: Call | None = None
         self.seq = 0
         self.nbytes = 0
         self.started_at: float | None = None
-        self._abort_sent = False
-        self._loss: DistError | None = None
-        self._lost = -1
-        self.mesh = mesh
-        self.lock = mesh.lock
-        self.recorder = mesh.recorder
-        self.ranks = self.global_ranks = ranks
+        self.recorder = recorder
+        self.lock = lock
         self.name = name
+        self.ranks = self.global_ranks = ranks
         self._group = group
-        self._members = members
 
     @property
     def id(self) -> str:
-        """The group's id, as people are told."""
+        """The group's id, as users see it."""
         return f"{self._group:016x}"
 
     def matches(self, name: str) -> bool:
-        """Whether that is the group's name or id."""
+        """Return whether that is the group's name or id."""
         return name in (self.name, self.id)
 
     def active_record(self) -> Record | None:
-        """Return the latest call if it is under way. For any thread; None if calls come and go while it looks."""
+        """Return the latest call if it is in progress. For any thread; None if calls come and go meanwhile."""
         for _ in range(_SNAPSHOT_ATTEMPTS):
             begun, call = self.started_at, self.call
             if begun is None or call is None:
                 return None
-            entry = self, call, self.seq, begun, None, "", self.nbytes
+            record = self, call, self.seq, begun, None, "", self.nbytes
             if self.started_at == begun:
-                return entry
+                return record
         return None
 
     def global_rank(self, rank: int) -> int:
-        """Return the number the user knows a member by."""
+        """Return a member's rank in the user's world."""
         return self.global_ranks[self.ranks.index(rank)]
 
     def raise_if_failed(self) -> None:
-        """Raise the first failure, if there was one, of which the members are told. Without the mesh's lock."""
+        """Raise the first failure, if there was one."""
+        if self.failure is not None:
+            raise from_code(self.failure.code, self.failure.message, **self.failure.details())
+
+    def mark_destroyed(self) -> None:
+        """Record that this rank has left the group."""
+        if self.failure is None:
+            self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
+
+
+class LocalGroupState(BaseGroupState):
+    """State of a group whose messages this process carries.
+
+    Args:
+        mesh: the process's connections.
+        group: id of the group.
+        name: the group's name for people.
+        ranks: global ranks of the members, by group rank.
+        members: the job's members, by rank.
+        recorder: records the calls.
+    """
+
+    def __init__(
+        self,
+        mesh: ProgressEngine,
+        group: int,
+        name: str,
+        ranks: tuple[int, ...],
+        members: dict[int, Member],
+        recorder: FlightRecorder,
+    ) -> None:
+        super().__init__(group, name, ranks, recorder, mesh.lock)
+        self._abort_sent = False
+        self._loss: DistError | None = None
+        self._lost = -1
+        self.mesh = mesh
+        self._members = members
+
+    def raise_if_failed(self) -> None:
+        """Raise the first failure, if there was one, and report it to the members. Without the mesh's lock."""
         if self.failure is not None:
             self.broadcast_abort()
-            raise from_code(self.failure.code, self.failure.message, **self.failure.details())
+        super().raise_if_failed()
 
     def raise_if_peer_lost(self, waiting_for: Sequence[int], words: str, *, any_will_do: bool = False) -> None:
         """Raise if a rank that is waited for is gone; where any of them will do, if all are."""
-        gone = [rank for rank in waiting_for if rank in self.mesh.lost]
+        gone = [rank for rank in waiting_for if rank in self.mesh.lost_peers]
         if gone and (len(gone) == len(waiting_for) or not any_will_do):
             self.mesh.progress()  # who left may have done so because of one that died: that one is the failure then
             self.raise_if_failed()
@@ -111,7 +153,7 @@ class LocalGroupState:
         """Whether waiting for these ranks is in vain. With the mesh's lock held."""
         if self.failure is not None:
             return True
-        lost = self.mesh.lost
+        lost = self.mesh.lost_peers
         if not lost:
             return False
         gone = [rank in lost for rank in waiting_for]
@@ -134,7 +176,7 @@ class LocalGroupState:
 
     def on_peer_lost(self, rank: int) -> None:
         """Take note that a peer is gone; a member that died ends the group. With the mesh's lock held."""
-        if rank in self.ranks and not self.mesh.lost[rank].clean and self.failure is None:
+        if rank in self.ranks and not self.mesh.lost_peers[rank].clean and self.failure is None:
             self.failure = self._loss = self._peer_lost_error(rank, self._current_call())
             self._lost = rank
 
@@ -155,10 +197,9 @@ class LocalGroupState:
             self.failure = _decode_failure(payload)
 
     def mark_destroyed(self) -> None:
-        """Take note that this rank has left the group: its goodbye says why, not the calls that fail here now."""
+        """Record that this rank has left the group: its goodbye gives the reason, not the calls that fail here now."""
         self._abort_sent = True
-        if self.failure is None:
-            self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
+        super().mark_destroyed()
 
     def abort(self, error: BaseException) -> None:
         """End the group because of an error here, and tell the members unless they know."""
@@ -181,7 +222,7 @@ class LocalGroupState:
                 for rank in self.ranks:
                     if rank != self.mesh.rank:
                         self.mesh.send(rank, [header, payload])
-            self.mesh.drop_port(self._group)
+            self.mesh.drop_sink(self._group)
         self.mesh.flush(_ABORT_FLUSH_SECONDS)
 
     def broadcast_abort(self) -> None:
@@ -200,7 +241,7 @@ class LocalGroupState:
         return f"{'during' if busy else 'after'} {name} #{self.seq}"
 
     def _peer_lost_error(self, rank: int, when: str) -> RankFailedError:
-        lost = self.mesh.lost[rank]
+        lost = self.mesh.lost_peers[rank]
         how = f"left ({lost.cause or 'it was done'})" if lost.clean else f"failed ({lost.cause})"
         return RankFailedError(
             f"{self._describe(rank)} {how} {when} in group {self.name!r}",

@@ -1,35 +1,33 @@
-"""Collectives that an attached process has its agent make: what each sends there, and what comes back."""
+"""Backend of an attached process that has its agent run the collectives, and the arrays each of them transfers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rankmesh_agent.backends.base import Backend, CallContext
-from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.state import RemoteActiveCall, RemoteGroupState
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HAS_NOTE, NO_OP, Request
 from rankmesh_agent.wire.dtypes import NONE, code_of
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
-
-if TYPE_CHECKING:
-    from rankmesh_agent.remote.agent import RemoteAgent
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Arrays = Sequence[Array]
 
 
-class _Moved(NamedTuple):
-    """What a collective moves between this process and its agent.
+class _Transfer(NamedTuple):
+    """Arrays that a collective transfers between this process and its agent.
 
     Attributes:
-        outputs: arrays that the agent fills besides those that it is sent.
-        inputs: arrays that it is sent.
-        down: arrays that come back.
+        outputs: arrays that the agent fills, besides the inputs.
+        inputs: arrays that are sent to the agent.
+        down: arrays that are sent back.
         root: group rank, -1 for collectives without one.
-        op: how elements are reduced, None for collectives that do not.
-        made: elements of an array that is only made.
+        op: reduction of the elements, None for collectives without one.
+        length: elements of an array that is only allocated.
     """
 
     outputs: Arrays = ()
@@ -37,72 +35,72 @@ class _Moved(NamedTuple):
     down: Arrays = ()
     root: int = -1
     op: ReduceOp | None = None
-    made: int = 0
+    length: int = 0
 
 
-def _broadcast(rank: int, array: Array, root: int) -> _Moved:
-    return _Moved((), [array], (), root) if rank == root else _Moved([array], (), [array], root)
+def _broadcast(rank: int, array: Array, root: int) -> _Transfer:
+    return _Transfer((), [array], (), root) if rank == root else _Transfer([array], (), [array], root)
 
 
-_MOVES: dict[Kind, Callable[..., _Moved]] = {
-    Kind.BARRIER: lambda rank: _Moved(),
-    Kind.ALL_REDUCE: lambda rank, array, op: _Moved((), [array], [array], -1, op),
-    Kind.REDUCE: lambda rank, array, op, root: _Moved((), [array], [array] if rank == root else (), root, op),
-    Kind.BROADCAST: _broadcast,
-    Kind.ALL_GATHER: lambda rank, outputs, array: _Moved(outputs, [array], outputs),
-    Kind.GATHER: lambda rank, outputs, array, root: _Moved(outputs, [array], outputs, root),
-    Kind.SCATTER: lambda rank, output, inputs, root: _Moved([output], inputs, [output], root),
-    Kind.REDUCE_SCATTER: lambda rank, output, inputs, op: _Moved([output], inputs, [output], -1, op),
-    Kind.ALL_TO_ALL: lambda rank, outputs, inputs: _Moved(outputs, inputs, outputs),
-    Kind.EMPTY: lambda rank, count: _Moved(made=count),
+_TRANSFERS: dict[OpType, Callable[..., _Transfer]] = {
+    OpType.BARRIER: lambda rank: _Transfer(),
+    OpType.ALL_REDUCE: lambda rank, array, op: _Transfer((), [array], [array], -1, op),
+    OpType.REDUCE: lambda rank, array, op, root: _Transfer((), [array], [array] if rank == root else (), root, op),
+    OpType.BROADCAST: _broadcast,
+    OpType.ALL_GATHER: lambda rank, outputs, array: _Transfer(outputs, [array], outputs),
+    OpType.GATHER: lambda rank, outputs, array, root: _Transfer(outputs, [array], outputs, root),
+    OpType.SCATTER: lambda rank, output, inputs, root: _Transfer([output], inputs, [output], root),
+    OpType.REDUCE_SCATTER: lambda rank, output, inputs, op: _Transfer([output], inputs, [output], -1, op),
+    OpType.ALL_TO_ALL: lambda rank, outputs, inputs: _Transfer(outputs, inputs, outputs),
+    OpType.EMPTY: lambda rank, count: _Transfer(length=count),
 }
-"""By kind: given this group rank, and what the algorithm takes."""
+"""By kind: called with this group rank, and the algorithm's arguments."""
 
 
 class RemoteBackend(Backend):
-    """Has the agent make the calls.
+    """Has the agent run the calls.
 
     Args:
-        agent: this process's.
+        client: of the agent.
         group: id of the group.
         rank: this group rank.
         medium: what carries the group's data.
-        running: the call under way.
-        standing: of the group.
+        call: the call in progress.
+        state: of the group.
     """
 
     name: ClassVar[str] = "mesh"
 
     def __init__(
         self,
-        agent: RemoteAgent,
+        client: AgentClient,
         group: int,
         rank: int,
         medium: str,
-        running: RemoteActiveCall,
-        standing: RemoteGroupState,
+        call: RemoteActiveCall,
+        state: RemoteGroupState,
     ) -> None:
         self.medium = medium
-        self._agent = agent
+        self._client = client
         self._group = group
         self._rank = rank
-        self._running = running
-        self._standing = standing
+        self._call = call
+        self._state = state
 
     def algorithm(self, call: Call) -> Algorithm:
-        moves, kind = _MOVES[call.kind], call.kind
+        transfer, kind = _TRANSFERS[call.kind], call.kind
         dtype = NONE if call.dtype is None else code_of(call.dtype)
 
-        def ask(*arguments: Any) -> None:
-            outputs, inputs, down, root, op, made = moves(self._rank, *arguments)
-            running = self._running
-            seconds, note = running.deadline.seconds, running.options_note
+        def request(*arguments: Any) -> None:
+            outputs, inputs, down, root, op, length = transfer(self._rank, *arguments)
+            active = self._call
+            seconds = active.deadline.seconds
             document = attach_frames.encode_call(
                 attach_frames.Call(
                     self._group,
                     seconds,
                     root,
-                    made,
+                    length,
                     0,
                     kind,
                     NO_OP if op is None else op,
@@ -112,21 +110,21 @@ class RemoteBackend(Backend):
                     call.subject,
                 )
             )
-            self._agent.request(
+            self._client.request(
                 Request.CALL,
                 document,
                 seconds,
-                up=[octets(array) for array in inputs],
-                down=[octets(array) for array in down],
-                flags=0 if note is None else HAS_NOTE,
-                note=note,
-                heard=self._standing.on_agent_error,
+                up=[as_bytes(array) for array in inputs],
+                down=[as_bytes(array) for array in down],
+                flags=HAS_NOTE if active.has_details else 0,
+                details=active.details,
+                on_error=self._state.on_agent_error,
             )
 
-        return ask
+        return request
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         algorithm(*arguments)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: the agent closes its own backend."""

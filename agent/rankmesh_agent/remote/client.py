@@ -1,166 +1,187 @@
-"""The connections of an attached process to its agent: the one that is the lease, and any number for calls."""
+"""Connections of an attached process to its agent: one that is the lease, and a pool for calls."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, NoReturn
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.sockets import notice_vanished_peer
+from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.remote import codec
-from rankmesh_agent.wire import attach_frames, upgrade
+from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
-from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
-from rankmesh_agent.wire.schemas import AgentBeat
+from rankmesh_agent.wire.errors import DistError, DistNetworkError, ProtocolError, RankFailedError
+from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
-MOST_IDLE = 8
-"""How many lanes are kept that nobody uses."""
 _CONNECT_SECONDS = 5.0
-_GRACE_SECONDS = 10.0
-"""How much longer than a call may take its answer may: the agent says first that it is late."""
+_RESPONSE_GRACE_SECONDS = 10.0
+"""How much longer than a call its response may take: the agent reports a timeout first."""
+CONTROL_SECONDS = 5.0
+"""How long the agent may take for a request over the lease's connection, or to open a stream."""
+_RELEASE_SECONDS = 10.0
+_JOIN_GRACE_SECONDS = 75.0
+"""How much longer than the join its response may take: connecting all pairs comes after it."""
 
 Views = Sequence[memoryview]
-Note = Callable[[], str] | None
+Details = Callable[[], str] | None
 
 
 class AgentDialer:
-    """The way to an agent: its unix socket on this host, or else the first of its addresses that answers.
+    """Connects to an agent: through its unix socket on this host, or else the first of its addresses that answers.
 
     Args:
-        agent: whom to reach.
+        agent: the agent.
         path: of its unix socket, '' if it is on another host.
         token: the job's token.
     """
 
-    def __init__(self, agent: AgentBeat, path: str, token: str) -> None:
+    def __init__(self, agent: AgentHeartbeat, path: str, token: str) -> None:
         self._urls = list(agent.urls)
         self._path = path if path and os.path.exists(path) else ""
         self._token = token
         self._name = f"agent {agent.name!r} ({agent.host}, pid {agent.pid})"
 
     def connect(self, deadline: Deadline) -> FramedStream:
-        """Return a connection over which both ends have proved that they know the token.
+        """Return a stream over which both ends have proved that they know the token.
 
         Raises:
-            DistNetworkError: nobody can be reached; says where it was tried, and what happened.
+            DistNetworkError: no address answers; lists each with its error.
             AuthenticationError: the agent has another token.
         """
         failures = []
-        ways: list[str] = ([self._path] if self._path else []) + self._urls
-        for way in ways:
+        addresses = ([self._path] if self._path else []) + self._urls
+        for address in addresses:
             try:
-                channel = self._open(way, max(0.1, min(_CONNECT_SECONDS, deadline.remaining())))
+                stream = self._open(address, max(0.1, min(_CONNECT_SECONDS, deadline.remaining())))
             except (OSError, ValueError, StreamClosedError, StreamTimeoutError, ProtocolError) as error:
-                failures.append(f"{way}: {error}")
+                failures.append(f"{address}: {error}")
                 continue
-            if way != self._path and way != self._urls[0]:
-                self._urls.remove(way)
-                self._urls.insert(0, way)  # the next one need not try the others
-            return channel
+            if address != self._path and address != self._urls[0]:
+                self._urls.remove(address)
+                self._urls.insert(0, address)  # the next connection starts with it
+            return stream
         tried = "; ".join(failures) or "it has no address"
         raise DistNetworkError(
             f"{self._name} cannot be reached: {tried}. Can this host connect to any of its addresses "
             "(RANKMESH_ADVERTISE and --url, there)?",
-            address=ways[0] if ways else None,
+            address=addresses[0] if addresses else None,
         )
 
-    def _open(self, way: str, seconds: float) -> FramedStream:
-        if way == self._path:
+    def _open(self, address: str, seconds: float) -> FramedStream:
+        if address == self._path:
             sock = socket.socket(socket.AF_UNIX)
-            try:
-                sock.connect(way)
-            except BaseException:
-                sock.close()
-                raise
         else:
-            sock = _upgraded(way, seconds)
+            sock, _ = connect_upgraded(address, attach_frames.UPGRADE, connect_seconds=seconds, seconds=seconds)
         try:
-            channel = FramedStream(sock)
-            channel.authenticate(self._token, client=True, seconds=seconds)
+            if address == self._path:
+                sock.connect(address)
+            stream = FramedStream(sock)
+            stream.authenticate(self._token, client=True, seconds=seconds)
         except BaseException:
             sock.close()
             raise
-        return channel
+        return stream
 
 
-def _upgraded(url: str, seconds: float) -> socket.socket:
-    """Return a connection to an agent's HTTP port on which the protocol is the attached process's from now on."""
-    split = urlsplit(url)
-    if split.scheme != "http" or not split.hostname:
-        raise ValueError("it is no URL of the form http://host:port")
-    sock = socket.create_connection((split.hostname, split.port or 80), seconds)
-    try:
-        sock.settimeout(seconds)
-        notice_vanished_peer(sock)
-        sock.sendall(attach_frames.UPGRADE.request(split.netloc))
-        head = b""
-        while not upgrade.switched(head):
-            more = sock.recv(1)  # what follows the head is not for us
-            if not more:
-                raise StreamClosedError("it hung up")
-            head += more
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-class ControlConnection:
+class _ControlConnection:
     """The connection that is the lease. Any thread may use it.
 
     Args:
-        channel: claimed the agent.
+        stream: has acquired the agent.
     """
 
-    def __init__(self, channel: FramedStream) -> None:
-        self._channel = channel
+    def __init__(self, stream: FramedStream) -> None:
+        self._stream = stream
         self._lock = threading.Lock()
         self._unread = 0
 
     def request(self, kind: Request, document: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Ask for something, and return the answer.
+        """Send a request, and return the response.
 
         Raises:
-            Gone, Late: the agent is gone, or does not answer.
-            DistError: it refuses.
+            StreamClosedError, StreamTimeoutError: the agent is gone, or does not answer.
+            DistError: the agent refuses.
         """
         with self._lock:
-            self._channel.send(attach_frames.encode(kind, attach_frames.encode_json(document)))
+            self._stream.send(attach_frames.encode(kind, attach_frames.encode_json(document)))
             self._unread += 1
             deadline = Deadline(seconds)
-            while True:  # who was interrupted as it waited has left its answer behind
-                frame = self._channel.receive(deadline)
+            while True:  # a request that was interrupted has left its response behind
+                frame = self._stream.receive(deadline)
                 self._unread -= 1
                 if not self._unread:
                     break
-        said = attach_frames.decode_json(frame.document) if frame.document else {}
+        response = attach_frames.decode_json(frame.document) if frame.document else {}
         if frame.header.kind == Response.ERROR:
-            raise codec.error_from_json(said)
-        return said
+            raise codec.error_from_json(response)
+        return response
 
     def close(self) -> None:
         """End the lease, if it has not ended."""
-        self._channel.close()
+        self._stream.close()
 
 
-class ConnectionPool:
-    """The connections for calls: each call has one to itself, so those of several threads do not wait for each other.
+class AgentClient:
+    """Requests of an attached process to its agent, under one lease. For several threads.
 
     Args:
-        open_lane: returns a new one.
+        offer: the agent that the gateway offered.
+        path: of its unix socket, '' if it is on another host.
+        token: the job's token.
+
+    Attributes:
+        member: this process's rank, as its peers know it; set after the join.
+        left: whether this process has left the job.
     """
 
-    def __init__(self, open_lane: Callable[[], FramedStream]) -> None:
-        self._open = open_lane
-        self._idle: list[FramedStream] = []
-        self._all: set[FramedStream] = set()
-        self._closed = False
+    member: Member
+
+    def __init__(self, offer: AgentHeartbeat, path: str, token: str) -> None:
+        self._offer = offer
+        self._dialer = AgentDialer(offer, path, token)
+        self._lease = secrets.token_hex(16)
+        self._pool: ConnectionPool[FramedStream] = ConnectionPool(
+            lambda: StreamClosedError("this process has left the job")
+        )
+        self.left = False
+
+    def acquire(self, wanted: dict[str, Any], deadline: Deadline) -> tuple[dict[str, Any], list[int]]:
+        """Lease the agent, and have it join the job.
+
+        Args:
+            wanted: fields of the ACQUIRE request besides the agent's and the lease's ids.
+            deadline: end of the join.
+
+        Returns:
+            The agent's response, and the descriptors that came along; the caller closes them.
+
+        Raises:
+            DistNetworkError: the agent cannot be reached, or the join failed.
+            AgentTakenError: another process has it.
+        """
+        stream = self._dialer.connect(deadline)
+        try:
+            document = {"agent": self._offer.id, "lease": self._lease, **wanted}
+            try:
+                stream.send(attach_frames.encode(Request.ACQUIRE, attach_frames.encode_json(document)))
+                frame = stream.receive(Deadline(deadline.remaining() + _JOIN_GRACE_SECONDS), descriptors=True)
+            except (StreamClosedError, StreamTimeoutError) as error:
+                raise DistNetworkError(f"agent {self._offer.name!r} went as this process joined: {error}") from error
+            response = attach_frames.decode_json(frame.document)
+            if frame.header.kind != Response.OK:
+                raise codec.error_from_json(response)
+        except BaseException:
+            stream.close()  # that ends the lease, and the join
+            raise
+        self._control = _ControlConnection(stream)
+        return response, frame.descriptors
 
     def request(
         self,
@@ -171,82 +192,124 @@ class ConnectionPool:
         up: Views = (),
         down: Views = (),
         flags: int = 0,
-        note: Note = None,
+        details: Details = None,
         descriptors: bool = False,
+        on_error: Callable[[BaseException], None] | None = None,
     ) -> Frame:
-        """Ask for something in this thread, and return the answer.
+        """Send a request over a stream of the pool, and return the response.
 
         Args:
-            kind: for what.
-            document: the rest of it.
+            kind: of the request.
+            document: the request's document.
             seconds: how long it may take.
             up: arrays that go along.
-            down: where those go that come back, if any come.
+            down: memory for the arrays that come back, if any come.
             flags: see attach_frames.
-            note: returns what else there is to say of the call, if the agent asks.
-            descriptors: whether some may come back.
+            details: returns more details of the call, if the agent asks for them.
+            descriptors: whether descriptors may come back.
+            on_error: called with the error, if the agent raised it.
 
         Raises:
-            Gone, Late: the agent is gone, or does not answer.
+            RankFailedError: the agent is gone, or does not answer.
         """
+        pool = self._pool
         try:
-            lane = self._idle.pop()
-        except IndexError:
-            lane = self._new()
-        try:
-            lane.send(attach_frames.encode(kind, document, sum(map(len, up)), flags), up)
-            deadline = Deadline(seconds + _GRACE_SECONDS)
-            while True:
-                frame = lane.receive(deadline, descriptors=descriptors)
-                if frame.header.kind != Response.NEED_NOTE:
-                    break
-                lane.send(attach_frames.encode(Request.NOTE, (note() if note is not None else "").encode()))
-            if frame.header.payload:
-                if frame.header.payload != sum(map(len, down)):
-                    raise ProtocolError(f"the agent answered {frame.header.payload} bytes where others were expected")
-                lane.receive_into(down)
-        except BaseException:  # Ctrl-C too: whatever comes over the lane now belongs to this call
-            self._end(lane)
-            raise
-        self._keep(lane)
+            stream = pool.acquire(self._open_stream)
+            try:
+                stream.send(attach_frames.encode(kind, document, sum(map(len, up)), flags), up)
+                deadline = Deadline(seconds + _RESPONSE_GRACE_SECONDS)
+                while True:
+                    frame = stream.receive(deadline, descriptors=descriptors)
+                    if frame.header.kind != Response.NEED_NOTE:
+                        break
+                    text = details() if details is not None else ""
+                    stream.send(attach_frames.encode(Request.NOTE, text.encode()))
+                if frame.header.payload:
+                    if frame.header.payload != sum(map(len, down)):
+                        raise ProtocolError(f"the agent sent an unexpected payload of {frame.header.payload} bytes")
+                    stream.receive_into(down)
+            except BaseException:  # Ctrl-C too: the next bytes of the stream belong to this call
+                pool.discard(stream)
+                raise
+            pool.release(stream)
+        except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
+            self._raise_lost(error)
+        if frame.header.kind == Response.ERROR:
+            refusal = codec.error_from_json(attach_frames.decode_json(frame.document))
+            if on_error is not None:
+                on_error(refusal)
+            raise refusal
         return frame
 
+    def request_json(
+        self, kind: Request, document: dict[str, Any], seconds: float = 0.0, *, descriptors: bool = False
+    ) -> Frame:
+        """Send a request whose document is JSON; see ``request``."""
+        return self.request(kind, attach_frames.encode_json(document), seconds, descriptors=descriptors)
+
+    def control(self, kind: Request, document: dict[str, Any]) -> dict[str, Any]:
+        """Send a request over the lease's connection, which no call occupies.
+
+        Raises:
+            RankFailedError: the agent is gone, or does not answer.
+        """
+        try:
+            return self._control.request(kind, document, CONTROL_SECONDS)
+        except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
+            self._raise_lost(error)
+
+    def group_failure(self, group: int) -> DistError | None:
+        """Return a group's first failure as the agent knows it; None while it can go on."""
+        try:
+            frame = self.request_json(Request.FAILURE, {"group": group})
+        except DistError as error:
+            return error
+        document = attach_frames.decode_json(frame.document)
+        failure = codec.error_from_json(document) if document else None
+        return failure if isinstance(failure, DistError) else None
+
+    def release(self, reason: str) -> None:
+        """End the lease: the agent leaves the job for this process."""
+        with contextlib.suppress(StreamClosedError, StreamTimeoutError, DistError):
+            self._control.request(Request.RELEASE, {"reason": reason}, _RELEASE_SECONDS)
+        self._pool.close()
+
     def close(self) -> None:
-        """End all lanes; calls under way end with Gone."""
-        self._closed = True
-        for lane in list(self._all):
-            lane.shutdown()
-        self._close_idle()
+        """Close all connections; an agent that is still leased takes it for the end of this process."""
+        self._pool.close()
+        self._control.close()
 
     def forget(self) -> None:
-        """In a forked child: let go of the parent's descriptors."""
-        self._closed = True
-        for lane in list(self._all):
-            lane.close()
+        """Close the parent's descriptors in a forked child, without a message to the agent."""
+        self.left = self._pool.closed = True
+        self._pool.forget()
+        self._control.close()
 
-    def _new(self) -> FramedStream:
-        if self._closed:
-            raise StreamClosedError("this process has left the job")
-        lane = self._open()
-        self._all.add(lane)
-        if self._closed:
-            self._end(lane)
-            raise StreamClosedError("this process has left the job")
-        return lane
+    def _raise_lost(self, error: Exception) -> NoReturn:
+        offer = self._offer
+        if self.left:
+            raise DistNetworkError("this process has left the job") from error
+        how = "does not answer" if isinstance(error, StreamTimeoutError) else "failed"
+        raise RankFailedError(
+            f"the agent of this rank, {offer.name!r}, which carries {self.member.described()}, {how}: {error}",
+            ranks=[self.member.rank],
+            address=offer.urls[0] if offer.urls else None,
+        ) from error
 
-    def _keep(self, lane: FramedStream) -> None:
-        if len(self._idle) < MOST_IDLE:
-            self._idle.append(lane)
-            if self._closed:
-                self._close_idle()
-        else:
-            self._end(lane)
-
-    def _end(self, lane: FramedStream) -> None:
-        self._all.discard(lane)
-        lane.close()
-
-    def _close_idle(self) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                self._end(self._idle.pop())
+    def _open_stream(self) -> FramedStream:
+        deadline = Deadline(CONTROL_SECONDS)
+        try:
+            stream = self._dialer.connect(deadline)
+        except DistNetworkError as error:
+            raise StreamClosedError(error.message) from error
+        try:
+            document = attach_frames.encode_json({"lease": self._lease})
+            stream.send(attach_frames.encode(Request.OPEN_STREAM, document))
+            frame = stream.receive(deadline)
+            if frame.header.kind != Response.OK:
+                message = attach_frames.decode_json(frame.document).get("message", "it refuses")
+                raise StreamClosedError(str(message))
+        except BaseException:
+            stream.close()
+            raise
+        return stream

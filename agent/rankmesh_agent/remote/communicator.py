@@ -1,4 +1,4 @@
-"""A group of an attached process: its calls are made by the agent, or over memory that the agent has lent."""
+"""Communicator of an attached process: its agent makes the calls, or this process does in shared memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import itertools
 import struct
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.backends.custom import CustomBackend
-from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.collectives.link import Array, as_bytes
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import in_flight
@@ -22,7 +23,9 @@ from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote import codec
 from rankmesh_agent.remote.backend import RemoteBackend
+from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import GroupDescription
+from rankmesh_agent.remote.reporter import Reporter
 from rankmesh_agent.remote.state import RemoteActiveCall, RemoteGroupState, RemoteLink
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping
@@ -30,128 +33,141 @@ from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, NO_OP, Request, Response
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.ops import Call, OpType
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo
 
-if TYPE_CHECKING:
-    from rankmesh_agent.remote.agent import RemoteAgent
-
-_NUMBER = struct.Struct("!q")
-_numbers = itertools.count(1)
-"""What this process's messages are called."""
+_SOURCE = struct.Struct("!q")
+"""Document of the response to a received message: the sender's rank."""
+_message_numbers = itertools.count(1)
+"""Numbers of this process's messages in requests to the agent."""
 
 
 class RemoteCommunicator(Communicator):
     """One attached process's side of a group.
 
-    Where all members share one memory, and this process does, too, the agent lends it: then the collectives are made
-    here, as an agent in this process would make them, and the agent is asked only whether those that are waited for
-    are still there. Elsewhere, and for messages, it is the agent that makes the calls.
+    Where all members and this process share one memory, the process maps it and makes the collectives itself, as an
+    embedded agent would; its agent only checks the peers. Elsewhere, and for messages, the agent makes the calls.
 
     Args:
-        agent: this process's.
-        told: what it said of the group.
-        descriptors: what came along; this object closes them.
+        client: of the agent.
+        settings: of the job.
+        reporter: reports the calls that this process makes itself.
+        description: of the group.
+        descriptors: descriptors that came along with it; this object closes what it takes out of the list.
     """
 
-    def __init__(self, agent: RemoteAgent, told: GroupDescription, descriptors: list[int]) -> None:
-        super().__init__(told.id, told.name, told.ranks, agent.member.rank, told.timeout)
-        self._agent = agent
-        self._standing = RemoteGroupState(agent, told.id, told.name, self.ranks, runs_locally=told.segment is not None)
-        self._running = RemoteActiveCall(agent, told.id, self._standing)
-        self._rounds = RemoteLink(agent, self._running, self.rank, self.size)
-        backend = RemoteBackend(agent, told.id, self.rank, told.medium, self._running, self._standing)
+    def __init__(
+        self,
+        client: AgentClient,
+        settings: Settings,
+        reporter: Reporter,
+        description: GroupDescription,
+        descriptors: list[int],
+    ) -> None:
+        super().__init__(description.id, description.name, description.ranks, client.member.rank, description.timeout)
+        self._client = client
+        self._settings = settings
+        self._reporter = reporter
+        segment = description.segment
+        self._state = RemoteGroupState(client, self.id, self.name, self.ranks, runs_locally=segment is not None)
+        self._call = RemoteActiveCall(client, self.id, self._state)
+        self._link = RemoteLink(client, self._call, self.rank, self.size)
+        backend = RemoteBackend(client, self.id, self.rank, description.medium, self._call, self._state)
         self._reported: float | None = None
-        self._queue = CallQueue(self._standing, self._running, told.name, backend)
+        self._queue = CallQueue(self._state, self._call, self.name, backend)
         self._submit = self._queue.submit
         self._segment: Segment | None = None
-        if told.segment is not None:
-            mapping = Mapping.adopt(descriptors.pop(), told.segment.size)
-            self._segment = Segment(mapping, self.rank, self.size, told.segment.slot_bytes, told.segment.oversubscribed)
+        if segment is not None:
+            mapping = Mapping.from_descriptor(descriptors.pop(), segment.size)
+            self._segment = Segment(mapping, self.rank, self.size, segment.slot_bytes, segment.oversubscribed)
 
     def start(self, timeout: float) -> None:
-        """Finish what the agent has begun: what the members do first over the memory that they share.
+        """Complete the setup that the agent has begun: the members' first call in their shared memory.
 
         Raises:
             DistBackendError: a member is missing, or failed.
         """
         if self._segment is None:
             return
-        self._queue.use_backend(CpuBackend(self._rounds, self.ranks, self._segment))
-        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
-        order = self._queue
-        order.execute(order.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
+        queue = self._queue
+        queue.use_backend(CpuBackend(self._link, self.ranks, self._segment))
+        call = Call(OpType.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
+        queue.execute(queue.plan(call, lambda shared: shared.windows.probe_reads()), (), 0, Options(timeout))
+        self._reporter.start()
 
     @property
     def failure(self) -> DistError | None:
-        if self._standing.failure is None:
-            return self._agent.group_failure(self.id)
-        return self._standing.failure
+        if self._state.failure is None:
+            return self._client.group_failure(self.id)
+        return self._state.failure
 
     @property
     def global_ranks(self) -> tuple[int, ...]:
-        return self._standing.global_ranks
+        return self._state.global_ranks
 
     @global_ranks.setter
     def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
-        if global_ranks != self._standing.global_ranks:
-            said = {"group": self.id, "numbers": list(global_ranks)}
-            self._agent.request(Request.SET_GLOBAL_RANKS, attach_frames.encode_json(said), 0.0)
-            self._standing.global_ranks = global_ranks
+        if global_ranks != self._state.global_ranks:
+            document = {"group": self.id, "numbers": list(global_ranks)}
+            self._client.request_json(Request.SET_GLOBAL_RANKS, document)
+            self._state.global_ranks = global_ranks
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         super().set_timeout(timeout)
-        # It is the default of calls and groups that somebody asks the agent for over HTTP, too.
-        said = {"group": self.id, "timeout": self.timeout}
-        self._agent.request(Request.SET_TIMEOUT, attach_frames.encode_json(said), 0.0)
+        # It is also the default of calls and groups that HTTP clients request from the agent.
+        self._client.request_json(Request.SET_TIMEOUT, {"group": self.id, "timeout": self.timeout})
 
     def use_custom_backend(self, name: str, engine: Any) -> None:
-        self._standing.own = True
-        self._agent.start_reporting()
-        self._queue.use_backend(CustomBackend(name, engine, self._rounds, self.ranks))
+        self._state.runs_locally = True
+        self._reporter.start()
+        self._queue.use_backend(CustomBackend(name, engine, self._link, self.ranks))
 
     def report(self) -> list[Any] | None:
-        """Return what the agent is to know of the calls that this process makes itself; None if nothing is new."""
-        if not self._standing.own:
+        """Return a report of the calls that this process makes itself; None if nothing is new."""
+        if not self._state.runs_locally:
             return None
-        ended, begun = self._standing.recorder.drain(), self._standing.started_at
+        ended, begun = self._state.recorder.drain(), self._state.started_at
         if not ended and begun == self._reported:
             return None
         self._reported = begun
-        return codec.report_to_json(self._queue, self._standing, ended)
+        return codec.report_to_json(self._queue, self._state, ended)
 
     def fail(self, failure: DistError) -> None:
-        """Take note of a failure that the agent knows of, or that it is gone: the next call raises it."""
-        if self._standing.failure is None:
-            self._standing.failure = failure
+        """Record a failure that the agent reports, or the agent's own: the next call raises it."""
+        if self._state.failure is None:
+            self._state.failure = failure
 
     def abort(self, error: BaseException) -> None:
-        self._standing.abort(error)
+        self._state.abort(error)
+
+    def destroy(self) -> None:
+        """Have the next call raise that this rank has left the group."""
+        with self._state.lock:
+            self._state.mark_destroyed()
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         if isinstance(self._queue.backend, CustomBackend):
-            return np.empty(count, dtype)  # an engine from outside knows nothing of ours
+            return np.empty(count, dtype)  # a custom backend cannot register arrays
         if self._segment is not None:
-            settings = self._agent.settings
-            return self._registered_array(dtype, count, options, settings.shm_dir, settings.job)
-        self._queue.submit((Kind.EMPTY, dtype, count), (count,), options)
+            return self._registered_array(dtype, count, options, self._settings.shm_dir, self._settings.job)
+        self._queue.submit((OpType.EMPTY, dtype, count), (count,), options)
         return np.empty(count, dtype)
 
     def info(self) -> GroupInfo:
-        """Return the group as this process sees it; the agent's, over HTTP, knows of messages, too."""
-        standing = self._standing
-        call, failure = standing.call, standing.failure
-        nbytes = sum(tally.nbytes for tally in self._queue.op_stats().values())
+        """Return the group's state in this process; the agent's HTTP interface includes messages, too."""
+        state = self._state
+        call, failure = state.call, state.failure
+        nbytes = sum(stats.nbytes for stats in self._queue.op_stats().values())
         now = time.monotonic()
-        under_way = [in_flight(entry, now) for entry in self._queue.active_records()][:MOST_IN_FLIGHT]
+        in_progress = [in_flight(entry, now) for entry in self._queue.active_records()][:MOST_IN_FLIGHT]
         last = "" if call is None else call.name
-        why = "" if failure is None else failure.message
+        reason = "" if failure is None else failure.message
         ranks = list(self.ranks)
-        return GroupInfo(standing.id, self.name, ranks, standing.seq, self.medium, last, why, nbytes, under_way)
+        return GroupInfo(state.id, self.name, ranks, state.seq, self.medium, last, reason, nbytes, in_progress)
 
     def close(self) -> None:
         """End the group at this process: queued calls fail, the worker ends."""
-        self._standing.mark_destroyed()
+        self.destroy()
         self._queue.close()
         self._segment = None
 
@@ -166,79 +182,79 @@ class RemoteCommunicator(Communicator):
         return message.source if work is None else work
 
     def _message(self, kind: Request, array: Array, rank: int, tag: int, options: Options) -> _Message:
-        self._standing.raise_if_failed()
-        message = _Message(self._agent, array if kind == Request.RECEIVE else None, options)
-        message.begin(kind, self.id, array, rank, tag, waits=not options.async_op)
+        self._state.raise_if_failed()
+        message = _Message(self._client, array if kind == Request.RECEIVE else None, options)
+        message.begin(kind, self.id, array, rank, tag, blocking=not options.async_op)
         return message
 
 
 class _Message:
-    """A point-to-point message that the agent carries."""
+    """A point-to-point message that the agent transfers."""
 
-    def __init__(self, agent: RemoteAgent, array: Array | None, options: Options) -> None:
-        self._agent = agent
-        self._down = [] if array is None else [octets(array)]
-        self._after: OnComplete = options.on_complete
+    def __init__(self, client: AgentClient, array: Array | None, options: Options) -> None:
+        self._client = client
+        self._down = [] if array is None else [as_bytes(array)]
+        self._on_complete: OnComplete = options.on_complete
         self._deadline = Deadline(options.timeout)
-        self._number = next(_numbers)
+        self._number = next(_message_numbers)
         self._done = False
         self.source = -1
 
-    def begin(self, kind: Request, group: int, array: Array, rank: int, tag: int, *, waits: bool) -> None:
-        """Have the agent begin, and if it is to be waited for, wait."""
+    def begin(self, kind: Request, group: int, array: Array, rank: int, tag: int, *, blocking: bool) -> None:
+        """Have the agent begin the transfer, and if ``blocking``, complete it."""
         outputs, inputs = ((array.size,), ()) if self._down else ((), (array.size,))
         seconds = self._deadline.seconds
         call = attach_frames.Call(
             group, seconds, tag, self._number, rank, 0, NO_OP, code_of(array.dtype), outputs, inputs
         )
-        up = [] if self._down else [octets(array)]
-        self._ask(kind, call, seconds if waits else 0.0, up, waits=waits)
+        up = [] if self._down else [as_bytes(array)]
+        self._request(kind, call, seconds if blocking else 0.0, up, blocking=blocking)
 
-    def settle(self, deadline: Deadline | None) -> bool:
-        """See Message.settle."""
+    def wait(self, deadline: Deadline | None) -> bool:
+        """See PendingMessage."""
         if self._done:
             return True
         own = deadline is self._deadline
         seconds = -1.0 if deadline is None else deadline.remaining()
         call = attach_frames.Call(0, seconds, 0, self._number, 0, 0, NO_OP, 0, (), ())
-        return self._ask(Request.WAIT, call, max(seconds, 0.0), [], waits=own)
+        return self._request(Request.WAIT, call, max(seconds, 0.0), [], blocking=own)
 
-    def _ask(
-        self, kind: Request, call: attach_frames.Call, seconds: float, up: list[memoryview], *, waits: bool
+    def _request(
+        self, kind: Request, call: attach_frames.Call, seconds: float, up: list[memoryview], *, blocking: bool
     ) -> bool:
-        heard: list[BaseException] = []
+        at_agent: list[BaseException] = []
         try:
-            frame = self._agent.request(
+            frame = self._client.request(
                 kind,
                 attach_frames.encode_call(call),
                 seconds,
                 up=up,
                 down=self._down,
-                flags=BLOCKING if waits else 0,
-                heard=heard.append,
+                flags=BLOCKING if blocking else 0,
+                on_error=at_agent.append,
             )
         except BaseException as error:
-            if not heard:  # Ctrl-C, say: nobody will wait for the message any more
-                self._cancel(error, waited=waits)
+            if not at_agent:  # Ctrl-C, say: no thread will wait for the message any more
+                self._cancel(error, waited=blocking)
             raise
         if frame.header.kind == Response.PENDING:
             return False
         if frame.document:
-            (self.source,) = _NUMBER.unpack(frame.document)
+            (self.source,) = _SOURCE.unpack(frame.document)
         self._done = True
-        if self._after is not None:
-            self._after()
-            self._after = None
+        if self._on_complete is not None:
+            self._on_complete()
+            self._on_complete = None
         return True
 
     def _cancel(self, error: BaseException, *, waited: bool) -> None:
-        said = {"messages": [self._number], "error": codec.error_to_json(error), "waited": waited}
+        document = {"messages": [self._number], "error": codec.error_to_json(error), "waited": waited}
         with contextlib.suppress(DistError):  # the agent is gone, and the message with it
-            self._agent.control(Request.CANCEL, said)
+            self._client.control(Request.CANCEL, document)
 
     def follow_up(self, options: Options) -> Work | None:
-        """Return what the user waits for."""
+        """Return the Work of an asynchronous call."""
         if not options.async_op:
             return None
         source = (lambda: self.source) if self._down else None
-        return MessageWork(self.settle, options.result, self._deadline, source)
+        return MessageWork(self.wait, options.result, self._deadline, source)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from rankmesh_agent.agent import Agent
-from rankmesh_agent.wire.schemas import Lease, LeaseWanted
+from rankmesh_agent.wire.schemas import Lease, LeaseTerms
 
 
 class LeaseManager(Protocol):
     """Gives an agent away, to one at a time."""
 
     def acquire(
-        self, wanted: LeaseWanted, lease_id: str = "", *, lends: bool = False, joining: float | None = None
+        self, wanted: LeaseTerms, lease_id: str = "", *, lends: bool = False, joining: float | None = None
     ) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.
 

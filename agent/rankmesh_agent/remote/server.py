@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.sockets import notice_vanished_peer
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote import codec
 from rankmesh_agent.remote.address import listen, socket_path
@@ -26,7 +26,7 @@ from rankmesh_agent.remote.session import Session
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedError, ProtocolError
-from rankmesh_agent.wire.schemas import LeaseWanted
+from rankmesh_agent.wire.schemas import LeaseTerms
 
 CHALLENGE_SECONDS = 10.0
 """How long a stranger may take to prove that it belongs here, and to say what for."""
@@ -43,7 +43,7 @@ class SessionServer:
 
     Args:
         landlord: has the agent to give away.
-        agent_id: its id, see AgentBeat.
+        agent_id: its id, see AgentHeartbeat.
         token: the job's token.
         shm_dir: where it shares memory, and the unix socket is made.
     """
@@ -78,7 +78,7 @@ class SessionServer:
         """Serve a connection whose client asked for it over HTTP. From any thread."""
         try:
             sock.settimeout(CHALLENGE_SECONDS)
-            notice_vanished_peer(sock)
+            break_when_peer_vanishes(sock)
             sock.sendall(attach_frames.UPGRADE.switching())
         except OSError:
             sock.close()
@@ -219,7 +219,7 @@ class _Lease:
         try:
             if said["agent"] != self._attendance._agent_id:
                 raise DistNetworkError("this is another agent than the one that was offered; ask the gateway again")
-            wanted = LeaseWanted(
+            wanted = LeaseTerms(
                 str(said["job"]),
                 int(said["rank"]),
                 int(said["world_size"]),
@@ -259,7 +259,7 @@ class _Lease:
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
             self._send(Response.OK)
 
-    def _join(self, wanted: LeaseWanted, lends: bool, joining: float) -> None:
+    def _join(self, wanted: LeaseTerms, lends: bool, joining: float) -> None:
         try:
             lease, agent = self._landlord.acquire(wanted, self.id, lends=lends, joining=joining)
         except Exception as error:

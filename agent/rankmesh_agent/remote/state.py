@@ -1,222 +1,149 @@
-"""Whether a group of an attached process can go on, which its agent knows, and the call that is under way."""
+"""State of a group in an attached process: its failure, its call in progress, and its link, which the agent serves."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.collectives.link import Exchange
-from rankmesh_agent.group.flight_recorder import FlightRecorder, Record
-from rankmesh_agent.group.pending import Details
-from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.message_link import Payload, Rounds, Wait
-from rankmesh_agent.remote import codec
-from rankmesh_agent.remote.codec import call_to_json
-from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.pending import ActiveCall
+from rankmesh_agent.group.state import BaseGroupState
+from rankmesh_agent.progress.message_link import Payload, VerifiedLink, Wait
+from rankmesh_agent.remote.client import AgentClient
+from rankmesh_agent.remote.codec import call_to_json, error_from_json, error_to_json
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
-from rankmesh_agent.wire.errors import DistError, GroupAbortedError, from_code
-from rankmesh_agent.wire.ops import Call
+from rankmesh_agent.wire.errors import DistError
 
-if TYPE_CHECKING:
-    from rankmesh_agent.remote.agent import RemoteAgent
-
-_KEPT = 200
-"""How many calls that have ended are kept until the agent is told of them: of more, the latest."""
+_MAX_UNREPORTED = 200
+"""Ended calls that are kept for the next report to the agent; of more, the latest."""
 
 
-class RemoteGroupState:
-    """What one attached process knows of its group's failures. An order.Footing.
+class RemoteGroupState(BaseGroupState):
+    """State of a group whose failures the agent detects.
 
     Args:
-        agent: knows more.
+        client: of the agent.
         group: id of the group.
         name: the group's name for people.
         ranks: the members, by group rank.
-
-    Attributes:
-        own: whether this process makes the calls itself: over the members' memory, or by an engine from outside.
-        failure: the first failure that this process has heard of.
-        seq: number of the latest call.
-        begun: when it began, by the monotonic clock; None when it has ended.
-        nbytes: what its arrays hold.
-        call: the latest call, None before the first.
-        numbers: see Calls.
-        lock: see Footing.
+        runs_locally: whether this process makes the calls itself: in the members' shared memory, or with a custom
+            backend.
     """
 
     def __init__(
-        self, agent: RemoteAgent, group: int, name: str, ranks: tuple[int, ...], *, runs_locally: bool
+        self, client: AgentClient, group: int, name: str, ranks: tuple[int, ...], *, runs_locally: bool
     ) -> None:
-        self.own = runs_locally
-        self.failure: DistError | None = None
-        self.seq = 0
-        self.started_at: float | None = None
-        self.nbytes = 0
-        self.call: Call | None = None
-        self.global_ranks = self._ranks = ranks
-        self.lock = threading.RLock()
-        self._agent = agent
-        self._group = group
-        self.name = name
-        self.recorder = FlightRecorder(_KEPT)
-        self._heard: BaseException | None = None
-
-    @property
-    def id(self) -> str:
-        """The group's id, as people are told."""
-        return f"{self._group:016x}"
-
-    def matches(self, name: str) -> bool:
-        """See Owner."""
-        return name in (self.name, self.id)
-
-    def global_rank(self, rank: int) -> int:
-        """See Owner."""
-        return self.global_ranks[self._ranks.index(rank)]
-
-    def active_record(self) -> Record | None:
-        """See Footing."""
-        begun, call = self.started_at, self.call
-        return None if begun is None or call is None else (self, call, self.seq, begun, None, "", self.nbytes)
-
-    def raise_if_failed(self) -> None:
-        """See Footing."""
-        if self.failure is not None:
-            raise from_code(self.failure.code, self.failure.message, **self.failure.details())
+        super().__init__(group, name, ranks, FlightRecorder(_MAX_UNREPORTED), threading.RLock())
+        self.runs_locally = runs_locally
+        self._client = client
+        self._agent_error: BaseException | None = None
 
     def on_agent_error(self, error: BaseException) -> None:
-        """Take note of an error that the agent raised as it made a call: it has done what there is to do."""
-        self._heard = error
+        """Record an error that the agent raised in a call: the agent has ended the group already, if it has to."""
+        self._agent_error = error
 
     def abort(self, error: BaseException) -> None:
-        """See Footing."""
-        if self.failure is not None:
-            return
-        self.failure = self._agent.group_failure(self._group) if error is self._heard else self._abort(error)
+        """End the group because of an error in this process; the agent reports it to the members."""
+        if self.failure is None:
+            at_agent = error is self._agent_error
+            self.failure = self._client.group_failure(self._group) if at_agent else self._abort(error)
 
     def _abort(self, error: BaseException) -> DistError | None:
-        call = call_to_json(self.call) if self.own and self.call is not None else None
-        said = {
+        call = call_to_json(self.call) if self.runs_locally and self.call is not None else None
+        document = {
             "group": self._group,
             "call": call,
             "seq": self.seq,
             "busy": self.started_at is not None,
-            "error": codec.error_to_json(error),
+            "error": error_to_json(error),
         }
         try:
-            failure = codec.error_from_json(self._agent.control(Request.ABORT, said))
-        except DistError as gone:
-            return gone
+            failure = error_from_json(self._client.control(Request.ABORT, document))
+        except DistError as lost:
+            return lost
         return failure if isinstance(failure, DistError) else None
 
-    def mark_destroyed(self) -> None:
-        """Take note that this rank has left the group."""
-        with self.lock:
-            if self.failure is None:
-                self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
 
-
-class RemoteActiveCall(CallContext):
-    """A group's call under way, one after the other. An order.Running.
+class RemoteActiveCall(ActiveCall):
+    """A call that waits for no messages in this process: a CallContext.
 
     Args:
-        agent: this process's.
+        client: of the agent.
         group: id of the group.
-        standing: of the group.
-
-    Attributes:
-        deadline: when the call has to be over.
+        state: of the group.
     """
 
-    def __init__(self, agent: RemoteAgent, group: int, standing: RemoteGroupState) -> None:
-        self.deadline = Deadline(0)
-        self.options_note: Details = None
-        self._agent = agent
+    def __init__(self, client: AgentClient, group: int, state: RemoteGroupState) -> None:
+        super().__init__(state)
+        self._client = client
         self._group = group
-        self._standing = standing
-
-    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Details = None) -> float:
-        """See Running."""
-        standing, deadline = self._standing, self.deadline
-        self.call, self.seq = call, seq
-        standing.call = call
-        standing.seq, standing.nbytes = seq, nbytes
-        self.options_note = note
-        deadline.restart(seconds)
-        begun = standing.started_at = deadline.begun
-        return begun
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the call as the agent is told of it."""
-        return {"group": self._group, "call": call_to_json(self.call), "seq": self.seq}
 
     @property
-    def global_ranks(self) -> Sequence[int]:
-        """See Watch."""
-        return self._standing.global_ranks
+    def has_details(self) -> bool:
+        """Whether ``details`` returns more than ''."""
+        return self._details is not None
 
-    def details(self) -> str:
-        """See Watch."""
-        return "" if self.options_note is None else self.options_note()
+    def to_json(self) -> dict[str, Any]:
+        """Return the call as requests to the agent have it."""
+        return {"group": self._group, "call": call_to_json(self.call), "seq": self.seq}
 
     def check(self, missing: Callable[[], list[int]]) -> None:
-        """See Watch."""
-        self._standing.raise_if_failed()
-        left = -1.0 if self.deadline.passed() else self.deadline.remaining()
-        said = {**self.to_json(), "missing": missing(), "seconds": self.deadline.seconds, "left": left}
-        self._agent.request(Request.CHECK_PEERS, attach_frames.encode_json(said), 0.0)
+        """See CallContext. The agent checks the peers."""
+        self._state.raise_if_failed()
+        left = -1.0 if self.deadline.expired() else self.deadline.remaining()
+        document = {**self.to_json(), "missing": missing(), "seconds": self.deadline.seconds, "left": left}
+        self._client.request_json(Request.CHECK_PEERS, document)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
-        """See Watch. It is the agent that moves messages and waits for them."""
+        """Not offered: the agent moves messages, and waits for them."""
         raise AssertionError("an attached process has no messages of its own to wait for")
 
 
-class RemoteLink(Rounds):
-    """The messages among the members' agents that a call which this process makes itself needs of its agent's.
+class RemoteLink(VerifiedLink):
+    """Link of a call that this process makes itself: the agent exchanges the few messages that it needs.
 
     Args:
-        agent: this process's.
-        running: the call.
+        client: of the agent.
+        call: the call in progress.
         rank: this group rank.
         size: ranks in the group.
     """
 
-    def __init__(self, agent: RemoteAgent, running: RemoteActiveCall, rank: int, size: int) -> None:
+    def __init__(self, client: AgentClient, call: RemoteActiveCall, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._agent = agent
-        self._running = running
+        self._client = client
+        self._call = call
         self._fingerprint = 0
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
-        """See Rounds."""
+        """See VerifiedLink."""
         self._fingerprint = fingerprint
 
-    def enter(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
+    def all_exchange(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
         """See Link.enter; without payloads."""
         if payload or each:
             self._refuse()
-        said = {**self._said(), "fingerprint": self._fingerprint}
-        frame = self._agent.request(Request.VERIFY, attach_frames.encode_json(said), self._running.deadline.seconds)
+        frame = self._request(Request.VERIFY, fingerprint=self._fingerprint)
         if frame.header.kind == Response.PENDING:
-            raise DisagreementError
+            raise CallMismatchError
         return [b""] * self.size
 
-    def retell(self, payload: Payload) -> list[Payload]:
-        """See Rounds."""
-        said = {**self._said(), "said": bytes(payload).decode("utf-8", "replace")}
-        frame = self._agent.request(
-            Request.EXCHANGE_DESCRIPTIONS, attach_frames.encode_json(said), self._running.deadline.seconds
-        )
+    def exchange_descriptions(self, payload: Payload) -> list[Payload]:
+        """See VerifiedLink."""
+        frame = self._request(Request.EXCHANGE_DESCRIPTIONS, said=bytes(payload).decode("utf-8", "replace"))
         return [text.encode() for text in attach_frames.decode_json(frame.document)["told"]]
 
-    def _said(self) -> dict[str, Any]:
-        return {**self._running.to_json(), "seconds": self._running.deadline.remaining()}
+    def _request(self, kind: Request, **fields: Any) -> Any:
+        deadline = self._call.deadline
+        document = {**self._call.to_json(), "seconds": deadline.remaining(), **fields}
+        return self._client.request_json(kind, document, deadline.seconds)
 
-    def consult(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
+    def via_root(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
         """Not offered."""
         self._refuse()
 

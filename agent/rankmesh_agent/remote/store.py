@@ -1,9 +1,10 @@
-"""The job's store as an attached process reaches it: by way of its agent, the only one that it may be able to reach."""
+"""Store of an attached process's job, by way of its agent, the only one that the process need be able to reach."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import RESPONSE_SECONDS
 from rankmesh_agent.store.blocking import BlockingStore
@@ -12,33 +13,30 @@ from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError, RankFailedError
 
-if TYPE_CHECKING:
-    from rankmesh_agent.remote.agent import RemoteAgent
-
 T = TypeVar("T")
 
 
 class SessionStore(BlockingStore):
-    """Has the agent carry out commands, those of several threads at a time.
+    """Has the agent execute commands, those of several threads at the same time.
 
     Args:
-        agent: this process's.
+        client: of the agent.
     """
 
-    def __init__(self, agent: RemoteAgent) -> None:
-        self._agent = agent
+    def __init__(self, client: AgentClient) -> None:
+        self._client = client
 
     def execute(self, command: Command[T]) -> T:
         request = codec.encode_command(command, 1)
         try:
-            frame = self._agent.request(Request.STORE, request, command.seconds + RESPONSE_SECONDS)
+            frame = self._client.request(Request.STORE, request, command.seconds + RESPONSE_SECONDS)
         except RankFailedError as error:
             raise DistNetworkError(error.message, address=error.address) from error
-        answer = bytes(frame.document)
-        if len(answer) < store_frames.HEADER_BYTES:
-            raise ProtocolError("the agent answered a command to the store with too few bytes")
-        kind, _, count, _, number = store_frames.decode_response(answer)
-        return codec.decode_result(command, kind, number, store_frames.decode_parts(answer, count) if count else [])
+        response = bytes(frame.document)
+        if len(response) < store_frames.HEADER_BYTES:
+            raise ProtocolError(f"the agent responded to a command to the store with {len(response)} bytes")
+        kind, _, count, _, number = store_frames.decode_response(response)
+        return codec.decode_result(command, kind, number, store_frames.decode_parts(response, count) if count else [])
 
     def close(self) -> None:
-        """Nothing to let go of: the connections are the agent's."""
+        """Do nothing: the connections are the client's."""

@@ -18,7 +18,7 @@ from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.progress.matching import ANY
-from rankmesh_agent.remote.agent import RemoteAgent
+from rankmesh_agent.remote.client import AgentDialer
 from rankmesh_agent.store import commands
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
@@ -328,7 +328,7 @@ class TestErrors:
         def run(rank: int) -> None:
             if rank == 1:
                 time.sleep(0.2)
-                world[rank]._line.close()  # as the kernel does
+                world[rank]._client._control.close()  # as the kernel does
                 return
             with pytest.raises(RankFailedError, match=r"rank 1 .* failed \(its process \(pid .* without a goodbye"):
                 world[rank].world.all_reduce(np.ones(3), ReduceOp.SUM, NOW)
@@ -378,21 +378,21 @@ class TestLeases:
 
     def test_a_process_that_goes_while_it_joins_frees_the_agent(self, standalones):
         agent = standalones[0]
-        channels: list[Any] = []
-        connect = RemoteAgent._claim
+        streams: list[Any] = []
+        connect = AgentDialer.connect
 
-        def claim(self: RemoteAgent, channel: Any, *arguments: Any) -> Any:
-            channels.append(channel)
-            return connect(self, channel, *arguments)
+        def recorded(self: AgentDialer, deadline: Any) -> Any:
+            streams.append(connect(self, deadline))
+            return streams[-1]
 
         patch = pytest.MonkeyPatch()
-        patch.setattr(RemoteAgent, "_claim", claim)
+        patch.setattr(AgentDialer, "connect", recorded)
         future = in_thread(lambda: attach(agent, 0, 2, job=next(_jobs)))
         deadline = time.monotonic() + SECONDS
         while agent.lease is None and time.monotonic() < deadline:
             time.sleep(0.01)
         patch.undo()
-        channels[0].shutdown()
+        streams[0].shutdown()
         with pytest.raises(DistNetworkError, match="went as this process joined"):
             future.result(SECONDS)
         while agent.lease is not None and time.monotonic() < deadline:
@@ -434,13 +434,13 @@ class TestWhatTheAgentKnows:
         def run(rank: int) -> None:
             for _ in range(3):
                 made[rank].world.all_reduce(np.ones(100), ReduceOp.SUM, NOW)
-            made[rank]._report_now()
+            made[rank]._reporter.send()
             current = standalones[rank].agent
             assert current is not None
             group = next(group for group in current.groups() if group.name == "world")
             assert (group.seq, group.last, group.medium) == (3, "all_reduce", "shm")
             assert group.bytes == 3 * 800
-            records = current.engine.recorder.records("world")
+            records = current._recorder.records("world")
             assert [record.op for record in records if record.op == "all_reduce"] == ["all_reduce"] * 3
 
         everywhere(run, 2)

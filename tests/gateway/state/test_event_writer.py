@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, AgentGoodbye, GroupInfo, Lost
+from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, AgentLeave, GroupInfo, LostRank
 
 
 class Reader:
@@ -86,7 +86,7 @@ class TestRanks:
 
     def test_the_end_of_ranks(self, registry, ask, new):
         beat = ask.heartbeat(0)
-        beat.lost = [Lost(1, "connection reset")]
+        beat.lost = [LostRank(1, "connection reset")]
         registry.heartbeat(beat)
         registry.leave(ask.leave(0))
         (failed, left) = new.read()
@@ -142,7 +142,7 @@ class TestGroups:
             registry.heartbeat(ask.heartbeat(rank, 2, group()))
         new.read()
         beat = ask.heartbeat(0, 2, group(failure="rank 1 failed"))
-        beat.lost = [Lost(1, "closed")]
+        beat.lost = [LostRank(1, "closed")]
         registry.heartbeat(beat)
         assert [kind for kind, _ in new.kinds()] == ["rank-failed", "group-failed"]
 
@@ -157,7 +157,7 @@ class TestAgents:
         clock.advance(FAILED_SECONDS)
         found = new.read()
         agents.heartbeat(ask.agent(0))
-        agents.leave(AgentGoodbye(ask.agent(0).id))
+        agents.leave(AgentLeave(ask.agent(0).id))
         found += new.read()
         assert [kind for kind, _ in found] == [
             "agent-registered",

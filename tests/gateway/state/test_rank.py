@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, Lost
+from rankmesh_agent.wire.schemas import FAILED_SECONDS, LostRank
 from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import MAX_REASON, InvalidRequestError
@@ -21,7 +21,7 @@ def pair(registry, ask) -> Registry:
 def report(ask, *ranks):
     """A heartbeat of rank 0 that reports these ranks lost."""
     beat = ask.heartbeat(0)
-    beat.lost = [Lost(rank, "connection reset") for rank in ranks]
+    beat.lost = [LostRank(rank, "connection reset") for rank in ranks]
     return beat
 
 

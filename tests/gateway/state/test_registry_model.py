@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.gateway_requests import Clock, Requests
 
 from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, UNASSIGNED, Leave, Lost, Member
+from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, UNASSIGNED, Leave, LostRank, Member
 from rankmesh_gateway.state.epoch import JOIN_SILENCE_SECONDS
 from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
 from rankmesh_gateway.state.registry import Registry
@@ -174,7 +174,7 @@ class RegistryMachine(RuleBasedStateMachine):
         number, size, member = data.draw(st.sampled_from(held * 3 + strangers))
         number = max(1, number + later)
         beat = replace(ASK.heartbeat(0, size, epoch=number), member=member)
-        beat.lost = [Lost(rank, "closed") for rank in sorted(lost) if rank < size]
+        beat.lost = [LostRank(rank, "closed") for rank in sorted(lost) if rank < size]
         latest = max(self.epochs, default=0)
         if number not in self.epochs and number < latest:
             assert self.registry.heartbeat(beat).failed == []
@@ -275,5 +275,5 @@ class RegistryMachine(RuleBasedStateMachine):
 
 TestRegistry = RegistryMachine.TestCase
 TestRegistry.settings = settings(
-    max_examples=80, stateful_step_count=40, derandomize=True, deadline=None, database=None
+    max_examples=150, stateful_step_count=40, derandomize=True, deadline=None, database=None
 )

@@ -1,0 +1,88 @@
+"""Connection pool: each call has a connection to itself, so calls of several threads do not wait for each other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+MAX_IDLE = 8
+"""Connections that are kept while no call uses them."""
+
+
+class Connection(Protocol):
+    """A connection, as the pool sees it."""
+
+    def shutdown(self) -> None:
+        """End the connection, also for a thread that waits at it; it still has to be closed."""
+
+    def close(self) -> None:
+        """Close the descriptor."""
+
+
+C = TypeVar("C", bound=Connection)
+
+
+class ConnectionPool(Generic[C]):
+    """Connections to one server. For several threads, without a lock: its lists and sets change atomically.
+
+    Args:
+        closed_error: returns the error of calls after ``close``.
+    """
+
+    def __init__(self, closed_error: Callable[[], Exception]) -> None:
+        self._closed_error = closed_error
+        self._idle: list[C] = []
+        self._all: set[C] = set()
+        self.closed = False
+
+    def acquire(self, connect: Callable[[], C]) -> C:
+        """Return an idle connection, or else a new one."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self.connect(connect)
+
+    def connect(self, connect: Callable[[], C]) -> C:
+        """Return a new connection."""
+        if self.closed:
+            raise self._closed_error()
+        connection = connect()
+        self._all.add(connection)
+        if self.closed:  # meanwhile, and perhaps before close() could see this one
+            self.discard(connection)
+            raise self._closed_error()
+        return connection
+
+    def release(self, connection: C) -> None:
+        """Keep a connection for the next call."""
+        if len(self._idle) < MAX_IDLE:
+            self._idle.append(connection)
+            if self.closed:
+                self._discard_idle()
+        else:
+            self.discard(connection)
+
+    def discard(self, connection: C) -> None:
+        """Close a connection whose call has failed, so that its response cannot be taken for another one's."""
+        self._all.discard(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """End all connections; calls in progress fail, and their threads close what they use."""
+        self.closed = True
+        for connection in list(self._all):
+            connection.shutdown()
+        self._discard_idle()
+
+    def forget(self) -> None:
+        """Close the parent's descriptors in a forked child; the connections stay the parent's."""
+        for connection in list(self._all):
+            connection.close()
+        self._all.clear()
+        self._idle.clear()
+
+    def _discard_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self.discard(self._idle.pop())

@@ -1,0 +1,51 @@
+"""Client side of the HTTP Upgrade: a TCP connection to an HTTP port that speaks another protocol from then on."""
+
+from __future__ import annotations
+
+import socket
+from urllib.parse import urlsplit
+
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
+from rankmesh_agent.wire.upgrade import Upgrade, switched
+
+_READ_BYTES = 1 << 14
+
+
+def connect_upgraded(
+    url: str, upgrade: Upgrade, *, connect_seconds: float, seconds: float
+) -> tuple[socket.socket, bytes]:
+    """Connect to an HTTP server and switch to another protocol.
+
+    Args:
+        url: base URL of the server.
+        upgrade: the protocol. The server must not send anything in it before the client does.
+        connect_seconds: how long the connection may take.
+        seconds: how long the server may send nothing; the socket keeps it as its timeout.
+
+    Returns:
+        The socket, and the head of the server's response.
+
+    Raises:
+        ValueError: the URL is not of the form http://host:port.
+        OSError: the server cannot be reached, or ends the connection (ConnectionResetError).
+        ProtocolError: the server does not know the protocol.
+    """
+    split = urlsplit(url)
+    if split.scheme != "http" or not split.hostname:
+        raise ValueError("it is no URL of the form http://host:port")
+    sock = socket.create_connection((split.hostname, split.port or 80), connect_seconds)
+    try:
+        sock.settimeout(seconds)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        break_when_peer_vanishes(sock)
+        sock.sendall(upgrade.request(split.netloc))
+        head = b""
+        while not switched(head):
+            received = sock.recv(_READ_BYTES)
+            if not received:
+                raise ConnectionResetError("it hung up")
+            head += received
+    except BaseException:
+        sock.close()
+        raise
+    return sock, head

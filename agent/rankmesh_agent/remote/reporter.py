@@ -1,0 +1,83 @@
+"""Reports to an agent of the calls that its attached process makes itself; the responses bring the groups' failures."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
+from rankmesh_agent.remote.codec import error_from_json
+from rankmesh_agent.wire.attach_frames import Request
+from rankmesh_agent.wire.errors import DistError, RankFailedError
+from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS
+
+
+class ReportedGroup(Protocol):
+    """A group, as the reporter sees it."""
+
+    id: int
+
+    def report(self) -> list[Any] | None:
+        """Return a report of the calls since the last one, None if nothing is new."""
+
+    def fail(self, failure: DistError) -> None:
+        """Record a failure."""
+
+
+class Reporter:
+    """Sends a report every HEARTBEAT_SECONDS, in a thread that the first group with calls of its own starts.
+
+    Args:
+        client: of the agent.
+
+    Attributes:
+        groups: the groups of this process.
+    """
+
+    def __init__(self, client: AgentClient) -> None:
+        self.groups: list[ReportedGroup] = []
+        self._client = client
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread. Does nothing the second time."""
+        with self._lock:
+            if self._thread is None and not self._stopping.is_set():
+                self._thread = threading.Thread(target=self._run, name="rankmesh-report", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._lock:
+            self._stopping.set()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CONTROL_SECONDS)
+
+    def send(self) -> None:
+        """Send a report now.
+
+        Raises:
+            DistError: the agent is gone, or refuses.
+        """
+        groups = list(self.groups)
+        reports = [(group.id, report) for group in groups if (report := group.report()) is not None]
+        # The response matters without reports, too: calls in shared memory hardly notice a failure otherwise.
+        failures = dict(self._client.control(Request.REPORT, {"groups": reports}).get("failures", ()))
+        for group in groups:
+            if group.id in failures:
+                failure = error_from_json(failures[group.id])
+                if isinstance(failure, DistError):
+                    group.fail(failure)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(HEARTBEAT_SECONDS):
+            try:
+                self.send()
+            except RankFailedError as error:
+                for group in list(self.groups):
+                    group.fail(error)
+            except DistError:  # the next call raises it
+                pass
