@@ -1,148 +1,105 @@
-"""all_reduce of arrays on GPUs: over NCCL beside NCCL's bare calls, over CUDA IPC beside host memory and a copy."""
+"""all_reduce of arrays on GPUs: NCCL beside its bare calls; CUDA IPC beside host memory and a copy on the same GPU."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from typing import NamedTuple
+from functools import partial
+from typing import Any
 
-from benchmarks.peers import RANKMESH, Peer
-from benchmarks.plan import KIB, MIB, Case, Cell, Effort
+from benchmarks.adapters import Adapter
+from benchmarks.cases import KIB, MIB, Case, Effort
+from benchmarks.implementations import RANKMESH, Implementation
 from benchmarks.results import Results
-from benchmarks.run import Rounds, Say
-from benchmarks.tables import size
-from benchmarks.team import Team
+from benchmarks.rounds import in_rounds, progress
+from benchmarks.workers import WorkerGroup
 
 SIZES = (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB, 1024 * MIB)
-MOST_OVER_NCCL = 256 * MIB
 RANKS = (2, 4)
-"""How many share a GPU."""
-CHECKED_CALLS, CHECKED_BYTES = 1000, MIB
-
-NCCL, IPC, STAGED, COPY = (
-    Peer(name, title, title, library, "cupy", RANKMESH, program="benchmarks.gpu_rank")
+_ARRAYS = 6
+"""Arrays that a rank of each implementation, together, may need room for."""
+NCCL, BARE, IPC, STAGED, COPY = (
+    Implementation(name, title, library, "cupy", RANKMESH)
     for name, title, library in (
         ("rankmesh-nccl", "RankMesh over NCCL", "nccl"),
+        ("nccl", "NCCL, bare", "bare-nccl"),
         ("rankmesh-ipc", "RankMesh over CUDA IPC", "ipc"),
         ("rankmesh-staged", "RankMesh through host memory", "staged"),
-        ("gpu-copy", "a copy on the GPU", "copy"),  # by a single process
+        ("gpu-copy", "a copy on the GPU, by one process", "copy"),
     )
 )
-BARE = "bare-nccl"
-"""Called in the ranks of NCCL."""
-PARTS = ("gpu_enqueue", "gpu_done")
-"""Of a call over NCCL: the host's part, and all of it."""
-ALL_REDUCE = "gpu_all_reduce"
-GREW = ("gpu_pool_grew", "gpu_device_grew")
-"""Bytes that the checked calls took and did not give back: of CuPy's pool, and of what the device has free."""
-_COPIES = 6
-"""Arrays that a rank of each peer, together, may need room for."""
+_BACKENDS = {"nccl": "nccl", "ipc": None}
+"""Backend by library, "gloo" for the others; the default comes to CUDA IPC where ranks share a GPU."""
 
 
-class Plan(NamedTuple):
-    """How many turns each peer gets at most, how many ranks share a GPU, and bytes of the array."""
-
-    rounds: int
-    ranks: Sequence[int] = RANKS
-    sizes: Sequence[int] = SIZES
-
-
-def missing() -> list[str]:
-    """Return a line that says why there is nothing to measure here, and what to do; none if there is a GPU."""
+def measure(rounds: int, ranks: Sequence[int], sizes: Sequence[int], results: Results) -> list[str]:
+    """Measure all_reduce, and return a line about each part that cannot be measured here."""
     from rankmesh_agent.device import runtime as cuda
 
-    why = cuda.unavailable_reason()
-    return [f"There is nothing to measure on GPUs: {why}."] if why else []
-
-
-def describe() -> dict[str, str]:
-    """Return what a reader needs to know of the GPUs and of what drives them."""
-    import cupy
-    from cupy.cuda import nccl, runtime
-
-    names = [runtime.getDeviceProperties(number)["name"].decode() for number in range(runtime.getDeviceCount())]
-    module = Path("/proc/driver/nvidia/version")
-    driver = re.search(r" (\d+\.[\d.]+) ", module.read_text()) if module.exists() else None
-    versions = runtime.driverGetVersion(), runtime.runtimeGetVersion()
-    cuda = [f"{version // 1000}.{version % 1000 // 10}" for version in versions]
-    version = nccl.get_version() if nccl.available else 0
-    return {
-        "GPU": ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)),
-        "driver": driver[1] if driver else "not told",
-        "CUDA": f"{cuda[0]} of the driver, {cuda[1]} of CuPy",
-        "CuPy": cupy.__version__,
-        "NCCL": f"{version // 10000}.{version // 100 % 100}.{version % 100}" if version else "none",
-    }
-
-
-def measure(plan: Plan, results: Results, say: Say) -> list[str]:
-    """Measure all of it, add it to the results, and return a line for each part that cannot be measured here.
-
-    Raises:
-        PeerFailedError: a peer did not start, died, added up wrongly or took too long.
-    """
+    reason = cuda.unavailable_reason()
+    if reason:
+        return [f"GPUs are left out: {reason}."]
     from cupy.cuda import runtime
 
-    from rankmesh_agent.device import runtime as cuda
-
+    left_out, effort = [], Effort(rounds, least=min(3, rounds), budget=10.0, repetitions=2, most_calls=200)
     no_nccl = cuda.nccl_unavailable_reason()
-    left_out = [f"{NCCL.title} is left out: {no_nccl}."] if no_nccl else []
-    if not no_nccl:
-        _over_nccl(plan, runtime.getDeviceCount(), results, say)
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    room = min(runtime.getDeviceProperties(0)["totalGlobalMem"], host)
-    for ranks in plan.ranks:
-        fitting = [nbytes for nbytes in plan.sizes if nbytes * ranks * _COPIES <= room]
-        left_out += [f"{size(n)} with {ranks} ranks is left out: no room." for n in plan.sizes if n not in fitting]
-        left_out += _on_one_gpu(plan, ranks, fitting, results, say)
-    for line in left_out:
-        say(line)
+    if no_nccl:
+        left_out.append(f"{NCCL.title} is left out: {no_nccl}.")
+    else:
+        count, chosen = runtime.getDeviceCount(), [nbytes for nbytes in sizes if nbytes <= 256 * MIB]
+        _measure([(NCCL, count), (BARE, count)], count, chosen, effort, results)
+    for count in ranks:
+        fitting = runtime.getDeviceProperties(0)["totalGlobalMem"] // (count * _ARRAYS)
+        chosen = [nbytes for nbytes in sizes if nbytes <= fitting]
+        _measure([(IPC, count), (STAGED, count), (COPY, 1)], count, chosen, effort, results)
     return left_out
 
 
-def _over_nccl(plan: Plan, ranks: int, results: Results, say: Say) -> None:
-    """Measure a rank a GPU, each of which calls NCCL itself in turn."""
-    say(f"{NCCL.title}, with a GPU for each of {ranks}: starting")
-    with Team(NCCL, ranks) as team:
-        results.versions[NCCL.name] = team.version
-        _check(team, results, say)
-        for number in range(plan.rounds):
-            say(f"{NCCL.title}: round {number + 1} of {plan.rounds}")
-            for nbytes in plan.sizes:
-                if nbytes <= MOST_OVER_NCCL:
-                    _turn(team, nbytes, 100 if nbytes <= MIB else 10, results)
-
-
-def _turn(team: Team, nbytes: int, calls: int, results: Results) -> None:
-    by_rank = team.ask("gpu_nccl", nbytes, calls, 4)
-    slowest = [[max(each) for each in zip(*ranks, strict=True)] for ranks in zip(*by_rank, strict=True)]
-    cells = [Cell(Case(part, team.ranks, nbytes), peer) for peer in (NCCL.name, BARE) for part in PARTS]
-    for cell, seconds in zip(cells, zip(*slowest, strict=True), strict=True):
-        results.add(cell, [1e6 * second for second in seconds], calls)
-
-
-def _on_one_gpu(plan: Plan, ranks: int, sizes: Sequence[int], results: Results, say: Say) -> list[str]:
-    """Measure ranks that share a GPU; return a line if CUDA IPC is not to be had."""
-    say(f"{ranks} ranks on one GPU: starting {', '.join(peer.title for peer in (IPC, STAGED, COPY))}")
+def _measure(
+    started: Sequence[tuple[Implementation, int]], ranks: int, sizes: Sequence[int], effort: Effort, results: Results
+) -> None:
+    progress(f"GPU, {ranks} ranks: starting {', '.join(one.title for one, _ in started)}")
     with ExitStack() as stack:
-        teams = [stack.enter_context(Team(peer, 1 if peer is COPY else ranks)) for peer in (IPC, STAGED, COPY)]
-        if "cuda:cuda-ipc" not in teams[0].version:
-            return [f"{IPC.title}, {ranks} ranks, is left out: what came instead is {teams[0].version}."]
-        results.versions |= {team.peer.name: team.version for team in teams}
-        for team in teams[:2]:
-            _check(team, results, say)
-        effort = Effort(plan.rounds, least=min(3, plan.rounds), budget=10.0, repetitions=2, most_calls=200)
+        groups = [stack.enter_context(WorkerGroup(one, count)) for one, count in started]
+        results.versions |= {group.implementation.name: group.version for group in groups}
         if sizes:
-            Rounds(teams, {Case(ALL_REDUCE, ranks, nbytes): effort for nbytes in sizes}, results).measure(say)
-    return []
+            in_rounds(groups, {Case("all_reduce", ranks, nbytes): effort for nbytes in sizes}, results)
 
 
-def _check(team: Team, results: Results, say: Say) -> None:
-    """Have a team's ranks compare results with CuPy's, and keep what memory that took."""
-    say(f"{team.peer.title}, {team.ranks} ranks: {CHECKED_CALLS} calls are checked")
-    (by_rank,) = zip(*team.ask("gpu_check", CHECKED_BYTES, CHECKED_CALLS, 1), strict=True)
-    for part, grew in zip(GREW, zip(*by_rank, strict=True), strict=True):
-        results.add(Cell(Case(part, team.ranks, CHECKED_BYTES), team.peer.name), [max(grew)], CHECKED_CALLS)
+def join(library: str) -> Adapter:
+    """Join RankMesh with arrays on a GPU, on a stream of their own."""
+    import cupy
+    from cupy.cuda import nccl, runtime
+
+    import rankmesh as dist
+
+    dist.init_process_group(_BACKENDS.get(library, "gloo"))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    cupy.cuda.Device(rank if "nccl" in library else 0).use()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    stream.use()
+    dist.all_reduce(cupy.zeros(1, "float32"))  # upon which the ranks select a backend
+
+    def all_reduce(array: Any) -> Callable[[], Any]:
+        place = array.data.ptr
+        if library == "bare-nccl":
+            types = nccl.NCCL_FLOAT32, nccl.NCCL_SUM
+            return partial(_nccl(dist).allReduce, place, place, array.size, *types, stream.ptr)
+        if library == "copy":
+            kind, other = runtime.memcpyDeviceToDevice, cupy.empty_like(array)
+            all_reduce.kept = other  # type: ignore[attr-defined]  # as long as the call
+            return partial(runtime.memcpyAsync, other.data.ptr, place, array.nbytes, kind, stream.ptr)
+        return partial(dist.all_reduce, array)
+
+    version = f"RankMesh {dist.__version__}, {dist.get_backend_config()}"
+    calls = {"barrier": lambda: dist.barrier, "all_reduce": all_reduce}
+    return Adapter(rank, size, version, calls, dist.destroy_process_group, cupy.empty, stream.synchronize)
+
+
+def _nccl(dist: Any) -> Any:
+    """Return a bare communicator of the same ranks."""
+    from cupy.cuda import nccl
+
+    name = [bytes(nccl.get_unique_id()) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(name, 0)
+    return nccl.NcclCommunicator(dist.get_world_size(), name[0], dist.get_rank())

@@ -1,33 +1,41 @@
-"""Contents by which a result is known to be right: every element says where it is and whose it is."""
+"""Array contents by which a result is known to be right: every element encodes its place and its rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 Array = np.ndarray
 Numbered = tuple[Array, float]
-"""An array and the number its pattern is multiplied by: a rank's, or the sum of several."""
+"""An array and the multiple of the pattern that it holds: a rank's number, or the sum of several."""
 
 _PERIOD = 7
-"""A prime, so that shares and chunks begin at different places of the pattern; small, so that 16 bits hold any sum."""
+"""A prime, so that shards and chunks begin at different places of the pattern; small, so that 16 bits hold any sum."""
 _TILE = np.arange(_PERIOD * 4096, dtype=np.float32) % _PERIOD
 
 
-def fill(array: Array, number: float) -> None:
-    """Write the pattern times a number."""
+def fill(array: Any, number: float) -> None:
+    """Write a multiple of the pattern, to an array in host memory or a CuPy array."""
+    if not isinstance(array, np.ndarray):
+        import cupy
+
+        host = np.empty(array.shape, array.dtype)
+        fill(host, number)
+        array[...] = cupy.asarray(host)
+        return
     for part, tile in _parts(array, number):
         part[...] = tile
 
 
-def wrong(array: Array, number: float) -> str | None:
-    """Say how an array differs from the pattern times a number; None if it does not."""
-    begin = 0
+def difference(array: Any, number: float) -> str | None:
+    """Return a description of the first element that is not this multiple of the pattern, None if all are."""
+    array, begin = array if isinstance(array, np.ndarray) else array.get(), 0
     for part, tile in _parts(array, number):
         different = part != tile
         if different.any():
-            first = int(np.argmax(different))
+            first = int(different.argmax())
             return f"element {begin + first} of {array.size} is {part[first]}, not {tile[first]}"
         begin += part.size
     return None

@@ -1,81 +1,57 @@
-"""What RankMesh is to reach: ratios of medians measured in one run, and a few limits, as data."""
+"""What RankMesh is to reach: ratios within one run, and a few limits, as data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks import ddp
-from benchmarks.plan import COLLECTIVES, HALVES, KIB, MIB, SIZES, Case, Cell, cases
+from benchmarks.cases import COLLECTIVES, HALF_TYPES, KIB, MIB, SIZES, Case, Cell, cases
 from benchmarks.results import Results
-from benchmarks.tables import ratio
 
-BATCH = 64 * KIB
-SHM, TCP, GLOO, MPI = "rankmesh-shm", "rankmesh-tcp", "gloo", "mpi"
-ATTACHED = "rankmesh-attached"
-STORE, TORCH_STORE = "rankmesh-store", "torch-store"
+SHM, TCP, GLOO, MPI, ATTACHED = "rankmesh-shm", "rankmesh-tcp", "gloo", "mpi", "rankmesh-attached"
 
 
-class Comparison(NamedTuple):
-    """Two cells whose ratio is wanted: how many times as long theirs takes."""
-
-    theirs: Cell
-    ours: Cell
-
-
-@dataclass(frozen=True)
-class Target:
-    """A ratio that is wanted of one or more comparisons.
-
-    Attributes:
-        row: the line of the table; what it is missed by is explained under this name.
-        against: whom, in words.
-        wanted: in words.
-        least: what every ratio is to be at least; 0.25 is 'within 4x'.
-        comparisons: the ratios.
-    """
+class Target(NamedTuple):
+    """Every ratio, theirs to ours, is to be at least ``least``; 0.25 is "within 4x"."""
 
     row: str
     against: str
-    wanted: str
     least: float
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[tuple[Cell, Cell]]
 
-    def measured(self, results: Results) -> dict[Comparison, float]:
-        """Return the ratios there are."""
-        ratios = {one: results.ratio(one.theirs, one.ours) for one in self.comparisons}
-        return {one: value for one, value in ratios.items() if value is not None}
+    @property
+    def wanted(self) -> str:
+        return f"within {1 / self.least:g}x" if self.least < 1 else f"≥ {self.least:g}x"
 
 
-@dataclass(frozen=True)
-class Limit:
-    """A value that is to stay below a limit.
-
-    Attributes:
-        row: the line of the table.
-        wanted: in words.
-        most: of the median, in the cell's unit.
-        cell: what is measured.
-        beyond: what is taken off, if it is the difference of two medians that counts.
-    """
+class Limit(NamedTuple):
+    """The median of a cell, less that of ``baseline``, is to stay below ``most`` times ``scale``, in a unit."""
 
     row: str
-    wanted: str
     most: float
+    unit: str
     cell: Cell
-    beyond: Cell | None = None
+    scale: float = 1.0
+    baseline: Cell | None = None
+    against: str = ""
+
+    @property
+    def wanted(self) -> str:
+        return f"< {self.most:g} {self.unit}"
 
 
-def against_gloo(row: str, ours: str, least: float, chosen: Iterable[Case]) -> Target:
-    """Want at least so many times gloo's speed."""
-    return Target(row, "gloo", f"≥ {least:g}x", least, [Comparison(Cell(c, GLOO), Cell(c, ours)) for c in chosen])
+class Verdict(NamedTuple):
+    """Whether a run reached a target (None: nothing of it was measured), the worst figure, and its cell."""
+
+    met: bool | None
+    worst: float | None = None
+    cell: Cell | None = None
 
 
-def against_mpi(row: str, chosen: Iterable[Case], least: float = 1.0) -> Target:
-    """Want Open MPI's speed times something."""
-    wanted = f"within {1 / least:g}x" if least < 1 else "faster" if least == 1 else f"≥ {least:g}x"
-    return Target(row, "Open MPI", wanted, least, [Comparison(Cell(c, MPI), Cell(c, SHM)) for c in chosen])
+def _target(row: str, theirs: str, ours: str, least: float, chosen: Iterable[Case]) -> Target:
+    against = {GLOO: "gloo", MPI: "Open MPI", SHM: "embedded"}[theirs]
+    return Target(row, against, least, [(Cell(case, theirs), Cell(case, ours)) for case in chosen])
 
 
 def _cases(operations: Sequence[str], ranks: Sequence[int], wanted: Callable[[int], bool]) -> list[Case]:
@@ -86,145 +62,72 @@ def _all_reduce(ranks: Sequence[int], least: int, most: int) -> list[Case]:
     return _cases(["all_reduce"], ranks, lambda nbytes: least <= nbytes <= most)
 
 
-def _collectives() -> list[Target]:
-    row = "shared memory: broadcast, all_gather, reduce_scatter, all_to_all, reduce, gather, scatter, send/recv"
-    return [
-        against_gloo(f"{row}, to 1 MiB", SHM, 3, _cases(COLLECTIVES, (2, 4), lambda nbytes: nbytes <= MIB)),
-        against_gloo(f"{row}, above 1 MiB", SHM, 2, _cases(COLLECTIVES, (2, 4), lambda nbytes: nbytes > MIB)),
-        against_mpi(f"{row}, from 1 MiB", _cases(COLLECTIVES, (2, 4), lambda nbytes: nbytes >= MIB)),
-    ]
-
-
-def _store(row: str, theirs: str, ours: str, least: float) -> Target:
-    comparison = Comparison(Cell(Case(theirs, 1, 0), TORCH_STORE), Cell(Case(ours, 1, 0), STORE))
-    wanted = f"≥ {least:g}x" if least > 1 else "as fast"
-    return Target(row, f"torch's {theirs.removeprefix('store_')}", wanted, least, [comparison])
+def _store(row: str, theirs: str, ours: str, least: float = 1.0) -> Target:
+    pair = Cell(Case(theirs, 2), GLOO), Cell(Case(ours, 2), SHM)
+    return Target(f"store: {row}", f"torch's {theirs.removeprefix('store_')}", least, [pair])
 
 
 def _ddp(row: str, part: str, least: float) -> Target:
-    chosen = [ddp.case(model, part, ranks) for model in ddp.MODELS for ranks in ddp.RANKS]
-    wanted = f"≥ {least:g}x" if least > 1 else "never slower"
-    return Target(row, "gloo", wanted, least, [Comparison(Cell(c, ddp.GLOO), Cell(c, ddp.OURS)) for c in chosen])
+    chosen = [ddp.case(model, part, ranks) for model in ddp.STEPS for ranks in ddp.RANKS]
+    return Target(f"DDP: {row}", "gloo", least, [(Cell(case, ddp.GLOO), Cell(case, ddp.OURS)) for case in chosen])
 
 
-_SMALL_2 = "shared memory, 2 ranks, all_reduce to 4 KiB"
-_MIDDLE_2 = "shared memory, 2 ranks, all_reduce 64 KiB, 1 MiB"
-_LARGE_2 = "shared memory, 2 ranks, all_reduce 16, 64 MiB"
-_SMALL_4 = "shared memory, 4 ranks, all_reduce to 4 KiB"
-_LARGE_4 = "shared memory, 4 ranks, all_reduce 64 KiB to 64 MiB"
-_BARRIER = "barrier, 2 and 4 ranks"
+def _join(ranks: int) -> Cell:
+    return Cell(Case("join", ranks), "rankmesh")
 
-TARGETS = (
-    against_gloo(_SMALL_2, SHM, 40, _all_reduce((2,), 0, 4 * KIB)),
-    against_mpi(_SMALL_2, _all_reduce((2,), 0, 4 * KIB), 1 / 4),
-    against_gloo(_MIDDLE_2, SHM, 15, _all_reduce((2,), 64 * KIB, MIB)),
-    against_mpi(_MIDDLE_2, _all_reduce((2,), 64 * KIB, MIB)),
-    against_gloo(_LARGE_2, SHM, 4, _all_reduce((2,), 16 * MIB, 64 * MIB)),
-    against_mpi(_LARGE_2, _all_reduce((2,), 16 * MIB, 64 * MIB), 1.5),
-    against_gloo(_SMALL_4, SHM, 20, _all_reduce((4,), 0, 4 * KIB)),
-    against_mpi(_SMALL_4, _all_reduce((4,), 0, 4 * KIB), 1 / 4),
-    against_gloo(_LARGE_4, SHM, 3, _all_reduce((4,), 64 * KIB, 64 * MIB)),
-    against_mpi(_LARGE_4, _all_reduce((4,), 64 * KIB, 64 * MIB)),
-    *_collectives(),
-    against_gloo("TCP, 2 and 4 ranks, all_reduce to 64 KiB", TCP, 4, _all_reduce((2, 4), 0, 64 * KIB)),
-    against_gloo("TCP, 2 and 4 ranks, all_reduce 1 MiB", TCP, 2, _all_reduce((2, 4), MIB, MIB)),
-    against_gloo("TCP, 2 and 4 ranks, all_reduce 64 MiB", TCP, 1.2, _all_reduce((2, 4), 64 * MIB, 64 * MIB)),
-    against_gloo(
-        "float16 and bfloat16 all_reduce 64 MiB", SHM, 2, _cases(HALVES, (2, 4), lambda nbytes: nbytes == 64 * MIB)
-    ),
-    against_gloo(_BARRIER, SHM, 30, _cases(["barrier"], (2, 4), lambda nbytes: True)),
-    against_mpi(_BARRIER, _cases(["barrier"], (2, 4), lambda nbytes: True), 1 / 10),
-    against_gloo(
-        "64 async all_reduce of 64 KiB in flight, then wait",
-        SHM,
-        5,
-        _cases(["all_reduce_in_flight"], (2, 4), lambda nbytes: nbytes == BATCH),
-    ),
-    Target(
-        "attached, 2 ranks, all_reduce 64 MiB",
-        "embedded",
-        "≥ 0.6x",
-        0.6,
-        [Comparison(Cell(c, SHM), Cell(c, ATTACHED)) for c in _all_reduce((2,), 64 * MIB, 64 * MIB)],
-    ),
-    _ddp("DDP, 2 and 4 ranks: a step", "step", 1),
-    _ddp("DDP, 2 and 4 ranks: the communication part of a step", "communication", 3),
-    _store("store: get", "store_get", "store_get", 1),
-    _store("store: add", "store_add", "store_add", 1),
-    _store("store: acknowledged set", "store_add", "store_set", 1),
-    _store("store: multi_get of 100 keys", "store_multi_get", "store_multi_get", 5),
-    Target(
-        "store: 32 clients at once",
-        "fastest and slowest client",
-        "within 2x",
-        1 / 2,
-        [
-            Comparison(
-                Cell(Case("store_crowd_fastest", 32, 0), STORE),
-                Cell(Case("store_crowd_slowest", 32, 0), STORE),
-            )
-        ],
-    ),
-    Target(
-        "join grows about linearly to 64 ranks",
-        "half as many ranks",
-        "within 2.5x",
-        1 / 2.5,
-        [
-            Comparison(Cell(Case("join_threads", 32, 0), "rankmesh"), Cell(Case("join_threads", 64, 0), "rankmesh")),
-            Comparison(Cell(Case("join_launcher", 8, 0), "rankmesh"), Cell(Case("join_launcher", 16, 0), "rankmesh")),
-        ],
-    ),
-)
 
-_FOUR_BYTES = Case("all_reduce", 2, 4)
+_4_BYTES = Case("all_reduce", 2, 4)
 
-LIMITS = (
+TARGETS: tuple[Target | Limit, ...] = (
+    _target("shm, 2 ranks, all_reduce to 4 KiB", GLOO, SHM, 40, _all_reduce((2,), 0, 4 * KIB)),
+    _target("shm, 2 ranks, all_reduce to 4 KiB", MPI, SHM, 1 / 4, _all_reduce((2,), 0, 4 * KIB)),
+    _target("shm, 2 ranks, all_reduce 64 KiB, 1 MiB", GLOO, SHM, 15, _all_reduce((2,), 64 * KIB, MIB)),
+    _target("shm, 2 ranks, all_reduce 64 KiB, 1 MiB", MPI, SHM, 1, _all_reduce((2,), 64 * KIB, MIB)),
+    _target("shm, 2 ranks, all_reduce 16, 64 MiB", GLOO, SHM, 4, _all_reduce((2,), 16 * MIB, 64 * MIB)),
+    _target("shm, 2 ranks, all_reduce 16, 64 MiB", MPI, SHM, 1.5, _all_reduce((2,), 16 * MIB, 64 * MIB)),
+    _target("shm, 4 ranks, all_reduce to 4 KiB", GLOO, SHM, 20, _all_reduce((4,), 0, 4 * KIB)),
+    _target("shm, 4 ranks, all_reduce to 4 KiB", MPI, SHM, 1 / 4, _all_reduce((4,), 0, 4 * KIB)),
+    _target("shm, 4 ranks, all_reduce from 64 KiB", GLOO, SHM, 3, _all_reduce((4,), 64 * KIB, 64 * MIB)),
+    _target("shm, 4 ranks, all_reduce from 64 KiB", MPI, SHM, 1, _all_reduce((4,), 64 * KIB, 64 * MIB)),
+    _target("shm, other collectives to 1 MiB", GLOO, SHM, 3, _cases(COLLECTIVES, (2, 4), lambda n: n <= MIB)),
+    _target("shm, other collectives above 1 MiB", GLOO, SHM, 2, _cases(COLLECTIVES, (2, 4), lambda n: n > MIB)),
+    _target("shm, other collectives from 1 MiB", MPI, SHM, 1, _cases(COLLECTIVES, (2, 4), lambda n: n >= MIB)),
+    _target("TCP, 2 and 4 ranks, all_reduce to 64 KiB", GLOO, TCP, 4, _all_reduce((2, 4), 0, 64 * KIB)),
+    _target("TCP, 2 and 4 ranks, all_reduce 1 MiB", GLOO, TCP, 2, _all_reduce((2, 4), MIB, MIB)),
+    _target("TCP, 2 and 4 ranks, all_reduce 64 MiB", GLOO, TCP, 1.2, _all_reduce((2, 4), 64 * MIB, 64 * MIB)),
+    _target("float16, bfloat16 all_reduce 64 MiB", GLOO, SHM, 2, cases(HALF_TYPES, (2, 4), [64 * MIB])),
+    _target("barrier, 2 and 4 ranks", GLOO, SHM, 30, cases(["barrier"], (2, 4), SIZES)),
+    _target("barrier, 2 and 4 ranks", MPI, SHM, 1 / 10, cases(["barrier"], (2, 4), SIZES)),
+    _target("64 async all_reduce of 64 KiB", GLOO, SHM, 5, cases(["all_reduce_in_flight"], (2, 4), [64 * KIB])),
+    _target("attached, 2 ranks, all_reduce 64 MiB", SHM, ATTACHED, 0.6, _all_reduce((2,), 64 * MIB, 64 * MIB)),
+    _ddp("a step", "step", 1),
+    _ddp("communication in a step", "communication", 3),
+    _store("get", "store_get", "store_get"),
+    _store("add", "store_add", "store_add"),
+    _store("acknowledged set", "store_add", "store_set"),
+    _store("multi_get of 100 keys", "store_multi_get", "store_multi_get", 5),
+    Target("join grows about linearly", "half as many ranks", 1 / 2.5, [(_join(8), _join(16)), (_join(16), _join(32))]),
     Limit(
-        "attached, 2 ranks, all_reduce 4 B, beyond embedded",
-        "< 60 µs",
-        60.0,
-        Cell(_FOUR_BYTES, ATTACHED),
-        Cell(_FOUR_BYTES, SHM),
+        "attached, 2 ranks, all_reduce 4 B, beyond embedded", 60, "µs", Cell(_4_BYTES, ATTACHED), 1, Cell(_4_BYTES, SHM)
     ),
-    Limit("join of 4 ranks, process start to ready", "< 1.5 s", 1.5e6, Cell(Case("join_launcher", 4, 0), "rankmesh")),
-    Limit("idle rank, processor", "< 1 %", 1.0, Cell(Case("idle_percent", 4, 0), "rankmesh")),
-    Limit("idle rank, memory above Python and NumPy", "< 60 MB", 60.0, Cell(Case("rss_mb", 4, 0), "rankmesh")),
+    Limit("join of 4 ranks, process start to ready", 1.5, "s", _join(4), 1e6),
+    Limit("idle rank, processor", 1, "%", Cell(Case("idle_percent", 4), "rankmesh")),
+    Limit("idle rank, memory above Python and NumPy", 60, "MB", Cell(Case("rss_mb", 4), "rankmesh")),
 )
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A target in one run.
-
-    Attributes:
-        met: whether all of it was reached; None when nothing of it was measured.
-        worst: the figure that decides, in words.
-        value: and as a number.
-        where: of which cell it is.
-    """
-
-    met: bool | None
-    worst: str = "not measured"
-    value: float | None = None
-    where: Cell | None = None
 
 
 def judge(target: Target | Limit, results: Results) -> Verdict:
-    """Say whether a run reached a target."""
-    if isinstance(target, Limit):
-        cells = [target.cell, *([target.beyond] if target.beyond is not None else [])]
-        if any(cell not in results.turns for cell in cells):
+    """Return whether a run reached a target."""
+    if isinstance(target, Target):
+        ratios = {ours: results.ratio(theirs, ours) for theirs, ours in target.comparisons}
+        measured = {cell: value for cell, value in ratios.items() if value is not None}
+        if not measured:
             return Verdict(None)
-        value = results.summary(target.cell).median
-        unit, scale = ("s", 1e6) if target.cell.case.operation.startswith("join") else ("", 1)
-        if target.beyond is not None:
-            value -= results.summary(target.beyond).median
-            unit = "µs"
-        return Verdict(value < target.most, f"{value / scale:.2f} {unit}".strip(), value, target.cell)
-    measured = target.measured(results)
-    if not measured:
+        worst = min(measured, key=lambda cell: measured[cell])
+        return Verdict(measured[worst] >= target.least, measured[worst], worst)
+    if any(cell is not None and cell not in results.turns for cell in (target.cell, target.baseline)):
         return Verdict(None)
-    worst = min(measured, key=lambda one: measured[one])
-    value = measured[worst]
-    return Verdict(value >= target.least, ratio(value, target.least), value, worst.ours)
+    value = results.median(target.cell)
+    if target.baseline is not None:
+        value -= results.median(target.baseline)
+    return Verdict(value / target.scale < target.most, value / target.scale, target.cell)

@@ -25,16 +25,16 @@ from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
-from rankmesh_agent.progress.disconnects import Vigil
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.selection import TransportSelector
 from rankmesh_agent.wire import schemas, store_frames
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupWanted, InFlight, Member
-from rankmesh_agent.wire.stats import Vitals
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
+from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
 
 _CONNECT_SECONDS = 60.0
@@ -123,12 +123,12 @@ class Agent:
                 Deadline(min(timeout, _CONNECT_SECONDS)),
             )
             listener.close()
-            self.engine = Mesh(
+            self.engine = ProgressEngine(
                 self.member.rank,
                 joined.epoch,
                 connections,
                 eager_limit=settings.eager_bytes,
-                crowded=oversubscribed,
+                oversubscribed=oversubscribed,
                 recorder=FlightRecorder(settings.flight_recorder),
             )
             undo.callback(self.engine.close, "it could not set up the world group")
@@ -148,9 +148,9 @@ class Agent:
         if self._own_http is not None:
             upgrades = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
             http.start(self._app(http.names), upgrades, on_demand=True)
-        self._disconnects = Vigil(self.engine)
+        self._disconnects = DisconnectMonitor(self.engine)
         self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
-        self.engine.on_loss = self._heartbeats.wake
+        self.engine.on_peer_failure = self._heartbeats.wake
         self._heartbeats.start()
 
     def members(self) -> list[Member]:
@@ -185,7 +185,7 @@ class Agent:
         self.group_registry.drop(group)
 
     def make_group(
-        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
         """Make a group that is requested over HTTP; see GroupRegistry.make_over_http."""
         timeout = self.world.timeout if wanted.timeout is None else wanted.timeout
@@ -225,7 +225,7 @@ class Agent:
             self._world_size,
             self.member,
             self._gateway.url,
-            {str(rank): medium for rank, medium in sorted(self.engine.media().items())},
+            {str(rank): medium for rank, medium in sorted(self.engine.transports().items())},
             time.monotonic() - self._started,
             __version__,
         )
@@ -238,14 +238,14 @@ class Agent:
         """Return the latest calls and messages: see FlightRecorder.records."""
         return self.engine.recorder.records(group, last)
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> AgentStats:
         """Return the agent's counters."""
-        lost = dict(self.engine.lost)
-        return Vitals(
+        lost = dict(self.engine.lost_peers)
+        return AgentStats(
             self.engine.recorder.operations(),
             self._gateway.heartbeat_stats(),
             self._job_store.stats(),
-            dict(Counter(medium for rank, medium in self.engine.media().items() if rank not in lost)),
+            dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),
             sum(not loss.clean for loss in lost.values()),
         )
 
@@ -280,7 +280,7 @@ class Agent:
         """Close the parent's descriptors in a forked child, without a message to other processes."""
         self._leaving = True
         self._heartbeats.forget()
-        self.engine.forget()
+        self.engine.close_in_child()
         if self._own_http is not None:
             self._own_http.forget()
 
@@ -289,8 +289,8 @@ class Agent:
         self._gateway.leave(schemas.Leave(joined.job, joined.epoch, self.member.rank, self.member.instance, reason))
 
     def _send_heartbeat(self) -> None:
-        self.engine.give_up_silent_hosts()
-        joined, lost = self._joined, self._disconnects.lost()
+        self.engine.fail_silent_hosts()
+        joined, lost = self._joined, self._disconnects.failed_peers()
         self._gateway.heartbeat(
             schemas.Heartbeat(joined.job, joined.epoch, self._world_size, self.member, self.groups(), lost)
         )

@@ -10,10 +10,10 @@ from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.schemas import GroupWanted, Member
+from rankmesh_agent.wire.schemas import GroupRequest, Member
 
 
 class GroupExistsError(DistError):
@@ -44,7 +44,7 @@ class GroupRegistry:
 
     def __init__(
         self,
-        engine: Mesh,
+        engine: ProgressEngine,
         job: str,
         members: Mapping[int, Member],
         settings: Settings,
@@ -129,7 +129,7 @@ class GroupRegistry:
         return group
 
     def make_over_http(
-        self, wanted: GroupWanted, timeout: float, begun: Callable[[LocalCommunicator], None]
+        self, wanted: GroupRequest, timeout: float, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
         """Make a group that is requested over HTTP from all its members' agents.
 

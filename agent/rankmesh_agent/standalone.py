@@ -28,20 +28,20 @@ from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
     UNASSIGNED,
-    AgentBeat,
-    AgentGoodbye,
     AgentHealth,
+    AgentHeartbeat,
     AgentInfo,
+    AgentLeave,
     FlightRecord,
     GroupInfo,
-    GroupWanted,
+    GroupRequest,
     InFlight,
     Lease,
     LeaseState,
-    LeaseWanted,
+    LeaseTerms,
     Member,
 )
-from rankmesh_agent.wire.stats import Vitals
+from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
@@ -133,7 +133,7 @@ class Standalone:
             return
         self._sessions.close()
         self._heartbeats.stop()
-        self._gateway.unregister(AgentGoodbye(self.id))
+        self._gateway.unregister(AgentLeave(self.id))
         self._gateway.close()
         self._http.close()
 
@@ -144,7 +144,7 @@ class Standalone:
     def _send_heartbeat(self) -> None:
         lease = self.leases.lease
         leases = [lease] if lease is not None else []
-        beat = AgentBeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
+        beat = AgentHeartbeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
         if self._gateway.agent_heartbeat(beat):
             self._registered = time.monotonic()
         self.leases.release_if_idle()
@@ -163,7 +163,7 @@ class Standalone:
 
     # The HTTP endpoints' interface: leases
 
-    def acquire_in_background(self, wanted: LeaseWanted) -> tuple[Lease, Future[Lease]]:
+    def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
         """Lease the agent: see LeaseManager."""
         return self.leases.acquire_in_background(wanted)
 
@@ -192,7 +192,7 @@ class Standalone:
         return self.leases.require_agent().group(name)
 
     def make_group(
-        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
         """Make a group; see Agent."""
         return self.leases.require_agent().make_group(wanted, begun)
@@ -237,10 +237,10 @@ class Standalone:
         agent = self.agent
         return agent.flight_records(group, last) if agent is not None else []
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> AgentStats:
         """Return the counters since the agent joined its job; none while it is free."""
         agent = self.agent
-        return agent.vitals() if agent is not None else Vitals()
+        return agent.vitals() if agent is not None else AgentStats()
 
     async def aclose(self) -> None:
         """Do nothing: the lease has ended by then, and the leased agent has closed its resources."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankmesh_agent.config.settings import Settings, make_token, require_token_beyond_loopback, token_in
+from rankmesh_agent.config.settings import Settings, create_token, read_token, require_token_beyond_loopback
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
@@ -33,11 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--make-token needs --token-file, the file to put it in")
     try:
         if options.make_token:
-            make_token(options.token_file)
+            create_token(options.token_file)
         settings = Settings.from_env(os.environ)
-        token = token_in(options.token_file) if options.token_file else settings.token
+        token = read_token(options.token_file) if options.token_file else settings.token
         require_token_beyond_loopback(options.host, token, "the gateway")
-        listener = bind(options.host, options.port, what="the gateway listens")
+        listener = bind(options.host, options.port, purpose="the gateway listens")
     except (ValueError, OSError, DistNetworkError) as error:
         print(f"rankmesh_gateway: {error}", file=sys.stderr)
         return USAGE_ERROR

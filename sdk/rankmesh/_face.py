@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
+from rankmesh._collectives.all_to_all import all_to_all, all_to_all_single
+from rankmesh._collectives.barrier import barrier, monitored_barrier
+from rankmesh._collectives.broadcast import broadcast, scatter
 from rankmesh._collectives.coalescing import Batch, all_gather_coalesced, all_reduce_coalesced, batch
 from rankmesh._collectives.coalescing import _coalescing_manager as _coalescing_manager
-from rankmesh._collectives.gather_scatter import (
-    all_gather,
-    all_gather_into_tensor,
-    all_gather_single,
-    all_gather_v,
-    all_to_all,
-    all_to_all_single,
-    gather,
-    reduce_scatter,
-    reduce_scatter_single,
-    reduce_scatter_tensor,
-    reduce_scatter_v,
-    scatter,
-)
+from rankmesh._collectives.gather import all_gather, all_gather_into_tensor, all_gather_single, all_gather_v, gather
 from rankmesh._collectives.multigpu import (
     all_gather_multigpu,
     all_reduce_multigpu,
@@ -35,9 +25,17 @@ from rankmesh._collectives.objects import (
     send_object_list,
 )
 from rankmesh._collectives.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from rankmesh._collectives.reduce_broadcast import all_reduce, barrier, broadcast, monitored_barrier, reduce
+from rankmesh._collectives.reduce import (
+    all_reduce,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_single,
+    reduce_scatter_tensor,
+    reduce_scatter_v,
+)
 from rankmesh._collectives.reduce_op import _make_nccl_premul_sum as _make_nccl_premul_sum
 from rankmesh._collectives.reduce_op import reduce_op, supports_complex
+from rankmesh._collectives.shared_memory import empty
 from rankmesh._rendezvous.handlers import register_rendezvous_handler, rendezvous
 from rankmesh._session.backend import (
     Backend,
@@ -55,6 +53,24 @@ from rankmesh._session.debug import DebugLevel, get_debug_level, set_debug_level
 from rankmesh._session.groups import (
     SHRINK_ABORT,
     SHRINK_DEFAULT,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    shrink_group,
+    split_group,
+)
+from rankmesh._session.init import (
+    GroupMember,
+    default_pg_timeout,
+    destroy_process_group,
+    get_default_store,
+    group,
+    init_process_group,
+    is_initialized,
+)
+from rankmesh._session.init import _get_default_store as _get_default_store
+from rankmesh._session.process_group import ProcessGroup
+from rankmesh._session.ranks import (
     get_backend,
     get_backend_config,
     get_global_rank,
@@ -64,24 +80,7 @@ from rankmesh._session.groups import (
     get_process_group_ranks,
     get_rank,
     get_world_size,
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    shrink_group,
-    split_group,
 )
-from rankmesh._session.session import (
-    GroupMember,
-    ProcessGroup,
-    default_pg_timeout,
-    destroy_process_group,
-    get_default_store,
-    group,
-    init_process_group,
-    is_initialized,
-)
-from rankmesh._session.session import _get_default_store as _get_default_store
-from rankmesh._session.shared_memory import empty
 from rankmesh._stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.wire.errors import (

@@ -23,7 +23,7 @@ from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import AgentTakenError, JoinTimeoutError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.ops import ReduceOp
-from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseWanted
+from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseTerms
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
 
@@ -31,9 +31,9 @@ TOKEN = "a secret"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
-def wanted(rank: int = UNASSIGNED, world_size: int = 1, **options: object) -> LeaseWanted:
+def wanted(rank: int = UNASSIGNED, world_size: int = 1, **options: object) -> LeaseTerms:
     fields = {"job": "job", "timeout": 30.0, "holder": "a test", **options}
-    return LeaseWanted(rank=rank, world_size=world_size, **fields)
+    return LeaseTerms(rank=rank, world_size=world_size, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def registry() -> Registry:
 
 @pytest.fixture(scope="module")
 def gateway_url(registry) -> Iterator[str]:
-    listener = bind("127.0.0.1", 0, what="the test serves HTTP")
+    listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
     server = HttpServer(listener, "gateway")
     server.start(lambda: create_app(registry, token=TOKEN))
     yield url_of(listener)

@@ -12,7 +12,7 @@ import pytest
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.schemas import (
     UNASSIGNED,
-    AgentBeat,
+    AgentHeartbeat,
     GroupInfo,
     Heartbeat,
     JoinRequest,
@@ -72,11 +72,13 @@ class Requests:
     def leave(self, rank: int, *, life: int = 1, epoch: int = 1, job: str = "job", reason: str = "") -> Leave:
         return Leave(job, epoch, rank, self.member(rank, life).instance, reason)
 
-    def agent(self, number: int, *, life: int = 1, host: str = "h", leased_to: str = "", job: str = "job") -> AgentBeat:
+    def agent(
+        self, number: int, *, life: int = 1, host: str = "h", leased_to: str = "", job: str = "job"
+    ) -> AgentHeartbeat:
         """A sign of life of the standalone agent ``agent-<number>``, which ``leased_to`` has, if anybody."""
         leases = [Lease(f"lease-{number}", job, number, number + 1, leased_to)] if leased_to else []
         url = f"http://10.0.0.2:{8700 + number}"
-        return AgentBeat(f"a{number}-{life}", f"agent-{number}", f"host{number}", host, 50 + number, [url], leases)
+        return AgentHeartbeat(f"a{number}-{life}", f"agent-{number}", f"host{number}", host, 50 + number, [url], leases)
 
     def lease(
         self, rank: int = UNASSIGNED, world_size: int = 4, *, job: str = "job", host: str = "", wait: float = 0.0
@@ -113,7 +115,7 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
 @pytest.fixture
 def url(registry: Registry) -> Iterator[str]:
     """The URL of a gateway that serves ``registry``."""
-    listener = bind("127.0.0.1", 0, what="a test listens")
+    listener = bind("127.0.0.1", 0, purpose="a test listens")
     address = url_of(listener)
     server = GatewayServer(create_app(registry), registry)
     thread = threading.Thread(target=server.run, args=([listener],))

@@ -26,7 +26,7 @@ def chosen(me: Me, backend: str | None, refused: bool) -> None:
 
     array = cupy.full(1000, me.rank + 1.0)
     dist.all_reduce(array)
-    choice = dist.group.WORLD._choice
+    choice = dist.group.WORLD._gpu
     found = None if choice is None else choice._collectives
     me.say(
         sum=float(array[-1].get()),

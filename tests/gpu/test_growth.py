@@ -42,7 +42,7 @@ def calls(me: Me, backend: str | None, rounds: int) -> None:
         cupy.cuda.runtime.deviceSynchronize()
         dist.barrier()
         threads, descriptors = me.resources()
-        choice = dist.group.WORLD._choice
+        choice = dist.group.WORLD._gpu
         engine = None if choice is None else choice._collectives
         return {
             "memory": pool.used_bytes(),

@@ -80,7 +80,7 @@ def empty(me: Me) -> None:
     dist.all_gather([cupy.zeros(0) for _ in range(me.size)], nothing)
     dist.broadcast(nothing, 1)
     me.say(found=[each.get().tolist() for each in outputs])
-    me.say(staged=dist.group.WORLD._choice._collectives.gpu_backend._staging[1])
+    me.say(staged=dist.group.WORLD._gpu._collectives.gpu_backend._staging[1])
     dist.destroy_process_group()
 
 

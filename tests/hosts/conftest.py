@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from support.network_hosts import Host, network_hosts
 from support.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from benchmarks.hosts import Host, made  # noqa: E402
 
 _ENTER = 'hostname "$1" && mount --bind "$2" /dev/shm && mount --bind "$3" /etc/hosts && shift 3 && exec "$@"'
 """What a process of a host does first, in namespaces of its own for the name and the mounts."""
@@ -165,7 +165,7 @@ def _why_not() -> str:
 def _made() -> Iterator[list[Host]]:
     if why := _why_not():
         pytest.skip(f"several hosts: {why}")
-    with made(2, None) as hosts:
+    with network_hosts(2) as hosts:
         yield hosts
 
 

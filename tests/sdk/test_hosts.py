@@ -37,9 +37,9 @@ def on(tmp_path: Path) -> Callable[[str], Callable[[int], dict[str, str]]]:
 
 def medium() -> str:
     """Return what carries the world's collectives."""
-    from rankmesh._session.session import communicator
+    from rankmesh._session.session import communicator_of
 
-    return communicator(None).medium
+    return communicator_of(None).medium
 
 
 def make_every_call(me: Me) -> None:

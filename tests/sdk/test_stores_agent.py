@@ -24,7 +24,7 @@ def job_store(timeout=None):
     from rankmesh._session import session
     from rankmesh._stores import agent_store
 
-    agent = session._world.agent
+    agent = session._default.agent
     store = agent_store(agent, timedelta(seconds=timeout or 30))
 
     def ask(method, path, body=None):
@@ -91,7 +91,7 @@ def test_what_one_sets_all_see(ranks, token):
 class TestAlone:
     @pytest.fixture
     def store(self, alone) -> Iterator[dist.Store]:
-        store = agent_store(session._world.agent)  # type: ignore[union-attr]
+        store = agent_store(session._default.agent)  # type: ignore[union-attr]
         yield store
         store.close()
 
@@ -101,7 +101,7 @@ class TestAlone:
 
     def test_every_object_is_the_same_store(self, store):
         store.set("k", "1")
-        other = agent_store(session._world.agent)  # type: ignore[union-attr]
+        other = agent_store(session._default.agent)  # type: ignore[union-attr]
         assert other.add("k", 1) == 2
         other.close()
         assert store.get("k") == b"2"

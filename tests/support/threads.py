@@ -13,7 +13,7 @@ from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.base import Transport
 from rankmesh_agent.transports.inproc import InprocTransport
 from rankmesh_agent.transports.shm_ring import RingTransport
@@ -65,14 +65,14 @@ class World:
             Member(rank, f"{rank:032x}", "here", "host", os.getpid(), [listeners[rank].address], "")
             for rank in range(size)
         ]
-        self.meshes: list[Mesh] = [None] * size  # type: ignore[list-item]
+        self.meshes: list[ProgressEngine] = [None] * size  # type: ignore[list-item]
         self.communicators: list[LocalCommunicator] = [None] * size  # type: ignore[list-item]
 
         def connect(rank: int) -> None:
             connections = connect_all(
                 self.members[rank], self.members, 1, listeners[rank], lambda peer: made, Deadline(20)
             )
-            self.meshes[rank] = Mesh(rank, 1, connections, eager_limit=1 << 12)
+            self.meshes[rank] = ProgressEngine(rank, 1, connections, eager_limit=1 << 12)
             self.communicators[rank] = self.group(rank, WORLD, "world", range(size))
 
         try:

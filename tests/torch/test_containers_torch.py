@@ -12,7 +12,8 @@ from support.processes import Me, Ranks
 from torch._subclasses import FakeTensorMode
 
 import rankmesh as dist
-from rankmesh._tensors.arrays import describe, destination, shape_of, source
+from rankmesh._tensors.buffers import flat_in, flat_out
+from rankmesh._tensors.layout import describe, shape_of
 from rankmesh_agent.wire.dtypes import display
 
 QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
@@ -59,7 +60,7 @@ def test_the_dtypes_of_torch_are_those_this_tests() -> None:
 @EVERY_DTYPE
 def test_a_tensor_is_sent_without_a_copy(dtype: torch.dtype) -> None:
     tensor = of_bytes(dtype, 2, 3)
-    flat = source(tensor, "tensor")
+    flat = flat_in(tensor, "tensor")
     assert flat.shape == (6,)
     assert flat.tobytes() == bits(tensor)
     tensor.view(torch.uint8)[:] = 1
@@ -69,7 +70,7 @@ def test_a_tensor_is_sent_without_a_copy(dtype: torch.dtype) -> None:
 @EVERY_DTYPE
 def test_a_tensor_is_received_into_without_a_copy(dtype: torch.dtype) -> None:
     tensor = of_bytes(dtype, 2, 3)
-    flat, after = destination(tensor, "tensor")
+    flat, after = flat_out(tensor, "tensor")
     assert after is None
     assert flat.tobytes() == bits(tensor)
     flat.view(np.uint8)[:] = 1
@@ -79,7 +80,7 @@ def test_a_tensor_is_received_into_without_a_copy(dtype: torch.dtype) -> None:
 @EVERY_DTYPE
 def test_the_dtype_keeps_its_name_if_it_has_numbers_here(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
-    flat = source(of_bytes(dtype, 3), "tensor")
+    flat = flat_in(of_bytes(dtype, 3), "tensor")
     assert display(flat.dtype) == (name if name in NUMBERS else f"opaque{8 * dtype.itemsize}")
     assert flat.itemsize == dtype.itemsize
 
@@ -88,7 +89,7 @@ def test_the_dtype_keeps_its_name_if_it_has_numbers_here(dtype: torch.dtype) -> 
 @EVERY_NUMBER
 def test_numbers_are_the_same_numbers(dtype: torch.dtype) -> None:
     tensor = torch.tensor([1, 2, 0.5, 4]).to(dtype)
-    flat = source(tensor, "tensor")
+    flat = flat_in(tensor, "tensor")
     numbers = flat["real"] + 1j * flat["imag"] if dtype is torch.complex32 else flat
     wide = torch.complex128 if dtype.is_complex else torch.float64
     np.testing.assert_array_equal(numbers.astype(np.complex128), tensor.to(wide).numpy())
@@ -115,8 +116,8 @@ KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_a_view_of_any_layout_is_sent_and_received_into(kind: str, dtype: torch.dtype) -> None:
     whole = of_bytes(dtype, 4, 4)
     tensor = KINDS[kind](whole)
-    flat, after = destination(tensor, "tensor")
-    assert flat.tobytes() == source(tensor, "tensor").tobytes() == bits(tensor)
+    flat, after = flat_out(tensor, "tensor")
+    assert flat.tobytes() == flat_in(tensor, "tensor").tobytes() == bits(tensor)
     assert flat.flags.c_contiguous
     assert (after is None) == tensor.is_contiguous()
     new = of_bytes(dtype, *tensor.shape, seed=1)
@@ -128,7 +129,7 @@ def test_a_view_of_any_layout_is_sent_and_received_into(kind: str, dtype: torch.
 
 def test_what_lies_around_a_view_stays_as_it_is() -> None:
     whole = torch.zeros(4, 4, dtype=torch.bfloat16)
-    flat, after = destination(whole[:, 1], "tensor")
+    flat, after = flat_out(whole[:, 1], "tensor")
     flat[:] = 5
     assert after is not None
     after()
@@ -137,9 +138,9 @@ def test_what_lies_around_a_view_stays_as_it_is() -> None:
 
 def test_an_expanded_tensor_can_be_sent_but_not_received_into() -> None:
     tensor = torch.tensor([[1.0], [2.0]]).expand(2, 3)
-    assert source(tensor, "tensor").tolist() == [1, 1, 1, 2, 2, 2]
+    assert flat_in(tensor, "tensor").tolist() == [1, 1, 1, 2, 2, 2]
     with pytest.raises(ValueError, match=r"mean has elements that share memory \(it is expanded"):
-        destination(tensor, "mean")
+        flat_out(tensor, "mean")
 
 
 LAZY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -158,8 +159,8 @@ def test_a_view_whose_numbers_are_not_those_in_memory_is_sent_and_received_into(
     tensor = LAZY[kind](whole)
     assert tensor.is_conj() or tensor.is_neg()
     meant = tensor.to(torch.complex128).reshape(-1).tolist()
-    flat, after = destination(tensor, "tensor")
-    for array in (flat, source(tensor, "tensor")):
+    flat, after = flat_out(tensor, "tensor")
+    for array in (flat, flat_in(tensor, "tensor")):
         numbers = array["real"] + 1j * array["imag"] if array.dtype.names else array
         assert numbers.tolist() == meant
     flat.view(np.float16 if array.dtype.names else array.real.dtype)[:] = 3
@@ -172,9 +173,9 @@ def test_a_view_whose_numbers_are_not_those_in_memory_is_sent_and_received_into(
 
 def test_an_expanded_conjugate_is_not_received_into() -> None:
     tensor = torch.tensor([1 + 2j]).expand(3).conj()
-    assert source(tensor, "tensor").tolist() == [1 - 2j] * 3
+    assert flat_in(tensor, "tensor").tolist() == [1 - 2j] * 3
     with pytest.raises(ValueError, match="share memory"):
-        destination(tensor, "tensor")
+        flat_out(tensor, "tensor")
 
 
 # What torch knows besides numbers
@@ -195,7 +196,7 @@ def test_autograd_sees_no_collective(make: Callable[[], torch.Tensor]) -> None:
     """As with torch.distributed: no error, no node in the graph, no new version of the tensor."""
     tensor = make()
     before = (tensor.grad_fn, tensor._version, tensor.data_ptr())
-    flat, after = destination(tensor, "tensor")
+    flat, after = flat_out(tensor, "tensor")
     flat[:] = 5
     assert after is None
     assert tensor.tolist() == [5, 5, 5]
@@ -206,7 +207,7 @@ def test_autograd_sees_no_collective(make: Callable[[], torch.Tensor]) -> None:
 def test_a_tensor_made_in_inference_mode_is_taken() -> None:
     with torch.inference_mode():
         tensor = torch.ones(3)
-    flat, _ = destination(tensor, "tensor")
+    flat, _ = flat_out(tensor, "tensor")
     flat[:] = 5
     assert tensor.tolist() == [5, 5, 5]
 
@@ -245,7 +246,7 @@ def test_a_tensor_without_plain_host_memory_is_refused(
     make: Callable[[], torch.Tensor], error: type[Exception], said: str
 ) -> None:
     tensor = make()
-    for take in (source, destination):
+    for take in (flat_in, flat_out):
         with pytest.raises(error, match=f"^loss is a .*{said}"):
             take(tensor, "loss")
 
@@ -253,7 +254,7 @@ def test_a_tensor_without_plain_host_memory_is_refused(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_a_quantized_tensor_is_refused_as_its_scale_would_be_lost() -> None:
     tensor = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    for take in (source, destination):
+    for take in (flat_in, flat_out):
         with pytest.raises(TypeError, match=r"loss is a quantized torch tensor.*loss\.int_repr\(\)"):
             take(tensor, "loss")
 
@@ -269,7 +270,7 @@ class Exporter:
 
 
 def test_a_dtype_that_numpy_does_not_take_from_dlpack_is_refused_with_its_words() -> None:
-    for take in (source, destination):
+    for take in (flat_in, flat_out):
         with pytest.raises(TypeError, match=r"got .*Exporter \(Unsupported dtype in DLTensor\.\); convert it"):
             take(Exporter(), "tensor")
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankmesh._tensors import cuda
-from rankmesh._tensors.arrays import destination, source
+from rankmesh._tensors.buffers import buffer_of, flat_in, flat_out
 
 
 class OnGpu(torch.Tensor):
@@ -68,8 +67,8 @@ def test_a_tensor_comes_and_goes_by_way_of_torch(layout: str, stream: Synchroniz
     meant = within.detach().resolve_conj().resolve_neg().numpy().ravel().tolist()
     tensor = OnGpu(within)
     assert tensor.requires_grad == (layout == "for gradients")
-    assert source(tensor, "tensor").tolist() == meant
-    array, store = destination(tensor, "tensor")
+    assert flat_in(tensor, "tensor").tolist() == meant
+    array, store = flat_out(tensor, "tensor")
     assert array.tolist() == meant
     array[:] = np.arange(array.size) + (1j if array.dtype.kind == "c" else 0)
     assert store is not None
@@ -82,16 +81,20 @@ def test_a_tensor_comes_and_goes_by_way_of_torch(layout: str, stream: Synchroniz
 def test_elements_that_share_memory_are_sent_only(kind: str) -> None:
     whole = torch.arange(6.0)
     tensor = OnGpu(whole[:2].reshape(2, 1).expand(2, 3) if kind == "expanded" else whole.as_strided((4, 3), (1, 1)))
-    assert source(tensor, "mean").size in (6, 12)
+    assert flat_in(tensor, "mean").size in (6, 12)
     with pytest.raises(ValueError, match="mean has elements that share memory"):
-        destination(tensor, "mean")
+        flat_out(tensor, "mean")
+
+
+def device_array(tensor: Any, name: str) -> Any:
+    return buffer_of(tensor, name).device_array()
 
 
 def test_what_has_no_memory_is_refused() -> None:
     whole = torch.ones(4)
     view = OnGpu(whole)
     whole.untyped_storage().resize_(0)
-    for read in (source, destination, cuda.array_of):
+    for read in (flat_in, flat_out, device_array):
         with pytest.raises(ValueError, match="storage was freed"):
             read(view, "parameter")
 
@@ -105,6 +108,6 @@ class Sparse(OnGpu):
 
 
 def test_what_is_not_dense_is_refused() -> None:
-    for read in (source, destination, cuda.array_of):
+    for read in (flat_in, flat_out, device_array):
         with pytest.raises(TypeError, match=r"layout torch.sparse_coo, not dense"):
             read(torch.ones(4).as_subclass(Sparse), "gradient")

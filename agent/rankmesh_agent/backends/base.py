@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import Call
 
 MONITORED = "monitored"
@@ -42,6 +43,11 @@ class Backend(ABC):
     medium: str
     """What carries the data, for people: ``shm``, ``tcp``, ``shm+tcp`` (inside hosts, and between them), ``mpi`` or
     ``self``."""
+
+    @property
+    def segment(self) -> Segment | None:
+        """Shared memory of all members that the backend runs over, None if there is none."""
+        return None
 
     @abstractmethod
     def algorithm(self, call: Call) -> Algorithm:

@@ -1,1 +1,1 @@
-"""Arrays in the memory of GPUs: what they are, and what moves and reduces them there."""
+"""Arrays in the memory of GPUs, the CUDA runtime, and reduction kernels."""

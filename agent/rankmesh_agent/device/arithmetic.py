@@ -1,4 +1,4 @@
-"""Arithmetic on arrays on GPUs: the kernels, by device."""
+"""Reductions and scaling of arrays on GPUs, by the kernels of their device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def combine(op: ReduceOp, parts: Sequence[DeviceArray], outs: Sequence[DeviceArr
     """Reduce arrays, one a rank, in rank order, into each of ``outs``: see Kernels.reduce.
 
     Args:
-        op: how; PREMUL_SUM adds.
-        parts: at least one array of the outs' dtype and length.
-        outs: where the result goes; may be parts.
-        stream: to enqueue it on.
-        device: whose stream that is, the current device.
+        op: the reduction; PREMUL_SUM adds.
+        parts: at least one array, of the outs' dtype and size.
+        outs: receive the result; may be parts.
+        stream: the stream to enqueue the kernel on.
+        device: the stream's device, which is current.
     """
     if outs and outs[0].size:
         sources, destinations = [part.pointer for part in parts], [out.pointer for out in outs]
@@ -27,7 +27,7 @@ def combine(op: ReduceOp, parts: Sequence[DeviceArray], outs: Sequence[DeviceArr
 
 
 def premultiplied(factor: complex, array: DeviceArray) -> DeviceArray:
-    """Return a copy of ``array`` multiplied by ``factor``, rounded once, made on the current stream."""
+    """Return a copy of ``array`` multiplied by ``factor``, rounded once, on the current stream."""
     out = array.empty_like()
     with runtime.on_device(array.device):
         stream = array.streams.current(array.device)

@@ -1,4 +1,4 @@
-"""One-dimensional, contiguous arrays in a GPU's memory, whoever's they are."""
+"""One-dimensional, contiguous arrays in GPU memory, of any library."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rankmesh_agent.device import runtime
 
 
 class Streams(Protocol):
-    """Whose idea of the current stream counts for an array: CuPy's, or torch's."""
+    """Current streams of the library that an array belongs to: CuPy or torch."""
 
     def current(self, device: int) -> int:
-        """Return the thread's current stream of a device."""
+        """Return the calling thread's current stream of a device."""
 
     def using(self, device: int, stream: int) -> AbstractContextManager[object]:
-        """Make a stream the thread's current one for a while, of a device that becomes the current one, too."""
+        """Make a stream and its device the calling thread's current ones for the length of a block."""
 
 
 class DeviceArray:
-    """A view of elements in a GPU's memory, with as much of numpy.ndarray's interface as collectives need.
+    """A view of elements in GPU memory, with the part of numpy.ndarray's interface that collectives use.
 
     Args:
         pointer: address of the first element.
         size: number of elements.
-        dtype: their type.
-        device: number of the GPU in this process.
-        owner: what keeps the memory.
-        streams: whose current stream counts.
+        dtype: element type.
+        device: CUDA device number in this process.
+        owner: object that keeps the memory alive.
+        streams: current streams of the array's library.
     """
 
     __slots__ = ("device", "dtype", "owner", "pointer", "size", "streams")
@@ -48,7 +48,7 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """Total size in bytes."""
         return self.size * self.dtype.itemsize
 
     def __getitem__(self, part: slice) -> DeviceArray:
@@ -57,13 +57,13 @@ class DeviceArray:
         return DeviceArray(pointer, max(end - begin, 0), self.dtype, self.device, self.owner, self.streams)
 
     def __setitem__(self, part: slice, other: DeviceArray) -> None:
-        """Copy another array's elements to some here, on the current stream."""
+        """Copy another array into a slice, on the current stream."""
         into = self[part]
         with runtime.on_device(self.device):
             runtime.copy_async(into.pointer, other.pointer, into.nbytes, self.streams.current(self.device))
 
     def empty_like(self, size: int | None = None) -> DeviceArray:
-        """Return memory for ``size`` such elements, as many as here by default, for the current stream's use."""
+        """Return a new array of the same dtype, by default of the same size, for use on the current stream."""
         count = self.size if size is None else size
         with runtime.on_device(self.device):
             memory = runtime.allocate(max(count * self.dtype.itemsize, 1), self.streams.current(self.device))
@@ -76,5 +76,5 @@ class DeviceArray:
         return made
 
     def overlaps(self, other: DeviceArray) -> bool:
-        """Whether two arrays have a byte in common."""
+        """Return whether two arrays share a byte."""
         return self.pointer < other.pointer + other.nbytes and other.pointer < self.pointer + self.nbytes

@@ -1,6 +1,6 @@
-"""Reductions and scaling on a GPU: the kernel for an element type and an operation, and its launch.
+"""CUDA kernels that reduce and scale arrays on GPUs, and their launch.
 
-The results are those of ``collectives.reduction.combine``, bit for bit, but for NaN, which is NaN with whichever bits.
+The results equal those of ``collectives.reduction.combine`` bit for bit, except for the bits of NaN.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_NAME, WIDE, display, fami
 from rankmesh_agent.wire.ops import ReduceOp
 
 SMALL_CAPACITY, LARGE_CAPACITY = 16, 500
-"""Sources and destinations that a kernel's argument has room for: a launch copies it, and 4 KiB are the most it can."""
+"""Sources and destinations that fit a kernel's argument. A launch copies the argument, of 4 KiB at most."""
 OPTIONS = ("-std=c++14", "-fmad=false")
-"""Of NVRTC: what is multiplied and then added is rounded twice, as NumPy does."""
+"""Options of NVRTC: a product that is added rounds twice, as in NumPy."""
 NAME = "run"
-"""The kernel's name in ``source``."""
+"""Name of the kernel in ``source``."""
 
 _HEADER = 8
 _THREADS = 256
 _BLOCKS = 8
-"""Blocks a multiprocessor, which are as many threads as it can hold."""
+"""Blocks per multiprocessor: as many threads as it can hold."""
 _PACK = 16
-"""Bytes that a thread can move at once."""
+"""Bytes that a thread moves at once."""
 
 _OPERATIONS = {
     None: "Scale",
@@ -69,14 +69,14 @@ _BYTE = np.dtype(np.uint8)
 
 
 class Kernels:
-    """Compiles kernels when they are first needed, by CuPy, and launches them on the current device.
+    """Compiles kernels at first use, by CuPy, and launches them on the current device.
 
     Args:
-        multiprocessors: of the device, ``cupy.cuda.Device().attributes["MultiProcessorCount"]``.
+        multiprocessors: their number on the device, ``cupy.cuda.Device().attributes["MultiProcessorCount"]``.
     """
 
     def __init__(self, multiprocessors: int) -> None:
-        self._most_blocks = _BLOCKS * multiprocessors
+        self._max_blocks = _BLOCKS * multiprocessors
         self._compiled: dict[tuple[np.dtype[Any], ReduceOp | None, int], Any] = {}
 
     def reduce(
@@ -91,21 +91,21 @@ class Kernels:
     ) -> None:
         """Reduce arrays in the order given, and write the result to every destination, in one kernel.
 
-        As fast as the memory is where all addresses leave the same remainder by 16. One array is copied, whatever
+        It runs at the speed of the memory if all addresses are congruent modulo 16. A single array is copied, whatever
         its element type.
 
         Args:
-            op: how, one that ``collectives.reduction.refuse`` lets through. PREMUL_SUM adds: ``scale`` comes before.
+            op: a reduction that ``collectives.reduction.refuse`` accepts. PREMUL_SUM adds: ``scale`` comes before.
             dtype: of all arrays.
-            sources: addresses of at least one array of ``count`` elements in the device's memory.
-            destinations: addresses of where the result goes. Any may be a source; else, none overlaps another array.
+            sources: addresses of one or more arrays of ``count`` elements in the device's memory.
+            destinations: addresses for the result. Each is a source or overlaps no other array.
             count: elements of each array.
-            stream: the address of the ``cudaStream_t`` to enqueue the kernel on; the current device is its own.
-            members: what AVG divides by, ``len(sources)`` by default.
+            stream: the ``cudaStream_t`` to enqueue the kernel on, as an integer; its device is current.
+            members: divisor of AVG, ``len(sources)`` by default.
 
         Raises:
             TypeError: GPUs have no arithmetic for the element type.
-            ValueError: there are more than MANY arrays in all, or one is not aligned to its elements.
+            ValueError: there are more than LARGE_CAPACITY arrays, or one is not aligned to its elements.
         """
         if len(sources) == 1 and (op is not ReduceOp.AVG or members in (None, 1)):
             op, dtype, count = ReduceOp.BOR, _BYTE, count * dtype.itemsize
@@ -119,8 +119,8 @@ class Kernels:
         Args:
             factor: an int for integers; complex only for complex elements.
             dtype: of both arrays.
-            source: the address of ``count`` elements in the device's memory.
-            destination: the address of where the result goes; may be ``source``.
+            source: address of ``count`` elements in the device's memory.
+            destination: address for the result; may be ``source``.
             count: elements of each array.
             stream: as for ``reduce``.
 
@@ -145,23 +145,23 @@ class Kernels:
         pointers = [*sources, *destinations]
         if len(pointers) > LARGE_CAPACITY:
             raise ValueError(f"a kernel reads and writes {LARGE_CAPACITY} arrays at most, not {len(pointers)}")
-        room = SMALL_CAPACITY if len(pointers) <= SMALL_CAPACITY else LARGE_CAPACITY
+        capacity = SMALL_CAPACITY if len(pointers) <= SMALL_CAPACITY else LARGE_CAPACITY
         head, packs = _layout(pointers, dtype, count)
-        table = np.zeros(1, table_dtype(room))
+        table = np.zeros(1, table_dtype(capacity))
         words = table.view(np.uint64)
         words[:_HEADER] = count, head, packs, len(sources), len(destinations), members, *factor
         words[_HEADER : _HEADER + len(pointers)] = pointers
-        blocks = min(-(-max(packs, count - packs * _PACK // dtype.itemsize) // _THREADS), self._most_blocks)
+        blocks = min(-(-max(packs, count - packs * _PACK // dtype.itemsize) // _THREADS), self._max_blocks)
         # CuPy passes an array of one element by value.
-        self._kernel(dtype, op, room)((blocks,), (_THREADS,), (table,), stream=_Stream(stream))
+        self._kernel(dtype, op, capacity)((blocks,), (_THREADS,), (table,), stream=_Stream(stream))
 
-    def _kernel(self, dtype: np.dtype[Any], op: ReduceOp | None, room: int) -> Any:
-        kernel = self._compiled.get((dtype, op, room))
+    def _kernel(self, dtype: np.dtype[Any], op: ReduceOp | None, capacity: int) -> Any:
+        kernel = self._compiled.get((dtype, op, capacity))
         if kernel is None:
             import cupy
 
-            module = cupy.RawModule(code=source(dtype, op, room), options=OPTIONS)
-            kernel = self._compiled[dtype, op, room] = module.get_function(NAME)
+            module = cupy.RawModule(code=source(dtype, op, capacity), options=OPTIONS)
+            kernel = self._compiled[dtype, op, capacity] = module.get_function(NAME)
         return kernel
 
 
@@ -172,45 +172,45 @@ class _Stream(NamedTuple):
 
 
 @functools.cache
-def source(dtype: np.dtype[Any], op: ReduceOp | None, room: int = SMALL_CAPACITY) -> str:
-    """Return the CUDA C++ of a kernel named ``run``, whose only argument is a ``table_dtype(room)`` by value.
+def source(dtype: np.dtype[Any], op: ReduceOp | None, capacity: int = SMALL_CAPACITY) -> str:
+    """Return the CUDA C++ of a kernel named ``run``, whose only argument is a ``table_dtype(capacity)`` by value.
 
     Args:
         dtype: of the arrays.
-        op: a reduction that ``collectives.reduction.refuse`` lets through; None for scaling.
-        room: how many sources and destinations there can be in all.
+        op: a reduction that ``collectives.reduction.refuse`` accepts; None for scaling.
+        capacity: largest number of sources and destinations in all.
 
     Raises:
         TypeError: GPUs have no arithmetic for the element type.
     """
-    return prelude() + entry(dtype, op, room, NAME)
+    return prelude() + entry(dtype, op, capacity, NAME)
 
 
 @functools.cache
 def prelude() -> str:
-    """Return what the kernels of all element types and operations have in common."""
+    """Return the CUDA C++ that all kernels share."""
     return Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")
 
 
-def entry(dtype: np.dtype[Any], op: ReduceOp | None, room: int, name: str) -> str:
-    """Return the text of one kernel, to come after ``prelude``; see ``source``."""
+def entry(dtype: np.dtype[Any], op: ReduceOp | None, capacity: int, name: str) -> str:
+    """Return the CUDA C++ of one kernel, for use after ``prelude``; see ``source``."""
     operation = _OF_BOOL.get(op, _OPERATIONS[op]) if dtype.kind == "b" else _OPERATIONS[op]
     return f"""
-extern "C" __global__ void __launch_bounds__({_THREADS}) {name}(const __grid_constant__ Table<{room}> table) {{
+extern "C" __global__ void __launch_bounds__({_THREADS}) {name}(const __grid_constant__ Table<{capacity}> table) {{
     reduce<{_element(dtype, op)}, {operation}>(table);
 }}
 """
 
 
 @functools.cache
-def table_dtype(room: int) -> np.dtype[Any]:
-    """Return the layout of a kernel's argument with ``room`` addresses, sources first; kernels.cu tells the meaning."""
+def table_dtype(capacity: int) -> np.dtype[Any]:
+    """Return the layout of a kernel's argument with ``capacity`` addresses, sources first; see kernels.cu."""
     header = ["count", "head", "packs", "sources", "destinations", "members"]
-    return np.dtype([*((name, "u8") for name in header), ("factor", "u8", 2), ("pointer", "u8", room)])
+    return np.dtype([*((name, "u8") for name in header), ("factor", "u8", 2), ("pointer", "u8", capacity)])
 
 
 def _element(dtype: np.dtype[Any], op: ReduceOp | None) -> str:
-    """Return the C++ type of an element: its format, and for integers what they are computed in."""
+    """Return the C++ type of an element: its format, and the type in which integers are computed."""
     if dtype in _ELEMENTS:
         return _ELEMENTS[dtype]
     if dtype.kind not in "iub":
@@ -223,7 +223,7 @@ def _element(dtype: np.dtype[Any], op: ReduceOp | None) -> str:
 
 
 def _layout(pointers: Sequence[int], dtype: np.dtype[Any], count: int) -> tuple[int, int]:
-    """Return how many elements come before the first pack, and how many packs there are."""
+    """Return the number of elements before the first pack, and the number of packs."""
     remainders = {pointer % _PACK for pointer in pointers}
     size = dtype.itemsize
     part = size // 2 if dtype == COMPLEX32 or dtype.kind == "c" else size
@@ -237,7 +237,7 @@ def _layout(pointers: Sequence[int], dtype: np.dtype[Any], count: int) -> tuple[
 
 
 def _bits(factor: complex, dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Return the real and the imaginary part's bits, in the type that elements are multiplied in."""
+    """Return the bits of the real and imaginary parts, in the type of the multiplication."""
     wide = np.dtype(np.int64 if dtype.kind == "i" else np.uint64) if dtype.kind in "iu" else WIDE.get(dtype, dtype)
     with np.errstate(all="ignore"):
         number = np.array([factor], wide)

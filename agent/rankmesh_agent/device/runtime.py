@@ -1,7 +1,7 @@
-"""NVIDIA's GPUs, by way of CuPy: the only place that touches its runtime.
+"""CUDA runtime and driver, by way of CuPy: the only module that calls them.
 
-Memory, streams and events are the numbers that CUDA knows them by. Every function that makes something, or launches
-something, does so on the thread's current device: ``on_device`` sets it.
+Memory, streams and events are CUDA's handles and addresses, as integers. Functions that create or enqueue something use
+the calling thread's current device, which ``on_device`` sets.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _NO_TIMING, _INTERPROCESS = 2, 4
 _NON_BLOCKING = 1
 _LAZY_PEER_ACCESS = 1
 _DEFAULT_KIND = 4
-"""cudaMemcpyDefault: the runtime sees from the addresses which way a copy goes."""
+"""cudaMemcpyDefault: the runtime infers the direction of a copy from the addresses."""
 _BUFFER_ID = 7
 """CU_POINTER_ATTRIBUTE_BUFFER_ID."""
 _NOT_READY = 600
 """cudaErrorNotReady."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_OURS = "rankmesh-"
-"""How the names of threads of ours begin."""
+_THREAD_PREFIX = "rankmesh-"
+"""Prefix of the names of this package's threads."""
 
 
-class _Thread(threading.local):
-    """A thread, as far as GPUs go: whether it has been on one by way of on_device."""
+class _ThreadState(threading.local):
+    """State of a thread: whether it has set a device by ``on_device``."""
 
-    placed = False
+    has_device = False
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 def unavailable_reason() -> str:
-    """Return why there is no GPU to use, and what to do; nothing if there is one. Loads CuPy where it is installed."""
+    """Return why no GPU is available and the remedy, '' if one is. Imports CuPy where it is installed."""
     if importlib.util.find_spec("cupy") is None:
         return f"CuPy is not installed: {_INSTALL}"
     try:
@@ -56,7 +56,7 @@ def unavailable_reason() -> str:
 
 
 def nccl_unavailable_reason() -> str:
-    """Return why NCCL cannot be used, and what to do; nothing if it can."""
+    """Return why NCCL is unavailable and the remedy, '' if it is available."""
     why = unavailable_reason()
     if why:
         return why
@@ -94,28 +94,28 @@ def _nccl() -> Any:
 
 
 @contextlib.contextmanager
-def cuda_errors(what: str) -> Iterator[None]:
-    """Raise CUDA's errors as DistBackendError.
+def cuda_errors(operation: str) -> Iterator[None]:
+    """Raise CUDA's errors in a block as DistBackendError.
 
     Args:
-        what: what is being done, for people.
+        operation: in progress, for the error message.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:  # CUDARuntimeError, CUDADriverError, NcclError, OutOfMemoryError
         if isinstance(error, DistBackendError):
             raise
-        raise DistBackendError(f"{what}: {error}") from error
+        raise DistBackendError(f"{operation}: {error}") from error
 
 
 # Devices
 
 
 def gpu_id(device: int) -> str:
-    """Return what is equal for processes that use the same GPU, and different for others, of other hosts too.
+    """Return an identity of a GPU that is equal in all processes that use it, and unique across hosts.
 
-    The machine and the GPU's place on its bus, as NCCL tells them apart, which refuses two instances of one GPU (MIG),
-    though these have UUIDs of their own.
+    It is the machine and the GPU's PCI bus id, as in NCCL: that refuses two instances of one GPU (MIG), although these
+    have UUIDs of their own.
     """
     return f"{_machine()}/{_runtime().deviceGetPCIBusId(device)}"
 
@@ -126,24 +126,24 @@ def _machine() -> str:
 
 
 def multiprocessors(device: int) -> int:
-    """Return how many multiprocessors a GPU has."""
+    """Return the number of multiprocessors of a GPU."""
     return int(_runtime().getDeviceProperties(device)["multiProcessorCount"])
 
 
 @contextlib.contextmanager
 def on_device(device: int) -> Iterator[None]:
-    """Make a device the thread's current one for a while; that of a thread of ours, for good the first time.
+    """Make a device the calling thread's current one for a block; in a thread of this package, for good the first time.
 
-    A new thread's current device is 0, whoever uses it: to go back to that would make a context there, half a gigabyte
-    of a GPU that may be another rank's.
+    A new thread's current device is 0. To restore it would create a context there, half a gigabyte of a GPU that may be
+    another rank's.
     """
     runtime = _runtime()
     before = runtime.getDevice()
-    if not _thread.placed:
-        _thread.placed = True
-        if threading.current_thread().name.startswith(_OURS):
+    if not _thread.has_device:
+        _thread.has_device = True
+        if threading.current_thread().name.startswith(_THREAD_PREFIX):
             before = device
-    runtime.setDevice(device)  # current already or not: the driver's functions need the context that this makes current
+    runtime.setDevice(device)  # even if current: the driver's functions need the context that this makes current
     try:
         yield
     finally:
@@ -155,25 +155,25 @@ def on_device(device: int) -> Iterator[None]:
 
 
 def create_stream() -> int:
-    """Make a stream that does not wait for the legacy default stream."""
+    """Create a stream that does not synchronize with the legacy default stream."""
     return int(_runtime().streamCreateWithFlags(_NON_BLOCKING))
 
 
 def current_stream(device: int = -1) -> int:
-    """Return CuPy's current stream of a device, by default the current one."""
+    """Return CuPy's current stream of a device, the current device by default."""
     return int(cupy().cuda.get_current_stream(device).ptr)
 
 
 def stream_object(stream: int) -> Any:
-    """Return CuPy's object for a stream, a context manager that makes it CuPy's current one."""
+    """Return CuPy's object for a stream, a context manager that makes it CuPy's current stream."""
     library = cupy().cuda
     if hasattr(library.Stream, "from_external"):
-        return library.Stream.from_external(_Foreign(stream))
+        return library.Stream.from_external(_ExternalStream(stream))
     return library.ExternalStream(stream)  # before CuPy 14
 
 
-class _Foreign:
-    """A stream, by the protocol of CUDA's Python libraries."""
+class _ExternalStream:
+    """A stream with the ``__cuda_stream__`` protocol."""
 
     def __init__(self, stream: int) -> None:
         self._stream = stream
@@ -183,55 +183,55 @@ class _Foreign:
 
 
 def destroy_stream(stream: int) -> None:
-    """Let a stream go; what is enqueued on it goes on."""
+    """Destroy a stream; work enqueued on it still completes."""
     _runtime().streamDestroy(stream)
 
 
 def synchronize_stream(stream: int) -> None:
-    """Wait until all that is enqueued on a stream has ended. Cannot be interrupted."""
+    """Wait until all work enqueued on a stream has completed. Cannot be interrupted."""
     _runtime().streamSynchronize(stream)
 
 
 def synchronize_device() -> None:
-    """Wait until all that is enqueued on the current device has ended. Cannot be interrupted."""
+    """Wait until all work enqueued on the current device has completed. Cannot be interrupted."""
     _runtime().deviceSynchronize()
 
 
 def create_event(*, shared: bool = False) -> int:
-    """Make an event; ``shared`` with other processes, by its handle."""
+    """Create an event; a ``shared`` one can be opened by other processes."""
     return int(_runtime().eventCreateWithFlags(_NO_TIMING | (_INTERPROCESS if shared else 0)))
 
 
 def destroy_event(event: int) -> None:
-    """Let an event go."""
+    """Destroy an event."""
     _runtime().eventDestroy(event)
 
 
 def record_event(event: int, stream: int) -> None:
-    """Have an event happen when all that is enqueued on a stream by now has ended."""
+    """Record an event: it completes once all work enqueued on a stream so far has."""
     _runtime().eventRecord(event, stream)
 
 
 def stream_wait_event(event: int, stream: int) -> None:
-    """Have what is enqueued on a stream from now on wait until an event has happened."""
+    """Make the work enqueued on a stream from now on wait for an event."""
     _runtime().streamWaitEvent(stream, event)
 
 
 def event_completed(event: int) -> bool:
-    """Whether an event has happened since it was recorded last, or never was.
+    """Return whether an event has completed since it was last recorded; True if it never was.
 
     Raises:
-        DistBackendError: the GPU has failed, so that it never will.
+        DistBackendError: the GPU has failed.
     """
     runtime = _runtime()
-    status = int(runtime.eventQuery(event))  # CuPy returns errors here, where its other functions raise them
+    status = int(runtime.eventQuery(event))  # CuPy returns errors here; its other functions raise them
     if status not in (0, _NOT_READY):
-        raise DistBackendError(f"what was enqueued on a GPU failed: {runtime.CUDARuntimeError(status)}")
+        raise DistBackendError(f"work on a GPU failed: {runtime.CUDARuntimeError(status)}")
     return status == 0
 
 
 def event_handle(event: int) -> bytes:
-    """Return what another process opens a shared event with."""
+    """Return the IPC handle of a shared event."""
     return bytes(_runtime().ipcGetEventHandle(event))
 
 
@@ -244,36 +244,36 @@ def open_event(handle: bytes) -> int:
 
 
 def allocate(nbytes: int, stream: int) -> Any:
-    """Return memory of CuPy's pool, as an object with ``.ptr``, which goes back when nobody refers to it.
+    """Return memory of CuPy's pool, as an object with ``.ptr``; it returns to the pool with the last reference.
 
-    It is for what is enqueued on the stream: the pool may lend it again to what comes later there.
+    It is for work enqueued on the stream: the pool may reuse it for later work there.
     """
     with stream_object(stream):
         return cupy().cuda.alloc(nbytes)
 
 
 def malloc(nbytes: int) -> int:
-    """Return the address of memory that is an allocation of its own, so that a handle to it can be had."""
+    """Return the address of memory outside of CuPy's pool: an allocation of its own, which has an IPC handle."""
     return int(_runtime().malloc(nbytes))
 
 
 def free(pointer: int) -> None:
-    """Give back what allocate_alone returned."""
+    """Free memory from ``malloc``."""
     _runtime().free(pointer)
 
 
 def copy_async(destination: int, source: int, nbytes: int, stream: int) -> None:
-    """Enqueue a copy, within a device or between devices."""
+    """Enqueue a copy within a device or between devices."""
     if nbytes:
         _runtime().memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream)
 
 
 class Allocation(NamedTuple):
-    """What an address lies in.
+    """Allocation that an address lies in.
 
     Attributes:
-        base: where it begins.
-        id: a number that no other allocation of this process has, or had.
+        base: its start address.
+        id: unique among all allocations in the life of this process.
     """
 
     base: int
@@ -284,7 +284,7 @@ def allocation_of(pointer: int) -> Allocation:
     """Return the allocation that an address lies in.
 
     Raises:
-        DistBackendError: it is none of the driver's.
+        DistBackendError: the memory is not the CUDA driver's.
     """
     base, size, number = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
     driver = _driver()
@@ -297,20 +297,20 @@ def allocation_of(pointer: int) -> Allocation:
 
 @functools.cache
 def _driver() -> ctypes.CDLL:
-    """Return the driver's own library: CuPy has no binding for what an allocation is."""
+    """Return the driver's library: CuPy does not bind its queries on allocations."""
     return ctypes.CDLL("libcuda.so.1")
 
 
 def memory_handle(base: int) -> bytes:
-    """Return what another process opens an allocation with."""
+    """Return the IPC handle of an allocation."""
     return bytes(_runtime().ipcGetMemHandle(base))
 
 
 def open_memory(handle: bytes) -> int:
-    """Map another process's allocation; return where it begins here."""
+    """Map another process's allocation; return its start address in this process."""
     return int(_runtime().ipcOpenMemHandle(handle, _LAZY_PEER_ACCESS))
 
 
 def close_memory(pointer: int) -> None:
-    """Unmap what open_memory mapped."""
+    """Unmap memory from ``open_memory``."""
     _runtime().ipcCloseMemHandle(pointer)

@@ -1,4 +1,4 @@
-"""The current stream of CuPy's, and torch's."""
+"""Current streams of CuPy and of torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankmesh_agent.device import runtime
 
 
 class CupyStreams:
-    """CuPy's."""
+    """CuPy's current streams."""
 
     def current(self, device: int) -> int:
         """See Streams."""
@@ -24,10 +24,10 @@ class CupyStreams:
 
 
 class TorchStreams:
-    """torch's.
+    """torch's current streams.
 
     Args:
-        torch: the module, which the arrays' user has loaded.
+        torch: the module; the user of the arrays has imported it.
     """
 
     def __init__(self, torch: Any) -> None:

@@ -1,1 +1,1 @@
-"""A group's calls on arrays on GPUs: how its ranks agree on an engine, how calls are launched, waited for and ended."""
+"""Collectives and messages of a group on arrays in the memory of GPUs, ordered on CUDA streams."""

@@ -1,4 +1,4 @@
-"""What an engine for arrays on GPUs does: enqueue a call on a stream."""
+"""Interface of the backends for arrays on GPUs, which enqueue calls on CUDA streams."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ if TYPE_CHECKING:
 
 
 class GpuBackend(Backend):
-    """Carries out the calls of one group on arrays on GPUs.
+    """Runs one group's calls on arrays on GPUs.
 
-    An algorithm is called with the Launch and the call's own arguments, its device being the current one, and returns
-    when all is enqueued on the launch's stream.
+    An algorithm takes the Launch and the call's own arguments. The launch's device is current, and it returns once
+    all its work is enqueued on the launch's stream.
     """
 
     may_block: ClassVar[bool] = False
-    """Whether enqueuing may wait for other ranks where nothing but ``abort`` ends the wait."""
+    """Whether enqueuing may wait for other ranks, in a wait that only ``abort`` ends."""
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
         """Enqueue a call.
 
         Args:
-            algorithm: see above.
-            arguments: the Launch, the context in which it is looked after, and the call's own.
-            watch: see Backend.
+            algorithm: see the class.
+            arguments: the Launch, the context manager that watches it, and the call's own arguments.
+            context: see Backend.
         """
-        launch, attended, *own = arguments
-        with runtime.on_device(launch.device), attended, runtime.cuda_errors(launch.description):
-            self.enqueue(algorithm, launch, own, watch)
+        launch, watched, *own = arguments
+        with runtime.on_device(launch.device), watched, runtime.cuda_errors(launch.description):
+            self.enqueue(algorithm, launch, own, context)
 
-    def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: CallContext) -> None:
-        """Enqueue a call, its device being the current one."""
+    def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], context: CallContext) -> None:
+        """Enqueue a call; its device is the current one."""
         algorithm(launch, *own)
 
     def connect(self, launch: Launch, sender: int, receiver: int) -> None:
-        """Make what messages from a group rank to another need, one of which is this one; waits for the other."""
+        """Set up messages from one group rank to another, one of which is this rank; waits for the other."""
 
     def send(self, launch: Launch, array: DeviceArray, peer: int) -> None:
-        """Enqueue that an array is sent to a group rank."""
-        raise DistBackendError(f"{self.name} carries no messages")
+        """Enqueue the send of an array to a group rank."""
+        raise DistBackendError(f"{self.name} does not support point-to-point messages")
 
     def recv(self, launch: Launch, array: DeviceArray, peer: int) -> None:
-        """Enqueue that an array is received from a group rank."""
-        raise DistBackendError(f"{self.name} carries no messages")
+        """Enqueue the receive of an array from a group rank."""
+        raise DistBackendError(f"{self.name} does not support point-to-point messages")
 
     def grouped(self) -> AbstractContextManager[object]:
-        """Have the messages of a block be enqueued together at its end, so that none of them waits for another."""
+        """Enqueue the messages of a block together at its end, so that none of them waits for another."""
         return contextlib.nullcontext()
 
     @abstractmethod
     def async_error(self) -> str:
-        """Return what the engine itself knows to be wrong, nothing if all is well. For any thread."""
+        """Return the error that the backend itself has detected, '' if there is none. Thread-safe."""
 
     @abstractmethod
     def abort(self) -> None:
-        """End the kernels under way; no call can be made any more. For any thread; does nothing the second time."""
+        """End the kernels in flight; the backend takes no further calls. Thread-safe and idempotent."""

@@ -1,4 +1,4 @@
-"""A group's calls on arrays on GPUs: launched in the group's order, carried out by an engine for GPUs."""
+"""Communicator for arrays on GPUs: calls join the group's call queue and run on a backend for GPUs."""
 
 from __future__ import annotations
 
@@ -27,99 +27,91 @@ from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.schemas import GroupInfo
 
 Array = np.ndarray[Any, Any]
-_PLACE = "cuda"
-_FIELDS = (None, None, 0, None, None, None, "")
-"""What a call's key has where it is cut short: see Call."""
+_DEVICE_TYPE = "cuda"
+_KEY_DEFAULTS = (None, None, 0, None, None, None, "")
+"""Values of the fields that a call's key may leave out: see Call."""
 
 
 class GpuCommunicator(Communicator):
     """One rank's calls on arrays on GPUs, beside those of the same group on arrays in host memory.
 
-    A synchronous call is enqueued on the caller's current stream and returns; an asynchronous one on a stream of the
-    group's own, behind what the current one has been given by then.
+    A synchronous call is enqueued on the caller's current stream, and returns. An asynchronous call is enqueued on a
+    stream of the group's own, which first waits for the work that the current stream has by then.
 
     Args:
-        host: the group's calls on arrays in host memory.
-        engine: carries out the collectives, and messages.
-        exchange: what the engine's ranks meet through.
+        host: the group's communicator for arrays in host memory.
+        backend: runs the collectives and the messages.
+        exchange: through which the backend's ranks exchange identities and handles.
     """
 
     on_device = True
 
-    def __init__(self, host: Communicator, engine: GpuBackend, exchange: StoreExchange) -> None:
+    def __init__(self, host: Communicator, backend: GpuBackend, exchange: StoreExchange) -> None:
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
         self._queue = host.queue
-        self._engine = engine
+        self._backend = backend
         self._exchange = exchange
-        self._submit = self._launch
+        self._submit = self._submit_one
         self._events = EventPool()
         self._streams: dict[tuple[int, str], int] = {}
-        self._everyone = [rank for rank in range(host.size) if rank != host.rank]
-        self._watch = GpuWatchdog(
-            host.name,
-            engine,
-            exchange,
-            host.size,
-            lambda: host.global_ranks,
-            lambda: host.failure,
-            host.peer_lost_error,
-            host.abort,
-        )
-        self._queued: Work | None = None  # the latest asynchronous call, as far as its launch
-        self._making = threading.Lock()
-        self._sending = threading.RLock()
-        self._gathered: list[_Given] | None = None
+        self._peers = [rank for rank in range(host.size) if rank != host.rank]
+        self._watchdog = GpuWatchdog(host, backend, exchange)
+        self._queued: Work | None = None  # the launch of the latest asynchronous call
+        self._streams_lock = threading.Lock()
+        self._messages_lock = threading.RLock()
+        self._batched: list[_Message] | None = None
         self._closed = False
 
     # Collectives
 
-    def _launch(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
-        """Make a call: see Order.submit. Its arrays are DeviceArrays."""
-        key = (*key, *_FIELDS[len(key) :], _PLACE)
-        launch = self._begun(_words(key), list(_arrays(arguments)), options, options.on_complete)
-        return self._submitted(key, [launch], arguments, options)
+    def _submit_one(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
+        """Make a call whose arrays are DeviceArrays: see CallQueue.submit."""
+        key = (*key, *_KEY_DEFAULTS[len(key) :], _DEVICE_TYPE)
+        launch = self._new_launch(_describe(key), list(_device_arrays(arguments)), options, options.on_complete)
+        return self._submit_launches(key, [launch], arguments, options)
 
     def submit_multigpu(
-        self, key: tuple[Any, ...], each: Sequence[Sequence[Any]], afters: Sequence[OnComplete], options: Options
+        self, key: tuple[Any, ...], each: Sequence[Sequence[Any]], on_complete: Sequence[OnComplete], options: Options
     ) -> Work | None:
-        """Make a call in which each rank takes part with several GPUs, as if each were a rank.
+        """Make a call in which every rank takes part with several GPUs, as if each GPU were a rank.
 
         Args:
-            key: the fields of its Call.
-            each: for each GPU, what the call's algorithm takes.
-            afters: for each GPU, what to do once the data is there.
-            options: how.
+            key: the fields of the Call.
+            each: the arguments of the call's algorithm, by GPU.
+            on_complete: see Launch; by GPU.
+            options: of the call.
 
         Raises:
             ValueError: two arrays of this rank are on one GPU.
         """
-        key = (*key, *_FIELDS[len(key) :])
-        key = (*key[:-1], f"{len(each)} GPUs a rank", _PLACE)
-        described = _words(key)
+        key = (*key, *_KEY_DEFAULTS[len(key) :])
+        key = (*key[:-1], f"{len(each)} GPUs a rank", _DEVICE_TYPE)
+        description = _describe(key)
         launches = [
-            self._begun(described, list(_arrays(own)), options, after) for own, after in zip(each, afters, strict=True)
+            self._new_launch(description, list(_device_arrays(own)), options, after)
+            for own, after in zip(each, on_complete, strict=True)
         ]
         if len({launch.device for launch in launches}) < len(launches):
-            raise ValueError(f"{described}: two arrays of this rank are on one GPU, which NCCL refuses")
-        return self._submitted(key, launches, (launches, each), options)
+            raise ValueError(f"{description}: two arrays of this rank are on one GPU, which NCCL refuses")
+        return self._submit_launches(key, launches, (launches, each), options)
 
-    def _submitted(
+    def _submit_launches(
         self, key: tuple[Any, ...], launches: Sequence[Launch], arguments: Sequence[Any], options: Options
     ) -> Work | None:
-        how = options._replace(on_complete=None, result=[])
-        queued = self._queue.submit(key, (launches[0], self._attended(launches), *arguments), how)
+        launch_options = options._replace(on_complete=None, result=[])
+        queued = self._queue.submit(key, (launches[0], self._watched(launches), *arguments), launch_options)
         if not options.async_op:
             return None
         self._queued = queued
-        return LaunchedWork(launches, queued, options.result, self._watch.future_of)
+        return LaunchedWork(launches, queued, options.result, self._watchdog.future_of)
 
     @contextlib.contextmanager
-    def _attended(self, launches: Sequence[Launch], *, collective: bool = True) -> Iterator[None]:
-        """Have calls that are launched in the block looked after; meanwhile too, where that may wait for others."""
-        early = self._engine.may_block
-        if early:
-            self._watch_all(launches, collective)
+    def _watched(self, launches: Sequence[Launch], *, collective: bool = True) -> Iterator[None]:
+        """Watch the launches of the block once they are enqueued, or from the start where enqueuing may block."""
+        watch_early = self._backend.may_block
+        if watch_early:
+            self._watch(launches, collective)
         try:
             yield
             for launch in launches:
@@ -127,68 +119,68 @@ class GpuCommunicator(Communicator):
                     launch.record_end()
         except BaseException as error:
             for launch in launches:
-                self._watch.remove(launch)
+                self._watchdog.remove(launch)
             failure = self._host.failure
             if failure is not None and isinstance(error, Exception):
-                raise failure from error  # the engine was aborted because of it
+                raise failure from error  # the failure is why the backend was aborted
             raise
-        if not early:
-            self._watch_all(launches, collective)
+        if not watch_early:
+            self._watch(launches, collective)
 
-    def _watch_all(self, launches: Sequence[Launch], collective: bool) -> None:
+    def _watch(self, launches: Sequence[Launch], collective: bool) -> None:
         for number, launch in enumerate(launches):
-            self._watch.add(launch, collective=collective and number == 0)
+            self._watchdog.add(launch, collective=collective and number == 0)
 
-    def _begun(
+    def _new_launch(
         self,
-        described: str,
+        description: str,
         arrays: Sequence[DeviceArray],
         options: Options,
-        after: OnComplete,
-        partners: Sequence[int] | None = None,
-        lane: str = "",
+        on_complete: OnComplete,
+        peers: Sequence[int] | None = None,
+        purpose: str = "",
     ) -> Launch:
-        """Return a launch on the caller's current stream, or if it is asynchronous behind that, on one of our own.
+        """Return a launch on the caller's current stream, or for an asynchronous call on a stream of the group's own.
 
-        Collectives have one, and the messages from and to each peer: else two could send first, and none receive.
+        There is one such stream for collectives, and one for the messages to, and from, each peer: on a shared stream
+        two ranks could both send first, and neither would receive.
         """
         for number, array in enumerate(arrays):
             if not isinstance(array, DeviceArray):
                 raise TypeError(
-                    f"{described}: array {number} is in host memory, another one on a GPU; all arrays of a call have "
+                    f"{description}: array {number} is in host memory, another one on a GPU; all arrays of a call have "
                     "to be on one GPU, or all in host memory"
                 )
         device, streams = arrays[0].device, arrays[0].streams
         for array in arrays:
             if array.device != device:
                 raise ValueError(
-                    f"{described}: the arrays are on GPUs {device} and {array.device}; one call works on one, and the "
-                    "functions ending in _multigpu on several"
+                    f"{description}: the arrays are on GPUs {device} and {array.device}; one call works on one, and "
+                    "the functions ending in _multigpu on several"
                 )
         stream = streams.current(device)
         if options.async_op:
-            stream = self._behind(stream, device, lane)
-        deadline = Deadline(options.timeout)
-        waits_for = self._everyone if partners is None else partners
-        return Launch(described, arrays, stream, after, deadline, self._events, waits_for)
+            stream = self._stream_behind(stream, device, purpose)
+        peers = self._peers if peers is None else peers
+        return Launch(description, arrays, stream, on_complete, Deadline(options.timeout), self._events, peers)
 
-    def _behind(self, stream: int, device: int, lane: str) -> int:
-        """Return this group's own stream of a device, which waits for what another one has been given."""
-        with runtime.on_device(device), self._making:
-            own = self._streams.get((device, lane))
+    def _stream_behind(self, stream: int, device: int, purpose: str) -> int:
+        """Return the group's own stream for a purpose, made to wait for the work enqueued on another stream."""
+        with runtime.on_device(device), self._streams_lock:
+            own = self._streams.get((device, purpose))
             if own is None:
-                own = self._streams[device, lane] = runtime.create_stream()
+                own = self._streams[device, purpose] = runtime.create_stream()
             event = self._events.acquire(device)
             runtime.record_event(event, stream)
             runtime.stream_wait_event(event, own)
-            self._events.release(device, event)  # whoever records it anew does not change what waits already
+            self._events.release(device, event)  # recording it anew does not change the waits enqueued before
         return own
 
     def finish(self, timeout: float) -> None:
-        """Wait, at most so many seconds, until the GPU has carried out all calls of the group so far.
+        """Wait, at most ``timeout`` seconds, until the GPU has completed all calls of the group so far.
 
         Raises:
-            DistError: one failed.
+            DistError: a call failed.
         """
         deadline, queued = Deadline(timeout), self._queued
         if queued is not None:  # calls are launched in order
@@ -197,68 +189,69 @@ class GpuCommunicator(Communicator):
             except DistError:
                 if not queued.is_completed():
                     raise
-        self._watch.drain(deadline)
+        self._watchdog.drain(deadline)
 
     # Point-to-point
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
-        return self._message("send", array, rank, options)
+        return self._begin_message("send", array, rank, options)
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
-        work = self._message("recv", array, rank, options)
+        work = self._begin_message("recv", array, rank, options)
         return self.global_ranks[self.ranks.index(rank)] if work is None else work
 
-    def _message(self, op: str, array: Any, rank: int, options: Options) -> LaunchedWork | None:
+    def _begin_message(self, op: str, array: Any, rank: int, options: Options) -> LaunchedWork | None:
         failure = self._host.failure
         if failure is not None:
             raise failure
         peer = self.ranks.index(rank)
-        towards = "dst" if op == "send" else "src"
-        described = f"{op}({display(array.dtype)}[{array.size}], {towards}={self.global_ranks[peer]})"
-        launch = self._begun(described, [array], options, options.on_complete, [peer], f"{op} {peer}")
-        with self._sending:
-            given = _Given(launch, op, array, peer)
-            if self._gathered is None:
-                self._send_all([given])
+        global_rank = self.global_ranks[peer]
+        argument = "dst" if op == "send" else "src"
+        description = f"{op}({display(array.dtype)}[{array.size}], {argument}={global_rank})"
+        launch = self._new_launch(description, [array], options, options.on_complete, [peer], f"{op} {peer}")
+        with self._messages_lock:
+            message = _Message(launch, op, array, peer)
+            if self._batched is None:
+                self._enqueue_messages([message])
             else:
-                self._gathered.append(given)
+                self._batched.append(message)
         if not options.async_op:
             return None
-        number = self.global_ranks[peer]
-        return _Message(launch, options.result, self._watch.future_of, number if op == "recv" else None)
+        source = global_rank if op == "recv" else None
+        return _MessageWork(launch, options.result, self._watchdog.future_of, source)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Have the messages that are begun in the block go out together at its end: none waits for another."""
-        with self._sending:
-            self._gathered = []
+    def batch_messages(self) -> Iterator[None]:
+        """Enqueue the messages of the block together at its end, so that none waits for another."""
+        with self._messages_lock:
+            self._batched = []
             try:
                 yield
-                given = self._gathered
+                messages = self._batched
             finally:
-                self._gathered = None
-            self._send_all(given)
+                self._batched = None
+            self._enqueue_messages(messages)
 
-    def _send_all(self, given: Sequence[_Given]) -> None:
-        """Enqueue messages together. Whoever they are from and to connect in one order first, so that all get there."""
-        launches = [each.launch for each in given]
-        pairs = {(each.peer, self.rank) if each.op == "recv" else (self.rank, each.peer): each for each in given}
-        with self._attended(launches, collective=False), runtime.cuda_errors("messages between GPUs"):
+    def _enqueue_messages(self, messages: Sequence[_Message]) -> None:
+        """Enqueue messages together. All ranks connect the pairs in the same order, which rules out a deadlock."""
+        launches = [message.launch for message in messages]
+        pairs = {(each.peer, self.rank) if each.op == "recv" else (self.rank, each.peer): each for each in messages}
+        with self._watched(launches, collective=False), runtime.cuda_errors("messages between GPUs"):
             for sender, receiver in sorted(pairs):
                 launch = pairs[sender, receiver].launch
                 with runtime.on_device(launch.device):
-                    self._engine.connect(launch, sender, receiver)
-            with self._engine.grouped() if len(given) > 1 else contextlib.nullcontext():
-                for launch, op, array, peer in given:
+                    self._backend.connect(launch, sender, receiver)
+            with self._backend.grouped() if len(messages) > 1 else contextlib.nullcontext():
+                for launch, op, array, peer in messages:
                     with runtime.on_device(launch.device):
-                        (self._engine.send if op == "send" else self._engine.recv)(launch, array, peer)
+                        (self._backend.send if op == "send" else self._backend.recv)(launch, array, peer)
+
+    # The group's state is that of the host communicator
 
     @property
     def gpu_backend(self) -> GpuBackend:
-        """What carries out the calls."""
-        return self._engine
-
-    # What a group is asked for, the host's side answers
+        """The backend that runs the calls."""
+        return self._backend
 
     @property
     def failure(self) -> DistError | None:
@@ -274,15 +267,15 @@ class GpuCommunicator(Communicator):
 
     @property
     def medium(self) -> str:
-        return self._engine.medium
+        return self._backend.medium
 
     @property
     def backend(self) -> str:
-        return self._engine.name
+        return self._backend.name
 
     @property
     def batching(self) -> bool:
-        return False  # calls are enqueued at once: it is the GPU that has them wait
+        return False  # calls are enqueued at once; they wait on the GPU
 
     def use_custom_backend(self, name: str, engine: Any) -> None:
         self._host.use_custom_backend(name, engine)
@@ -296,28 +289,28 @@ class GpuCommunicator(Communicator):
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         return self._host.empty(dtype, count, options)
 
-    def gone(self, members: Sequence[int], during: str) -> DistError | None:
+    def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
         return self._host.peer_lost_error(members, during)
 
     def close(self) -> None:
-        """End the calls on GPUs, those under way too, so that nothing waits for them: see end."""
+        """Abort the calls on GPUs: see ``end``."""
         self.end(in_order=False)
 
     def end(self, *, in_order: bool) -> None:
-        """End the calls on GPUs; those on host memory are not touched. Does nothing the second time.
+        """End the calls on GPUs; calls on host memory go on. Does nothing the second time.
 
         Args:
-            in_order: what was called before is carried out first, as long as it may take.
+            in_order: wait for the calls in flight, up to the group's timeout, instead of aborting them.
         """
         if self._closed:
             return
         self._closed = True
         if in_order:
-            with contextlib.suppress(RuntimeError):  # of a group that failed; or in a callback, which cannot wait
+            with contextlib.suppress(RuntimeError):  # the group has failed; or this is a callback, which cannot wait
                 self.finish(self.timeout)
-        if self._watch.close() or self._host.failure is not None:
-            self._engine.abort()
-        self._engine.close()
+        if self._watchdog.close() or self._host.failure is not None:
+            self._backend.abort()
+        self._backend.close()
         for (device, _), stream in self._streams.items():
             with runtime.on_device(device):
                 runtime.destroy_stream(stream)
@@ -325,7 +318,7 @@ class GpuCommunicator(Communicator):
         self._exchange.delete_keys()
 
 
-class _Given(NamedTuple):
+class _Message(NamedTuple):
     """A message to be enqueued: ``send`` or ``recv``, to or from a group rank."""
 
     launch: Launch
@@ -334,11 +327,13 @@ class _Given(NamedTuple):
     peer: int
 
 
-class _Message(LaunchedWork):
-    """A message on its way between GPUs."""
+class _MessageWork(LaunchedWork):
+    """Work of a message between GPUs."""
 
-    def __init__(self, launch: Launch, user: list[Any], future: Callable[[Launch], Any], source: int | None) -> None:
-        super().__init__([launch], None, user, future)
+    def __init__(
+        self, launch: Launch, result: list[Any], future_of: Callable[[Launch], Any], source: int | None
+    ) -> None:
+        super().__init__([launch], None, result, future_of)
         self._source = source
 
     def source_rank(self) -> int:
@@ -346,12 +341,11 @@ class _Message(LaunchedWork):
 
 
 @functools.lru_cache(1024)
-def _words(key: tuple[Any, ...]) -> str:
-    """Return a call in words."""
+def _describe(key: tuple[Any, ...]) -> str:
     return str(Call(*key))
 
 
-def _arrays(arguments: Sequence[Any]) -> Iterator[DeviceArray]:
+def _device_arrays(arguments: Sequence[Any]) -> Iterator[DeviceArray]:
     for argument in arguments:
         if isinstance(argument, DeviceArray):
             yield argument

@@ -1,4 +1,4 @@
-"""A call that is enqueued on a GPU's stream: when it has ended there, and who waits for that."""
+"""Calls enqueued on CUDA streams: their completion events, and the Works that wait for these."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 
 _POLL_SECONDS = 0.0002
-"""How often a wait with a timeout looks whether the GPU has got there."""
+"""Interval in which a wait with a timeout queries the GPU."""
 
 
 class EventPool:
-    """CUDA events, used again and again: making one takes longer than recording it. For any thread."""
+    """CUDA events for reuse: to create one takes longer than to record it. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[int]] = {}
 
     def acquire(self, device: int) -> int:
-        """Return an event of a device, which is the current one."""
+        """Return an event of a device, which must be the current one."""
         free = self._free.setdefault(device, [])
         try:
             return free.pop()
@@ -34,49 +34,47 @@ class EventPool:
             return runtime.create_event()
 
     def release(self, device: int, event: int) -> None:
-        """Take an event back that nobody waits for any more."""
+        """Return an event to the pool; nothing may wait for it any more."""
         self._free[device].append(event)
 
     def close(self) -> None:
-        """Let all events go that are free."""
+        """Destroy the free events."""
         for events in self._free.values():
             while events:
                 runtime.destroy_event(events.pop())
 
 
 class Launch:
-    """One call, from its launch until the GPU has carried it out.
+    """One call on one GPU, from its launch until the GPU has completed it.
 
     Args:
-        call: what it is, in words.
-        arrays: which it works on; they are kept until it has ended.
-        stream: on which it is launched.
-        after: what the call's user wants done on the stream behind it (copy a staged array back).
-        deadline: when it has to be over.
-        events: where its event comes from.
-        partners: group ranks without which it does not end.
+        description: of the call, for error messages.
+        arrays: the call's arrays, kept alive until it has ended.
+        stream: the stream it is launched on.
+        on_complete: enqueues the caller's work behind the call on the stream (a copy back from a staging array).
+        deadline: of the call.
+        events: the pool that its completion event comes from.
+        peers: group ranks that the call waits for.
 
     Attributes:
+        description, stream, deadline, peers: see above.
         device, streams: of the arrays.
-        stream: see above.
-        deadline: see above.
-        described: see ``call``.
-        partners: see above.
-        error: why it failed, None while it has not.
+        error: of a call that failed, else None.
+        future: the future that completes with the call, once one was requested.
     """
 
     def __init__(
         self,
-        call: str,
+        description: str,
         arrays: Sequence[DeviceArray],
         stream: int,
-        after: OnComplete,
+        on_complete: OnComplete,
         deadline: Deadline,
         events: EventPool,
         peers: Sequence[int],
     ) -> None:
         self.peers = peers
-        self.description = call
+        self.description = description
         self.device = arrays[0].device
         self.streams: Streams = arrays[0].streams
         self.stream = stream
@@ -84,58 +82,64 @@ class Launch:
         self.error: DistError | None = None
         self.future: Future | None = None
         self._arrays: Sequence[DeviceArray] | None = arrays
-        self._after = after
+        self._on_complete = on_complete
         self._events = events
         self._event: int | None = None
         self._scratch: list[Any] = []
         self._ended = False
         self._lock = threading.Lock()
 
+    @property
+    def op(self) -> str:
+        """The call's operation: ``all_reduce``, say."""
+        return self.description.partition("(")[0]
+
     def scratch_rows(self, like: DeviceArray, count: int) -> list[DeviceArray]:
-        """Return arrays like another one to work in on the stream, behind one another; kept until the call ends."""
+        """Return contiguous scratch arrays for use on the stream, each like ``like``; they live as long as the call."""
         memory = runtime.allocate(max(count * like.nbytes, 1), self.stream)
         self._scratch.append(memory)
         whole = DeviceArray(int(memory.ptr), count * like.size, like.dtype, like.device, memory, like.streams)
         return [whole[row * like.size : (row + 1) * like.size] for row in range(count)]
 
     def record_end(self) -> None:
-        """Take note that all of the call has been enqueued. In the thread that did so, the device being current."""
-        if self._after is not None:
+        """Record the completion event behind all work of the call. In the enqueuing thread, with the device current."""
+        if self._on_complete is not None:
             with self.streams.using(self.device, self.stream):
-                self._after()
+                self._on_complete()
         event = self._events.acquire(self.device)
-        runtime.record_event(event, self.stream)  # before anybody asks it: one that is used again has happened
+        runtime.record_event(event, self.stream)  # before it is published: a reused event counts as completed
         with self._lock:
             if not self._ended:
                 self._event = event
 
     def is_completed(self) -> bool:
-        """Whether the GPU has carried the call out, or the call has failed; lets go of what it kept then."""
+        """Return whether the GPU has completed the call, or it has failed; then it releases what it kept."""
         with self._lock:
-            if not self._ended and self._event is not None and (self.error is not None or self._happened(self._event)):
+            if not self._ended and self._event is not None and (self.error is not None or self._query(self._event)):
                 self._ended = True
                 self._events.release(self.device, self._event)
-                self._event = self._arrays = self._after = None
-                self._scratch.clear()
+                self._release()
             return self._ended
 
-    def _happened(self, event: int) -> bool:
-        with runtime.on_device(self.device):  # asked on another one, CUDA makes a context there
+    def _query(self, event: int) -> bool:
+        with runtime.on_device(self.device):  # queried with another device current, CUDA makes a context there
             return runtime.event_completed(event)
 
     def fail(self, error: DistError) -> None:
-        """End the call with an error: its engine has been aborted."""
+        """End the call with an error; its backend has been aborted."""
         with self._lock:
             if self._ended:
                 return
             self.error = error
             self._ended = True
-            # The event is not used again: a stream may still be about to wait for it.
-            self._event = self._arrays = self._after = None
-            self._scratch.clear()
+            self._release()  # the event is not reused: a stream may still be about to wait for it
+
+    def _release(self) -> None:
+        self._event = self._arrays = self._on_complete = None
+        self._scratch.clear()
 
     def block_stream(self, stream: int) -> None:
-        """Have a stream wait until the GPU has carried the call out."""
+        """Make a stream wait until the GPU has completed the call."""
         with self._lock:
             if self._event is not None:
                 with runtime.on_device(self.device):
@@ -143,26 +147,26 @@ class Launch:
 
 
 class LaunchedWork(Work):
-    """What an asynchronous call on arrays on GPUs returns. Waiting for it makes the current stream wait, not the host.
+    """Work of an asynchronous call on arrays on GPUs. ``wait`` makes the current stream wait, not the host.
 
     Args:
-        launches: the call, on each GPU that it works on.
-        queued: its launch, which an earlier call of the group may hold up; None if it has been launched.
-        user: the user's arrays.
-        future: returns what is complete when a GPU has carried a launch out.
+        launches: the call, one launch a GPU.
+        queued: the Work of the launch itself, which waits for earlier calls of the group; None if it is launched.
+        result: the caller's arrays.
+        future_of: returns a future that completes with a launch.
     """
 
     def __init__(
         self,
         launches: Sequence[Launch],
         queued: Work | None,
-        user: list[Any],
-        future: Callable[[Launch], Future],
+        result: list[Any],
+        future_of: Callable[[Launch], Future],
     ) -> None:
         self._launches = launches
         self._queued = queued
-        self._user = user
-        self._future = future
+        self._result = result
+        self._future_of = future_of
 
     def is_completed(self) -> bool:
         queued = self._queued
@@ -175,10 +179,10 @@ class LaunchedWork(Work):
         return failed or next((launch.error for launch in self._launches if launch.error is not None), None)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Make the current stream wait for the call; with a timeout, wait for its end here.
+        """Make the current stream wait for the call; with a timeout, block the host until the call has ended.
 
         Args:
-            timeout: how long, as timedelta or seconds; None not to wait for the GPU at all, as torch does.
+            timeout: timedelta or seconds; None does not block the host, as in torch.
 
         Returns:
             True.
@@ -194,10 +198,10 @@ class LaunchedWork(Work):
             self._queued.wait(timeout)
         for launch in self._launches:
             while limit is not None and not launch.is_completed():
-                if limit.passed():
+                if limit.expired():
                     raise CollectiveTimeoutError(
                         f"{launch.description} did not end within {limit.seconds:.3g} s of waiting; it goes on",
-                        op=launch.description.partition("(")[0],
+                        op=launch.op,
                     )
                 time.sleep(_POLL_SECONDS)
             if launch.error is not None:
@@ -207,20 +211,20 @@ class LaunchedWork(Work):
 
     def result(self) -> list[Any]:
         self.wait()
-        return self._user
+        return self._result
 
     def get_future(self) -> Future:
-        """Return a future that is complete when the GPUs have carried the call out; its value is ``result()``."""
+        """Return a future that completes, with ``result()`` as its value, when the GPUs have completed the call."""
         ended = Future()
         launched = [] if self._queued is None else [self._queued.get_future()]
-        _complete_after([*launched, *map(self._future, self._launches)], self._user, ended)
+        _complete_after([*launched, *map(self._future_of, self._launches)], self._result, ended)
         return ended
 
 
 def _complete_after(futures: Sequence[Future], value: Any, into: Future) -> None:
-    """Complete a future when others are, one after the other."""
+    """Complete a future once all others are complete."""
 
-    def following(done: Future) -> None:
+    def next_future(done: Future) -> None:
         try:
             done.value()
         except BaseException as error:
@@ -229,6 +233,6 @@ def _complete_after(futures: Sequence[Future], value: Any, into: Future) -> None
             _complete_after(futures[1:], value, into)
 
     if futures:
-        futures[0].then(following)
+        futures[0].then(next_future)
     else:
         into.set_result(value)

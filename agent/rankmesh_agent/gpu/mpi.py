@@ -1,6 +1,6 @@
-"""Arrays on GPUs over an MPI that takes them: it is given their addresses, and what it cannot reduce our kernel does.
+"""Backend over a CUDA-aware MPI, which takes addresses of arrays on GPUs; the project's kernel reduces what it cannot.
 
-MPI knows no streams, so the host waits until the arrays are there, and until MPI has moved them.
+MPI has no streams. So the host waits until the arrays are complete, and until MPI has moved them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.types import datatype, is_native, operation
 from rankmesh_agent.wire.errors import CollectiveTimeoutError
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 _PIECE = 1 << 30
-"""Bytes of a message: MPI counts in C's int."""
+"""Largest message, in bytes: MPI counts in C's int."""
 _POLL_SECONDS = 0.0001
-"""How often is looked whether the GPU has got to a call."""
+"""Interval in which the GPU is queried for the end of the work before a call."""
 
-Placed = Sequence[tuple[int, DeviceArray]]
+RankedArrays = Sequence[tuple[int, DeviceArray]]
 """Arrays with the group ranks that they come from, or go to."""
 
 
 class CudaAwareMpiBackend(GpuBackend):
-    """Carries calls out by an MPI that is aware of CUDA.
+    """Runs calls over a CUDA-aware MPI.
 
     Args:
-        host: the group's calls on arrays in host memory, which go over MPI, too.
+        host: the group's backend for host memory, which has the MPI communicator.
     """
 
     name: ClassVar[str] = "mpi"
@@ -51,35 +51,35 @@ class CudaAwareMpiBackend(GpuBackend):
     def algorithm(self, call: Call) -> Algorithm:
         return functools.partial(_ALGORITHMS[call.kind], self)
 
-    def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], watch: CallContext) -> None:
-        _wait(launch, watch)
-        self._host.run(self._carry_out, (algorithm, launch, own), watch)
+    def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], context: CallContext) -> None:
+        _wait_for_stream(launch, context)
+        self._host.run(self._execute, (algorithm, launch, own), context)
 
-    def _carry_out(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any]) -> None:
+    def _execute(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any]) -> None:
         if self._comm is None:
-            self._comm = self._host.comm.Dup()  # messages of ours, and users', are not to be taken for each other
+            self._comm = self._host.comm.Dup()  # keeps this backend's messages apart from the users'
         algorithm(launch, *own)
 
     # Collectives
 
     def _all_reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
-        if self._native(array.dtype, op):
+        if self._mpi_reduces(array.dtype, op):
             for piece in _pieces(array):
                 into = _buffer(piece), piece.size, datatype(array.dtype)
                 self._comm.Allreduce(mpi().IN_PLACE, into, operation(op, array.dtype))
             return
-        parts = self._rows(launch, array)
+        parts = self._scratch(launch, array)
         self._all_gather(launch, parts, array)
         arithmetic.combine(op, parts, [array], launch.stream, launch.device)
 
     def _reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
-        parts = self._rows(launch, array) if self._comm.rank == root else []
+        parts = self._scratch(launch, array) if self._comm.rank == root else []
         self._gather(launch, parts, array, root)
         if parts:
             arithmetic.combine(op, parts, [array], launch.stream, launch.device)
 
     def _reduce_scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp) -> None:
-        parts = self._rows(launch, output)
+        parts = self._scratch(launch, output)
         self._all_to_all(launch, parts, inputs)
         arithmetic.combine(op, parts, [output], launch.stream, launch.device)
 
@@ -101,21 +101,19 @@ class CudaAwareMpiBackend(GpuBackend):
 
     # Parts
 
-    def _native(self, dtype: np.dtype[Any], op: ReduceOp) -> bool:
-        """Whether MPI's own arithmetic is that of the reduction: ours, in Python, cannot read a GPU's memory."""
+    def _mpi_reduces(self, dtype: np.dtype[Any], op: ReduceOp) -> bool:
+        """Return whether MPI's own arithmetic performs a reduction; operations in Python cannot access GPU memory."""
         own = op is not ReduceOp.AVG and is_native(dtype) and partial_dtype(op, dtype, self._comm.size) == dtype
         return own and bool(operation(op, dtype).is_predefined)
 
-    def _rows(self, launch: Launch, like: DeviceArray) -> list[DeviceArray]:
-        """Return arrays like another one to work in, one a rank."""
+    def _scratch(self, launch: Launch, like: DeviceArray) -> list[DeviceArray]:
+        """Return scratch arrays like another one, one per rank."""
         rows = launch.scratch_rows(like, self._comm.size)
-        runtime.synchronize_stream(
-            launch.stream
-        )  # whose the memory was may be at it still, and MPI does not wait for the stream
+        runtime.synchronize_stream(launch.stream)  # earlier work may still use the memory
         return rows
 
-    def _move(self, launch: Launch, incoming: Placed, outgoing: Placed) -> None:
-        """Move arrays from and to ranks; what is for this rank itself is copied on the GPU."""
+    def _move(self, launch: Launch, incoming: RankedArrays, outgoing: RankedArrays) -> None:
+        """Send and receive arrays; this rank's array for itself is copied on the GPU."""
         comm, me, byte = self._comm, self._comm.rank, mpi().BYTE
         requests = []
         for rank, array in incoming:
@@ -136,28 +134,30 @@ class CudaAwareMpiBackend(GpuBackend):
         return ""
 
     def abort(self) -> None:
-        """Nothing to end on the GPU: it is the host that waits in MPI, which the group's guard looks after."""
+        """Do nothing: the host waits, inside MPI, and the MPI watchdog ends that."""
 
     def close(self) -> None:
-        """Nothing to let go of: a communicator cannot be freed where a member may be gone."""
+        """Do nothing: a communicator cannot be freed where a member may be lost."""
 
 
-def _wait(launch: Launch, watch: CallContext) -> None:
-    """Wait until the arrays are there, or the call is in vain, or too late.
+def _wait_for_stream(launch: Launch, context: CallContext) -> None:
+    """Wait until the stream has done the work before the call.
 
-    It is the caller's stream that may hold them up, which the group's guard does not look after: no rank is in MPI yet.
+    Raises:
+        CollectiveTimeoutError: the deadline passed. The MPI watchdog does not detect this, as the rank is not in MPI.
+        DistError: the call cannot complete.
     """
     event = runtime.create_event()
     try:
         runtime.record_event(event, launch.stream)
         while not runtime.event_completed(event):
-            watch.check(list)  # nobody is missing
-            if launch.deadline.passed():
+            context.check(list)  # waits for no rank
+            if launch.deadline.expired():
                 raise CollectiveTimeoutError(
-                    f"{launch.description} #{watch.seq}: what the stream has to do before was not done within "
+                    f"{launch.description} #{context.seq}: the work before it on the stream did not end within "
                     f"{launch.deadline.seconds:.1f} s",
-                    op=watch.call.name,
-                    seq=watch.seq,
+                    op=context.call.name,
+                    seq=context.seq,
                 )
             time.sleep(_POLL_SECONDS)
     finally:
@@ -165,7 +165,7 @@ def _wait(launch: Launch, watch: CallContext) -> None:
 
 
 def _pieces(array: DeviceArray) -> list[DeviceArray]:
-    """Return the parts of an array that MPI can count."""
+    """Return an array as parts that MPI can count."""
     step = _PIECE // array.dtype.itemsize
     return [array[begin : begin + step] for begin in range(0, array.size, step)]
 
@@ -174,13 +174,13 @@ def _buffer(array: DeviceArray) -> Any:
     return mpi().buffer.fromaddress(array.pointer, array.nbytes)
 
 
-_ALGORITHMS: dict[Kind, Callable[..., None]] = {
-    Kind.ALL_REDUCE: CudaAwareMpiBackend._all_reduce,
-    Kind.REDUCE: CudaAwareMpiBackend._reduce,
-    Kind.BROADCAST: CudaAwareMpiBackend._broadcast,
-    Kind.ALL_GATHER: CudaAwareMpiBackend._all_gather,
-    Kind.GATHER: CudaAwareMpiBackend._gather,
-    Kind.SCATTER: CudaAwareMpiBackend._scatter,
-    Kind.ALL_TO_ALL: CudaAwareMpiBackend._all_to_all,
-    Kind.REDUCE_SCATTER: CudaAwareMpiBackend._reduce_scatter,
+_ALGORITHMS: dict[OpType, Callable[..., None]] = {
+    OpType.ALL_REDUCE: CudaAwareMpiBackend._all_reduce,
+    OpType.REDUCE: CudaAwareMpiBackend._reduce,
+    OpType.BROADCAST: CudaAwareMpiBackend._broadcast,
+    OpType.ALL_GATHER: CudaAwareMpiBackend._all_gather,
+    OpType.GATHER: CudaAwareMpiBackend._gather,
+    OpType.SCATTER: CudaAwareMpiBackend._scatter,
+    OpType.ALL_TO_ALL: CudaAwareMpiBackend._all_to_all,
+    OpType.REDUCE_SCATTER: CudaAwareMpiBackend._reduce_scatter,
 }

@@ -1,7 +1,7 @@
-"""Which engine carries out a group's calls on arrays on GPUs: the ranks find that out together, when the first comes.
+"""Selection of the backend for a group's arrays on GPUs, agreed on by the ranks at the first call with such an array.
 
-NCCL, where every rank has a GPU of its own. It refuses ranks that share one; these read each other's memory by CUDA
-IPC, if they are on one host. Where neither is to be had, the arrays go through host memory.
+NCCL is selected where every rank has a GPU of its own; it refuses ranks that share one. Ranks that share a GPU, all on
+one host, use CUDA IPC. Without either, the arrays go through host memory.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.device import runtime
 from rankmesh_agent.gpu.communicator import GpuCommunicator
 from rankmesh_agent.gpu.cuda_ipc import CudaIpcBackend
@@ -23,167 +22,168 @@ from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistBackendError
 
+if TYPE_CHECKING:
+    from rankmesh_agent.mpi.backend import MpiBackend
+
 _log = logging.getLogger("rankmesh")
 
 
-class _Fact(NamedTuple):
-    """What one rank says.
+class _Capabilities(NamedTuple):
+    """Facts that one rank publishes.
 
     Attributes:
-        gpu: which GPU its arrays are on, equal for ranks that share it.
-        no_nccl: why it cannot use NCCL; nothing if it can.
-        shares: whether it shares memory with all members.
+        gpu: the GPU of its arrays, equal for ranks that share it.
+        no_nccl: why NCCL is unavailable, '' if it is available.
+        shares_memory: whether it shares host memory with all members.
     """
 
     gpu: str
     no_nccl: str
-    shares: bool
+    shares_memory: bool
 
 
 class GpuBackendSelector:
-    """One rank's part in it.
+    """One rank's part in the selection.
 
     Args:
-        host: the group's calls on arrays in host memory.
-        exchange: what the ranks tell each other through.
-        hosts: what is equal for members on one host, by group rank.
-        wanted: ``nccl``, which has to be there; ``mpi``, which has to take arrays on GPUs; or ``auto``.
+        host: the group's communicator for arrays in host memory.
+        exchange: through which the ranks exchange their capabilities.
+        hosts: by group rank, a value that is equal for members on one host.
+        requested: ``nccl``, ``mpi`` (an MPI library that is CUDA-aware) or ``auto``.
     """
 
-    def __init__(self, host: Communicator, exchange: StoreExchange, hosts: Sequence[Hashable], wanted: str) -> None:
+    def __init__(self, host: Communicator, exchange: StoreExchange, hosts: Sequence[Hashable], requested: str) -> None:
         self._host = host
         self._exchange = exchange
         self._hosts = hosts
-        self._wanted = wanted
-        self._choosing = threading.Lock()  # held while others are waited for; two, as threads may wait crosswise
-        self._asking = threading.Lock()
-        self._making = threading.Lock()
-        self._told = False
+        self._requested = requested
+        # Two locks are held during waits for other ranks, as threads of two ranks may enter them in opposite orders.
+        self._collectives_lock = threading.Lock()
+        self._p2p_lock = threading.Lock()
+        self._nccl_lock = threading.Lock()
+        self._published = False
         self._peers: dict[int, Communicator] = {}
         self._nccl: GpuCommunicator | None = None
         self._collectives: GpuCommunicator | None = None
-        self._chosen = False
+        self._selected = False
 
     def for_collectives(self, device: int) -> Communicator:
-        """Return who makes collectives of arrays on a GPU; the host's calls if they are to go through host memory.
+        """Return the communicator for collectives on arrays on a GPU; the host's if they go through host memory.
 
         Raises:
-            DistBackendError: NCCL is wanted, and a rank does not have it; the same at all ranks.
-            CollectiveTimeoutError: a rank did not come with an array on a GPU; names it.
+            DistBackendError: NCCL is requested, and unavailable at some rank; raised at all ranks.
+            CollectiveTimeoutError: a rank made no call with an array on a GPU; names it.
         """
-        if not self._chosen:
-            with self._choosing:
-                if not self._chosen:
-                    self._collectives = self._choose(device)
-                    self._chosen = True
+        if not self._selected:
+            with self._collectives_lock:
+                if not self._selected:
+                    self._collectives = self._select(device)
+                    self._selected = True
         return self._collectives or self._host
 
     def for_multigpu(self, device: int) -> GpuCommunicator | None:
-        """Return who makes collectives in which each rank has arrays on several GPUs; None for host memory."""
-        calls = self.for_collectives(device)
-        return calls if isinstance(calls, GpuCommunicator) and calls is self._nccl else None
+        """Return the communicator for collectives on arrays on several GPUs a rank; None for host memory."""
+        comm = self.for_collectives(device)
+        return self._nccl if comm is self._nccl else None
 
     def for_p2p(self, device: int, peer: int) -> Communicator:
-        """Return who carries an array on a GPU to or from a group rank: see for_collectives."""
-        if self._wanted == "mpi":
+        """Return the communicator for arrays on a GPU to or from a group rank: see for_collectives."""
+        if self._requested == "mpi":
             return self._host
-        found = self._peers.get(peer)
-        if found is None:
-            with self._asking:
-                mine, theirs = self._facts(device, [self._host.rank, peer])
+        comm = self._peers.get(peer)
+        if comm is None:
+            with self._p2p_lock:
+                mine, theirs = self._capabilities(device, [self._host.rank, peer])
                 through_host = mine.no_nccl or theirs.no_nccl or mine.gpu == theirs.gpu
-                found = self._peers[peer] = self._host if through_host else self._over_nccl()
-        return found
+                comm = self._peers[peer] = self._host if through_host else self._over_nccl()
+        return comm
 
     @property
     def backend_name(self) -> str:
-        """What carries out the collectives, as far as that has been found: what is wanted before."""
-        if not self._chosen:
-            return self._wanted
+        """The backend of the collectives once it is selected, before that the requested one."""
+        if not self._selected:
+            return self._requested
         return "host" if self._collectives is None else self._collectives.backend
 
     def finish(self, timeout: float) -> None:
-        """Wait until the GPUs have carried out all calls so far: see GpuCommunicator."""
-        for calls in {self._nccl, self._collectives}:
-            if calls is not None:
-                calls.finish(timeout)
+        """Wait until the GPUs have completed all calls so far: see GpuCommunicator."""
+        for comm in {self._nccl, self._collectives}:
+            if comm is not None:
+                comm.finish(timeout)
 
     def end(self, *, in_order: bool) -> None:
-        """End the calls on GPUs; what was called before is carried out first, or not. Does nothing the second time."""
-        for calls in {self._nccl, self._collectives}:
-            if calls is not None:
-                calls.end(in_order=in_order)
+        """End the calls on GPUs: see GpuCommunicator. Does nothing the second time."""
+        for comm in {self._nccl, self._collectives}:
+            if comm is not None:
+                comm.end(in_order=in_order)
         self._exchange.delete_keys()
 
-    def _facts(self, device: int, ranks: Sequence[int]) -> list[_Fact]:
-        """Return what ranks say, this one among them."""
-        if not self._told:
-            backend = self._host.queue.backend
-            shares = isinstance(backend, CpuBackend) and backend.segment is not None
-            fact = _Fact(runtime.gpu_id(device), runtime.nccl_unavailable_reason(), shares)
-            self._exchange.publish("gpu", json.dumps(fact).encode())
-            self._told = True
+    def _capabilities(self, device: int, ranks: Sequence[int]) -> list[_Capabilities]:
+        """Return the capabilities of some group ranks, this rank among them."""
+        if not self._published:
+            shares_memory = self._host.queue.backend.segment is not None
+            mine = _Capabilities(runtime.gpu_id(device), runtime.nccl_unavailable_reason(), shares_memory)
+            self._exchange.publish("gpu", json.dumps(mine).encode())
+            self._published = True
         deadline = Deadline(self._host.timeout)
-        why = f"group {self._host.name!r} looks which GPUs its ranks have"
-        return [_Fact(*json.loads(said)) for said in self._exchange.gather("gpu", ranks, deadline, why)]
+        purpose = f"group {self._host.name!r} looks which GPUs its ranks have"
+        return [_Capabilities(*json.loads(value)) for value in self._exchange.gather("gpu", ranks, deadline, purpose)]
 
-    def _choose(self, device: int) -> GpuCommunicator | None:
+    def _select(self, device: int) -> GpuCommunicator | None:
         host = self._host
-        if self._wanted == "mpi":
+        if self._requested == "mpi":
             return self._over_mpi()
         if host.size == 1 and runtime.nccl_unavailable_reason():
             return None
-        facts = self._facts(device, range(host.size))
-        sharing = defaultdict(list)
-        for number, fact in zip(host.global_ranks, facts, strict=True):
-            sharing[fact.gpu].append(number)
-        without = next((rank for rank, fact in enumerate(facts) if fact.no_nccl), None)
-        together = next((numbers for numbers in sharing.values() if len(numbers) > 1), None)
-        if without is None and together is None:
-            made = self._over_nccl()
-            host.queue.use_device_backend(made.gpu_backend)
-            return made
+        capabilities = self._capabilities(device, range(host.size))
+        ranks_of_gpu = defaultdict(list)
+        for rank, each in zip(host.global_ranks, capabilities, strict=True):
+            ranks_of_gpu[each.gpu].append(rank)
+        without_nccl = next((rank for rank, each in enumerate(capabilities) if each.no_nccl), None)
+        sharing = next((ranks for ranks in ranks_of_gpu.values() if len(ranks) > 1), None)
+        if without_nccl is None and sharing is None:
+            nccl = self._over_nccl()
+            host.queue.use_device_backend(nccl.gpu_backend)
+            return nccl
         why = (
-            f"ranks {', '.join(map(str, together))} share a GPU, which NCCL refuses"
-            if together is not None
-            else f"rank {host.global_ranks[without or 0]} has no NCCL: {facts[without or 0].no_nccl}"
+            f"ranks {', '.join(map(str, sharing))} share a GPU, which NCCL refuses"
+            if sharing is not None
+            else f"rank {host.global_ranks[without_nccl or 0]} has no NCCL: {capabilities[without_nccl or 0].no_nccl}"
         )
-        if together is None and self._wanted == "nccl":
+        if sharing is None and self._requested == "nccl":
             raise DistBackendError(f"backend 'nccl' cannot be used: {why}")
         if len(set(self._hosts)) > 1:
-            refused = "they are not all on one host, as CUDA IPC needs"
-        elif not all(fact.shares for fact in facts):
-            refused = "they have no shared memory to meet in, as CUDA IPC needs"
+            no_ipc = "CUDA IPC needs all ranks on one host"
+        elif not all(each.shares_memory for each in capabilities):
+            no_ipc = "CUDA IPC needs ranks that share host memory"
         else:
-            engine = CudaIpcBackend(host, self._exchange)
-            refused = engine.handshake(device, Deadline(host.timeout))
-            if not refused:
-                host.queue.use_device_backend(engine)
-                return GpuCommunicator(host, engine, self._exchange)
+            ipc = CudaIpcBackend(host, self._exchange)
+            no_ipc = ipc.handshake(device, Deadline(host.timeout))
+            if not no_ipc:
+                host.queue.use_device_backend(ipc)
+                return GpuCommunicator(host, ipc, self._exchange)
         if host.rank == 0:
-            _log.warning("arrays on GPUs go through host memory in group %r: %s; %s", host.name, why, refused)
+            _log.warning("arrays on GPUs go through host memory in group %r: %s; %s", host.name, why, no_ipc)
         return None
 
     def _over_mpi(self) -> GpuCommunicator:
         from rankmesh_agent.gpu.mpi import CudaAwareMpiBackend
-        from rankmesh_agent.mpi.backend import MpiBackend
         from rankmesh_agent.mpi.library import cuda_aware
 
-        backend = self._host.queue.backend
-        assert isinstance(backend, MpiBackend)  # whoever chose MPI for GPUs did so for host memory
         if not cuda_aware():
             raise DistBackendError(
                 "this MPI does not take arrays on GPUs: install one that is built with CUDA, or name another backend "
                 "for them: 'cpu:mpi,cuda:nccl', or 'cpu:mpi,cuda:gloo' through host memory"
             )
-        engine = CudaAwareMpiBackend(backend)
-        self._host.queue.use_device_backend(engine)
-        return GpuCommunicator(self._host, engine, self._exchange)
+        # 'mpi' for GPUs implies 'mpi' for host memory.
+        backend = CudaAwareMpiBackend(cast("MpiBackend", self._host.queue.backend))
+        self._host.queue.use_device_backend(backend)
+        return GpuCommunicator(self._host, backend, self._exchange)
 
     def _over_nccl(self) -> GpuCommunicator:
-        with self._making:
+        with self._nccl_lock:
             if self._nccl is None:
                 host = self._host
-                engine = NcclBackend(self._exchange, host.rank, host.size, host.name)
-                self._nccl = GpuCommunicator(host, engine, self._exchange)
+                backend = NcclBackend(self._exchange, host.rank, host.size, host.name)
+                self._nccl = GpuCommunicator(host, backend, self._exchange)
             return self._nccl

@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other through the store before their GPUs meet: identities, ids, handles."""
+"""Exchange of small values between a group's ranks through the store: GPU identities, NCCL ids, CUDA IPC handles."""
 
 from __future__ import annotations
 
@@ -10,93 +10,93 @@ from typing import Protocol
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError, StoreTimeoutError
 
-_SLICE_SECONDS = 0.2
-"""How long the store is waited for at a time: between two waits failures, the deadline and Ctrl-C are noticed."""
+_POLL_SECONDS = 0.2
+"""Longest single wait on the store; failures, the deadline and Ctrl-C are checked in between."""
 
 
 class Store(Protocol):
-    """What is needed of a store, as torch's are; keys are the group's own."""
+    """The part of torch's store interface that the exchange uses; keys are prefixed for the group."""
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key."""
 
     def get(self, key: str) -> bytes:
-        """Return a key's value, when it has one."""
+        """Return a key's value; waits until the key exists."""
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys have values."""
+        """Return whether all keys exist."""
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        """Wait until all keys have values."""
+        """Wait until all keys exist."""
 
     def delete_key(self, key: str) -> bool:
-        """Remove a key."""
+        """Delete a key."""
 
 
 class StoreExchange:
-    """One rank's side.
+    """One rank's side of the exchange.
 
     Args:
-        store: for the group's own keys.
+        store: the store, prefixed for the group.
         rank: this group rank.
-        numbers: returns the numbers the user knows the members by.
-        check: raises if some group ranks will not come: the group has failed, or one of them has left.
+        global_ranks: returns the members' global ranks, by group rank.
+        check: raises if some of the group ranks cannot take part: the group has failed, or a rank has left.
 
     Attributes:
         check: see above.
     """
 
     def __init__(
-        self, store: Store, rank: int, numbers: Callable[[], Sequence[int]], check: Callable[[Sequence[int]], None]
+        self, store: Store, rank: int, global_ranks: Callable[[], Sequence[int]], check: Callable[[Sequence[int]], None]
     ) -> None:
         self._store = store
         self._rank = rank
-        self._numbers = numbers
+        self._global_ranks = global_ranks
         self.check = check
-        self._told: set[str] = set()
+        self._published: set[str] = set()
 
-    def publish(self, what: str, mine: bytes) -> None:
-        """Let the others know something of this rank."""
-        key = f"{what}/{self._rank}"
-        self._told.add(key)
-        self._store.set(key, mine)
+    def publish(self, name: str, value: bytes) -> None:
+        """Publish this rank's value under a name."""
+        key = f"{name}/{self._rank}"
+        self._published.add(key)
+        self._store.set(key, value)
 
-    def peek(self, what: str, rank: int) -> bytes | None:
-        """Return what a member has told by now, None if nothing."""
-        key = f"{what}/{rank}"
+    def peek(self, name: str, rank: int) -> bytes | None:
+        """Return the value that a member has published so far, None if there is none."""
+        key = f"{name}/{rank}"
         return self._store.get(key) if self._store.check([key]) else None
 
-    def gather(self, what: str, ranks: Sequence[int], deadline: Deadline, why: str) -> list[bytes]:
-        """Return what members told, when they all have.
+    def gather(self, name: str, ranks: Sequence[int], deadline: Deadline, purpose: str) -> list[bytes]:
+        """Wait until all of some members have published a value under a name; return the values.
 
         Args:
-            what: as they called it.
+            name: as in ``publish``.
             ranks: group ranks.
-            deadline: when to give up.
-            why: what it is for, for people.
+            deadline: of the wait.
+            purpose: of the exchange, for error messages.
 
         Raises:
-            CollectiveTimeoutError: some did not come; names them.
+            CollectiveTimeoutError: some members did not publish; names them.
             DistError: the group failed.
         """
-        keys = [f"{what}/{rank}" for rank in ranks]
+        keys = [f"{name}/{rank}" for rank in ranks]
         while not self._store.check(keys):
-            self.check([rank for rank in ranks if self.peek(what, rank) is None])
-            if deadline.passed():
-                numbers = self._numbers()
-                missing = [numbers[rank] for rank in ranks if self.peek(what, rank) is None]
+            self.check([rank for rank in ranks if self.peek(name, rank) is None])
+            if deadline.expired():
+                global_ranks = self._global_ranks()
+                missing = [global_ranks[rank] for rank in ranks if self.peek(name, rank) is None]
                 raise CollectiveTimeoutError(
-                    f"{why}: waited {deadline.seconds:.1f} s for {', '.join(f'rank {rank}' for rank in missing)}, "
+                    f"{purpose}: waited {deadline.seconds:.1f} s for {', '.join(f'rank {rank}' for rank in missing)}, "
                     "which did not make a call on arrays on GPUs",
                     ranks=missing,
                 )
             with contextlib.suppress(StoreTimeoutError):
-                self._store.wait(keys, timedelta(seconds=min(_SLICE_SECONDS, deadline.remaining())))
+                self._store.wait(keys, timedelta(seconds=min(_POLL_SECONDS, deadline.remaining())))
         return [self._store.get(key) for key in keys]
 
     def delete_keys(self) -> None:
-        """Remove what this rank told; nobody needs it any more."""
-        for key in self._told:
+        """Delete the keys that this rank has published."""
+        for key in self._published:
             with contextlib.suppress(DistError):
                 self._store.delete_key(key)
-        self._told.clear()
+        self._published.clear()

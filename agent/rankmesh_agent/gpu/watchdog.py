@@ -1,8 +1,8 @@
-"""The calls that a GPU has not carried out yet: who notices that one cannot be, and ends it.
+"""Watchdog of a group's calls in flight on GPUs: detects calls that cannot complete, and aborts the backend.
 
-A kernel of NCCL's waits on the GPU for those of the other ranks, for ever if one does not come. So a thread looks at
-what is under way: when the group fails, or a call is not over in time, it aborts the engine, which ends its kernels,
-and what waits behind them on a stream goes on.
+A kernel of NCCL waits on the GPU for the kernels of the other ranks, without a limit. The watchdog polls the calls in
+flight; when the group fails, or a call passes its deadline, it aborts the backend. That ends the kernels, and the work
+behind them on their streams goes on.
 """
 
 from __future__ import annotations
@@ -10,231 +10,192 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from rankmesh_agent.gpu.backend import GpuBackend
 from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.store_exchange import StoreExchange
+from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.group.work import Future
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, DistError
 
-_SECONDS = 0.005
-"""How often the thread looks while calls are under way."""
+_POLL_SECONDS = 0.005
+"""Interval of the checks while calls are in flight."""
 _CLOSE_SECONDS = 5.0
-"""How long closing waits for the thread, which may be at an abort that takes its time."""
+"""Longest wait for the thread at the end; an abort may take long."""
 _SLOW_SECONDS = 1.0
-"""How long a call is under way when its rank tells the others so: who has not told that when it is over is missing."""
-
-
-class Engine(Protocol):
-    """What has to be ended when a call cannot be carried out."""
-
-    def async_error(self) -> str:
-        """Return what the engine itself knows to be wrong, nothing if all is well."""
-
-    def abort(self) -> None:
-        """End the kernels under way; no call can be made any more. Does nothing the second time."""
+"""Age at which a rank publishes that a call is in flight; at the timeout, a rank that has not done so is missing."""
 
 
 class GpuWatchdog:
-    """Looks after a group's calls on GPUs.
+    """Watches one group's calls on GPUs.
 
     Args:
-        name: the group's, for people.
-        engine: see above.
-        exchange: where a rank says that a call takes long, and learns which others say so.
-        size: ranks in the group.
-        numbers: returns the numbers the user knows the members by.
-        failure: returns the group's first failure, None while it can go on.
-        gone: returns the error of some group ranks of which one has left, None if all are there.
-        give_up: ends the group at all members because of an error.
+        comm: the group's communicator for host memory, which has the group's failure and global ranks.
+        backend: runs the calls.
+        exchange: through which the ranks publish slow calls.
     """
 
-    def __init__(
-        self,
-        name: str,
-        engine: Engine,
-        exchange: StoreExchange,
-        size: int,
-        numbers: Callable[[], tuple[int, ...]],
-        failure: Callable[[], DistError | None],
-        gone: Callable[[Sequence[int], str], DistError | None],
-        give_up: Callable[[BaseException], None],
-    ) -> None:
-        self._name = name
-        self._engine = engine
+    def __init__(self, comm: Communicator, backend: GpuBackend, exchange: StoreExchange) -> None:
+        self._comm = comm
+        self._backend = backend
         self._exchange = exchange
-        self._size = size
-        self._numbers = numbers
-        self._failure = failure
-        self._gone = gone
-        self._give_up = give_up
         self._launches: list[Launch] = []
-        self._count = 0
-        self._slow = 0
-        self._numbered: dict[Launch, int] = {}
+        self._seq = 0
+        self._slow_seq = 0
+        self._seqs: dict[Launch, int] = {}
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._watchdog = Watchdog(f"rankmesh-{comm.name}-gpu", _CLOSE_SECONDS)
+        self._started = False
 
     def add(self, launch: Launch, *, collective: bool) -> None:
-        """Look after a call that is being launched; collective ones are so by all members, in one order."""
+        """Watch a call that is being launched. All members launch collectives in the same order."""
         with self._changed:
             if collective:
-                self._count += 1
-                self._numbered[launch] = self._count
+                self._seq += 1
+                self._seqs[launch] = self._seq
             self._launches.append(launch)
-            if self._thread is None:
-                name = f"rankmesh-{self._name}-gpu"
-                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._thread.start()
-            if len(self._launches) == 1:
-                self._changed.notify_all()
+            if not self._started:
+                self._started = True
+                self._watchdog.add(self._check)
+            elif len(self._launches) == 1:
+                self._watchdog.wake()
 
     def remove(self, launch: Launch) -> None:
-        """Look after a call no more: it could not be launched."""
-        with self._changed:
-            if launch in self._launches:
-                self._launches.remove(launch)
-                self._numbered.pop(launch, None)
-                self._changed.notify_all()
+        """Stop watching a call whose launch failed."""
+        self._forget(launch)
 
     def future_of(self, launch: Launch) -> Future:
-        """Return what is complete when a call has ended, its value None."""
+        """Return a future that completes, with value None, when a call has ended."""
         with self._changed:
             if launch.future is not None:
                 return launch.future
             launch.future = Future()
-            over = launch not in self._launches and launch.is_completed()
-        if over:
+            completed = launch not in self._launches and launch.is_completed()
+        if completed:
             _complete(launch.future, launch)
         return launch.future
 
     def drain(self, deadline: Deadline) -> None:
-        """Wait until all calls have ended, or the deadline passes: they have their own, which is looked after.
+        """Wait until all calls have ended or the deadline passes. The calls' own deadlines stay in force.
 
         Raises:
-            DistError: one failed.
+            DistError: a call failed.
         """
         with self._changed:
-            while self._launches and not deadline.passed():
-                self._changed.wait(_SECONDS)
-        failure = self._failure()
+            while self._launches and not deadline.expired():
+                self._changed.wait(_POLL_SECONDS)
+        failure = self._comm.failure
         if failure is not None:
             raise failure
 
     def close(self) -> bool:
-        """End the thread; what is under way is looked after no more. Return whether something is."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_SECONDS)
+        """End the thread; calls in flight are no longer watched. Return whether there are any."""
+        self._watchdog.remove(self._check)
         return bool(self._launches)
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._launches and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                launches = self._launches.copy()
+    def _check(self) -> float | None:
+        with self._changed:
+            launches = self._launches.copy()
+        if launches:
             try:
-                self._look(launches)
-            except Exception as error:  # CUDA's: nothing more is to be had of the GPU. Or a fault of ours
+                self._check_launches(launches)
+            except Exception as error:  # an error of CUDA's, after which the GPU is unusable, or a bug
                 failure = error if isinstance(error, DistError) else DistBackendError(f"on the GPU: {error}")
-                self._give_up(failure)
+                self._comm.abort(failure)
                 self._abort(failure)
-            with self._changed:
-                if self._launches and not self._closed:
-                    self._changed.wait(_SECONDS)
+        return _POLL_SECONDS if self._launches else None
 
-    def _look(self, launches: list[Launch]) -> None:
-        error = self._failure()
+    def _check_launches(self, launches: list[Launch]) -> None:
+        error = self._comm.failure
         busy: set[int] = set()
         for launch in launches:
             if launch.stream in busy:
-                continue  # behind one that has not ended
+                continue  # behind a call in flight
             if launch.is_completed():
-                self._ended(launch)
+                self._completed(launch)
             else:
                 busy.add(launch.stream)
         now = time.monotonic()
         late = next((launch for launch in launches if now >= launch.deadline.at and not launch.is_completed()), None)
         if error is None:
-            trouble = self._engine.async_error()
-            if trouble:
-                error = DistBackendError(f"{launches[0].description} in group {self._name!r}: {trouble}")
+            message = self._backend.async_error()
+            if message:
+                error = DistBackendError(f"{launches[0].description} in group {self._comm.name!r}: {message}")
             elif late is not None:
-                error = self._late(late)
+                error = self._timeout_error(late)
             else:
-                with contextlib.suppress(DistError):  # the store's rank is gone: who that is shows soon
-                    self._tell_if_slow()
-                error = self._left(launches)
+                with contextlib.suppress(DistError):  # the rank that hosts the store is lost; its loss is detected soon
+                    self._publish_if_slow()
+                error = self._peer_lost_error(launches)
                 if error is None:
                     return
-            self._give_up(error)
+            self._comm.abort(error)
         self._abort(error)
 
     def _abort(self, error: DistError) -> None:
-        with contextlib.suppress(Exception):  # it is of no use any more, whatever it says
-            self._engine.abort()
+        with contextlib.suppress(Exception):  # the backend is not used again, whatever abort raises
+            self._backend.abort()
         with self._changed:
             launches = self._launches.copy()
         for launch in launches:
             launch.fail(error)
-            self._ended(launch)
+            self._completed(launch)
 
-    def _ended(self, launch: Launch) -> None:
+    def _completed(self, launch: Launch) -> None:
         with self._changed:
-            if launch not in self._launches:
-                return
-            self._launches.remove(launch)
-            self._numbered.pop(launch, None)
-            self._changed.notify_all()
-            future = launch.future
+            future = launch.future if self._forget(launch) else None
         if future is not None:
             _complete(future, launch)
 
-    def _left(self, launches: list[Launch]) -> DistError | None:
-        """Return the error of a call that takes long, and waits for a rank that has left."""
+    def _forget(self, launch: Launch) -> bool:
+        with self._changed:
+            if launch not in self._launches:
+                return False
+            self._launches.remove(launch)
+            self._seqs.pop(launch, None)
+            self._changed.notify_all()
+            return True
+
+    def _peer_lost_error(self, launches: list[Launch]) -> DistError | None:
+        """Return the error of a slow call that waits for a rank that has left, None if there is none."""
         for launch in launches:
             if launch.deadline.elapsed() > _SLOW_SECONDS and not launch.is_completed():
-                return self._gone(launch.peers, launch.description.partition("(")[0])
+                return self._comm.peer_lost_error(launch.peers, launch.op)
         return None
 
-    def _tell_if_slow(self) -> None:
-        """Say that a call is under way for long, once."""
+    def _publish_if_slow(self) -> None:
+        """Publish, once, that the oldest call is slow."""
         with self._changed:
             first = self._launches[0] if self._launches else None
-            number = 0 if first is None else self._numbered.get(first, 0)
-        if first is None or number <= self._slow:
+            seq = 0 if first is None else self._seqs.get(first, 0)
+        if first is None or seq <= self._slow_seq:
             return
         if first.deadline.elapsed() > min(_SLOW_SECONDS, first.deadline.seconds / 2):
-            self._slow = number
-            self._exchange.publish("slow", f"{number} {first.description}".encode())
+            self._slow_seq = seq
+            self._exchange.publish("slow", f"{seq} {first.description}".encode())
 
-    def _late(self, launch: Launch) -> CollectiveTimeoutError:
-        """Return the error of a call that is not over in time: who did not make it, as far as that is known."""
-        number = self._numbered.get(launch, 0)
-        told: list[bytes | None] = [None] * self._size
+    def _timeout_error(self, launch: Launch) -> CollectiveTimeoutError:
+        """Return the error of a call that passed its deadline. It names the ranks that did not publish the call."""
+        seq = self._seqs.get(launch, 0)
+        global_ranks = self._comm.global_ranks
+        published: list[bytes | None] = [None] * len(global_ranks)
         with contextlib.suppress(DistError):
-            told = [self._exchange.peek("slow", rank) for rank in range(self._size)]
-        said = [(0, "") if each is None else _read(each) for each in told]
-        numbers = self._numbers()
-        missing = [numbers[rank] for rank, (at, _) in enumerate(said) if at < number]
-        others = {numbers[rank]: call for rank, (at, call) in enumerate(said) if number and at == number}
-        seconds = f"{launch.deadline.seconds:.1f} s"
-        words = f"{launch.description} in group {self._name!r} did not end on the GPU within {seconds}"
-        if len(set(others.values())) > 1:
-            words += "; the ranks did not make the same call: " + "; ".join(
-                f"rank {rank}: {call}" for rank, call in others.items()
-            )
+            published = [self._exchange.peek("slow", rank) for rank in range(len(global_ranks))]
+        slow = [(0, "") if value is None else _parse_slow(value) for value in published]
+        missing = [global_ranks[rank] for rank, (at, _) in enumerate(slow) if at < seq]
+        calls = {global_ranks[rank]: call for rank, (at, call) in enumerate(slow) if seq and at == seq}
+        group = self._comm.name
+        message = (
+            f"{launch.description} in group {group!r} did not end on the GPU within {launch.deadline.seconds:.1f} s"
+        )
+        if len(set(calls.values())) > 1:
+            table = "; ".join(f"rank {rank}: {call}" for rank, call in calls.items())
+            message += f"; the ranks did not make the same call: {table}"
         if missing:
-            words += f"; not there: {', '.join(f'rank {rank}' for rank in missing)}"
-        return CollectiveTimeoutError(words, ranks=missing, op=launch.description.partition("(")[0], group=self._name)
+            message += f"; missing: {', '.join(f'rank {rank}' for rank in missing)}"
+        return CollectiveTimeoutError(message, ranks=missing, op=launch.op, group=group)
 
 
 def _complete(future: Future, launch: Launch) -> None:
@@ -244,6 +205,6 @@ def _complete(future: Future, launch: Launch) -> None:
         future.set_exception(launch.error)
 
 
-def _read(told: bytes) -> tuple[int, str]:
-    number, _, call = told.decode(errors="replace").partition(" ")
-    return int(number), call
+def _parse_slow(value: bytes) -> tuple[int, str]:
+    seq, _, call = value.decode(errors="replace").partition(" ")
+    return int(seq), call

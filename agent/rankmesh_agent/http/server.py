@@ -110,7 +110,7 @@ class HttpServer:
             AddressInUseError: another process listens there.
         """
         require_token_beyond_loopback(host, settings.token, role)
-        return cls(bind(host, port, what=purpose), name, host=host, advertise=settings.advertise)
+        return cls(bind(host, port, purpose=purpose), name, host=host, advertise=settings.advertise)
 
     @cached_property
     def _reachable(self) -> tuple[list[str], list[str]]:

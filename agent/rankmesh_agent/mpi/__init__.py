@@ -1,4 +1,4 @@
-"""The data plane of a cluster's own MPI, by way of mpi4py; loads neither before ``library.mpi()`` is called."""
+"""Data plane over the cluster's MPI, by mpi4py; imports neither before ``library.mpi()`` is called."""
 
 from rankmesh_agent.mpi.library import cuda_aware, unavailable_reason
 

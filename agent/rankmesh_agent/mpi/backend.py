@@ -1,4 +1,4 @@
-"""A group's calls on MPI: nothing comes between them and the library."""
+"""Backend that passes a group's calls to MPI without a layer in between."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.mpi.collectives import MAX_COUNT, Collectives
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.transports.segment import CallMismatchError
 from rankmesh_agent.wire.errors import DistBackendError
-from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.ops import Call, OpType
 
 
 class MpiBackend(Backend):
-    """Hands each call to MPI. The ranks compare their calls first only where they have agreed to do so.
+    """Runs calls in MPI. The ranks compare their calls first only where they have agreed to.
 
     Args:
-        comm: the group's communicator, whose ranks are the group's; freed on ``close``.
+        comm: mpi4py's communicator of the group; ``close`` frees it.
         link: messages among the members.
-        lost: the ranks that are gone, by the mesh's numbers: MPI would wait for them for ever.
-        ranks: the members, by the mesh's numbers.
-        compares: whether the ranks compare their calls over the link before each.
-        most: see Collectives.
+        lost: lost ranks of the mesh, for which MPI would wait without end.
+        ranks: the members' ranks in the mesh.
+        compare_calls: whether the ranks compare their calls over the link before each.
+        max_count: see Collectives.
 
     Attributes:
-        inside: whether a call is in MPI now, where nothing but its end, or the process's, ends it.
+        in_call: whether a call is inside MPI, where only its own end or the end of the process ends it.
     """
 
     name: ClassVar[str] = "mpi"
@@ -40,54 +40,54 @@ class MpiBackend(Backend):
         link: MessageLink,
         lost: Mapping[int, object],
         ranks: Sequence[int],
-        compares: bool = False,
-        most: int = MAX_COUNT,
+        compare_calls: bool = False,
+        max_count: int = MAX_COUNT,
     ) -> None:
         self.in_call = False
         self._comm = comm
-        self._collectives = Collectives(comm, most)
+        self._collectives = Collectives(comm, max_count)
         self._link = link
         self._lost = lost
         self._ranks = ranks
-        self._compares = compares
+        self._compare_calls = compare_calls
         self._error: type[Exception] = mpi().Exception
 
     @property
     def comm(self) -> Any:
-        """The group's communicator."""
+        """mpi4py's communicator of the group."""
         return self._comm
 
     def algorithm(self, call: Call) -> Algorithm:
-        if call.kind is Kind.BARRIER and call.subject == MONITORED:
+        if call.kind is OpType.BARRIER and call.subject == MONITORED:
             return verify
         return self._collectives.algorithm(call)
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
         if self._lost:
-            watch.check(lambda: self._link.behind(watch.seq))
-        if self._compares or algorithm is verify:
-            verify(self._link, watch)
+            context.check(lambda: self._link.lagging(context.seq))
+        if self._compare_calls or algorithm is verify:
+            verify(self._link, context)
             if algorithm is verify:
                 return
         self.in_call = True
         try:
             algorithm(*arguments)
-        except DisagreementError:
+        except CallMismatchError:
             self.in_call = False
-            raise_mismatch(self._link, watch)
+            raise_mismatch(self._link, context)
         except self._error as error:
             raise DistBackendError(
-                f"{watch.call} #{watch.seq}: MPI says: {error}. If the ranks may not have made the same call, "
+                f"{context.call} #{context.seq}: MPI says: {error}. If the ranks may not have made the same call, "
                 "TORCH_DISTRIBUTED_DEBUG=DETAIL has them compare their calls",
-                op=watch.call.name,
-                seq=watch.seq,
+                op=context.call.name,
+                seq=context.seq,
             ) from error
         finally:
             self.in_call = False
 
     def close(self) -> None:
         comm, self._comm = self._comm, None
-        # With a member missing, or a call under way, it might wait for ever.
+        # With a lost member or an active call, Free could wait without end.
         missing = any(rank in self._lost for rank in self._ranks)
         if comm is not None and not missing and not self.in_call and not mpi().Is_finalized():
             comm.Free()

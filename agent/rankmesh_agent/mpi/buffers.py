@@ -1,4 +1,4 @@
-"""Arrays as MPI wants them: one piece of memory, with the counts of the parts that are in it."""
+"""Arrays in the form that MPI takes: contiguous memory with counts and displacements."""
 
 from __future__ import annotations
 
@@ -14,92 +14,92 @@ from rankmesh_agent.mpi.types import datatype, is_native
 
 
 def address(array: Array) -> int:
-    """Return where an array begins."""
-    found: int = array.__array_interface__["data"][0]
-    return found
+    """Return the address of an array's first element."""
+    pointer: int = array.__array_interface__["data"][0]
+    return pointer
 
 
 def overlaps(array: Array, others: Sequence[Array]) -> bool:
-    """Whether an array shares memory with one of several."""
+    """Return whether an array may share memory with one of several."""
     return any(np.may_share_memory(array, other) for other in others)
 
 
 def spec(array: Array) -> Any:
-    """Return an array as an argument for mpi4py."""
+    """Return an array as mpi4py's buffer specification."""
     dtype = array.dtype
     return (array if is_native(dtype) else array.view(np.uint8)), array.size, datatype(dtype)
 
 
 class PackedBuffer:
-    """Arrays of one dtype as one piece of memory: their own where they lie behind one another, else a copy.
+    """Arrays of one dtype as contiguous memory: their own if they are contiguous, else a copy.
 
     Args:
         arrays: at least one.
-        apart: take a copy in any case.
+        copy: copy them even if they are contiguous.
 
     Attributes:
-        alike: whether they have the same length.
-        copied: whether it is a copy.
-        counts: their lengths.
+        uniform: whether all arrays have the same size.
+        is_copy: whether the memory is a copy.
+        counts: sizes of the arrays.
     """
 
-    def __init__(self, arrays: Sequence[Array], *, apart: bool = False) -> None:
+    def __init__(self, arrays: Sequence[Array], *, copy: bool = False) -> None:
         self._arrays = arrays
         self._dtype = arrays[0].dtype
         self.counts = [array.size for array in arrays]
         self.uniform = len(set(self.counts)) == 1
         self._count = sum(self.counts)
-        self._stage: Array | None = None
-        begin = None if apart else _begin_of(arrays)
-        self.is_copy = begin is None
-        if begin is None:
-            self._stage = np.empty(self._count, self._dtype)
-            begin = address(self._stage)
-        self._begin = begin
+        self._copy: Array | None = None
+        start = None if copy else _contiguous_start(arrays)
+        self.is_copy = start is None
+        if start is None:
+            self._copy = np.empty(self._count, self._dtype)
+            start = address(self._copy)
+        self._start = start
 
     def pack(self) -> PackedBuffer:
-        """Take what is in the arrays; return self."""
-        if self._stage is not None:
-            for array, place in zip(self._arrays, self._places(), strict=True):
-                self._stage[place] = array
+        """Copy the arrays into the memory, if it is a copy; return self."""
+        if self._copy is not None:
+            for array, part in zip(self._arrays, self._parts(), strict=True):
+                self._copy[part] = array
         return self
 
     def unpack(self) -> None:
-        """Give the arrays what has been received."""
-        if self._stage is not None:
-            for array, place in zip(self._arrays, self._places(), strict=True):
-                array[:] = self._stage[place]
+        """Copy the memory into the arrays, if it is a copy."""
+        if self._copy is not None:
+            for array, part in zip(self._arrays, self._parts(), strict=True):
+                array[:] = self._copy[part]
 
     def total_spec(self) -> Any:
-        """Return all of it as an argument for mpi4py."""
+        """Return mpi4py's buffer specification of all elements together."""
         return self._memory(), self._count, datatype(self._dtype)
 
     def uniform_spec(self) -> Any:
-        """Return it as an argument for a call in which all parts have the same length."""
+        """Return mpi4py's buffer specification for a collective whose parts have the same size."""
         return self._memory(), self.counts[0], datatype(self._dtype)
 
     def vector_spec(self) -> Any:
-        """Return it as an argument for a call in which each part has its own length."""
-        return self._memory(), (self.counts, [place.start for place in self._places()]), datatype(self._dtype)
+        """Return mpi4py's buffer specification for a vector collective, with counts and displacements."""
+        return self._memory(), (self.counts, [part.start for part in self._parts()]), datatype(self._dtype)
 
     def _memory(self) -> Any:
-        return mpi().buffer.fromaddress(self._begin, self._count * self._dtype.itemsize)
+        return mpi().buffer.fromaddress(self._start, self._count * self._dtype.itemsize)
 
-    def _places(self) -> list[slice]:
+    def _parts(self) -> list[slice]:
         return [slice(*ends) for ends in itertools.pairwise(itertools.accumulate(self.counts, initial=0))]
 
 
-def _begin_of(arrays: Sequence[Array]) -> int | None:
-    """Return where arrays begin that lie behind one another, None if they do not."""
-    begin: int | None = None
-    expected = 0
+def _contiguous_start(arrays: Sequence[Array]) -> int | None:
+    """Return the address of arrays that are contiguous in memory, in order; None if they are not."""
+    start: int | None = None
+    end = 0
     for array in arrays:
         if not array.size:
             continue
-        here = address(array)
-        if begin is None:
-            begin = here
-        elif here != expected:
+        pointer = address(array)
+        if start is None:
+            start = pointer
+        elif pointer != end:
             return None
-        expected = here + array.nbytes
-    return address(arrays[0]) if begin is None else begin
+        end = pointer + array.nbytes
+    return address(arrays[0]) if start is None else start

@@ -1,9 +1,9 @@
-"""The collectives of a group on MPI's calls.
+"""A group's collectives as calls of MPI.
 
-Arrays that lie behind one another in memory are passed as they are, others by way of a copy. What is more than MPI can
-count in one call is cut: every array of the call into pieces, and a call is made for all first ones, then for all
-second ones, and so on. Whether that is so depends on what all members know alike. Element types too narrow to
-accumulate in are reduced in a wider one, also piece by piece, so that the copy is small.
+Arrays that are contiguous in memory are passed as they are, others as a copy. A call with more elements than MPI can
+count is split: all its arrays into pieces, with one MPI call for all first pieces, one for all second pieces, and so
+on. The decision to split depends only on facts that all members share. Element types too narrow to accumulate in are
+reduced in a wider type, also by pieces, which keeps the copy small.
 """
 
 from __future__ import annotations
@@ -15,67 +15,72 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array
-from rankmesh_agent.collectives.reduction import combine_partials, combine_some, partial_dtype, quiet
+from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, ignore_fp_errors, partial_dtype
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.mpi.buffers import PackedBuffer, address, overlaps, spec
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.types import datatype, is_native, operation
-from rankmesh_agent.transports.segment import DisagreementError
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.transports.segment import CallMismatchError
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 MAX_COUNT = (1 << 31) - 1
-"""What MPI's calls count up to: elements of all parts of an array together, in C's int."""
-_STAGED = 1 << 24
-"""Elements, of all parts together, in one piece of what is cut or reduced in a wider type."""
+"""Largest count of an MPI call, in C's int: elements of all parts of an array together."""
+_PIECE_ELEMENTS = 1 << 24
+"""Elements of all parts together in one piece of a call that is split, or reduced in a wider type."""
 
 
 class Collectives:
     """One rank's side of a group's collectives.
 
     Args:
-        comm: the group's communicator.
-        most: elements that one MPI call may count: fewer for tests.
+        comm: mpi4py's communicator of the group.
+        max_count: largest count of an MPI call; smaller in tests.
     """
 
-    def __init__(self, comm: Any, most: int = MAX_COUNT) -> None:
+    def __init__(self, comm: Any, max_count: int = MAX_COUNT) -> None:
         self._comm = comm
         self._rank: int = comm.rank
         self._size: int = comm.size
-        self._most = most
-        self._staged = min(most, _STAGED)
+        self._max_count = max_count
+        self._piece_elements = min(max_count, _PIECE_ELEMENTS)
         self._in_place = mpi().IN_PLACE
-        self._quiet = quiet()
-        self._algorithms: dict[Kind, Algorithm] = {
-            Kind.BARRIER: lambda: comm.Barrier(),
-            Kind.ALL_REDUCE: self._all_reduce,
-            Kind.REDUCE: self._reduce,
-            Kind.BROADCAST: self._broadcast,
-            Kind.ALL_GATHER: self._all_gather,
-            Kind.GATHER: self._gather,
-            Kind.SCATTER: self._scatter,
-            Kind.REDUCE_SCATTER: self._reduce_scatter,
-            Kind.ALL_TO_ALL: self._all_to_all,
+        self._quiet = ignore_fp_errors()
+        self._algorithms: dict[OpType, Algorithm] = {
+            OpType.BARRIER: lambda: comm.Barrier(),
+            OpType.ALL_REDUCE: self._all_reduce,
+            OpType.REDUCE: self._reduce,
+            OpType.BROADCAST: self._broadcast,
+            OpType.ALL_GATHER: self._all_gather,
+            OpType.GATHER: self._gather,
+            OpType.SCATTER: self._scatter,
+            OpType.REDUCE_SCATTER: self._reduce_scatter,
+            OpType.ALL_TO_ALL: self._all_to_all,
         }
 
     def algorithm(self, call: Call) -> Algorithm:
-        """Return what carries out such a call."""
-        short = self._short_all_reduce(call) if call.kind is Kind.ALL_REDUCE else None
-        return short or partial(self._quiet.run, self._algorithms[call.kind])
+        """Return the algorithm of a call."""
+        direct = self._direct_all_reduce(call) if call.kind is OpType.ALL_REDUCE else None
+        return direct or partial(self._quiet.run, self._algorithms[call.kind])
 
     # Reductions
 
-    def _short_all_reduce(self, call: Call) -> Algorithm | None:
-        """Return what makes one call of MPI of its own arithmetic, if that is enough, with all that is known before."""
+    def _direct_all_reduce(self, call: Call) -> Algorithm | None:
+        """Return a single MPI call with all its arguments resolved, None unless MPI's own arithmetic suffices."""
         dtype, count, op = call.dtype, call.count, call.reduce_op
         assert dtype is not None
         assert op is not None
-        if op is ReduceOp.AVG or count > self._most or not is_native(dtype) or self._wide(op, dtype) is not None:
+        if (
+            op is ReduceOp.AVG
+            or count > self._max_count
+            or not is_native(dtype)
+            or self._wide_dtype(op, dtype) is not None
+        ):
             return None
         all_reduce, in_place = self._comm.Allreduce, self._in_place
-        elements, how = datatype(dtype), operation(op, dtype)
-        if not how.is_predefined:
+        mpi_type, mpi_op = datatype(dtype), operation(op, dtype)
+        if not mpi_op.is_predefined:
             return None
-        return lambda array, op: all_reduce(in_place, (array, count, elements), how)
+        return lambda array, op: all_reduce(in_place, (array, count, mpi_type), mpi_op)
 
     def _all_reduce(self, array: Array, op: ReduceOp) -> None:
         for piece in self._pieces(op, array):
@@ -86,46 +91,46 @@ class Collectives:
     def _reduce(self, array: Array, op: ReduceOp, root: int) -> None:
         for piece in self._pieces(op, array):
             partial = self._partial(op, piece)
-            how = operation(op, partial.dtype)
+            mpi_op = operation(op, partial.dtype)
             if self._rank == root:
-                self._comm.Reduce(self._in_place, spec(partial), how, root)
+                self._comm.Reduce(self._in_place, spec(partial), mpi_op, root)
                 self._finish(op, partial, piece)
             else:
-                self._comm.Reduce(spec(partial), None, how, root)
+                self._comm.Reduce(spec(partial), None, mpi_op, root)
 
     def _reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
-        wide = self._wide(op, output.dtype) is not None
+        wide = self._wide_dtype(op, output.dtype) is not None
         longest, total = max(part.size for part in inputs), sum(part.size for part in inputs)
-        for piece in self._rounds(longest, total, self._staged if wide else self._most):
+        for piece in self._piece_slices(longest, total, self._piece_elements if wide else self._max_count):
             parts = PackedBuffer([self._partial(op, part[piece]) for part in inputs]).pack()
             mine = output[piece]
-            # MPI must not write to where it reads.
+            # MPI's send and receive buffers must not overlap.
             apart = wide or overlaps(mine, inputs)
-            into = np.empty(mine.size, self._wide(op, mine.dtype) or mine.dtype) if apart else mine
+            into = np.empty(mine.size, self._wide_dtype(op, mine.dtype) or mine.dtype) if apart else mine
             self._comm.Reduce_scatter(parts.total_spec(), spec(into), parts.counts, operation(op, into.dtype))
             self._finish(op, into, mine)
 
-    def _wide(self, op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-        """Return the dtype in which to reduce, None for the arrays' own."""
+    def _wide_dtype(self, op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+        """Return the wider dtype of a reduction, None for the arrays' own."""
         partial = partial_dtype(op, dtype, self._size)
         return None if self._size == 1 or partial == dtype else partial
 
     def _pieces(self, op: ReduceOp, array: Array) -> Iterator[Array]:
-        most = self._most if self._wide(op, array.dtype) is None else self._staged
+        most = self._max_count if self._wide_dtype(op, array.dtype) is None else self._piece_elements
         for begin in range(0, array.size, most):
             yield array[begin : begin + most]
 
     def _partial(self, op: ReduceOp, array: Array) -> Array:
-        """Return what MPI is to reduce: the array, or a wider copy."""
-        wide = self._wide(op, array.dtype)
+        """Return the array, or a copy in the wider dtype, for MPI to reduce."""
+        wide = self._wide_dtype(op, array.dtype)
         if wide is None:
             return array
         partial = np.empty(array.size, wide)
-        combine_some(op, [array], partial)
+        combine_to_partial(op, [array], partial)
         return partial
 
     def _finish(self, op: ReduceOp, partial: Array, out: Array) -> None:
-        """Make the result of what MPI has reduced."""
+        """Write the result of MPI's reduction into the output."""
         if self._size > 1 and (op is ReduceOp.AVG or partial.dtype != out.dtype):
             combine_partials(op, [partial], self._size, out)
         elif partial is not out:
@@ -134,14 +139,14 @@ class Collectives:
     # Moves
 
     def _broadcast(self, array: Array, root: int) -> None:
-        for begin in range(0, array.size, self._most):
-            self._comm.Bcast(spec(array[begin : begin + self._most]), root)
+        for begin in range(0, array.size, self._max_count):
+            self._comm.Bcast(spec(array[begin : begin + self._max_count]), root)
 
     def _all_gather(self, outputs: Sequence[Array], array: Array) -> None:
         longest, total = max(part.size for part in outputs), sum(part.size for part in outputs)
-        for piece in self._rounds(longest, total):
+        for piece in self._piece_slices(longest, total):
             parts = PackedBuffer([output[piece] for output in outputs])
-            given = self._given(array[piece], outputs, parts)
+            given = self._send_spec(array[piece], outputs, parts)
             if parts.uniform:
                 self._comm.Allgather(given, parts.uniform_spec())
             else:
@@ -149,57 +154,57 @@ class Collectives:
             parts.unpack()
 
     def _gather(self, outputs: Sequence[Array], array: Array, root: int) -> None:
-        for piece in self._rounds(array.size, array.size * self._size):
+        for piece in self._piece_slices(array.size, array.size * self._size):
             if self._rank == root:
                 parts = PackedBuffer([output[piece] for output in outputs])
-                self._comm.Gather(self._given(array[piece], outputs, parts), parts.uniform_spec(), root)
+                self._comm.Gather(self._send_spec(array[piece], outputs, parts), parts.uniform_spec(), root)
                 parts.unpack()
             else:
                 self._comm.Gather(spec(array[piece]), None, root)
 
     def _scatter(self, output: Array, inputs: Sequence[Array], root: int) -> None:
-        for piece in self._rounds(output.size, output.size * self._size):
+        for piece in self._piece_slices(output.size, output.size * self._size):
             if self._rank == root:
-                parts = PackedBuffer([part[piece] for part in inputs], apart=overlaps(output, inputs)).pack()
+                parts = PackedBuffer([part[piece] for part in inputs], copy=overlaps(output, inputs)).pack()
                 self._comm.Scatter(parts.uniform_spec(), spec(output[piece]), root)
             else:
                 self._comm.Scatter(None, spec(output[piece]), root)
 
     def _all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
-        longest, total = self._agree(outputs, inputs)
-        for piece in self._rounds(longest, total):
+        longest, total = self._check_lengths(outputs, inputs)
+        for piece in self._piece_slices(longest, total):
             given = PackedBuffer([part[piece] for part in inputs]).pack()
             taken = PackedBuffer([output[piece] for output in outputs])
             self._comm.Alltoallv(given.vector_spec(), taken.vector_spec())
             taken.unpack()
 
-    def _agree(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> tuple[int, int]:
-        """Have the members compare how much goes where, which each knows only of itself.
+    def _check_lengths(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> tuple[int, int]:
+        """Compare the lengths that the members send with those that their peers expect.
 
         Returns:
-            Elements of the longest array, and in all arrays of the member that has most.
+            Elements of the longest array, and of all arrays of the member that has most.
 
         Raises:
-            DisagreementError: a member sends more or less than another expects; at all of them.
+            CallMismatchError: a member sends more or less than a peer expects; raised at all members.
         """
         sent = np.array([(given.size, taken.size) for given, taken in zip(inputs, outputs, strict=True)], np.int64)
-        came = np.empty_like(sent)
-        self._comm.Alltoall(sent, came)
-        wrong = int((came != sent[:, ::-1]).any())
+        received = np.empty_like(sent)
+        self._comm.Alltoall(sent, received)
+        wrong = int((received != sent[:, ::-1]).any())
         most = np.array([wrong, sent.max(), sent.sum(axis=0).max()])
         self._comm.Allreduce(self._in_place, most, mpi().MAX)
         if most[0]:
-            raise DisagreementError
+            raise CallMismatchError
         return int(most[1]), int(most[2])
 
-    def _rounds(self, longest: int, total: int, most: int | None = None) -> Iterator[slice]:
-        """Return which elements of every array come in each of several calls of MPI: all in one, where that can be."""
-        piece = longest if total <= (most or self._most) else self._staged // self._size
+    def _piece_slices(self, longest: int, total: int, most: int | None = None) -> Iterator[slice]:
+        """Return the slice of every array for each of several MPI calls: a single one where MPI can count it."""
+        piece = longest if total <= (most or self._max_count) else self._piece_elements // self._size
         for begin in range(0, longest, max(1, piece)):
             yield slice(begin, begin + max(1, piece))
 
-    def _given(self, array: Array, outputs: Sequence[Array], parts: PackedBuffer) -> Any:
-        """Return this rank's contribution, which may lie in one of the outputs, as an argument for mpi4py."""
+    def _send_spec(self, array: Array, outputs: Sequence[Array], parts: PackedBuffer) -> Any:
+        """Return mpi4py's buffer specification of this rank's contribution, which may overlap an output."""
         if not parts.is_copy and overlaps(array, outputs):
             mine = outputs[self._rank]
             return self._in_place if address(array) == address(mine) else spec(array.copy())

@@ -1,4 +1,4 @@
-"""What carries a group's calls and messages over MPI, put together."""
+"""MPI side of a group: the backend for its collectives, its messages, and the watchdog of both."""
 
 from __future__ import annotations
 
@@ -7,48 +7,49 @@ from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.communicator import MpiCommunicator
 from rankmesh_agent.mpi.messages import MpiMessages
-from rankmesh_agent.mpi.watchdog import WATCHDOG, WatchedGroup
-from rankmesh_agent.progress.matching import Matching
+from rankmesh_agent.mpi.watchdog import WATCHDOG, CallWatchdog
+from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
 
 
 class MpiGroup:
-    """One rank's side of it.
+    """One rank's MPI side of a group.
 
     Args:
-        joined: the group's communicator.
-        standing: whether the group can go on.
-        running: its collective calls.
-        link: messages among the members over the mesh.
-        matching: the mesh's side of the group's messages between two ranks.
+        made: the group's MPI communicator.
+        state: of the group.
+        active: the active collective call.
+        link: messages among the members, outside of MPI.
+        matching: the group's point-to-point messages outside of MPI.
 
     Attributes:
-        backend: carries the collectives.
-        messages: carries the messages.
+        backend: runs the collectives.
+        messages: transports the point-to-point messages.
     """
 
     def __init__(
         self,
-        joined: MpiCommunicator,
-        standing: LocalGroupState,
-        running: LocalActiveCall,
+        made: MpiCommunicator,
+        state: LocalGroupState,
+        active: LocalActiveCall,
         link: MessageLink,
-        matching: Matching,
+        matching: MessageMatcher,
     ) -> None:
-        self._mesh = mesh = standing.mesh
-        self.backend = MpiBackend(joined.comm, link, mesh.lost, standing.ranks, joined.compare_calls)
-        self.messages = MpiMessages(joined.comm, standing.ranks, mesh, matching, standing.global_rank)
-        self._guarded = WatchedGroup(standing, running, link, self.backend, self.messages.progress)
+        self._mesh = mesh = state.mesh
+        self.backend = MpiBackend(made.comm, link, mesh.lost_peers, state.ranks, made.compare_calls)
+        self.messages = MpiMessages(made.comm, state.ranks, mesh, matching, state.global_rank)
+        self._watchdog = CallWatchdog(state, active, link, self.backend, self.messages.progress)
+        self._check = self._watchdog.check
         if link.size > 1:
-            WATCHDOG.add(self._guarded)
+            WATCHDOG.add(self._check)
 
     def lost(self) -> None:
-        """Take note that a member is gone; for any thread."""
+        """Check the calls at once, as a member is lost. Thread-safe."""
         WATCHDOG.wake()
 
     def close(self) -> None:
-        """Have nothing look at the calls any more. The backend is closed by whoever has it."""
-        WATCHDOG.remove(self._guarded)
-        self._guarded.report_progress()  # who waits for this rank in a later call is to know that it does so in vain
+        """End the watch and the messages. The owner of the backend closes that."""
+        WATCHDOG.remove(self._check)
+        self._watchdog.report_progress()  # ranks in a later call learn that this rank does not make it
         with self._mesh.lock:
             self.messages.close()

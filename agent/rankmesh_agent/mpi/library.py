@@ -1,4 +1,4 @@
-"""mpi4py and the MPI library under it: whether they are there, and what they can do."""
+"""mpi4py and the MPI library: their availability and capabilities."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MODULE = "mpi4py.MPI"
 
 
 def unavailable_reason() -> str:
-    """Return why MPI cannot be used here, in one sentence that says what to install; '' if it can.
+    """Return why MPI is unavailable, in one sentence with the package to install; '' if it is available.
 
-    MPI is not initialized by this, so any process may ask, one that no mpirun started, too.
+    This does not initialize MPI, so processes that mpirun did not start may call it, too.
     """
     if _MODULE in sys.modules:
         return ""
     try:
-        found = importlib.util.find_spec(_MODULE)  # looks for the MPI library, too, where mpi4py suits several
+        found = importlib.util.find_spec(_MODULE)  # also finds the MPI library, where mpi4py supports several
     except ModuleNotFoundError:
         found = None
     except (ImportError, OSError, RuntimeError) as error:
@@ -36,10 +36,10 @@ def unavailable_reason() -> str:
 
 
 def mpi() -> Any:
-    """Return the module mpi4py.MPI; the first time, and unless the program did so before, that initializes MPI.
+    """Return the module mpi4py.MPI. The first call initializes MPI, unless the program has.
 
     Raises:
-        DistBackendError: there is no MPI, or it does not let several threads call it.
+        DistBackendError: MPI is unavailable, or does not support calls from several threads.
     """
     why = unavailable_reason()
     if why:
@@ -59,12 +59,12 @@ def mpi() -> Any:
 
 
 def cuda_aware() -> bool:
-    """Return whether the MPI library takes arrays in the memory of CUDA devices, as far as it says so."""
+    """Return whether the MPI library reports support for arrays in the memory of CUDA devices."""
     if unavailable_reason():
         return False
-    MPI = mpi()  # noqa: N806  # as everyone calls it
-    ask = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
-    return bool(ask is not None and ask())
+    MPI = mpi()  # noqa: N806  # mpi4py's usual name
+    query = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
+    return bool(query is not None and query())
 
 
 def _one_line(error: BaseException) -> str:

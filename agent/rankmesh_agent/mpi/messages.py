@@ -2,18 +2,18 @@
 
 ::
 
-    up to INLINE bytes    head with the bytes ──▶    compared, then copied into the array
-    above                 head ─────────────────▶    compared
-                          body ─────────────────▶    straight into the array, in pieces that MPI can count
+    up to INLINE bytes    header with the bytes ──▶    compared, then copied into the array
+    above                 header ─────────────────▶    compared
+                          body ───────────────────▶    straight into the array, in pieces that MPI can count
 
-The head says dtype and size, which MPI does not compare. Heads and bodies have tags of their own; MPI keeps those
-between two ranks with one tag in order. A receive with another dtype or size than its message takes it out of the way
-and raises; its sender is told over the mesh, and its next message to or from that rank raises. What is under way moves
-while somebody waits, or begins a message, and when the guard looks. Every method is called with the mesh's lock held,
-but ``wait`` and ``progress``.
+The header has dtype and size, which MPI does not compare. Headers and bodies have tags of their own; MPI keeps the
+messages between two ranks with one tag in order. A receive whose dtype or size differs from the message's consumes the
+message and raises. Its sender is informed outside of MPI, and raises at its next message to or from that rank. Messages
+in flight progress while a thread waits for one or begins one, and at each check of the watchdog. Every method is called
+with the mesh's lock held, except ``wait`` and ``progress``.
 
-MPI can give up a receive whose head has not come, and nothing else: what is under way when the group ends stays here,
-with the memory that MPI reads or writes, until MPI is done with it.
+MPI can cancel a receive whose header has not arrived, and nothing else. Other requests in flight when the group ends
+stay in ``_orphaned``, with the memory that MPI reads or writes, until they complete.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from typing import Any
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import pieces
+from rankmesh_agent.collectives.link import chunks
 from rankmesh_agent.mpi.collectives import MAX_COUNT
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
-from rankmesh_agent.progress.matching import ANY, Matching, mismatch
+from rankmesh_agent.progress.matching import ANY, MessageMatcher, mismatch_reason
 from rankmesh_agent.wire.errors import DistBackendError
 
-_HEAD = struct.Struct("!qq")
+_HEADER = struct.Struct("!qq")
 """Wire code of the dtype, and bytes of the array."""
-INLINE = 4096 - 64 - _HEAD.size
-"""Bytes that come with the head: both together are sent at once by most MPI libraries."""
+INLINE = 4096 - 64 - _HEADER.size
+"""Bytes sent with the header: most MPI libraries send messages of this total size eagerly."""
 _YIELDS = 300
-"""How often a wait looks before it sleeps, giving its core to whoever wants it."""
-_SHORTEST, _LONGEST = 2e-5, 1e-3
-"""Seconds that it sleeps then, at first and at last."""
+"""Polls of a wait, with a sched_yield after each, before it sleeps between polls."""
+_MIN_PAUSE, _MAX_PAUSE = 2e-5, 1e-3
+"""First and longest sleep between polls, in seconds."""
 _orphaned: list[Any] = []
-"""Requests of groups that have ended; they keep their memory. Only the guard's thread takes something out."""
-# It outlives the interpreter: MPI moves messages as long as it is not finalized, and mpi4py does that later.
+"""Requests of groups that have ended, with their memory. Only the watchdog's thread removes any."""
+# The list outlives the interpreter: MPI moves messages until mpi4py finalizes it, which is later.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_orphaned))
 
 
 def poll_orphaned() -> None:
-    """Move what groups that have ended left under way, and forget what is done; for the guard's thread."""
+    """Progress the requests of groups that have ended, and drop completed ones; for the watchdog's thread."""
     for request in _orphaned[:]:
         try:
             done = request.Test()
         except mpi().Exception:
-            done = True  # nobody is left to be told
+            done = True  # the group has ended, so no caller gets the error
         if done:
             _orphaned.remove(request)
 
@@ -74,63 +74,63 @@ class _Receive:
     dtype: int
     view: Any
     transfer: Transfer
-    head: Any
+    header: Any
     status: Any
     requests: list[Any]
-    source: int  # the rank in MPI, or ANY_SOURCE until it is known
-    there: bool = False  # the head is
-    begun: bool = False  # the requests are the body's
+    source: int  # rank in MPI, ANY_SOURCE until it is known
+    header_arrived: bool = False
+    body_posted: bool = False  # the requests are the body's
 
-    def arrive(self) -> None:
-        """Take note that the head is there."""
-        self.there, self.source = True, self.status.Get_source()
+    def on_header(self) -> None:
+        """Record that the header has arrived."""
+        self.header_arrived, self.source = True, self.status.Get_source()
 
 
 @dataclass(eq=False)
 class MpiMessages:
-    """One rank's side of a group's messages.
+    """One rank's side of a group's messages; a MessageTransport.
 
     Args:
-        comm: the group's communicator.
-        ranks: the mesh's numbers of the members, by group rank.
+        comm: mpi4py's communicator of the group.
+        ranks: the members' ranks in the mesh, by group rank.
         mesh: the process's connections.
-        matching: the mesh's side of the group's messages: has what the others have refused.
-        number: the number the user knows a rank by.
-        most: bytes that one MPI call may count: fewer for tests.
+        matching: the group's messages outside of MPI; has the messages that peers have refused.
+        global_rank: returns the global rank of a rank in the mesh.
+        max_count: largest count of an MPI call, in bytes; smaller in tests.
     """
 
     comm: Any
     ranks: Sequence[int]
-    mesh: Mesh
-    matching: Matching
-    number: Callable[[int], int]
-    most: int = MAX_COUNT
+    mesh: ProgressEngine
+    matching: MessageMatcher
+    global_rank: Callable[[int], int]
+    max_count: int = MAX_COUNT
     _sends: list[_Send] = field(default_factory=list)
     _receives: list[_Receive] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._mpi = mpi()
         bound = self.comm.Get_attr(self._mpi.TAG_UB) or (1 << 15) - 1
-        self._highest = (bound - 3) // 4
+        self._max_tag = (bound - 3) // 4
         self._error: type[Exception] = self._mpi.Exception
 
     def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
-        """Begin to send ``view`` to a rank; it must not change until the transfer is done.
+        """Begin to send ``view`` to a rank; it must stay unchanged until the transfer is done.
 
         Raises:
             ValueError: the tag is out of range.
             DistBackendError: the rank refused an earlier message.
         """
         self.matching.raise_refusal(rank)
-        number, to = self._tag(tag), self.ranks.index(rank)
+        mpi_tag, to = self._mpi_tag(tag), self.ranks.index(rank)
         transfer = Transfer()
-        head = _HEAD.pack(dtype, len(view))
+        header = _HEADER.pack(dtype, len(view))
         if len(view) <= INLINE:
-            whole = np.frombuffer(head + bytes(view), np.uint8)
-            begun = _Send([self._isend(whole, to, number)], transfer)
+            whole = np.frombuffer(header + bytes(view), np.uint8)
+            begun = _Send([self._isend(whole, to, mpi_tag)], transfer)
         else:
-            requests = [self._isend(np.frombuffer(head, np.uint8), to, number)]
-            requests += [self._isend(view[piece], to, number + 1) for piece in pieces(len(view), self.most)]
+            requests = [self._isend(np.frombuffer(header, np.uint8), to, mpi_tag)]
+            requests += [self._isend(view[piece], to, mpi_tag + 1) for piece in chunks(len(view), self.max_count)]
             begun = _Send(requests, transfer)
         self._sends.append(begun)
         self._progress()
@@ -144,64 +144,64 @@ class MpiMessages:
             DistBackendError: the rank refused an earlier message.
         """
         self.matching.raise_refusal(source)
-        number = self._tag(tag)
-        head = np.empty(_HEAD.size + INLINE, np.uint8)
-        who = self._mpi.ANY_SOURCE if source == ANY else self.ranks.index(source)
-        request = self.comm.Irecv((head, head.size, self._mpi.BYTE), who, number)
-        begun = _Receive(number, dtype, view, Transfer(), head, self._mpi.Status(), [request], who)
+        mpi_tag = self._mpi_tag(tag)
+        header = np.empty(_HEADER.size + INLINE, np.uint8)
+        source_rank = self._mpi.ANY_SOURCE if source == ANY else self.ranks.index(source)
+        request = self.comm.Irecv((header, header.size, self._mpi.BYTE), source_rank, mpi_tag)
+        begun = _Receive(mpi_tag, dtype, view, Transfer(), header, self._mpi.Status(), [request], source_rank)
         self._receives.append(begun)
         self._progress()
         return begun.transfer
 
-    def hold(self, transfer: Transfer) -> None:
-        """See to it that a message moves while nobody waits for it: the guard does, for all."""
+    def progress_in_background(self, transfer: Transfer) -> None:
+        """Do nothing: the watchdog progresses all messages."""
 
     def cancel(self, transfer: Transfer) -> bool:
-        """Undo a transfer that has not begun; False if data may be on its way."""
+        """Cancel a transfer that has not begun; return False if data may be in flight."""
         self._progress()
         posted = next((each for each in self._receives if each.transfer is transfer), None)
-        if posted is not None and not posted.there:
-            if self._undo(posted):
+        if posted is not None and not posted.header_arrived:
+            if self._cancel_receive(posted):
                 self._receives.remove(posted)
-                transfer.error = DistBackendError("this message was given up before, nobody waits for it any more")
+                transfer.error = DistBackendError("this message was canceled: its wait ended before")
                 transfer.done = True
             else:
                 self._progress()
         return transfer.done
 
     def close(self) -> None:
-        """Look at no message any more: give up what can be given up, and leave the rest to ``poll_orphaned``."""
+        """Cancel the receives that can be canceled, and leave the other requests to ``poll_orphaned``."""
         sends, receives = self._sends, self._receives
         self._sends, self._receives = [], []
         for posted in receives:
-            if posted.begun:
+            if posted.body_posted:
                 _orphaned.extend(posted.requests)
-            elif not posted.there:
-                self._undo(posted)
+            elif not posted.header_arrived:
+                self._cancel_receive(posted)
         for sent in sends:
             _orphaned.extend(sent.requests)
 
     # Without the lock
 
     def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
-        """Wait until ``ready()``, which is called with the lock held; return whether it became so in time."""
-        looks, pause = 0, _SHORTEST
+        """Wait until ``ready()``, which is called with the lock held; return whether it was in time."""
+        polls, pause = 0, _MIN_PAUSE
         while True:
             with self.mesh.lock:
                 self._progress()
                 if ready():
                     return True
-            if deadline.passed() or self.mesh.closed:
+            if deadline.expired() or self.mesh.closed:
                 return False
-            looks += 1
-            if looks < _YIELDS:
+            polls += 1
+            if polls < _YIELDS:
                 os.sched_yield()
             else:
                 time.sleep(min(pause, deadline.remaining()))
-                pause = min(2 * pause, _LONGEST)
+                pause = min(2 * pause, _MAX_PAUSE)
 
     def progress(self) -> None:
-        """Move what can be moved now."""
+        """Progress the messages without a wait."""
         with self.mesh.lock:
             self._progress()
 
@@ -209,12 +209,12 @@ class MpiMessages:
 
     def _progress(self) -> None:
         try:
-            self._look_at_sends()
-            self._look_at_receives()
+            self._progress_sends()
+            self._progress_receives()
         except self._error as error:
             raise DistBackendError(f"a message: MPI says: {error}") from error
 
-    def _look_at_sends(self) -> None:
+    def _progress_sends(self) -> None:
         for sent in self._sends[:]:
             while sent.requests and sent.requests[-1].Test():
                 sent.requests.pop()
@@ -222,65 +222,69 @@ class MpiMessages:
                 sent.transfer.done = True
                 self._sends.remove(sent)
 
-    def _look_at_receives(self) -> None:
-        # Bodies have to be asked for in the order in which the heads came, of those between two ranks with one tag.
-        held_up: set[tuple[int, int]] = set()
+    def _progress_receives(self) -> None:
+        # Between two ranks and with one tag, bodies are posted in the order of the headers.
+        blocked: set[tuple[int, int]] = set()
         for posted in self._receives[:]:
-            if not posted.begun:
-                if not posted.there and posted.requests[0].Test(posted.status):
-                    posted.arrive()
+            if not posted.body_posted:
+                if not posted.header_arrived and posted.requests[0].Test(posted.status):
+                    posted.on_header()
                 tag = posted.tag
-                if not posted.there or (posted.source, tag) in held_up or (self._mpi.ANY_SOURCE, tag) in held_up:
-                    held_up.add((posted.source, tag))
+                if (
+                    not posted.header_arrived
+                    or (posted.source, tag) in blocked
+                    or (self._mpi.ANY_SOURCE, tag) in blocked
+                ):
+                    blocked.add((posted.source, tag))
                     continue
-                self._take(posted)
+                self._deliver(posted)
             while posted.requests and posted.requests[-1].Test():
                 posted.requests.pop()
-            if posted.begun and not posted.requests:
+            if posted.body_posted and not posted.requests:
                 posted.transfer.done = True
                 self._receives.remove(posted)
 
-    def _undo(self, posted: _Receive) -> bool:
-        """Give up a receive whose head was not there; return whether that could be done."""
+    def _cancel_receive(self, posted: _Receive) -> bool:
+        """Cancel a receive whose header had not arrived; return whether that succeeded."""
         posted.requests[0].Cancel()
         posted.requests[0].Wait(posted.status)
-        undone: bool = posted.status.Is_cancelled()
-        if not undone:
-            posted.arrive()
-        return undone
+        cancelled: bool = posted.status.Is_cancelled()
+        if not cancelled:
+            posted.on_header()
+        return cancelled
 
-    def _take(self, posted: _Receive) -> None:
-        """Take a message whose head is there: what came with it, or the body, when that comes."""
-        posted.begun, posted.requests = True, []
-        came_from = posted.source
-        source = posted.transfer.source = self.ranks[came_from]
-        dtype, nbytes = _HEAD.unpack_from(posted.head)
+    def _deliver(self, posted: _Receive) -> None:
+        """Match a message whose header has arrived: copy inline bytes, or post receives for the body."""
+        posted.body_posted, posted.requests = True, []
+        source_rank = posted.source
+        source = posted.transfer.source = self.ranks[source_rank]
+        dtype, nbytes = _HEADER.unpack_from(posted.header)
         fits = dtype == posted.dtype and nbytes == len(posted.view)
         if not fits:
-            rank = self.number(source)
-            why = mismatch(rank, _untagged(posted.tag), (dtype, nbytes), (posted.dtype, len(posted.view)))
+            rank = self.global_rank(source)
+            why = mismatch_reason(rank, _user_tag(posted.tag), (dtype, nbytes), (posted.dtype, len(posted.view)))
             self.matching.refuse(source, why)
             posted.transfer.error = DistBackendError(why, ranks=[rank])
         if nbytes > INLINE:
             view = posted.view if fits else memoryview(bytearray(nbytes))
             posted.requests = [
-                self.comm.Irecv((view[piece], self._mpi.BYTE), came_from, posted.tag + 1)
-                for piece in pieces(nbytes, self.most)
+                self.comm.Irecv((view[piece], self._mpi.BYTE), source_rank, posted.tag + 1)
+                for piece in chunks(nbytes, self.max_count)
             ]
         elif fits:
-            posted.view[:] = posted.head[_HEAD.size : _HEAD.size + nbytes].data
+            posted.view[:] = posted.header[_HEADER.size : _HEADER.size + nbytes].data
 
     def _isend(self, view: Any, to: int, tag: int) -> Any:
         return self.comm.Isend((view, self._mpi.BYTE), to, tag)
 
-    def _tag(self, tag: int) -> int:
-        """Return MPI's tag of a head; the body's is one more."""
-        if not -self._highest <= tag <= self._highest:
+    def _mpi_tag(self, tag: int) -> int:
+        """Return MPI's tag of a header; the body's is one more."""
+        if not -self._max_tag <= tag <= self._max_tag:
             raise ValueError(
-                f"tag {tag} is more than this MPI has: tags are -{self._highest} to {self._highest} under backend 'mpi'"
+                f"tag {tag} is more than this MPI has: tags are -{self._max_tag} to {self._max_tag} under backend 'mpi'"
             )
         return 4 * tag if tag >= 0 else -4 * tag + 2
 
 
-def _untagged(number: int) -> int:
-    return -(number // 4) if number % 4 else number // 4
+def _user_tag(mpi_tag: int) -> int:
+    return -(mpi_tag // 4) if mpi_tag % 4 else mpi_tag // 4

@@ -1,8 +1,8 @@
-"""Which of MPI's datatypes and operations stand for NumPy's dtypes and for reductions.
+"""MPI datatypes for NumPy's dtypes, and MPI operations for reductions.
 
-MPI's own arithmetic is taken where it is what the reductions are documented to do. Where it is not, MPI calls ours: its
-MIN and MAX lose NaN, its complex product treats infinities in another way than NumPy's, and Open MPI's sums of 8 and 16
-bits stop at the largest number where ours wrap around. Element types that MPI does not know are moved as so many bytes.
+MPI's own arithmetic is used where it performs the documented reduction. Elsewhere MPI calls a Python function: its MIN
+and MAX lose NaN, its complex product treats infinities differently from NumPy's, and Open MPI's sums of 8 and 16 bits
+saturate where NumPy's wrap around. Element types that MPI does not know move as bytes.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ _OPERATIONS = {
     ReduceOp.BXOR: "BXOR",
     **dict.fromkeys(_SUMS, "SUM"),
 }
-_OF_BOOL = {
+_BOOL_OPERATIONS = {
     **dict.fromkeys((ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR), "LOR"),
     **dict.fromkeys((ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.BAND), "LAND"),
     ReduceOp.BXOR: "LXOR",
 }
 _dtypes: dict[int, np.dtype[Any]] = {}
-"""The dtypes by the handles of their datatypes, for our own operations, which are told a handle."""
+"""dtypes by the handles of their MPI datatypes: a custom operation receives a handle."""
 
 
 def is_native(dtype: np.dtype[Any]) -> bool:
-    """Whether MPI has a datatype of its own for a dtype."""
+    """Return whether MPI has a predefined datatype for a dtype."""
     return dtype in _DATATYPES
 
 
 @cache
 def datatype(dtype: np.dtype[Any]) -> Any:
-    """Return the MPI datatype of an element type; it is never freed."""
-    MPI = mpi()  # noqa: N806  # as everyone calls it
+    """Return the MPI datatype of a dtype; it is never freed."""
+    MPI = mpi()  # noqa: N806  # mpi4py's usual name
     name = _DATATYPES.get(dtype)
     found = getattr(MPI, name) if name else MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
     _dtypes[found.handle] = dtype
@@ -71,20 +71,20 @@ def datatype(dtype: np.dtype[Any]) -> Any:
 
 @cache
 def operation(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
-    """Return the MPI operation by which arrays of a dtype are reduced; for AVG, that by which they are added."""
+    """Return the MPI operation that reduces arrays of a dtype; for AVG, the one that adds them."""
     kind = family(dtype)
     if kind == "bool":
-        return getattr(mpi(), _OF_BOOL[op])
+        return getattr(mpi(), _BOOL_OPERATIONS[op])
     loses_nan = kind == "float" and op in (ReduceOp.MIN, ReduceOp.MAX)
     saturates = kind == "int" and dtype.itemsize <= 2 and op in _SUMS
     if dtype in WIDE or loses_nan or saturates or (kind == "complex" and op is ReduceOp.PRODUCT):
-        return _ours(ReduceOp.SUM if op in _SUMS else op)
+        return _custom_operation(ReduceOp.SUM if op in _SUMS else op)
     return getattr(mpi(), _OPERATIONS[op])
 
 
 @cache
-def _ours(op: ReduceOp) -> Any:
-    """Return an operation that does what the mesh does. There are few: MPI libraries allow no more than some."""
+def _custom_operation(op: ReduceOp) -> Any:
+    """Return an operation that runs ``combine``. One serves all dtypes, as MPI libraries limit their number."""
 
     def reduce(incoming: Any, result: Any, datatype: Any) -> None:
         dtype = _dtypes[datatype.handle]

@@ -17,7 +17,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import ANY_EPOCH, GatewayClient
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
-from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseState, LeaseWanted, Leave
+from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseState, LeaseTerms, Leave
 
 _log = logging.getLogger("rankmesh")
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("rankmesh")
 class _ActiveLease:
     """A lease, and the Agent that joined a job for it."""
 
-    def __init__(self, wanted: LeaseWanted, lease_id: str) -> None:
+    def __init__(self, wanted: LeaseTerms, lease_id: str) -> None:
         self.lease = Lease(lease_id, wanted.job, wanted.rank, wanted.world_size, wanted.holder)
         self.instance = secrets.token_hex(16)
         self.join_deadline = Deadline(wanted.timeout)
@@ -107,7 +107,7 @@ class LeaseManager:
             return LeaseState(self._active.lease, "joining" if self._active.agent is None else "joined")
 
     def acquire(
-        self, wanted: LeaseWanted, lease_id: str = "", *, delegated: bool = False, join_seconds: float | None = None
+        self, wanted: LeaseTerms, lease_id: str = "", *, delegated: bool = False, join_seconds: float | None = None
     ) -> tuple[Lease, Agent]:
         """Lease the agent, and have it join the job; returns when the job's world is complete.
 
@@ -127,7 +127,7 @@ class LeaseManager:
             active.join_deadline.restart(join_seconds)
         return self._join(active, wanted, delegated=delegated)
 
-    def acquire_in_background(self, wanted: LeaseWanted) -> tuple[Lease, Future[Lease]]:
+    def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
         """Lease the agent, and have it join the job in a thread of its own.
 
         Returns:
@@ -195,7 +195,7 @@ class LeaseManager:
             self.release(active.lease.id, reason)
         return not closed
 
-    def _reserve(self, wanted: LeaseWanted, lease_id: str = "") -> _ActiveLease:
+    def _reserve(self, wanted: LeaseTerms, lease_id: str = "") -> _ActiveLease:
         active = _ActiveLease(wanted, lease_id or secrets.token_hex(16))
         with self._lock:
             if self._closed:
@@ -208,7 +208,7 @@ class LeaseManager:
         self._on_change()
         return active
 
-    def _join(self, active: _ActiveLease, wanted: LeaseWanted, *, delegated: bool = False) -> tuple[Lease, Agent]:
+    def _join(self, active: _ActiveLease, wanted: LeaseTerms, *, delegated: bool = False) -> tuple[Lease, Agent]:
         try:
             agent = Agent(
                 replace(self._settings, job=wanted.job),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.sockets import notice_vanished_peer
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote.address import listen, socket_path
 from rankmesh_agent.remote.codec import describe_group, error_to_json
@@ -25,7 +25,7 @@ from rankmesh_agent.remote.session import Session
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedError, ProtocolError
-from rankmesh_agent.wire.schemas import LeaseWanted
+from rankmesh_agent.wire.schemas import LeaseTerms
 
 CHALLENGE_SECONDS = 10.0
 """How long a client may take to prove that it knows the token, and to send the first frame."""
@@ -43,7 +43,7 @@ class SessionServer:
 
     Args:
         leases: of the agent.
-        agent_id: its id, see AgentBeat.
+        agent_id: its id, see AgentHeartbeat.
         token: the job's token.
         shm_dir: directory of the unix socket.
     """
@@ -78,7 +78,7 @@ class SessionServer:
         """Serve a connection whose client has requested the upgrade over HTTP. From any thread."""
         try:
             sock.settimeout(CHALLENGE_SECONDS)
-            notice_vanished_peer(sock)
+            break_when_peer_vanishes(sock)
             sock.sendall(attach_frames.UPGRADE.switching())
         except OSError:
             sock.close()
@@ -229,7 +229,7 @@ class _LeaseStream:
         try:
             if document["agent"] != self._agent_id:
                 raise DistNetworkError("this is another agent than the one that was offered; ask the gateway again")
-            wanted = LeaseWanted(
+            wanted = LeaseTerms(
                 str(document["job"]),
                 int(document["rank"]),
                 int(document["world_size"]),
@@ -269,7 +269,7 @@ class _LeaseStream:
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
             self._send(Response.OK)
 
-    def _join(self, wanted: LeaseWanted, delegated: bool, join_seconds: float) -> None:
+    def _join(self, wanted: LeaseTerms, delegated: bool, join_seconds: float) -> None:
         try:
             lease, agent = self._leases.acquire(wanted, self.id, delegated=delegated, join_seconds=join_seconds)
         except Exception as error:

@@ -54,7 +54,7 @@ class BlockingMemoryStore(BlockingStore):
         over, deadline = threading.Event(), Deadline(command.seconds)
         future.add_done_callback(lambda _: over.set())  # futures.wait would not be told of a cancelled one
         try:
-            while not over.wait(deadline.remaining()) and not deadline.passed():
+            while not over.wait(deadline.remaining()) and not deadline.expired():
                 pass
         except BaseException:
             if not future.cancel():

@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.sockets import notice_vanished_peer
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS
@@ -106,7 +106,7 @@ class _Connection:
         """Fill up ``whole``; no part of it may take longer than ``timeout`` seconds, give or take a slice."""
         rest, over = memoryview(whole)[at:], Deadline(timeout)
         while rest:
-            if over.passed():
+            if over.expired():
                 raise _ResponseTimeout("timed out")
             with suppress(BlockingIOError):  # a slice of the time is over
                 rest = rest[self.sock.recv_into(rest) or _raise_closed() :]
@@ -153,7 +153,7 @@ class StoreClient(BlockingStore):
             except DistNetworkError as error:
                 if not isinstance(error.__cause__, OSError):
                     raise
-                if deadline.passed():
+                if deadline.expired():
                     raise DistNetworkError(
                         f"waited {deadline.seconds:g} s for a store at {self._url}: {error.__cause__}. Does the "
                         "process that hosts it (is_master=True) run, and are host and port the same there?",
@@ -288,7 +288,7 @@ class StoreClient(BlockingStore):
         try:
             sock.settimeout(timeout)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            notice_vanished_peer(sock)
+            break_when_peer_vanishes(sock)
             sock.sendall(store_frames.UPGRADE.request(place))
             head = b""
             while (nearby := store_frames.unix_socket_of(head)) is None:

@@ -142,7 +142,7 @@ def _exchange(url: str, token: str, command: Command[T], once: str, timeout: flo
             part: Command[T] = command.with_timeout(seconds)
             return (yield from _request(url, headers, part, seconds + timeout))
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
-            if deadline.passed():
+            if deadline.expired():
                 raise
 
 

@@ -8,7 +8,7 @@ from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.store.server import StoreServer
-from rankmesh_agent.wire.stats import StoreVitals
+from rankmesh_agent.wire.stats import StoreStats
 
 
 class JobStore:
@@ -50,7 +50,7 @@ class JobStore:
 
         return StoreClient(self._url, self._token)
 
-    def stats(self) -> StoreVitals | None:
+    def stats(self) -> StoreStats | None:
         """Return counts of the keys and commands; None where another rank has them."""
         return None if self._memory is None else self._memory.table.vitals()
 

@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
-from rankmesh_agent.net.sockets import notice_vanished_peer
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
@@ -289,7 +289,7 @@ class StoreServer:
                 continue
             try:
                 connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                notice_vanished_peer(connection.sock)
+                break_when_peer_vanishes(connection.sock)
                 connection.send(answer)
             except OSError:
                 self._close_connection(connection)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-from rankmesh_agent.wire.stats import StoreVitals
+from rankmesh_agent.wire.stats import StoreStats
 
 Values = Mapping[str, bytes]
 Changes = Mapping[str, bytes | None]
@@ -41,10 +41,10 @@ class Table:
         with self._lock:
             self._asked[name] = self._asked.get(name, 0) + 1
 
-    def vitals(self) -> StoreVitals:
+    def vitals(self) -> StoreStats:
         """Return what has been counted."""
         with self._lock:
-            return StoreVitals(dict(self._asked), len(self._values))
+            return StoreStats(dict(self._asked), len(self._values))
 
     # Values
 

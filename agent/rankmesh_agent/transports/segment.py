@@ -27,12 +27,12 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.transports.shared_memory import LINE, Mapping, sleep, slice_of, wake
-from rankmesh_agent.transports.windows import Windows
+from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, futex_wait, futex_wake, timespec_of
+from rankmesh_agent.transports.windows import MemoryWindows
 from rankmesh_agent.wire.errors import DistBackendError
 
 _PAGE = 4096
-_WORDS = LINE // 8
+_WORDS = CACHE_LINE // 8
 _ASLEEP, _LEFT = 3, 4
 """Which word of a line: 0 is the count, 1 and 2 are fingerprints."""
 _SUSPECT_SECONDS = 2.0
@@ -54,7 +54,7 @@ Typed = npt.NDArray[Any]
 Check = Callable[[Callable[[], list[int]]], None]
 
 
-class DisagreementError(Exception):
+class CallMismatchError(Exception):
     """The ranks of a group did not make the same call. For the engine, which says who called what."""
 
 
@@ -74,20 +74,20 @@ class Segment:
         mapping: the memory.
     """
 
-    def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, crowded: bool) -> None:
+    def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, oversubscribed: bool) -> None:
         self.rank = rank
         self.size = size
         self.slot_bytes = slot_bytes
         self.mapping = mapping
-        self._words = mapping.bytes.data[: size * LINE].cast("Q")
-        self._addresses = [mapping.address + rank * LINE for rank in range(size)]
+        self._words = mapping.bytes.data[: size * CACHE_LINE].cast("Q")
+        self._addresses = [mapping.address + rank * CACHE_LINE for rank in range(size)]
         self._address = self._addresses[rank]
         self._mine = rank * _WORDS
         self._others = [(other * _WORDS, other) for other in range(size) if other != rank]
-        self.crowded = crowded
+        self.oversubscribed = oversubscribed
         self._steps = 0
         self._turn = 0
-        self._slice = slice_of(SLICE_SECONDS)
+        self._slice = timespec_of(SLICE_SECONDS)
         self._word = 1
         self._fingerprint = 0
         self._compared = True
@@ -95,7 +95,7 @@ class Segment:
         note = _note_bytes(size)
         self._notes = [
             [mapping.bytes.data[begin : begin + note] for begin in range(first, first + size * note, note)]
-            for first in (size * LINE, size * (LINE + note))
+            for first in (size * CACHE_LINE, size * (CACHE_LINE + note))
         ]
         begin = _head_bytes(size)
         self._slots = [
@@ -104,15 +104,15 @@ class Segment:
         ]
         self._views: tuple[dict[Any, list[Typed]], dict[Any, list[Typed]]] = ({}, {})
         self._scratch = np.empty(0, np.uint8)
-        self.windows = Windows(self)
+        self.windows = MemoryWindows(self)
 
     @staticmethod
-    def least_slot_bytes(size: int) -> int:
+    def min_slot_bytes(size: int) -> int:
         """Return the smallest slot in which every rank has a lane, whatever the dtype."""
         return _round_up(size * _LEAST_LANE)
 
     @staticmethod
-    def size_of(size: int, slot_bytes: int) -> int:
+    def bytes_for(size: int, slot_bytes: int) -> int:
         """Return the bytes a segment for ``size`` ranks takes."""
         return _head_bytes(size) + 2 * size * slot_bytes
 
@@ -164,7 +164,7 @@ class Segment:
             wait_for: in a step without slots, not the first of a call, the ranks whose word counts here; None: all.
 
         Raises:
-            DisagreementError: in a call's first step, when the ranks did not make the same call.
+            CallMismatchError: in a call's first step, when the ranks did not make the same call.
         """
         self._steps = steps = self._steps + 1
         words, mine = self._words, self._mine
@@ -173,7 +173,7 @@ class Segment:
             pass
         if words[mine + _ASLEEP]:
             words[mine + _ASLEEP] = 0
-            wake(self._address)
+            futex_wake(self._address)
         if wait_for is not None:
             for line, other in self._others:
                 if other in wait_for and words[line] < steps:
@@ -188,12 +188,12 @@ class Segment:
             for line, _ in self._others:
                 if words[line + word] != fingerprint:
                     self._turn = 0  # different calls may have left it different; nobody reads a slot now
-                    raise DisagreementError
+                    raise CallMismatchError
 
     def _wait(self, line: int, other: int, steps: int) -> None:
         words = self._words
         # Falling asleep and being woken takes longer than most steps: look around a little before.
-        if self.crowded:
+        if self.oversubscribed:
             for _ in range(_YIELDS):
                 os.sched_yield()
                 if words[line] >= steps:
@@ -211,19 +211,19 @@ class Segment:
                 pass
             if (seen := words[line]) >= steps:
                 return
-            sleep(address, seen, self._slice)
+            futex_wait(address, seen, self._slice)
             if words[line] == seen:
                 self._check(self.missing)
 
-    def leave(self) -> None:
+    def mark_left(self) -> None:
         """Tell the others that this rank has left a call half-way: the group has failed."""
         self._words[self._mine + _LEFT] = 1
 
-    def left(self) -> list[int]:
+    def left_ranks(self) -> list[int]:
         """Return the group ranks that have left a call half-way."""
         return [other for line, other in self._others if self._words[line + _LEFT]]
 
-    def suspect(self, other: int) -> NoReturn:
+    def raise_departed(self, other: int) -> NoReturn:
         """Raise why a rank is not in the call any more, as soon as that is known.
 
         Raises:
@@ -251,12 +251,12 @@ def _round_up(size: int) -> int:
 
 
 def _note_bytes(size: int) -> int:
-    return -(-NOTES * 8 * size // LINE) * LINE
+    return -(-NOTES * 8 * size // CACHE_LINE) * CACHE_LINE
 
 
 def _head_bytes(size: int) -> int:
     """Return the bytes of all lines and notes."""
-    return _round_up(size * (LINE + 2 * _note_bytes(size)))
+    return _round_up(size * (CACHE_LINE + 2 * _note_bytes(size)))
 
 
 def _slot(mapping: Mapping, begin: int, offset: int, slot_bytes: int) -> npt.NDArray[np.uint8]:

@@ -14,7 +14,7 @@ import numpy as np
 from rankmesh_agent.wire.dtypes import display
 
 
-class Kind(enum.IntEnum):
+class OpType(enum.IntEnum):
     """A collective operation."""
 
     BARRIER = 1
@@ -96,7 +96,7 @@ class Call:
         place: where the arrays are: nothing for host memory, ``cuda`` for GPUs'.
     """
 
-    kind: Kind
+    kind: OpType
     dtype: np.dtype[Any] | None = None
     count: int = 0
     reduce_op: ReduceOp | None = None
@@ -143,4 +143,4 @@ class Call:
         return f"{self.name}({self.arguments})"
 
 
-_FROM_ROOT = frozenset({Kind.BROADCAST, Kind.SCATTER})
+_FROM_ROOT = frozenset({OpType.BROADCAST, OpType.SCATTER})

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 from rankmesh_agent.wire.fields import (
     MAX_ADDRESSES,
     Base64,
-    Documented,
     Epoch,
+    Integer,
     Name,
     Number,
     Rank,
+    SchemaKeywords,
     Text,
     Texts,
-    Whole,
     WorldSize,
 )
 
@@ -37,7 +37,7 @@ MAX_PROBE_SECONDS = 20.0
 """The longest that a probe takes."""
 MAX_KEY_BYTES = 1024
 """The longest key of the store, in UTF-8."""
-StoreKey = Annotated[str, Documented(minLength=1, maxLength=MAX_KEY_BYTES)]
+StoreKey = Annotated[str, SchemaKeywords(minLength=1, maxLength=MAX_KEY_BYTES)]
 """A key of the store; the store checks it itself."""
 UNASSIGNED = -1
 """The rank of a joiner that leaves it to the gateway which one it gets."""
@@ -61,7 +61,7 @@ class Member:
     instance: Name
     host: Text
     host_id: Text
-    pid: Whole
+    pid: Integer
     addresses: Texts
     http: Text
 
@@ -106,10 +106,10 @@ class JoinReply:
 
     complete: bool
     job: str
-    epoch: Whole
-    world_size: Whole
+    epoch: Integer
+    world_size: Integer
     members: list[Member]
-    missing: list[Whole]
+    missing: list[Integer]
 
 
 @dataclass
@@ -124,9 +124,9 @@ class InFlight:
     """
 
     op: str
-    seq: Whole
+    seq: Integer
     age: Number
-    bytes: Whole
+    bytes: Integer
 
 
 FlightState = Literal["in-flight", "completed", "failed"]
@@ -153,12 +153,12 @@ class FlightRecord:
 
     group: str
     name: str
-    seq: Whole
+    seq: Integer
     op: str
     call: str
     dtype: str
-    count: Whole
-    bytes: Whole
+    count: Integer
+    bytes: Integer
     begin: Number
     end: Number | None
     state: FlightState
@@ -170,7 +170,7 @@ class StackFrame:
     """A call in a thread's stack: where it is, and the source line if the file can be read."""
 
     file: str
-    line: Whole
+    line: Integer
     function: str
     code: str
 
@@ -188,8 +188,8 @@ class ThreadStack:
     """
 
     name: str
-    ident: Whole
-    native_id: Whole
+    ident: Integer
+    native_id: Integer
     daemon: bool
     frames: list[StackFrame]
 
@@ -213,17 +213,17 @@ class GroupInfo:
 
     id: str
     name: str
-    ranks: list[Whole]
-    seq: Whole
+    ranks: list[Integer]
+    seq: Integer
     medium: str
     last: str
     failure: str
-    bytes: Whole = 0
+    bytes: Integer = 0
     inflight: list[InFlight] = field(default_factory=list)
 
 
 @dataclass
-class Lost:
+class LostRank:
     """A rank that is gone, as one that was connected to it saw.
 
     Attributes:
@@ -231,7 +231,7 @@ class Lost:
         cause: how: what the connection said, or the launcher.
     """
 
-    rank: Whole
+    rank: Integer
     cause: str
 
 
@@ -253,7 +253,7 @@ class Heartbeat:
     world_size: WorldSize
     member: Member
     groups: list[GroupInfo] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LostRank] = field(default_factory=list)
 
 
 @dataclass
@@ -284,7 +284,7 @@ class LeaseState:
 
 
 @dataclass
-class LeaseWanted:
+class LeaseTerms:
     """What somebody takes a standalone agent for.
 
     Attributes:
@@ -297,15 +297,15 @@ class LeaseWanted:
     """
 
     job: str
-    rank: Whole
-    world_size: Whole
+    rank: Integer
+    world_size: Integer
     timeout: Number
     holder: str
     idle: Number = 0.0
 
 
 @dataclass
-class AgentBeat:
+class AgentHeartbeat:
     """A standalone agent's sign of life, each HEARTBEAT_SECONDS and when its lease changes; the first registers it.
 
     Attributes:
@@ -322,13 +322,13 @@ class AgentBeat:
     name: Name
     host: Text
     host_id: Text
-    pid: Whole
-    urls: Annotated[list[Text], Documented(minItems=1, maxItems=MAX_ADDRESSES)]
+    pid: Integer
+    urls: Annotated[list[Text], SchemaKeywords(minItems=1, maxItems=MAX_ADDRESSES)]
     leases: list[Lease] = field(default_factory=list)
 
 
 @dataclass
-class AgentGoodbye:
+class AgentLeave:
     """A standalone agent ends."""
 
     id: str
@@ -343,7 +343,7 @@ class AgentEntry:
 
     state: AgentState
     heartbeat_age: Number
-    agent: AgentBeat
+    agent: AgentHeartbeat
 
 
 @dataclass
@@ -369,14 +369,14 @@ class LeaseRequest:
 class LeaseOffer:
     """A free agent, kept for the asker for OFFER_SECONDS."""
 
-    agent: AgentBeat
+    agent: AgentHeartbeat
 
 
 @dataclass
 class HeartbeatReply:
     """The gateway's answer: the ranks of this job that it holds for failed."""
 
-    failed: list[Whole]
+    failed: list[Integer]
 
 
 @dataclass
@@ -384,8 +384,8 @@ class Leave:
     """A rank's goodbye; ``reason`` is empty when it is done, and says why when it failed."""
 
     job: str
-    epoch: Whole
-    rank: Whole
+    epoch: Integer
+    rank: Integer
     instance: str
     reason: str = ""
 
@@ -414,7 +414,7 @@ class RankInfo:
     """
 
     job: str
-    epoch: Whole
+    epoch: Integer
     state: RankState
     heartbeat_age: Number
     reason: str
@@ -439,10 +439,10 @@ class RankGroupInfo:
     """
 
     job: str
-    epoch: Whole
+    epoch: Integer
     id: str
     name: str
-    ranks: list[Whole]
+    ranks: list[Integer]
     medium: str
     seqs: dict[str, int]
     failure: str
@@ -458,8 +458,8 @@ class GatewayHealth:
     service: Literal["rankmesh-gateway"]
     id: str
     version: str
-    jobs: Whole
-    ranks: Whole
+    jobs: Integer
+    ranks: Integer
 
 
 @dataclass
@@ -468,8 +468,8 @@ class AgentHealth:
 
     status: Literal["ok", "failing"]
     service: Literal["rankmesh-agent"]
-    rank: Whole
-    world_size: Whole
+    rank: Integer
+    world_size: Integer
     version: str
     reasons: list[str]
 
@@ -490,8 +490,8 @@ class AgentInfo:
     """
 
     job: str
-    epoch: Whole
-    world_size: Whole
+    epoch: Integer
+    world_size: Integer
     member: Member
     gateway: str
     transports: dict[str, str]
@@ -504,14 +504,14 @@ class StoreAdd:
     """Add ``amount`` to the whole number stored, as decimal digits, under ``key``; a missing key counts as 0."""
 
     key: StoreKey
-    amount: Whole = 1
+    amount: Integer = 1
 
 
 @dataclass
 class StoreNumber:
     """The number after an addition."""
 
-    value: Whole
+    value: Integer
 
 
 @dataclass
@@ -529,7 +529,7 @@ class StoreHealth:
     status: Literal["ok"]
     service: Literal["rankmesh-store"]
     version: str
-    keys: Whole
+    keys: Integer
 
 
 @dataclass
@@ -578,7 +578,7 @@ class StorePop:
 
 
 @dataclass
-class GroupWanted:
+class GroupRequest:
     """Make a group of some ranks of the job. Every member's agent is asked the same, and all answer when all have come.
 
     Attributes:
@@ -633,13 +633,13 @@ class HostReport:
     version: str
     python: str
     kernel: str
-    cpus: Whole
+    cpus: Integer
     transport: str
     shm_dir: str
-    shm_total: Whole | None
-    shm_free: Whole | None
+    shm_total: Integer | None
+    shm_free: Integer | None
     shm_trouble: str
-    slot_bytes: Whole
+    slot_bytes: Integer
     token: bool
 
 
@@ -654,7 +654,7 @@ class ProbeRequest:
     """
 
     url: str
-    bytes: Whole = 0
+    bytes: Integer = 0
     seconds: Number = 5.0
 
 
@@ -683,7 +683,7 @@ class ProbeReply:
     error: str = ""
     connect: Number | None = None
     round_trip: Number | None = None
-    bytes: Whole = 0
+    bytes: Integer = 0
     seconds: Number | None = None
 
 
@@ -709,13 +709,13 @@ class Problem:
 
     type: str
     title: str
-    status: Whole
+    status: Integer
     detail: str
     code: str
-    ranks: list[Whole] | None = None
+    ranks: list[Integer] | None = None
     op: str | None = None
     group: str | None = None
-    seq: Whole | None = None
+    seq: Integer | None = None
     address: str | None = None
     missing_ranks: list[int] | None = None
     first_failure: str | None = None

@@ -15,9 +15,9 @@ from rankmesh_agent.wire.schemas import (
     OFFER_SECONDS,
     SUSPECT_SECONDS,
     UNASSIGNED,
-    AgentBeat,
     AgentEntry,
-    AgentGoodbye,
+    AgentHeartbeat,
+    AgentLeave,
     AgentState,
     Lease,
     LeaseOffer,
@@ -70,7 +70,7 @@ class _Agent:
         lost: whether the event log has that it failed.
     """
 
-    beat: AgentBeat
+    beat: AgentHeartbeat
     last_seen: float
     offered_to: _Requester | None = None
     offered_until: float = 0.0
@@ -85,7 +85,7 @@ class _Agent:
             return "suspect"
         return "leased" if self.beat.leases else "free"
 
-    def update(self, beat: AgentBeat, now: float) -> None:
+    def update(self, beat: AgentHeartbeat, now: float) -> None:
         """Take in a sign of life."""
         if self.suspected_at is not None and now - self.suspected_at >= IN_TRANSIT_SECONDS:
             self.suspected_at = None
@@ -127,7 +127,7 @@ class AgentPool:
         self._requests: dict[Future[LeaseOffer], _Requester] = {}
         self._closed = False
 
-    def heartbeat(self, beat: AgentBeat) -> None:
+    def heartbeat(self, beat: AgentHeartbeat) -> None:
         """Take in a sign of life; the first one registers the agent.
 
         Raises:
@@ -153,7 +153,7 @@ class AgentPool:
             served = self._match_requests(now)
         self._deliver(served)
 
-    def leave(self, goodbye: AgentGoodbye) -> None:
+    def leave(self, goodbye: AgentLeave) -> None:
         """Take in a goodbye: the agent is forgotten. Those of agents that are not known are ignored."""
         with self._lock:
             agent = self._agents.pop(goodbye.id, None)
@@ -257,7 +257,7 @@ class AgentPool:
                 self._log("agent-registered", "is back", agent.beat)
             agent.logged_failed = lost
 
-    def _log_leases(self, beat: AgentBeat, before: list[Lease]) -> None:
+    def _log_leases(self, beat: AgentHeartbeat, before: list[Lease]) -> None:
         known = {lease.id for lease in before}
         for lease in beat.leases:
             if lease.id not in known:
@@ -270,7 +270,7 @@ class AgentPool:
                 self._log("agent-freed", words, beat, lease=lease)
 
     def _log(
-        self, kind: EventKind, words: str, beat: AgentBeat, at: float | None = None, lease: Lease | None = None
+        self, kind: EventKind, words: str, beat: AgentHeartbeat, at: float | None = None, lease: Lease | None = None
     ) -> None:
         ranks = [lease.rank] if lease is not None and lease.rank != UNASSIGNED else []
         self._events.append(
@@ -285,7 +285,7 @@ class AgentPool:
     def _in_order(self) -> list[_Agent]:
         return sorted(self._agents.values(), key=lambda agent: (_natural_key(agent.beat.name), agent.beat.id))
 
-    def _make_room(self, beat: AgentBeat, now: float) -> None:
+    def _make_room(self, beat: AgentHeartbeat, now: float) -> None:
         """Forget what a new agent takes the place of, and raise if there still is none."""
         self._forget(now)
         for agent_id, agent in list(self._agents.items()):

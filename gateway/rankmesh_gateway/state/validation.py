@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.fields import MAX_ADDRESSES, MAX_NAME, MAX_WORLD_SIZE
-from rankmesh_agent.wire.schemas import UNASSIGNED, AgentBeat, Heartbeat, JoinRequest, LeaseRequest, Member
+from rankmesh_agent.wire.schemas import UNASSIGNED, AgentHeartbeat, Heartbeat, JoinRequest, LeaseRequest, Member
 
 MAX_JOBS = 1024
 """How many jobs a gateway keeps at a time."""
@@ -70,7 +70,7 @@ def _check_lost(beat: Heartbeat) -> None:
         _check_rank(lost.rank, beat.world_size, at_least=0)
 
 
-def check_agent(beat: AgentBeat) -> None:
+def check_agent(beat: AgentHeartbeat) -> None:
     """Raise InvalidRequestError unless the sign of life can come from a standalone agent."""
     texts = {"id": beat.id, "name": beat.name, "host": beat.host, "host_id": beat.host_id}
     _check_given(id=beat.id, name=beat.name)

@@ -106,7 +106,7 @@ def measure(op: str, nbytes: int, budget: float) -> dict[str, Any]:
 
 def _medium() -> str:
     """Return what carries the collectives, in GroupInfo's words."""
-    world = session._world
+    world = session.current()
     return "" if world is None else world.group._communicator.medium
 
 

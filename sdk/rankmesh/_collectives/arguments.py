@@ -1,32 +1,36 @@
-"""What every call has in common: whose group it is, which ranks it names, and how it is to be made."""
+"""Arguments that all calls share: group, ranks, lists of arrays, and options."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
 import rankmesh._session.debug as _debug
-from rankmesh._session.session import Group, NonMember, communicator
-from rankmesh._tensors.containers import device_of
+from rankmesh._session.process_group import Group, NonMember
+from rankmesh._session.ranks import as_int
+from rankmesh._session.session import communicator_of
+from rankmesh._tensors.buffers import device_of, flat_in, flat_out
+from rankmesh._tensors.layout import Array, WriteBack
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.pending import Details, OnComplete
+from rankmesh_agent.group.pending import Details
 from rankmesh_agent.net.deadline import seconds_of
+from rankmesh_agent.wire.dtypes import display
 
 Timeout = timedelta | float | None
 
 
-def members_of(group: Group, called: str, tensor: Any = None) -> Communicator | None:
-    """Return what carries out a group's calls; warn and return None if this process is not a member.
+def communicator(group: Group, called: str, tensor: Any = None) -> Communicator | None:
+    """Return a group's communicator; warn and return None if this process is not a member.
 
     Args:
         group: the group.
         called: the function that the user called.
-        tensor: an array of the call's, which says where they are; None for a call without any. Of lists, ``first``.
+        tensor: an array of the call, whose device selects the communicator; None for a call without arrays.
 
     Raises:
         ValueError: init_process_group has not been called.
@@ -38,21 +42,72 @@ def members_of(group: Group, called: str, tensor: Any = None) -> Communicator | 
         )
         return None
     if tensor is None or type(tensor) is np.ndarray or (device := device_of(tensor)) is None:
-        return communicator(group)
-    from rankmesh._tensors.cuda import collectives
+        return communicator_of(group)
+    from rankmesh._session import gpu
 
-    return collectives(group, device)
-
-
-def first(tensors: Any) -> Any:
-    """Return the first of a call's arrays, None if there is none to be seen yet."""
-    return tensors[0] if isinstance(tensors, list | tuple) and tensors else None
+    return gpu.for_collectives(group, device)
 
 
-def group_root(
+def options(
+    comm: Communicator,
+    timeout: Timeout,
+    async_op: bool,
+    tensors: list[Any],
+    write_back: WriteBack | None = None,
+    details: Details = None,
+    inputs: Sequence[Any] = (),
+) -> Options:
+    """Return the options of a call.
+
+    Args:
+        comm: the communicator, whose timeout is the default.
+        timeout: limit for the call.
+        async_op: whether it returns immediately.
+        tensors: the user's tensors that the call writes to (else those it reads), for Work.result() and errors.
+        write_back: called once the data has arrived.
+        details: describes the arguments that only this rank knows, for errors about calls that do not match.
+        inputs: more of the user's tensors, for errors.
+
+    Raises:
+        ValueError: the timeout is negative.
+    """
+    if (
+        _debug.below_detail
+        and timeout is None
+        and not async_op
+        and write_back is None
+        and details is None
+        and not comm.recording
+    ):
+        return comm.default_options  # nearly all calls; made once
+    shapes = _debug.details_of([*inputs, *tensors] if inputs else tensors)
+    limit = comm.timeout if timeout is None else seconds_of(timeout, comm.timeout)
+    if details is None or shapes is None:
+        return Options(limit, async_op, tensors, write_back, details or shapes)
+    splits, site = details, shapes  # the site first: long splits are cut off
+    return Options(limit, async_op, tensors, write_back, lambda: f"{site()}, {splits()}")
+
+
+def chain(steps: Sequence[WriteBack | None]) -> WriteBack | None:
+    """Return a function that runs all steps that are not None, in order; None if there are none."""
+    found = [step for step in steps if step is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+
+    def run() -> None:
+        for step in found:
+            step()
+
+    return run
+
+
+# Ranks
+
+
+def group_rank_of(
     comm: Communicator, rank: int | None, group_rank: int | None, name: str, default: int | None = None
 ) -> int:
-    """Return the group rank of the rank a call names, globally or in the group.
+    """Return the group rank of a rank that is given globally or in the group.
 
     Args:
         comm: the group.
@@ -63,12 +118,12 @@ def group_root(
 
     Raises:
         ValueError: both are given, or none and there is no default; or it is not a member.
-        TypeError: it is no whole number.
+        TypeError: it is not an integer.
     """
     if rank is not None and group_rank is not None:
         raise ValueError(f"give {name} (a global rank) or group_{name} (a rank in the group), not both")
     if group_rank is not None:
-        if not 0 <= whole(group_rank, f"group_{name}") < comm.size:
+        if not 0 <= as_int(group_rank, f"group_{name}") < comm.size:
             raise ValueError(f"group_{name}={group_rank} is not in the group, whose ranks are 0 to {comm.size - 1}")
         return group_rank
     if rank is None:
@@ -76,91 +131,120 @@ def group_root(
     if rank is None:
         raise ValueError(f"{name} is missing: give {name} (a global rank) or group_{name} (a rank in the group)")
     ranks = comm.global_ranks
-    if whole(rank, name) not in ranks:
+    if as_int(rank, name) not in ranks:
         raise ValueError(f"{name}={rank} is not in the group, whose ranks are {list(ranks)}")
     return ranks.index(rank)
 
 
-def whole(number: Any, name: str) -> int:
-    """Return a whole number.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if type(number) is int:
-        return number
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(f"{name} must be a whole number, got {number!r}")
-    return int(number.__index__())
+# Lists of arrays
 
 
-def listed(
-    items: Any, name: str, size: int | None = None, what: str = "arrays", kinds: tuple[type[Any], ...] = (list, tuple)
+def check_list(
+    items: Any, name: str, size: int | None = None, noun: str = "arrays", kinds: tuple[type[Any], ...] = (list, tuple)
 ) -> Any:
-    """Return a list that a call was given.
+    """Return an argument that has to be a list.
 
     Args:
-        items: the list.
-        name: the argument's name.
-        size: the group's, where the list has one item a rank; None where it may have any length.
-        what: what is in it.
-        kinds: what it may be; ``(list,)`` where items are put into it.
+        items: the argument.
+        name: its name.
+        size: the group's, if the list has one item per rank; None if it may have any length.
+        noun: plural of the items.
+        kinds: types it may have; ``(list,)`` if the call replaces items.
 
     Raises:
-        TypeError: it is no list.
-        ValueError: it has not got one item a rank.
+        TypeError: it is not a list.
+        ValueError: it does not have one item per rank.
     """
     if not isinstance(items, kinds):
-        wanted = what if size is None else f"{size} {what}, one a rank"
+        wanted = noun if size is None else f"{size} {noun}, one a rank"
         raise TypeError(f"{name} must be a list of {wanted}, got {type(items).__qualname__}")
     if size is not None and len(items) != size:
-        raise ValueError(f"{name} has {len(items)} {what}, but the group has {size} ranks")
+        raise ValueError(f"{name} has {len(items)} {noun}, but the group has {size} ranks")
     return items
 
 
-def options(
-    comm: Communicator,
-    timeout: Timeout,
-    async_op: bool,
-    tensors: list[Any],
-    after: OnComplete = None,
-    note: Details = None,
-    inputs: Sequence[Any] = (),
-) -> Options:
-    """Return how a call is to be made.
+def first_of(tensors: Any) -> Any:
+    """Return the first array of a list argument, None if it is empty or not a list."""
+    return tensors[0] if isinstance(tensors, list | tuple) and tensors else None
 
-    Args:
-        comm: the group, whose timeout is the default.
-        timeout: how long it may take.
-        async_op: whether it returns at once.
-        tensors: the user's that are written to, or where there are none read, for Work.result() and for errors.
-        after: what to do once the data is there.
-        note: what the call itself has to say when the ranks' calls do not fit together.
-        inputs: more of the user's tensors, for errors.
+
+def inputs_of(tensors: Any, name: str, comm: Communicator) -> list[Array]:
+    """Return the elements of one array per rank."""
+    given = check_list(tensors, name, comm.size)
+    return [flat_in(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(given)]
+
+
+def outputs_of(tensors: Any, name: str, comm: Communicator) -> tuple[list[Array], WriteBack | None]:
+    """Return memory for one result per rank, and what copies them back."""
+    given = check_list(tensors, name, comm.size)
+    found = [flat_out(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(given)]
+    return [array for array, _ in found], chain([write_back for _, write_back in found])
+
+
+def refuse_list_off_root(tensors: Any, name: str, is_root: bool, root: str) -> None:
+    """Require a list on the root, and none elsewhere.
 
     Raises:
-        ValueError: the timeout is negative.
+        ValueError: it is missing on the root, or given on another rank.
     """
-    if _debug.plain and timeout is None and not async_op and after is None and note is None and not comm.recording:
-        return comm.default_options  # nearly all calls; made once
-    detail = _debug.note_of([*inputs, *tensors] if inputs else tensors)
-    limit = comm.timeout if timeout is None else seconds_of(timeout, comm.timeout)
-    if note is None or detail is None:
-        return Options(limit, async_op, tensors, after, note or detail)
-    splits, site = note, detail  # the site first: long splits are cut off
-    return Options(limit, async_op, tensors, after, lambda: f"{site()}, {splits()}")
+    if is_root and tensors is None:
+        raise ValueError(f"{name} is missing: on the {root} rank give a list of one array a rank")
+    if not is_root and tensors is not None and len(tensors):
+        raise ValueError(f"{name} is only for the {root} rank: leave it out on this one")
 
 
-def all_of(steps: Sequence[Callable[[], None] | None]) -> OnComplete:
-    """Return what does all the steps that are not None, in order; None if there are none."""
-    found = [step for step in steps if step is not None]
-    if not found:
-        return None
-    if len(found) == 1:
-        return found[0]
+def same_dtype(arrays: Sequence[Array], first: str, name: str) -> None:
+    """Require one dtype.
 
-    def run() -> None:
-        for step in found:
-            step()
+    Args:
+        arrays: the arrays.
+        first: name of the first one.
+        name: name of the argument that has the others.
 
-    return run
+    Raises:
+        ValueError: an array has another dtype than the first.
+    """
+    dtype = arrays[0].dtype
+    for number, array in enumerate(arrays):
+        if array.dtype is not dtype and array.dtype != dtype:
+            raise ValueError(
+                f"{name} has dtype {display(array.dtype)} at {number}, but {first} has {display(dtype)}: "
+                "all must have the same"
+            )
+
+
+def same_size(array: Array, name: str, other: Array, other_name: str) -> None:
+    """Require two arrays with the same number of elements.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if array.size != other.size:
+        raise ValueError(
+            f"{other_name} has {other.size} elements, but {name} has {array.size}: they must have the same number"
+        )
+
+
+def same_dtype_and_size(array: Array, name: str, others: Sequence[Array], others_name: str) -> None:
+    """Require arrays of the dtype and the number of elements of another.
+
+    Raises:
+        ValueError: they differ.
+    """
+    same_dtype([array, *others], name, others_name)
+    for number, other in enumerate(others):
+        if other.size != array.size:  # the other's name is formatted only if it is needed
+            same_size(array, name, other, f"{others_name}[{number}]")
+
+
+def equal_parts(array: Array, name: str, part: int, part_name: str, size: int) -> list[Array]:
+    """Return ``size`` views of ``part`` elements each.
+
+    Raises:
+        ValueError: the array has another number of elements.
+    """
+    if array.size != size * part:
+        raise ValueError(
+            f"{name} has {array.size} elements, but must have {size} times the {part} of {part_name}, {size * part}"
+        )
+    return [array[rank * part : (rank + 1) * part] for rank in range(size)]

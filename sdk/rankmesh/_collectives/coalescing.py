@@ -1,4 +1,4 @@
-"""Batches of collectives: coalescing, as torch calls it."""
+"""Coalescing: batches of collectives that are made together."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rankmesh._collectives.arguments import Timeout, listed, members_of, options
-from rankmesh._collectives.gather_scatter import all_gather
-from rankmesh._collectives.reduce_broadcast import all_reduce
-from rankmesh._session.session import Group, NonMember, communicator
+from rankmesh._collectives.arguments import Timeout, check_list, communicator, options
+from rankmesh._collectives.gather import all_gather
+from rankmesh._collectives.reduce import all_reduce
+from rankmesh._session.process_group import Group, NonMember
+from rankmesh._session.session import communicator_of
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 
 class Batch:
-    """What ``batch()`` gives: the Works of its collectives, once it has ended.
+    """The Works of the collectives in a ``batch()`` that has ended.
 
     Attributes:
-        works: one a collective that was made; empty if they were made synchronously.
+        works: one per collective; empty if they were synchronous.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class Batch:
         """Wait for all collectives of an asynchronous batch.
 
         Args:
-            timeout: how long to wait for each, timedelta or seconds; by default as long as it may take.
+            timeout: limit for each, timedelta or seconds; the operation's own by default.
 
         Raises:
             DistError: one of them failed.
@@ -39,41 +40,41 @@ class Batch:
 
 @contextlib.contextmanager
 def batch(group: Group = None, async_ops: bool = False, *, timeout: Timeout = None) -> Iterator[Batch]:
-    """Make the collectives called in the block together when it ends; neighbouring all_reduces become one.
+    """Make the collectives called in the block together when it ends; consecutive all_reduces become one.
 
-    The arrays must not be touched before, nor may one call work on the result of another: some are copied as they are
-    called. An error in the block forgets its collectives: none is made.
+    The arrays must not be used before, and no call may depend on the result of another: some arrays are copied when
+    their collective is called. An error in the block discards its collectives: none is made.
 
     Args:
         group: the group whose collectives are batched, the world by default. Those of other groups, point-to-point
-            messages, and calls of other threads are made at once.
-        async_ops: return at once at the end of the block; ``wait()`` of the Batch waits.
-        timeout: how long each may take, timedelta or seconds; the group's by default.
+            messages, and calls of other threads are made immediately.
+        async_ops: do not wait at the end of the block; ``wait()`` of the Batch waits.
+        timeout: limit for each, timedelta or seconds; the group's by default.
 
     Raises:
         RuntimeError: a batch of this group is open.
 
     Source: torch.distributed's coalescing manager
     """
-    made = Batch()
+    batched = Batch()
     if isinstance(group, NonMember):
-        yield made  # each of its collectives warns
+        yield batched  # each of its collectives warns
         return
-    comm = communicator(group)
-    how = options(comm, timeout, async_ops, [])
+    comm = communicator_of(group)
+    call_options = options(comm, timeout, async_ops, [])
     comm.open_batch()
     try:
-        yield made
+        yield batched
     except BaseException:
         comm.close_batch(None)
         raise
-    made.works = comm.close_batch(how)
+    batched.works = comm.close_batch(call_options)
 
 
 def _coalescing_manager(
     group: Group = None, device: Any = None, async_ops: bool = False
 ) -> contextlib.AbstractContextManager[Batch]:
-    """Return ``batch(group, async_ops)``; ``device`` is accepted for torch's sake.
+    """Return ``batch(group, async_ops)``; ``device`` is accepted for compatibility with torch.
 
     Source: torch.distributed.distributed_c10d._coalescing_manager
     """
@@ -93,25 +94,25 @@ def all_reduce_coalesced(
     Args:
         tensors: list of arrays as for all_reduce, the same on all ranks.
         op, group: as for all_reduce.
-        async_op: return at once; the arrays must not be touched before ``wait()`` of the Batch returns.
-        timeout: how long it may take, timedelta or seconds; the group's by default.
+        async_op: return immediately; the arrays must not be used before ``wait()`` of the Batch returns.
+        timeout: limit for the operation, timedelta or seconds; the group's by default.
 
     Returns:
-        A Batch if ``async_op``, else None. None also, with a warning, at ranks that are not in the group.
+        A Batch if ``async_op``, else None. Returns None and warns on ranks outside the group.
 
     Raises:
-        TypeError: ``tensors`` is no list.
+        TypeError: ``tensors`` is not a list.
         As all_reduce.
 
     Source: torch.distributed.all_reduce_coalesced
     """
-    if members_of(group, "all_reduce_coalesced") is None:
+    if communicator(group, "all_reduce_coalesced") is None:
         return None
-    listed(tensors, "tensors")
-    with batch(group, async_op, timeout=timeout) as made:
+    check_list(tensors, "tensors")
+    with batch(group, async_op, timeout=timeout) as batched:
         for tensor in tensors:
             all_reduce(tensor, op, group)
-    return made if async_op else None
+    return batched if async_op else None
 
 
 def all_gather_coalesced(
@@ -128,32 +129,32 @@ def all_gather_coalesced(
         output_tensor_lists: by group rank, that rank's arrays.
         input_tensor_list: this rank's arrays.
         group: as for all_gather.
-        async_op: return at once; no array must be touched before ``wait()`` of the Batch returns.
-        timeout: how long each may take, timedelta or seconds; the group's by default.
+        async_op: return immediately; no array may be used before ``wait()`` of the Batch returns.
+        timeout: limit for each operation, timedelta or seconds; the group's by default.
 
     Returns:
-        A Batch if ``async_op``, else None. None also, with a warning, at ranks that are not in the group.
+        A Batch if ``async_op``, else None. Returns None and warns on ranks outside the group.
 
     Raises:
-        TypeError: an argument is no list.
+        TypeError: an argument is not a list.
         ValueError: there is not one list of outputs a rank, or one has another length than the inputs.
         As all_gather.
 
     Source: torch.distributed.all_gather_coalesced
     """
-    comm = members_of(group, "all_gather_coalesced")
+    comm = communicator(group, "all_gather_coalesced")
     if comm is None:
         return None
-    listed(input_tensor_list, "input_tensor_list")
-    listed(output_tensor_lists, "output_tensor_lists", comm.size, "lists")
+    check_list(input_tensor_list, "input_tensor_list")
+    check_list(output_tensor_lists, "output_tensor_lists", comm.size, "lists")
     for number, outputs in enumerate(output_tensor_lists):
-        listed(outputs, f"output_tensor_lists[{number}]")
+        check_list(outputs, f"output_tensor_lists[{number}]")
         if len(outputs) != len(input_tensor_list):
             raise ValueError(
                 f"output_tensor_lists[{number}] has {len(outputs)} arrays, input_tensor_list {len(input_tensor_list)}: "
                 "each rank has the same number of arrays"
             )
-    with batch(group, async_op, timeout=timeout) as made:
+    with batch(group, async_op, timeout=timeout) as batched:
         for number, tensor in enumerate(input_tensor_list):
             all_gather([outputs[number] for outputs in output_tensor_lists], tensor, group)
-    return made if async_op else None
+    return batched if async_op else None

@@ -1,13 +1,13 @@
-"""How an encoded object travels: a record of fixed size, and a rest where that is too small.
+"""Framing of encoded objects: a record of fixed size, and a rest for what does not fit.
 
 ::
 
-    record, 1024 bytes    "RMP", version 1 · whether this is an error (1 byte, 3 of nothing) · number of objects, bytes
-                          of the whole, tag of the rest (8 bytes each, network byte order) · the first 992 bytes
+    record, 1024 bytes    "RMP", version 1 · whether this is an error (1 byte, 3 of padding) · number of objects, bytes
+                          in total, tag of the rest (8 bytes each, network byte order) · the first 992 bytes
     rest                  the other bytes
 
 Receivers know the record's size beforehand, so a small object takes one round. A rank that cannot encode its object
-sends the reason in its place: the others learn why there is none, and nobody waits.
+sends the reason in its place, so that no receiver waits for the object.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ RECORD_BYTES = 1024
 _FIRST = RECORD_BYTES - HEAD_BYTES
 
 RECORD_TAG = -(1 << 63)
-"""Tag of a record that goes point to point. It and those behind it are not for users' messages."""
+"""Tag of a record sent point to point. It and the tags above it are not for users' messages."""
 _tags = itertools.count(RECORD_TAG + 1)
 
 
 class Outgoing:
-    """What one rank sends to another, or to all.
+    """Record and rest that one rank sends.
 
     Args:
         payload: the encoded objects, or the reason why there are none.
-        count: how many objects.
-        failed: whether it is the reason.
+        count: number of objects.
+        failed: whether the payload is the reason.
 
     Attributes:
-        record: goes first.
-        rest: goes then, unless it is empty.
-        tag: of the rest, if that goes point to point.
+        record: sent first.
+        rest: sent next, unless it is empty.
+        tag: of the rest, if it is sent point to point.
     """
 
     def __init__(self, payload: bytes, count: int = 1, failed: bool = False) -> None:
@@ -63,18 +63,18 @@ class Outgoing:
 
 
 class Incoming:
-    """What came from one rank.
+    """Record received from one rank, and memory for its rest.
 
     Args:
-        record: its record; of HEAD_BYTES at least.
+        record: the record; at least HEAD_BYTES of it.
 
     Attributes:
-        count: how many objects, as the sender says.
-        rest: where the rest goes.
+        count: number of objects, as sent.
+        rest: memory for the rest.
         tag: of the rest.
 
     Raises:
-        ProtocolError: this is no record.
+        ProtocolError: this is not a record.
     """
 
     def __init__(self, record: Octets) -> None:
@@ -86,76 +86,74 @@ class Incoming:
         self._payload[: first.size] = first
         self.rest = self._payload[first.size :]
 
-    def open(self, comm: Communicator, group_rank: int, called: str) -> Any:
-        """Return the objects, once the rest is there.
+    def decode(self, comm: Communicator, group_rank: int, called: str) -> Any:
+        """Return the objects, once the rest has arrived.
 
         Args:
             comm: the group.
-            group_rank: who sent it.
+            group_rank: the sender.
             called: the function's name.
 
         Raises:
-            DistBackendError: that rank could not encode it, or this one not make it from its pickle.
-            ProtocolError: it is damaged, or has a pickle in it that must not be read here.
+            DistBackendError: the sender could not encode it, or this rank could not unpickle it.
+            ProtocolError: it is damaged, or contains a pickle that this rank must not read.
         """
         rank = comm.global_ranks[group_rank]
         if self.failed:
-            why = self._payload.tobytes().decode(errors="replace")
+            reason = self._payload.tobytes().decode(errors="replace")
             raise DistBackendError(
-                f"{called}: rank {rank} had no object to send: {why}", ranks=[rank], op=called, group=comm.name
+                f"{called}: rank {rank} had no object to send: {reason}", ranks=[rank], op=called, group=comm.name
             )
         try:
             return loads(self._payload.data)
         except Exception as error:  # of the objects' own code, too
             kind: type[DistError] = type(error) if isinstance(error, DistError) else DistBackendError
-            why = error.message if isinstance(error, DistError) else f"{type(error).__name__}: {error}"
+            reason = error.message if isinstance(error, DistError) else f"{type(error).__name__}: {error}"
             raise kind(
-                f"{called}: what rank {rank} sent cannot be read: {why}", ranks=[rank], op=called, group=comm.name
+                f"{called}: what rank {rank} sent cannot be read: {reason}", ranks=[rank], op=called, group=comm.name
             ) from error
 
 
-def pack(
-    encode: Callable[[], Sequence[bytes]], parcels: int, count: int = 1
-) -> tuple[list[Outgoing], Exception | None]:
-    """Return what to send, and None; or, in each place, the reason why there is nothing, and the error.
+def pack(encode: Callable[[], Sequence[bytes]], frames: int, count: int = 1) -> tuple[list[Outgoing], Exception | None]:
+    """Return the frames to send, and None; or frames with the reason why there are no objects, and the error.
 
     Args:
-        encode: returns a payload for each parcel.
-        parcels: how many.
+        encode: returns the payload of each frame.
+        frames: number of frames.
         count: objects in each.
     """
     try:
         return [Outgoing(payload, count) for payload in encode()], None
     except Exception as error:  # of the objects' own code, too
-        why = f"{type(error).__name__}: {error}".encode(errors="replace")[:_FIRST]
-        return [Outgoing(why, count, failed=True)] * parcels, error
+        reason = f"{type(error).__name__}: {error}".encode(errors="replace")[:_FIRST]
+        return [Outgoing(reason, count, failed=True)] * frames, error
 
 
 def records(size: int) -> list[Octets]:
-    """Return what to receive records into."""
+    """Return memory for records to be received."""
     return list(np.zeros((size, RECORD_BYTES), np.uint8))
 
 
-def move_rests(
+def transfer_rests(
     comm: Communicator,
     sends: Sequence[tuple[int, Outgoing]],
     receives: Sequence[tuple[int, Incoming]],
-    how: Callable[[bool], Options],
+    next_options: Callable[[bool], Options],
 ) -> None:
-    """Send and receive what did not fit into records, point to point, and only between ranks that have something.
+    """Send and receive all rests that are not empty, point to point.
 
     Args:
         comm: the group.
-        sends: group ranks, and what goes there; this rank itself is left out.
-        receives: group ranks, and what comes from there.
-        how: returns how to make a call, asynchronous or not.
+        sends: group ranks, and the frames for them; this rank itself is skipped.
+        receives: group ranks, and the frames from them; this rank itself is skipped.
+        next_options: returns the options of a call, asynchronous or not.
     """
     works: list[Any] = []
-    for rank, parcel in receives:
-        if rank != comm.rank and parcel.rest.size:
-            works.append(comm.receive(parcel.rest, comm.ranks[rank], parcel.tag, how(True)))
+    for rank, incoming in receives:
+        if rank != comm.rank and incoming.rest.size:
+            works.append(comm.receive(incoming.rest, comm.ranks[rank], incoming.tag, next_options(True)))
     for rank, outgoing in sends:
         if rank != comm.rank and outgoing.rest.size:
-            works.append(comm.send(outgoing.rest, comm.ranks[rank], outgoing.tag, how(True)))
+            works.append(comm.send(outgoing.rest, comm.ranks[rank], outgoing.tag, next_options(True)))
     for work in works:
         work.wait()

@@ -1,17 +1,19 @@
-"""Point-to-point messages of torch.distributed."""
+"""Point-to-point messages: send, recv, isend, irecv and batches of them."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from rankmesh._collectives.arguments import Timeout, group_root, members_of, options, whole
-from rankmesh._session.session import Group, require_world
-from rankmesh._tensors.arrays import destination, source
-from rankmesh._tensors.containers import device_of
+from rankmesh._collectives.arguments import Timeout, communicator, group_rank_of, options
+from rankmesh._session.process_group import Group
+from rankmesh._session.ranks import as_int, require_member
+from rankmesh._session.session import require_session
+from rankmesh._tensors.buffers import device_of, flat_in, flat_out
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.progress.matching import ANY
@@ -28,28 +30,28 @@ def send(
 ) -> None:
     """Send ``tensor`` to another rank; returns when ``tensor`` may be changed again.
 
-    A small message may still be on its way then; a large one has been asked for by its receiver.
+    A small message may still be in transit then; a large one has a matching receive.
 
     Args:
         tensor: array.
         dst: global rank of the receiver, not this one.
         group: a group both are in, the world by default.
-        tag: which receive it is for: the receive with the same tag.
+        tag: matches the receive with the same tag.
         group_dst: the receiver's rank in the group, instead of ``dst``.
-        timeout: how long it may take, timedelta or seconds; the group's by default.
+        timeout: limit for the message, timedelta or seconds; the group's by default.
 
     Raises:
-        TypeError: ``tensor`` is no array that can be communicated.
-        ValueError: the receiver is missing, given twice, not in the group, or this rank.
-        DistBackendError: the receive has another size or dtype; or that of an earlier small message had.
+        TypeError: ``tensor`` is not an array that can be communicated.
+        ValueError: the receiver is missing, given twice, not in the group, or this rank; or this rank is not in the
+            group.
+        DistBackendError: the receive, or that of an earlier small message, has another size or dtype.
         RankFailedError: the receiver died or left; names it.
-        CollectiveTimeoutError: it did not receive in time; names it.
+        CollectiveTimeoutError: the receiver did not make the call in time; names it.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.send
     """
-    comm = members_of(group, "send")
-    if comm is not None:
-        _sending(comm, group, tensor, dst, tag, group_dst, timeout, async_op=False)()
+    comm = require_member(group)._communicator  # a ValueError, as in torch: a message that is lost is an error
+    _begin_send(comm, group, tensor, dst, tag, group_dst, timeout, async_op=False)()
 
 
 def isend(
@@ -64,8 +66,8 @@ def isend(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.isend
     """
-    comm = members_of(group, "isend")
-    return None if comm is None else _sending(comm, group, tensor, dst, tag, group_dst, None, async_op=True)()
+    comm = communicator(group, "isend")
+    return None if comm is None else _begin_send(comm, group, tensor, dst, tag, group_dst, None, async_op=True)()
 
 
 def recv(
@@ -85,31 +87,31 @@ def recv(
         group: a group both are in, the world by default.
         tag: take only a message sent with this tag.
         group_src: the sender's rank in the group, instead of ``src``.
-        timeout: how long it may take, timedelta or seconds; the group's by default.
+        timeout: limit for the message, timedelta or seconds; the group's by default.
 
     Returns:
         The sender's global rank; -1, with a warning, if this rank is not in the group.
 
     Raises:
-        TypeError: ``tensor`` is no array that can be communicated.
+        TypeError: ``tensor`` is not an array that can be communicated.
         ValueError: the sender is given twice, not in the group, or this rank; or ``tensor`` is read-only.
-        DistBackendError: the message has another size or dtype; ``tensor`` is unchanged, the message is gone, and the
-            sender is told.
+        DistBackendError: the message has another size or dtype; ``tensor`` is unchanged and the message is lost; the
+            sender gets the error, too.
         RankFailedError: the sender died or left; names it.
-        CollectiveTimeoutError: nothing was sent in time; names who should have.
+        CollectiveTimeoutError: nothing was sent in time; names the expected sender.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.recv
     """
-    comm = members_of(group, "recv")
+    comm = communicator(group, "recv")
     if comm is None:
         return -1
-    return cast(int, _receiving(comm, group, tensor, src, tag, group_src, timeout, async_op=False)())
+    return cast(int, _begin_recv(comm, group, tensor, src, tag, group_src, timeout, async_op=False)())
 
 
 def irecv(
     tensor: Any, src: int | None = None, group: Group = None, tag: int = 0, group_src: int | None = None
 ) -> Work | None:
-    """Begin to receive into ``tensor``; it must not be touched before the Work's ``wait()`` returns.
+    """Begin to receive into ``tensor``; it must not be used before the Work's ``wait()`` returns.
 
     Arguments and errors are those of recv; errors of the transfer are raised by ``wait()``.
 
@@ -118,10 +120,10 @@ def irecv(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.irecv
     """
-    comm = members_of(group, "irecv")
+    comm = communicator(group, "irecv")
     if comm is None:
         return None
-    return cast(Work, _receiving(comm, group, tensor, src, tag, group_src, None, async_op=True)())
+    return cast(Work, _begin_recv(comm, group, tensor, src, tag, group_src, None, async_op=True)())
 
 
 class P2POp:
@@ -129,14 +131,14 @@ class P2POp:
 
     Args:
         op: ``isend`` or ``irecv``.
-        tensor: what is sent, or received into.
-        peer: global rank at the other end.
+        tensor: array to send, or to receive into.
+        peer: global rank of the receiver or sender.
         group: a group both are in, the world by default.
         tag: as for send and recv.
         group_peer: the peer's rank in the group, instead of ``peer``.
 
     Raises:
-        ValueError: ``op`` is neither; or the peer is missing, given twice, or not in the group.
+        ValueError: ``op`` is neither of them; or the peer is missing, given twice, or not in the group.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.P2POp
     """
@@ -152,14 +154,14 @@ class P2POp:
     ) -> None:
         if op is not isend and op is not irecv:
             raise ValueError(f"op must be rankmesh.isend or rankmesh.irecv, got {op!r}")
-        comm = members_of(group, "P2POp")
+        comm = communicator(group, "P2POp")
         if comm is not None:
-            group_peer = group_root(comm, peer, group_peer, "peer")
+            group_peer = group_rank_of(comm, peer, group_peer, "peer")
             peer = comm.global_ranks[group_peer]
         self.op = op
         self.tensor = tensor
         self.peer = peer
-        self.group = require_world().group if group is None else group
+        self.group = require_session().group if group is None else group
         self.tag = tag
         self.group_peer = group_peer
 
@@ -171,14 +173,14 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     """Begin several messages at once.
 
     Args:
-        p2p_op_list: the messages, begun in this order; the arrays must not be touched before they are complete.
+        p2p_op_list: the messages, begun in this order; the arrays must not be used before they are complete.
 
     Returns:
         The Works, in the same order; none for groups that this rank is not in.
 
     Raises:
         ValueError: the list is empty, or its messages are of several groups.
-        TypeError: something in it is no P2POp.
+        TypeError: an item is not a P2POp.
         As isend and irecv.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.batch_isend_irecv
@@ -189,22 +191,22 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         raise ValueError("p2p_op_list is empty")
     if any(one.group is not p2p_op_list[0].group for one in p2p_op_list):
         raise ValueError("all messages of a batch must be of the same group")
-    comm = members_of(p2p_op_list[0].group, "batch_isend_irecv")
+    comm = communicator(p2p_op_list[0].group, "batch_isend_irecv")
     if comm is None:
         return []
     messages = [  # all are checked before the first is sent
-        (_sending if one.op is isend else _receiving)(
+        (_begin_send if one.op is isend else _begin_recv)(
             comm, one.group, one.tensor, None, one.tag, one.group_peer, None, async_op=True
         )
         for one in p2p_op_list
     ]
-    with contextlib.ExitStack() as together:
-        for carrier in {_carrying(comm, one.group, one.tensor, one.group_peer) for one in p2p_op_list}:
-            together.enter_context(carrier.batch_messages())
+    with contextlib.ExitStack() as batches:
+        for each in {_communicator_for(comm, one.group, one.tensor, one.group_peer) for one in p2p_op_list}:
+            batches.enter_context(each.batch_messages())
         return [cast(Work, begin()) for begin in messages]
 
 
-def _sending(
+def _begin_send(
     comm: Communicator,
     group: Group,
     tensor: Any,
@@ -215,17 +217,16 @@ def _sending(
     *,
     async_op: bool,
 ) -> Callable[[], Work | None]:
-    """Check a message that is to be sent; return what begins it."""
-    peer = group_root(comm, dst, group_dst, "dst")
-    rank = _peer(comm, peer, "dst")
-    tag = _checked_tag(tag)
-    comm = _carrying(comm, group, tensor, peer)
-    array = source(tensor, "tensor", comm)
-    how = options(comm, timeout, async_op, [tensor])
-    return lambda: comm.send(array, rank, tag, how)
+    """Check a message to be sent; return the function that begins it."""
+    peer = group_rank_of(comm, dst, group_dst, "dst")
+    rank = _mesh_rank(comm, peer, "dst")
+    tag = _check_tag(tag)
+    comm = _communicator_for(comm, group, tensor, peer)
+    array = flat_in(tensor, "tensor", comm)
+    return functools.partial(comm.send, array, rank, tag, options(comm, timeout, async_op, [tensor]))
 
 
-def _receiving(
+def _begin_recv(
     comm: Communicator,
     group: Group,
     tensor: Any,
@@ -236,37 +237,36 @@ def _receiving(
     *,
     async_op: bool,
 ) -> Callable[[], Work | int]:
-    """Check a message that is to be received; return what begins it."""
+    """Check a message to be received; return the function that begins it."""
     rank, peer = ANY, None
     if src is not None or group_src is not None:
-        peer = group_root(comm, src, group_src, "src")
-        rank = _peer(comm, peer, "src")
-    tag = _checked_tag(tag)
-    comm = _carrying(comm, group, tensor, peer)
-    array, after = destination(tensor, "tensor", comm)
-    how = options(comm, timeout, async_op, [tensor], after)
-    return lambda: comm.receive(array, rank, tag, how)
+        peer = group_rank_of(comm, src, group_src, "src")
+        rank = _mesh_rank(comm, peer, "src")
+    tag = _check_tag(tag)
+    comm = _communicator_for(comm, group, tensor, peer)
+    array, write_back = flat_out(tensor, "tensor", comm)
+    return functools.partial(comm.receive, array, rank, tag, options(comm, timeout, async_op, [tensor], write_back))
 
 
-def _carrying(comm: Communicator, group: Group, tensor: Any, peer: int | None) -> Communicator:
-    """Return who carries an array to or from a group rank, None for any; of one on a GPU perhaps not ``comm``."""
+def _communicator_for(comm: Communicator, group: Group, tensor: Any, peer: int | None) -> Communicator:
+    """Return the communicator for messages of an array to or from a group rank (None: any)."""
     device = None if type(tensor) is np.ndarray else device_of(tensor)
     if device is None:
         return comm
-    from rankmesh._tensors import cuda
+    from rankmesh._session import gpu
 
-    return cuda.messages(group, device, peer)
+    return gpu.for_messages(group, device, peer)
 
 
-def _peer(comm: Communicator, group_rank: int, name: str) -> int:
-    """Return the mesh's number of a rank that is to be another one."""
+def _mesh_rank(comm: Communicator, group_rank: int, name: str) -> int:
+    """Return the rank in the mesh of a group rank other than this one's."""
     if group_rank == comm.rank:
         raise ValueError(f"{name} is this rank: a process does not send to itself, copy the array instead")
     return comm.ranks[group_rank]
 
 
-def _checked_tag(tag: int) -> int:
-    tag = whole(tag, "tag")
+def _check_tag(tag: int) -> int:
+    tag = as_int(tag, "tag")
     if not -(1 << 63) <= tag < 1 << 63:
         raise ValueError(f"tag must be a whole number of 64 bits, got {tag!r}")
     return tag

@@ -1,4 +1,4 @@
-"""Which reductions the functions take, and torch's deprecated name for them."""
+"""Reduction operations of the public functions, and torch's deprecated name for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankmesh_agent.collectives.reduction import refuse
+from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 _NOT_COMPLEX = frozenset({ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
@@ -18,8 +18,8 @@ class Reduction(NamedTuple):
     """A checked operation.
 
     Attributes:
-        op: what the engine does.
-        factor: what this rank's elements are multiplied by first, None for PREMUL_SUM's sisters.
+        op: the reduction.
+        factor: PREMUL_SUM's factor for this rank's elements; None for other reductions.
     """
 
     op: ReduceOp
@@ -27,31 +27,31 @@ class Reduction(NamedTuple):
 
 
 def reduction(op: Any, dtype: np.dtype[Any]) -> Reduction:
-    """Return the operation a user asked for.
+    """Return the checked operation of an ``op`` argument.
 
     Args:
         op: a ReduceOp, ``ReduceOp.PREMUL_SUM(factor)``, or torch's own ReduceOp.
-        dtype: element type it is to work on.
+        dtype: element type of the arrays.
 
     Raises:
-        TypeError: ``op`` is no operation, or has no meaning for the dtype.
+        TypeError: ``op`` is not an operation, or not defined for the dtype.
     """
     if isinstance(op, ReduceOp):
         return _checked(op, dtype)
     if isinstance(op, PremulSum):
-        refuse(op, dtype)
+        check_op(op, dtype)
         return Reduction(ReduceOp.PREMUL_SUM, op.factor)
     return _checked(_from_torch(op), dtype)
 
 
 @lru_cache(1024)
 def _checked(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
-    refuse(op, dtype)
+    check_op(op, dtype)
     return Reduction(op, None)
 
 
 def _from_torch(op: Any) -> ReduceOp:
-    """Return ours for torch's: a script may import ReduceOp from there."""
+    """Return the operation for one of torch's: a script may import ReduceOp from there."""
     inner = getattr(op, "op", op)
     if type(op).__module__.startswith("torch.") and getattr(inner, "name", None) in ReduceOp.__members__:
         return ReduceOp[inner.name]

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from rankmesh._collectives import codec
-from rankmesh._session.session import require_world
-from rankmesh._tensors.containers import kind_of, memory
+from rankmesh._session.session import require_session
+from rankmesh._tensors.layout import type_name
+from rankmesh._tensors.torch_buffer import TorchBuffer
 from rankmesh_agent.wire.errors import ProtocolError
 
 _PICKLE = "pickle"
@@ -57,15 +58,15 @@ def _extend(obj: Any, where: str) -> tuple[str, Any]:
     torch = sys.modules.get("torch")  # who has a tensor has imported it
     if torch is not None and type(obj) is torch.Tensor:
         try:
-            return _TENSOR, (str(obj.dtype), bool(obj.requires_grad), memory(obj, where)[0])
+            return _TENSOR, (str(obj.dtype), bool(obj.requires_grad), TorchBuffer(obj, where).host_array()[0])
         except TypeError:
             pass  # not dense, or not in host memory: torch can pickle some of these
     if reason := _no_pickle():
-        raise TypeError(f"{where} is a {kind_of(obj)}, which is not plain data; {reason}")
+        raise TypeError(f"{where} is a {type_name(obj)}, which is not plain data; {reason}")
     try:
         return _PICKLE, pickle.dumps(obj, _PROTOCOL)
     except Exception as error:  # of the object's own code, too
-        raise TypeError(f"{where} is a {kind_of(obj)}, which cannot be pickled: {error}") from error
+        raise TypeError(f"{where} is a {type_name(obj)}, which cannot be pickled: {error}") from error
 
 
 def _revive(name: str, data: Any) -> Any:
@@ -80,7 +81,7 @@ def _revive(name: str, data: Any) -> Any:
 
 def _no_pickle() -> str:
     """Say why nothing is pickled or unpickled here, '' if it is."""
-    settings = require_world().agent.settings
+    settings = require_session().agent.settings
     if settings.pickle == "never":
         return "RANKMESH_PICKLE=never forbids to pickle it: send plain data and arrays"
     if not settings.token:

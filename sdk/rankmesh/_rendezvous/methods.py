@@ -183,7 +183,7 @@ def _number(
         if number is not None:
             return number
     if settings.launcher is not None:
-        raise ValueError(f"{name} is not known: {settings.launcher.wrong}. Or pass {name}=")
+        raise ValueError(f"{name} is not known: {settings.launcher.problem}. Or pass {name}=")
     raise ValueError(
         f"{name} is not known: pass {name}=, append ?{name}= to the init_method, set {name.upper()}, or start with "
         f"what sets it: {_STARTERS}"

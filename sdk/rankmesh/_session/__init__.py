@@ -1,1 +1,1 @@
-"""_session."""
+"""Session: the process's membership in a job, with its agent, its process groups and their backends."""

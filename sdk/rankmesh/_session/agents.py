@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.http_client import Answer, Asker, NoAnswerError
+from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
@@ -19,7 +19,7 @@ from rankmesh_agent.wire.errors import (
     GatewayUnreachableError,
     from_code,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentBeat, LeaseRequest
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, LeaseRequest
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -64,7 +64,7 @@ def agent_for(meeting: Rendezvous, settings: Settings, timeout: float) -> Agent 
 def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> RemoteAgent | None:
     """Return an agent that was leased; None if the gateway has none and need not have."""
     deadline = Deadline(timeout)
-    asker = Asker(settings.token)
+    asker = HttpClient(settings.token)
     failure: DistNetworkError | None = None
     try:
         while True:
@@ -85,7 +85,7 @@ def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> Remote
             except AgentTakenError as error:
                 failure = error  # somebody was faster: there may be another one
             except DistNetworkError as error:
-                if type(error) is not DistNetworkError or deadline.passed():
+                if type(error) is not DistNetworkError or deadline.expired():
                     raise
                 failure = error  # it cannot be reached, or has just ended
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
@@ -94,8 +94,8 @@ def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> Remote
 
 
 def _offered(
-    asker: Asker, meeting: Rendezvous, settings: Settings, deadline: Deadline, failure: DistNetworkError | None
-) -> AgentBeat | None:
+    asker: HttpClient, meeting: Rendezvous, settings: Settings, deadline: Deadline, failure: DistNetworkError | None
+) -> AgentHeartbeat | None:
     """Ask the gateway for an agent until there is one.
 
     Args:
@@ -121,8 +121,8 @@ def _offered(
             host_id = shared_memory.host_id(settings.shm_dir)
             asked = LeaseRequest(settings.job, meeting.rank, meeting.world_size, host_id, wait)
             try:
-                answer = asker.ask("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
-            except NoAnswerError as error:
+                answer = asker.request("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
+            except NoResponseError as error:
                 if meeting.hosting is None:
                     return None  # the agent of this process knows best how to wait for a gateway
                 why = str(error)
@@ -132,9 +132,9 @@ def _offered(
                 if answer.status == HTTPStatus.NOT_FOUND and meeting.hosting is None:
                     return None
                 why = _refusal(answer, url)
-        if deadline.passed():
+        if deadline.expired():
             break
-        if patience.passed():
+        if patience.expired():
             _log.warning("this process still waits for a standalone agent at the gateway at %s: %s", url, why)
             patience = Deadline(deadline.remaining() + 1)
         time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
@@ -148,17 +148,17 @@ def _offered(
     )
 
 
-def _offer_in(answer: Answer, url: str) -> AgentBeat:
+def _offer_in(answer: HttpResponse, url: str) -> AgentHeartbeat:
     try:
         said = answer.json()["agent"]
-        return AgentBeat(**{**said, "leases": []})
+        return AgentHeartbeat(**{**said, "leases": []})
     except (ValueError, KeyError, TypeError):
         raise DistNetworkError(
             f"{url} is not a RankMesh gateway: it answered a question for an agent with something else", address=url
         ) from None
 
 
-def _refusal(answer: Answer, url: str) -> str:
+def _refusal(answer: HttpResponse, url: str) -> str:
     """Return why there is no agent; raise if there will not be one."""
     try:
         problem: dict[str, Any] = answer.json()

@@ -1,4 +1,4 @@
-"""The debug level, and what DETAIL adds to a call: its shapes and where it was made."""
+"""Debug levels, and the details that DETAIL adds to a call: shapes and call site."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rankmesh._tensors.arrays import describe
+from rankmesh._tensors.layout import describe
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.pending import Details
 
 
 class DebugLevel(enum.IntEnum):
-    """How much is told when the ranks' calls do not fit together; mismatches raise at every level.
+    """Amount of detail in errors about calls that do not match; mismatches raise at every level.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch-distributed-debug
     """
@@ -22,17 +22,17 @@ class DebugLevel(enum.IntEnum):
     OFF = 0
     INFO = 1
     DETAIL = 2
-    """Errors also have every rank's shapes and the line of its program."""
+    """Errors also name every rank's shapes and the line of its program."""
 
 
-plain = False
-"""Whether the level is known to be below DETAIL: a call that asks for nothing in particular then notes nothing."""
+below_detail = False
+"""Whether the level is known to be below DETAIL, so that a call needs no details."""
 _level: DebugLevel | None = None
 _PACKAGE = __name__.partition(".")[0]
 
 
 def get_debug_level() -> DebugLevel:
-    """Return the debug level: what set_debug_level said last, at first what the environment says.
+    """Return the debug level: the one set last, at first the one in the environment.
 
     Raises:
         ValueError: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG is none of OFF, INFO, DETAIL.
@@ -41,7 +41,7 @@ def get_debug_level() -> DebugLevel:
 
 
 def set_debug_level(level: DebugLevel | str) -> DebugLevel:
-    """Set the debug level from now on; return it.
+    """Set the debug level; return it.
 
     Args:
         level: a DebugLevel or its name.
@@ -49,12 +49,12 @@ def set_debug_level(level: DebugLevel | str) -> DebugLevel:
     Raises:
         ValueError: there is no such level.
     """
-    global _level, plain
+    global _level, below_detail
     try:
         _level = DebugLevel[level.upper()] if isinstance(level, str) else DebugLevel(level)
     except (KeyError, ValueError):
         raise ValueError(f"debug level {level!r} is none of OFF, INFO, DETAIL") from None
-    plain = _level is not DebugLevel.DETAIL
+    below_detail = _level is not DebugLevel.DETAIL
     return _level
 
 
@@ -67,17 +67,17 @@ def set_debug_level_from_env() -> DebugLevel:
     return set_debug_level(Settings.from_env(os.environ).debug)
 
 
-def note_of(tensors: Sequence[Any]) -> Details:
-    """Return what tells a call's shapes and where it was made, None below DETAIL."""
+def details_of(tensors: Sequence[Any]) -> Details:
+    """Return a function that describes a call's shapes and call site, None below DETAIL."""
     if (_level if _level is not None else get_debug_level()) is not DebugLevel.DETAIL:
         return None
-    # Now, because the arrays may change meanwhile; the call site first, because a long list is cut off.
-    words = ", ".join([f"called at {_call_site()}", *map(describe, tensors)])
-    return lambda: words
+    # Described now, because the arrays may change; the call site first, because a long list is cut off.
+    text = ", ".join([f"called at {_call_site()}", *map(describe, tensors)])
+    return lambda: text
 
 
 def _call_site() -> str:
-    """Return file, line and function of the nearest frame outside this package, and outside what enters batch()."""
+    """Return file, line and function of the nearest frame outside this package and contextlib, which enters batch()."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _within(frame.f_globals.get("__name__", "")):
         frame = frame.f_back

@@ -127,7 +127,7 @@ class _FileTable(BlockingStore):
         self._catch_up(deadline)
         future: Future[T] = command.begin(self._table)
         try:
-            while not future.done() and not deadline.passed():
+            while not future.done() and not deadline.expired():
                 wait([future], min(pause, deadline.remaining()))  # another thread may bring the news
                 pause = min(2 * pause, _LAST_PAUSE)
                 self._catch_up(deadline)

@@ -149,7 +149,7 @@ class Log:
                 fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if deadline.passed():
+                if deadline.expired():
                     raise StoreTimeoutError(
                         f"{self.path} was locked for {deadline.seconds:g} s; is one of its users stopped?"
                     ) from None

@@ -113,7 +113,7 @@ def _listener(host: str, port: int, settings: Settings, descriptor: int | None) 
     if descriptor is None:
         address = settings.bind or host
         require_token_beyond_loopback(address, settings.token, "the TCPStore")
-        return bind(address, port, what=_WHAT)
+        return bind(address, port, purpose=_WHAT)
     try:
         listener = socket.socket(fileno=descriptor)
     except OSError as error:

@@ -124,7 +124,7 @@ class TCPStore(CommandStore):
         """Wait at the master until everyone has come."""
         came = self._execute(Add(_WORKERS))
         while came < expected:
-            if deadline.passed():
+            if deadline.expired():
                 raise StoreTimeoutError(
                     f"{self!r}: waited {deadline.seconds:g} s for {expected} participants, and {came} came (we are one)"
                 )

@@ -11,11 +11,11 @@ from typing import Any, cast
 import numpy as np
 
 from rankmesh._collectives.objects import all_gather_object
-from rankmesh._collectives.reduce_broadcast import all_reduce
-from rankmesh._session.groups import get_process_group_ranks, get_rank
-from rankmesh._session.session import Group
-from rankmesh._tensors.arrays import describe
-from rankmesh_agent.collectives.reduction import refuse
+from rankmesh._collectives.reduce import all_reduce
+from rankmesh._session.process_group import Group
+from rankmesh._session.ranks import get_process_group_ranks, get_rank
+from rankmesh._tensors.layout import describe
+from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.dtypes import code_of
@@ -90,7 +90,7 @@ class GradientBucketer:
             if not hasattr(parameter, "__array_function__"):
                 raise TypeError(f"parameter {name!r} must be an array, got {type(parameter).__qualname__}")
             code_of(parameter.dtype)
-            refuse(op, parameter.dtype)
+            check_op(op, parameter.dtype)
         lines = [f"{name!r} {describe(parameter)}" for name, parameter in named.items()]
         _require_equal([f"bucket_bytes={bucket_bytes}, average={average}", *lines], group)
 

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as c10d
 
-from rankmesh._collectives import coalescing, gather_scatter, p2p, reduce_broadcast
+import rankmesh
 from rankmesh._collectives.arguments import Timeout
-from rankmesh._session.session import ProcessGroup as MeshGroup
+from rankmesh._session.process_group import ProcessGroup as MeshGroup
 from rankmesh.torch._errors import to_torch_error
 from rankmesh.torch._patches import untraced
 from rankmesh.torch._sparse import all_reduce_sparse
@@ -140,7 +140,7 @@ class Collectives:
             return self._sparse(tensors, op, timeout, is_async)
         if len(tensors) > 1:
             return self.allreduce_coalesced(tensors, opts)
-        return _work(tensors, reduce_broadcast.all_reduce(tensors[0], op, self.mesh, is_async, timeout=timeout))
+        return _work(tensors, rankmesh.all_reduce(tensors[0], op, self.mesh, is_async, timeout=timeout))
 
     @_call("all_reduce_coalesced")
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> CompletedWork:
@@ -148,7 +148,7 @@ class Collectives:
         op, timeout, is_async = _reducing(opts)
         with self._together(is_async, timeout) as made:
             for tensor in tensors:
-                reduce_broadcast.all_reduce(tensor, op, self.mesh)
+                rankmesh.all_reduce(tensor, op, self.mesh)
         return _works(tensors, made)
 
     @_call("reduce")
@@ -156,7 +156,7 @@ class Collectives:
         """Reduce a tensor over all ranks into the root's."""
         tensors = _listed(tensors)
         op, timeout, is_async = _reducing(opts)
-        done = reduce_broadcast.reduce(tensors[0], None, op, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = rankmesh.reduce(tensors[0], None, op, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(tensors, done)
 
     @_call("broadcast")
@@ -164,7 +164,7 @@ class Collectives:
         """Copy the root's tensor to all ranks."""
         tensors = _listed(tensors)
         timeout, is_async = _how(opts)
-        done = reduce_broadcast.broadcast(tensors[0], None, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = rankmesh.broadcast(tensors[0], None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(tensors, done)
 
     @_call("all_gather")
@@ -173,14 +173,14 @@ class Collectives:
         inputs = _listed(inputs)
         outs = _one(outputs)
         timeout, is_async = _how(opts)
-        done = gather_scatter.all_gather(outs, inputs[0], self.mesh, is_async, timeout=timeout)
+        done = rankmesh.all_gather(outs, inputs[0], self.mesh, is_async, timeout=timeout)
         return _work(outs, done)
 
     @_call("all_gather_into_tensor")
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> CompletedWork:
         """Copy every rank's tensor into one on all ranks, behind one another."""
         timeout, is_async = _how(opts)
-        done = gather_scatter.all_gather_single(output, input, self.mesh, is_async, timeout=timeout)
+        done = rankmesh.all_gather_single(output, input, self.mesh, is_async, timeout=timeout)
         return _work([output], done)
 
     @_call("all_gather_coalesced")
@@ -189,7 +189,7 @@ class Collectives:
         timeout, is_async = _how(opts)
         with self._together(is_async, timeout) as made:
             for input, outs in zip(inputs, zip(*outputs, strict=True), strict=True):
-                gather_scatter.all_gather(outs, input, self.mesh)
+                rankmesh.all_gather(outs, input, self.mesh)
         return _works([out for outs in outputs for out in outs], made)
 
     @_call("all_gather_into_tensor_coalesced")
@@ -198,7 +198,7 @@ class Collectives:
         timeout, is_async = _how(opts)
         with self._together(is_async, timeout) as made:
             for output, input in zip(outputs, inputs, strict=True):
-                gather_scatter.all_gather_single(output, input, self.mesh)
+                rankmesh.all_gather_single(output, input, self.mesh)
         return _works(outputs, made)
 
     @_call("gather")
@@ -207,7 +207,7 @@ class Collectives:
         inputs = _listed(inputs)
         timeout, is_async = _how(opts)
         outs = _one(outputs) or None
-        done = gather_scatter.gather(inputs[0], outs, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = rankmesh.gather(inputs[0], outs, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(outs or [], done)
 
     @_call("scatter")
@@ -216,7 +216,7 @@ class Collectives:
         outputs = _listed(outputs)
         timeout, is_async = _how(opts)
         ins = _one(inputs) or None
-        done = gather_scatter.scatter(outputs[0], ins, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
+        done = rankmesh.scatter(outputs[0], ins, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(outputs, done)
 
     @_call("reduce_scatter")
@@ -225,14 +225,14 @@ class Collectives:
         outputs = _listed(outputs)
         ins = _one(inputs)
         op, timeout, is_async = _reducing(opts)
-        done = gather_scatter.reduce_scatter(outputs[0], ins, op, self.mesh, is_async, timeout=timeout)
+        done = rankmesh.reduce_scatter(outputs[0], ins, op, self.mesh, is_async, timeout=timeout)
         return _work(outputs, done)
 
     @_call("reduce_scatter_tensor")
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> CompletedWork:
         """Reduce a tensor over all ranks; each gets its share."""
         op, timeout, is_async = _reducing(opts)
-        done = gather_scatter.reduce_scatter_single(output, input, op, self.mesh, is_async, timeout=timeout)
+        done = rankmesh.reduce_scatter_single(output, input, op, self.mesh, is_async, timeout=timeout)
         return _work([output], done)
 
     @_call("reduce_scatter_tensor_coalesced")
@@ -241,7 +241,7 @@ class Collectives:
         op, timeout, is_async = _reducing(opts)
         with self._together(is_async, timeout) as made:
             for output, input in zip(outputs, inputs, strict=True):
-                gather_scatter.reduce_scatter_single(output, input, op, self.mesh)
+                rankmesh.reduce_scatter_single(output, input, op, self.mesh)
         return _works(outputs, made)
 
     @_call("all_to_all_single")
@@ -250,7 +250,7 @@ class Collectives:
     ) -> CompletedWork:
         """Give every rank its rows of a tensor; without splits all get as many."""
         timeout, is_async = _how(opts)
-        done = gather_scatter.all_to_all_single(
+        done = rankmesh.all_to_all_single(
             output, input, output_splits, input_splits, self.mesh, is_async, timeout=timeout
         )
         return _work([output], done)
@@ -259,20 +259,20 @@ class Collectives:
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Give every rank the tensor that this rank has for it."""
         timeout, is_async = _how(opts)
-        done = gather_scatter.all_to_all(outputs, inputs, self.mesh, is_async, timeout=timeout)
+        done = rankmesh.all_to_all(outputs, inputs, self.mesh, is_async, timeout=timeout)
         return _work(list(outputs), done)
 
     @_call("barrier")
     def barrier(self, opts: Any = None) -> CompletedWork:
         """Wait until all ranks have come."""
         timeout, is_async = _how(opts)
-        return _work([], reduce_broadcast.barrier(self.mesh, is_async, timeout=timeout))
+        return _work([], rankmesh.barrier(self.mesh, is_async, timeout=timeout))
 
     @_call("monitored_barrier")
     def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have come, and say which did not; see rankmesh.torch.monitored_barrier."""
         try:
-            reduce_broadcast.monitored_barrier(self.mesh, timeout, wait_all_ranks)
+            rankmesh.monitored_barrier(self.mesh, timeout, wait_all_ranks)
         except CollectiveTimeoutError as error:
             # in gloo's words, which people search their logs for
             ranks = [self.mesh._communicator.global_ranks.index(each) for each in error.ranks]
@@ -297,19 +297,19 @@ class Collectives:
     def send(self, tensors: Any, dst: int, tag: int = 0) -> CompletedWork:
         """Begin to send a tensor to a group rank."""
         tensors = _listed(tensors)
-        return self._message(tensors, p2p.isend(tensors[0], None, self.mesh, tag, dst))
+        return self._message(tensors, rankmesh.isend(tensors[0], None, self.mesh, tag, dst))
 
     @_call("recv")
     def recv(self, tensors: Any, src: int, tag: int = 0) -> CompletedWork:
         """Begin to receive a tensor from a group rank."""
         tensors = _listed(tensors)
-        return self._message(tensors, p2p.irecv(tensors[0], None, self.mesh, tag, src))
+        return self._message(tensors, rankmesh.irecv(tensors[0], None, self.mesh, tag, src))
 
     @_call("recv")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> CompletedWork:
         """Begin to receive a tensor from any rank; the Work's ``_source_rank()`` says from which."""
         tensors = _listed(tensors)
-        return self._message(tensors, p2p.irecv(tensors[0], None, self.mesh, tag))
+        return self._message(tensors, rankmesh.irecv(tensors[0], None, self.mesh, tag))
 
     def _message(self, tensors: list[Any], work: Work | None) -> CompletedWork:
         assert work is not None  # only members have the group
@@ -320,12 +320,12 @@ class Collectives:
     # Batches, by torch's coalescing manager
 
     @contextlib.contextmanager
-    def _together(self, is_async: bool, timeout: timedelta | None) -> Iterator[coalescing.Batch]:
+    def _together(self, is_async: bool, timeout: timedelta | None) -> Iterator[rankmesh.Batch]:
         """Make the calls of the block together when it ends, or those of the batch that is open when that ends."""
         if self.mesh._communicator.batching:
-            yield coalescing.Batch()
+            yield rankmesh.Batch()
         else:
-            with coalescing.batch(self.mesh, is_async, timeout=timeout) as made:
+            with rankmesh.batch(self.mesh, is_async, timeout=timeout) as made:
                 yield made
 
     def _start_coalescing(self, device: Any = None) -> None:
@@ -397,5 +397,5 @@ def _work(tensors: list[Any], work: Work | None) -> CompletedWork:
     return CompletedWork(tensors) if work is None else PendingWork(tensors, [work])
 
 
-def _works(tensors: Sequence[Any], made: coalescing.Batch) -> CompletedWork:
+def _works(tensors: Sequence[Any], made: rankmesh.Batch) -> CompletedWork:
     return PendingWork(list(tensors), made.works) if made.works else CompletedWork(list(tensors))

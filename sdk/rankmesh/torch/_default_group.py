@@ -8,7 +8,9 @@ from typing import Any
 import torch.distributed as c10d
 
 from rankmesh._session import session
-from rankmesh._session.groups import get_process_group_ranks
+from rankmesh._session.process_group import NonMember
+from rankmesh._session.process_group import ProcessGroup as MeshGroup
+from rankmesh._session.ranks import get_process_group_ranks, require_member
 from rankmesh.torch._group import ProcessGroup
 from rankmesh.torch._store import fresh_job_store
 
@@ -47,8 +49,8 @@ def torch_group(group: Any) -> Any:
     Raises:
         ValueError: this process is not a member.
     """
-    if not isinstance(group, session.ProcessGroup | session.NonMember):
+    if not isinstance(group, MeshGroup | NonMember):
         return group
     ensure_default_group()
-    ranks = get_process_group_ranks(group)
+    ranks = get_process_group_ranks(require_member(group))
     return c10d.new_group(ranks, backend="rankmesh", use_local_synchronization=True)

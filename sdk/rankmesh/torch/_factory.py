@@ -15,6 +15,7 @@ from rankmesh._rendezvous import rendezvous
 from rankmesh._rendezvous.locator import LOOPBACK
 from rankmesh._session import session
 from rankmesh._session.backend import Engines
+from rankmesh._session.session import Session
 from rankmesh.torch._errors import to_torch_error
 from rankmesh.torch._group import ProcessGroup
 from rankmesh.torch._reducer import keep_reducer_works
@@ -68,25 +69,25 @@ def _made(options: Any, ranks: list[int], seconds: float) -> ProcessGroup:
             f"torch's group has {options.group_size} ranks, of which this is {options.group_rank}, but this process is "
             f"rank {world.group.rank()} of {size} in rankmesh's world; call rankmesh.destroy_process_group() first"
         )
-    if world.lent:  # joined for torch's store: it is torch's group that ends it
-        world.lent = False
+    if world.joined_for_store:  # joined for torch's store: it is torch's group that ends it
+        world.joined_for_store = False
         world.group._communicator.set_timeout(seconds)
         return _whole(world, options)
     return _part(world, world.group._communicator.ranks, options, seconds)
 
 
-def _whole(world: session.World, options: Any) -> ProcessGroup:
+def _whole(world: Session, options: Any) -> ProcessGroup:
     """Return a process group that is a world, and ends it."""
     return ProcessGroup(world, world.group, options.store, str(options.group_id), lambda: session.leave(world))
 
 
-def _part(world: session.World, ranks: Any, options: Any, seconds: float) -> ProcessGroup:
+def _part(world: Session, ranks: Any, options: Any, seconds: float) -> ProcessGroup:
     """Return a process group of some of a world's ranks."""
     mesh = world.new_group(ranks, seconds, Engines(), None, "")
     return ProcessGroup(world, mesh, options.store, str(options.group_id), lambda: world.drop_group(mesh))
 
 
-def _joined(options: Any, seconds: float) -> session.World:
+def _joined(options: Any, seconds: float) -> Session:
     """Join a job whose ranks meet at torch's store."""
     rank, size = options.group_rank, options.group_size
     deadline = Deadline(seconds)
@@ -144,7 +145,7 @@ def _await(store: Any, keys: list[str], deadline: Deadline) -> None:
     """
     pause = _SHORTEST_PAUSE
     while not store.check(keys):
-        if deadline.passed():
+        if deadline.expired():
             missing = [number for number, key in enumerate(keys) if not store.check([key])]
             raise JoinTimeoutError(
                 f"ranks {missing} did not come to torch's store within {deadline.seconds:.1f} s", ranks=missing

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
-from rankmesh._session.session import ProcessGroup as MeshGroup
-from rankmesh._session.session import World
+from rankmesh._session.process_group import ProcessGroup as MeshGroup
+from rankmesh._session.session import Session
 from rankmesh.torch._collectives import Collectives
 from rankmesh.torch._device_backend import device_backend
 from rankmesh_agent.wire.errors import GroupAbortedError
@@ -32,7 +32,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
     """
 
     def __init__(
-        self, world: World, mesh: MeshGroup, store: c10d.Store | None, name: str, leave: Callable[[], None]
+        self, world: Session, mesh: MeshGroup, store: c10d.Store | None, name: str, leave: Callable[[], None]
     ) -> None:
         super().__init__(mesh.rank(), mesh.size())
         self.world = world

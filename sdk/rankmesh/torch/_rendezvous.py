@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rankmesh._session import session
+from rankmesh._session.init import init_process_group
 from rankmesh.torch._errors import to_torch_error
 from rankmesh.torch._store import fresh_job_store
 from rankmesh_agent.config.settings import Settings
@@ -49,10 +50,10 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
     world = session.current()
     if world is None:
         try:
-            session.init_process_group("mesh", timeout=timeout, rank=rank, world_size=world_size)
+            init_process_group("mesh", timeout=timeout, rank=rank, world_size=world_size)
         except DistError as error:
             raise to_torch_error(error) from error.__cause__
-        world = session.require_world()
-        world.lent = True
+        world = session.require_session()
+        world.joined_for_store = True
     yield fresh_job_store(), world.group.rank(), world.group.size()
     raise RuntimeError("env:// cannot be met at a second time")

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from rankmesh._collectives.arguments import Timeout
-from rankmesh._collectives.gather_scatter import all_gather
-from rankmesh._collectives.reduce_broadcast import all_reduce
-from rankmesh._session.session import ProcessGroup
+from rankmesh._collectives.gather import all_gather
+from rankmesh._collectives.reduce import all_reduce
+from rankmesh._session.process_group import ProcessGroup
 from rankmesh_agent.wire.ops import ReduceOp
 
 

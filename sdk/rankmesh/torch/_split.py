@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as c10d
 
-from rankmesh._session.groups import checked_split
+from rankmesh._session.groups import check_split
 from rankmesh.torch._group import rankmesh_group
 
 
@@ -40,7 +40,7 @@ def split_group(
     if group is None:
         raise ValueError("this process is not a member of the group")
     parent = c10d.get_process_group_ranks(parent_pg)
-    split = checked_split(split_ranks, "split_ranks", len(parent), "the ranks of parent_pg")
+    split = check_split(split_ranks, "split_ranks", len(parent), "the ranks of parent_pg")
     mine = next((ranks for ranks in split if group.rank() in ranks), None)
     if mine is None:
         return None

@@ -9,7 +9,8 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 import torch.distributed
 
-from rankmesh._session.session import World, get_default_store, require_world
+from rankmesh._session.init import get_default_store
+from rankmesh._session.session import Session, require_session
 from rankmesh._stores.base import Store as MeshStore
 from rankmesh._stores.base import Text
 from rankmesh._stores.commands import CommandStore, Refusing
@@ -154,10 +155,10 @@ def fresh_job_store() -> torch.distributed.PrefixStore:
 
     All ranks ask for it equally often.
     """
-    world = require_world()
-    for left in [each for each in _of_worlds if each is not world]:
-        _of_worlds.pop(left).close()  # only groups of a world that was left have it
-    store = _of_worlds.get(world) or _of_worlds.setdefault(world, Store())
+    world = require_session()
+    for left in [each for each in _of_sessions if each is not world]:
+        _of_sessions.pop(left).close()  # only groups of a world that was left have it
+    store = _of_sessions.get(world) or _of_sessions.setdefault(world, Store())
     return torch.distributed.PrefixStore(f"torch/{next(_rounds)}", store)
 
 
@@ -176,4 +177,4 @@ def _limit(timeout: timedelta | float) -> timedelta:
 
 _rounds = itertools.count()
 _kept: set[Store] = set()
-_of_worlds: dict[World, Store] = {}
+_of_sessions: dict[Session, Store] = {}

@@ -13,7 +13,7 @@ from support.threads import LATER, NOW, World, world
 
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives import all_reduce
-from rankmesh_agent.collectives.link import PIECE, shares
+from rankmesh_agent.collectives.link import CHUNK_BYTES, shards
 from rankmesh_agent.collectives.reduction import partial_dtype
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress.message_link import MessageLink
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 Fold = Callable[[ReduceOp, Sequence[Array]], Array]
 
 SIZES = (2, 3, 4, 5, 7, 8)
-LENGTHS = (0, 1, 7, 1000, SMALL // 8, PIECE // 4 + 3, 300_001)
+LENGTHS = (0, 1, 7, 1000, SMALL // 8, CHUNK_BYTES // 4 + 3, 300_001)
 """Empty, fewer than ranks, odd; the most that rides along as float64; a piece of float32 and a bit; many pieces."""
 
 
@@ -42,7 +42,7 @@ def round_the_ring(op: ReduceOp, parts: Sequence[Array]) -> Array:
     """Return a reduction in which share k begins at rank k, and each rank's part is the right operand but rank 0's."""
     size = len(parts)
     totals = []
-    for first, share in enumerate(shares(parts[0].size, size)):
+    for first, share in enumerate(shards(parts[0].size, size)):
         total = parts[first][share]
         for rank in range(first + 1, first + size):
             part = parts[rank % size][share]
@@ -168,5 +168,7 @@ def test_nobody_sends_more_bytes_than_it_says(ranks: World, way: str, monkeypatc
             assert {to for to, _ in messages} == {(rank + 1) % ranks.size}
         if way == "halving_link" and ranks.size & (ranks.size - 1) == 0:
             steps = ranks.size.bit_length() - 1
-            pieces_swapped = sum(-(-nbytes // PIECE) for nbytes in (4 * count >> step + 1 for step in range(steps)))
+            pieces_swapped = sum(
+                -(-nbytes // CHUNK_BYTES) for nbytes in (4 * count >> step + 1 for step in range(steps))
+            )
             assert len(messages) == steps + pieces_swapped

@@ -13,12 +13,12 @@ from support.oracle import expected, ops_of, values
 from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives import all_to_all
-from rankmesh_agent.collectives.reduction import CACHED
+from rankmesh_agent.collectives.reduction import CACHE_BYTES
 from rankmesh_agent.collectives.select import _rows, algorithm, algorithms, candidates
 from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.windows import Shown, Windows
+from rankmesh_agent.transports.windows import Exposure, MemoryWindows
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 SLOT_BYTES = 1 << 14
 POOL = 1 << 26
 """Registered bytes of each rank."""
-COUNTS = (1, SLOT_BYTES // 4 + 1, CACHED // 4 + 3)
+COUNTS = (1, SLOT_BYTES // 4 + 1, CACHE_BYTES // 4 + 3)
 """Short, one past a slot of float32, one piece and a little."""
 FLOAT32 = np.dtype(np.float32)
 DTYPES = tuple(map(np.dtype, (np.float32, np.float16, np.int8, np.complex128)))
@@ -35,8 +35,8 @@ PLACES = ("registered", "mixed", "ordinary")
 """Where the ranks' arrays are: all registered, only those of ranks with even numbers, none."""
 
 
-def windows_of(members: LocalCommunicator) -> Windows:
-    found: Windows = members._queue.backend._segment.windows  # type: ignore[attr-defined]
+def windows_of(members: LocalCommunicator) -> MemoryWindows:
+    found: MemoryWindows = members._queue.backend._segment.windows  # type: ignore[attr-defined]
     return found
 
 
@@ -105,8 +105,8 @@ def places(request: pytest.FixtureRequest, short_rows: None) -> Iterator[Places]
     size, where, reads = request.param
     with world(size, "segment", slot_bytes=SLOT_BYTES) as made:
         for members in made.communicators:
-            assert windows_of(members).reads, "threads of one process may read each other's memory"
-            windows_of(members).reads = reads
+            assert windows_of(members).can_read, "threads of one process may read each other's memory"
+            windows_of(members).can_read = reads
             members._queue._plans.clear()
         yield Places(made, where)
 
@@ -302,9 +302,9 @@ def test_without_shared_memory_arrays_are_ordinary() -> None:
 
 def test_who_only_reads_does_not_wait_for_the_other_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     returned = threading.Event()
-    read = Shown.read
+    read = Exposure.read
 
-    def late(self: Shown, *arguments: Any, **options: Any) -> None:
+    def late(self: Exposure, *arguments: Any, **options: Any) -> None:
         if threading.current_thread() in slow:
             assert returned.wait(10)
         read(self, *arguments, **options)
@@ -323,7 +323,7 @@ def test_who_only_reads_does_not_wait_for_the_other_readers(monkeypatch: pytest.
         assert (array == 0).all()
         array[:] = 5  # also at the root: all have read it
 
-    monkeypatch.setattr(Shown, "read", late)
+    monkeypatch.setattr(Exposure, "read", late)
     with world(3, "segment", slot_bytes=SLOT_BYTES) as made:
         made.run(call)
 
@@ -337,9 +337,9 @@ def test_what_was_read_from_a_rank_that_left_the_call_does_not_count(
 ) -> None:
     """Rank 1 gives up after it has posted its last step, while rank 0 still reads: its array may be anything then."""
     gone = threading.Event()
-    slowly, wait = Shown.read, Segment._wait
+    slowly, wait = Exposure.read, Segment._wait
 
-    def read_late(self: Shown, *arguments: Any, **options: Any) -> None:
+    def read_late(self: Exposure, *arguments: Any, **options: Any) -> None:
         assert gone.wait(10)
         slowly(self, *arguments, **options)
 
@@ -367,6 +367,6 @@ def test_what_was_read_from_a_rank_that_left_the_call_does_not_count(
             with pytest.raises(DistError, match="KeyboardInterrupt"):
                 members.broadcast(array, 1, NOW)
 
-    monkeypatch.setattr(Shown, "read", read_late)
+    monkeypatch.setattr(Exposure, "read", read_late)
     monkeypatch.setattr(Segment, "_wait", interrupted)
     pair.run(call)

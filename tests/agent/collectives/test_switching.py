@@ -14,7 +14,7 @@ from rankmesh_agent.collectives.select import Medium, algorithm
 from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.dtypes import display
-from rankmesh_agent.wire.ops import Kind, ReduceOp
+from rankmesh_agent.wire.ops import OpType, ReduceOp
 
 Array = np.ndarray[Any, Any]
 Place = Callable[[Array], Array]
@@ -27,12 +27,12 @@ PERIOD = 10_007
 DTYPES = tuple(map(np.dtype, (np.float32, np.float16)))
 
 
-def switches(medium: Medium, size: int) -> list[tuple[Kind, int]]:
+def switches(medium: Medium, size: int) -> list[tuple[OpType, int]]:
     """Return each collective with the sizes, in bytes, up to which the table takes one algorithm and then another."""
     found = []
     for (name, row), limits in LIMITS.items():
-        kind = Kind[name]
-        if row != medium or kind is Kind.BARRIER:
+        kind = OpType[name]
+        if row != medium or kind is OpType.BARRIER:
             continue
         for limit in sorted({limit for by_size in limits.values() for limit in by_size.values()}):
             before, after = (algorithm(kind, medium, nbytes, size, SLOT_BYTES) for nbytes in (limit, limit + 4))
@@ -61,7 +61,7 @@ def test_both_sides_of_every_switch(ranks: tuple[Medium, World]) -> None:
             memory = members.empty(np.dtype(np.uint8), (2 * made.size + 1) * most, NOW)
             place = Pool(memory, most).copy
         elif medium == "segment":
-            members._queue.backend._segment.windows.reads = False  # type: ignore[attr-defined]
+            members._queue.backend._segment.windows.can_read = False  # type: ignore[attr-defined]
             members._queue._plans.clear()
         return [
             f"{kind.name} of {limit + more} bytes, {display(dtype)}: {wrong}"
@@ -125,7 +125,7 @@ def scatter(members: LocalCommunicator, count: int, dtype: np.dtype[Any], place:
     return compare(members, output, values(members.rank, count, dtype))
 
 
-CALLS = {Kind[found.__name__.upper()]: found for found in (
+CALLS = {OpType[found.__name__.upper()]: found for found in (
     all_reduce, reduce, reduce_scatter, broadcast, all_gather, gather, scatter,
 )}  # fmt: skip
 

@@ -14,7 +14,7 @@ from support.threads import LATER, NOW, TRANSPORTS, World, world
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.flight_recorder import ENDED_GROUPS, MAX_GROUPS, OTHER_GROUPS, FlightRecorder, OpStats
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError, GroupAbortedError
 from rankmesh_agent.wire.ops import ReduceOp
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, FlightRecord, InFlight
@@ -252,7 +252,7 @@ def test_making_a_group_is_in_flight_while_members_are_missing() -> None:
 @pytest.mark.parametrize("kept", [0, 3])
 def test_it_remembers_only_so_many(kept: int) -> None:
     recorder = FlightRecorder(kept)
-    mesh = Mesh(0, 1, {}, eager_limit=1024, recorder=recorder)
+    mesh = ProgressEngine(0, 1, {}, eager_limit=1024, recorder=recorder)
     members = LocalCommunicator(mesh, 9, "alone", (0,), {}, SECONDS)
     for _ in range(5):
         members.barrier(NOW)
@@ -305,7 +305,7 @@ def test_calls_of_many_threads_are_all_counted() -> None:
 
 
 def test_many_groups_are_counted_together() -> None:
-    mesh = Mesh(0, 1, {}, eager_limit=1024)
+    mesh = ProgressEngine(0, 1, {}, eager_limit=1024)
     groups = [LocalCommunicator(mesh, number, f"group {number}", (0,), {}, SECONDS) for number in range(MAX_GROUPS + 3)]
     for members in groups:
         members.barrier(NOW)

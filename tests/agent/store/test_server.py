@@ -726,7 +726,7 @@ def losing(owner: str, what: str, times: int = 1) -> Iterator[str]:
 class TestOwnersThatSpeakOnlyHttp:
     @pytest.fixture
     def url(self, owned) -> Iterator[str]:
-        listener = bind("127.0.0.1", 0, what="test")
+        listener = bind("127.0.0.1", 0, purpose="test")
         server = HttpServer(listener, "http only")
         server.start(partial(create_store_app, owned, token="secret"))
         yield url_of(listener)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, AgentGoodbye, GroupInfo, Lost
+from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, AgentLeave, GroupInfo, LostRank
 from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
 
 
@@ -102,7 +102,7 @@ class TestRanks:
 
     def test_one_that_another_lost(self, registry, ask, clock, new):
         beat = ask.heartbeat(0)
-        beat.lost = [Lost(1, "connection reset")]
+        beat.lost = [LostRank(1, "connection reset")]
         registry.heartbeat(beat)
         registry.heartbeat(beat)
         ((kind, said),) = new.read()
@@ -160,7 +160,7 @@ class TestGroups:
             registry.heartbeat(ask.heartbeat(rank, 2, group()))
         new.read()
         beat = ask.heartbeat(0, 2, group(failure="rank 1 failed"))
-        beat.lost = [Lost(1, "closed")]
+        beat.lost = [LostRank(1, "closed")]
         registry.heartbeat(beat)
         assert [kind for kind, _ in new.kinds()] == ["rank-failed", "group-failed"]
 
@@ -175,7 +175,7 @@ class TestAgents:
         clock.advance(FAILED_SECONDS)
         found = new.read()
         agents.heartbeat(ask.agent(0))
-        agents.leave(AgentGoodbye(ask.agent(0).id))
+        agents.leave(AgentLeave(ask.agent(0).id))
         found += new.read()
         assert [kind for kind, _ in found] == [
             "agent-registered",

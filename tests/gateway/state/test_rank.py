@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, Lost
+from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, LostRank
 from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import MAX_REASON, InvalidRequestError
@@ -94,7 +94,7 @@ class TestLost:
     @staticmethod
     def tells(ask, *ranks, by=0, cause="connection reset"):
         beat = ask.heartbeat(by)
-        beat.lost = [Lost(rank, cause) for rank in ranks]
+        beat.lost = [LostRank(rank, cause) for rank in ranks]
         return beat
 
     def test_it_has_failed_at_once_and_the_reason_says_who_saw_it(self, pair, ask):

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.command import Job, rankmesh
+from support.network_hosts import Host, network_hosts
 from support.processes import Ranks, wait_until
-
-from benchmarks.hosts import Host, made
 
 pytestmark = pytest.mark.processes
 
@@ -63,7 +62,7 @@ def _can_make_hosts() -> bool:
     if os.geteuid() != 0:
         return False
     try:
-        with made(1, None):
+        with network_hosts(1):
             return True
     except (OSError, SystemExit):
         return False
@@ -73,7 +72,7 @@ def _can_make_hosts() -> bool:
 def hosts() -> Iterator[list[Host]]:
     if not _can_make_hosts():
         pytest.skip("making test hosts takes root and iproute2")
-    with made(3, None) as found:
+    with network_hosts(3) as found:
         yield found
 
 

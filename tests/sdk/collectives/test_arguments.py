@@ -12,7 +12,7 @@ import pytest
 from support.processes import Me, Ranks
 
 import rankmesh as dist
-from rankmesh._collectives.arguments import all_of
+from rankmesh._collectives.arguments import chain
 
 NOBODY = dist.GroupMember.NON_GROUP_MEMBER
 
@@ -173,13 +173,13 @@ class TestRoots:
             assert make(**{argument: np.int64(0)}) is None
 
 
-def test_all_of_does_the_steps_there_are() -> None:
+def test_chain_runs_the_steps_that_exist() -> None:
     done: list[int] = []
-    assert all_of([]) is None
-    assert all_of([None, None]) is None
+    assert chain([]) is None
+    assert chain([None, None]) is None
     one, two = (lambda: done.append(1)), (lambda: done.append(2))
-    assert all_of([None, one]) is one
-    both = all_of([one, None, two])
+    assert chain([None, one]) is one
+    both = chain([one, None, two])
     assert both is not None
     both()
     assert done == [1, 2]

@@ -519,7 +519,7 @@ def die_half_way(me: Me) -> None:
 
     me.init()
     if me.rank == 1:
-        rankmesh._collectives.objects.move_rests = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        rankmesh._collectives.objects.transfer_rests = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
     out = ["as it was"] * 3
     said = me.attempt(dist.gather_object, bytes(1_000_000), out if me.rank == 0 else None)
     me.say(out=out, **said)

@@ -19,7 +19,7 @@ VARIABLES = ("RANKMESH_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been said about the level, here or in the environment."""
     monkeypatch.setattr(debug, "_level", None)
-    monkeypatch.setattr(debug, "plain", False)
+    monkeypatch.setattr(debug, "below_detail", False)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -95,13 +95,13 @@ def test_below_detail_nothing_is_noted_or_looked_for(monkeypatch: pytest.MonkeyP
     dist.set_debug_level(level)
     for name in ("describe", "_call_site"):
         monkeypatch.delattr(debug, name)
-    assert debug.note_of([np.ones(3)]) is None
+    assert debug.details_of([np.ones(3)]) is None
 
 
 def test_at_detail_a_note_has_the_shapes_of_that_moment_and_the_callers_line() -> None:
     dist.set_debug_level("DETAIL")
     tensors: list[Any] = [np.ones((2, 3), np.float32), np.int8(1), bytearray(4), object()]
-    note = debug.note_of(tensors)
+    note = debug.details_of(tensors)
     tensors[0].resize((6,), refcheck=False)
     assert note is not None
     said = note()

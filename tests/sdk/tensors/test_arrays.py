@@ -17,7 +17,8 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import rankmesh as dist
-from rankmesh._tensors.arrays import describe, destination, shape_of, source
+from rankmesh._tensors.buffers import flat_in, flat_out
+from rankmesh._tensors.layout import describe, shape_of
 from rankmesh_agent.wire.dtypes import FROM_NAME
 
 DTYPES = {**FROM_NAME, "longlong": np.dtype("longlong"), "ulonglong": np.dtype("ulonglong")}
@@ -51,7 +52,7 @@ STAGED = {
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_what_is_sent_is_flat_contiguous_and_in_order(make: Any) -> None:
     tensor = make()
-    flat = source(tensor, "tensor")
+    flat = flat_in(tensor, "tensor")
     assert type(flat) is np.ndarray
     assert flat.shape == (tensor.size,)
     assert flat.flags.c_contiguous
@@ -61,7 +62,7 @@ def test_what_is_sent_is_flat_contiguous_and_in_order(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [lambda: np.broadcast_to(np.float32(3), (5,)), lambda: np.broadcast_to(1.5, (2, 3))])
 def test_an_array_of_one_element_repeated_can_be_sent(make: Any) -> None:
-    flat = source(make(), "tensor")
+    flat = flat_in(make(), "tensor")
     assert flat.flags.c_contiguous
     assert flat.shape == (make().size,)
 
@@ -70,7 +71,7 @@ def test_an_array_of_one_element_repeated_can_be_sent(make: Any) -> None:
 def test_what_is_received_ends_in_the_users_array(make: Any) -> None:
     tensor = make()
     before = np.array(tensor)
-    flat, after = destination(tensor, "tensor")
+    flat, after = flat_out(tensor, "tensor")
     assert type(flat) is np.ndarray
     assert flat.shape == (tensor.size,)
     assert flat.flags.c_contiguous
@@ -86,16 +87,16 @@ def test_what_is_received_ends_in_the_users_array(make: Any) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_only_what_does_not_lie_in_order_is_copied(name: str) -> None:
     tensor = KINDS[name]()
-    flat, after = destination(tensor, "tensor")
+    flat, after = flat_out(tensor, "tensor")
     assert (after is not None) == (name in STAGED)
     if name not in STAGED:
         assert tensor.size == 0 or np.shares_memory(flat, tensor)
-        assert tensor.size == 0 or np.shares_memory(source(tensor, "tensor"), tensor)
+        assert tensor.size == 0 or np.shares_memory(flat_in(tensor, "tensor"), tensor)
 
 
 def test_what_lies_around_a_strided_array_stays_as_it_is() -> None:
     whole = np.zeros(12)
-    flat, after = destination(whole[1::3], "tensor")
+    flat, after = flat_out(whole[1::3], "tensor")
     flat[:] = 5
     assert not whole.any(), "only when the data is there"
     assert after is not None
@@ -106,8 +107,8 @@ def test_what_lies_around_a_strided_array_stays_as_it_is() -> None:
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_elements_of_every_supported_kind_are_taken(dtype: np.dtype[Any]) -> None:
     tensor = np.zeros((2, 3), dtype)
-    assert source(tensor, "tensor").dtype == dtype
-    flat, after = destination(tensor, "tensor")
+    assert flat_in(tensor, "tensor").dtype == dtype
+    flat, after = flat_out(tensor, "tensor")
     assert flat.dtype == dtype
     assert after is None
     flat.view(np.uint8)[:] = 1
@@ -117,7 +118,7 @@ def test_elements_of_every_supported_kind_are_taken(dtype: np.dtype[Any]) -> Non
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_elements_of_every_supported_kind_are_staged_where_they_are_apart(dtype: np.dtype[Any]) -> None:
     whole = np.zeros(6, dtype)
-    flat, after = destination(whole[::2], "tensor")
+    flat, after = flat_out(whole[::2], "tensor")
     flat.view(np.uint8)[:] = 1
     assert after is not None
     after()
@@ -128,8 +129,8 @@ def test_elements_of_every_supported_kind_are_staged_where_they_are_apart(dtype:
 @pytest.mark.parametrize("name", ["bfloat16", "complex32"])
 def test_numbers_that_numpy_lacks_are_swapped_to_this_machines_byte_order_too(name: str) -> None:
     tensor = np.ones(3, FROM_NAME[name]).astype(FROM_NAME[name].newbyteorder("S"))
-    assert source(tensor, "tensor").tobytes() == np.ones(3, FROM_NAME[name]).tobytes()
-    flat, after = destination(tensor, "tensor")
+    assert flat_in(tensor, "tensor").tobytes() == np.ones(3, FROM_NAME[name]).tobytes()
+    flat, after = flat_out(tensor, "tensor")
     flat[1] = 0
     assert after is not None
     after()
@@ -151,7 +152,7 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("tensor", UNUSABLE.values(), ids=UNUSABLE)
 def test_other_dtypes_are_refused_by_name(tensor: Any) -> None:
-    for take in (source, destination):
+    for take in (flat_in, flat_out):
         with pytest.raises(TypeError, match=r"pictures has dtype .* cannot be communicated"):
             take(tensor, "pictures")
 
@@ -162,7 +163,7 @@ def test_other_dtypes_are_refused_by_name(tensor: Any) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_array_is_refused_with_its_type(thing: object) -> None:
-    for take in (source, destination):
+    for take in (flat_in, flat_out):
         with pytest.raises(
             TypeError, match=rf"loss must be a NumPy array, .*, got .*{type(thing).__qualname__}; .*numpy\.asarray"
         ):
@@ -170,7 +171,7 @@ def test_what_is_no_array_is_refused_with_its_type(thing: object) -> None:
 
 
 def test_a_masked_array_is_refused_as_its_mask_would_be_lost() -> None:
-    for take in (source, destination):
+    for take in (flat_in, flat_out):
         with pytest.raises(TypeError, match="mask"):
             take(np.ma.array([1.0, 2.0], mask=[True, False]), "tensor")
 
@@ -179,9 +180,9 @@ def test_a_masked_array_is_refused_as_its_mask_would_be_lost() -> None:
 def test_a_read_only_array_can_be_sent_but_not_received_into(make: Any) -> None:
     tensor = make()
     tensor.flags.writeable = False
-    assert source(tensor, "tensor").size == tensor.size
+    assert flat_in(tensor, "tensor").size == tensor.size
     with pytest.raises(ValueError, match=r"weights is read-only.*numpy\.array\(weights\)"):
-        destination(tensor, "weights")
+        flat_out(tensor, "weights")
 
 
 # Elements that share memory
@@ -192,10 +193,10 @@ def test_elements_that_share_memory_can_be_sent_but_not_received_into(
     shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
     tensor = as_strided(np.arange(12.0), shape, strides)
-    np.testing.assert_array_equal(source(tensor, "tensor"), tensor.ravel())
+    np.testing.assert_array_equal(flat_in(tensor, "tensor"), tensor.ravel())
     with pytest.raises(ValueError, match=r"grid has elements that share memory.*numpy\.array\(grid\)"):
-        destination(tensor, "grid")
-    destination(np.array(tensor), "grid")
+        flat_out(tensor, "grid")
+    flat_out(np.array(tensor), "grid")
 
 
 def test_exactly_the_arrays_whose_elements_share_bytes_are_refused() -> None:
@@ -213,7 +214,7 @@ def test_exactly_the_arrays_whose_elements_share_bytes_are_refused() -> None:
         ]
         tensor = np.ndarray(shape, dtype, memory, 200, strides)
         try:
-            destination(tensor, "tensor")
+            flat_out(tensor, "tensor")
         except ValueError:
             refused.append(True)
         else:
@@ -247,13 +248,13 @@ BUFFERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make", BUFFERS.values(), ids=BUFFERS)
 def test_a_buffer_is_sent(make: Callable[[], Any]) -> None:
-    np.testing.assert_array_equal(source(make(), "tensor"), np.arange(6))
+    np.testing.assert_array_equal(flat_in(make(), "tensor"), np.arange(6))
 
 
 @pytest.mark.parametrize("make", BUFFERS.values(), ids=BUFFERS)
 def test_a_buffer_is_received_into(make: Callable[[], Any]) -> None:
     tensor = make()
-    flat, after = destination(tensor, "tensor")
+    flat, after = flat_out(tensor, "tensor")
     np.testing.assert_array_equal(flat, np.arange(6), err_msg="it holds what the buffer does")
     flat += 10
     if after is not None:
@@ -265,17 +266,17 @@ def test_a_buffer_is_received_into(make: Callable[[], Any]) -> None:
 def test_a_contiguous_buffer_is_not_copied(name: str) -> None:
     tensor = BUFFERS[name]()
     memory = np.frombuffer(tensor, np.uint8)
-    assert np.shares_memory(source(tensor, "tensor"), memory)
-    assert np.shares_memory(destination(tensor, "tensor")[0], memory)
+    assert np.shares_memory(flat_in(tensor, "tensor"), memory)
+    assert np.shares_memory(flat_out(tensor, "tensor")[0], memory)
 
 
 @pytest.mark.parametrize(
     "tensor", [b"\1\2", memoryview(b"\1\2"), np.float32(1), np.complex64(1)], ids=lambda value: type(value).__name__
 )
 def test_a_read_only_buffer_can_be_sent_but_not_received_into(tensor: Any) -> None:
-    assert source(tensor, "tensor")[0] == 1
+    assert flat_in(tensor, "tensor")[0] == 1
     with pytest.raises(ValueError, match="loss is read-only"):
-        destination(tensor, "loss")
+        flat_out(tensor, "loss")
 
 
 def test_a_buffer_that_was_closed_or_has_no_elements_numpy_knows_is_refused() -> None:
@@ -284,7 +285,7 @@ def test_a_buffer_that_was_closed_or_has_no_elements_numpy_knows_is_refused() ->
     released = memoryview(b"ab")
     released.release()
     for tensor in (closed, released, (ctypes.c_void_p * 2)()):
-        for take in (source, destination):
+        for take in (flat_in, flat_out):
             with pytest.raises(ValueError, match=rf"frame, a .*{type(tensor).__qualname__}, cannot be read: "):
                 take(tensor, "frame")
 
@@ -373,8 +374,8 @@ class Series:
 @pytest.mark.parametrize("kind", ["contiguous", "matrix", "strided", "transposed", "0-d", "empty", "empty matrix"])
 def test_what_exports_dlpack_is_sent_and_received_into_as_its_memory_is(kind: str) -> None:
     elements = KINDS[kind]()
-    np.testing.assert_array_equal(source(Exporter(elements), "tensor"), elements.ravel())
-    flat, after = destination(Exporter(elements), "tensor")
+    np.testing.assert_array_equal(flat_in(Exporter(elements), "tensor"), elements.ravel())
+    flat, after = flat_out(Exporter(elements), "tensor")
     assert (after is not None) == (kind in STAGED)
     flat[...] = np.arange(elements.size) + 100
     if after is not None:
@@ -385,47 +386,48 @@ def test_what_exports_dlpack_is_sent_and_received_into_as_its_memory_is(kind: st
 def test_a_read_only_exporter_can_be_sent_but_not_received_into() -> None:
     elements = np.arange(3.0)
     elements.flags.writeable = False
-    assert np.shares_memory(source(Exporter(elements), "tensor"), elements)
+    assert np.shares_memory(flat_in(Exporter(elements), "tensor"), elements)
     with pytest.raises(ValueError, match="weights is read-only"):
-        destination(Exporter(elements), "weights")
+        flat_out(Exporter(elements), "weights")
 
 
 @pytest.mark.parametrize("name", ["float32", "int64", "bool", "complex64", "bfloat16"])
 def test_an_immutable_array_can_be_sent_but_not_received_into(name: str) -> None:
     elements = np.ones((2, 3), FROM_NAME[name])
-    flat = source(Immutable(elements), "tensor")
+    flat = flat_in(Immutable(elements), "tensor")
     assert flat.dtype == elements.dtype
     assert np.shares_memory(flat, elements)
     with pytest.raises(ValueError, match=r"weights is read-only.*numpy\.array\(weights\)"):
-        destination(Immutable(elements), "weights")
-    destination(np.array(Immutable(elements)), "weights")
+        flat_out(Immutable(elements), "weights")
+    flat_out(np.array(Immutable(elements)), "weights")
 
 
 @pytest.mark.parametrize(("device", "said"), [(Device.kDLROCM, "kDLROCM"), (10, "10"), (14, "14")])
 def test_an_array_on_a_device_is_refused(device: int, said: str) -> None:
-    for take in (source, destination):
+    for take in (flat_in, flat_out):
         with pytest.raises(TypeError, match=rf"loss is a .*OnDevice on DLPack device {said}: .*copy on the CPU"):
             take(OnDevice(device), "loss")
 
 
 def test_what_can_only_be_read_by_a_copy_can_be_sent_but_not_received_into() -> None:
-    np.testing.assert_array_equal(source(Series(), "tensor"), np.arange(3.0))
+    np.testing.assert_array_equal(flat_in(Series(), "tensor"), np.arange(3.0))
     with pytest.raises(ValueError, match="table is read-only"):
-        destination(Series(), "table")
+        flat_out(Series(), "table")
 
 
 def test_why_an_exporter_cannot_be_read_is_said() -> None:
-    for take in (source, destination):
+    for take in (flat_in, flat_out):
         with pytest.raises(TypeError, match=r"loss must be .*, got .*Exporter \(DLPack only supports .*\); convert it"):
             take(Exporter(np.ones(3, FROM_NAME["bfloat16"])), "loss")
 
 
 def test_nothing_of_this_imports_torch() -> None:
     program = (
-        "import sys; import numpy as np; from rankmesh._tensors.arrays import *\n"
+        "import sys; import numpy as np\n"
+        "from rankmesh._tensors.buffers import *; from rankmesh._tensors.layout import describe\n"
         "for thing in (np.ones(3), bytearray(3), [1.0]):\n"
         "    describe(thing)\n"
-        "    try: source(thing, 'thing'), destination(thing, 'thing')\n"
+        "    try: flat_in(thing, 'thing'), flat_out(thing, 'thing')\n"
         "    except TypeError: pass\n"
         "sys.exit('torch' in sys.modules)"
     )

@@ -20,7 +20,7 @@ from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.wire.errors import GroupAbortedError
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE, NUMBER
-from rankmesh_agent.wire.schemas import AgentInfo, GroupInfo, GroupWanted
+from rankmesh_agent.wire.schemas import AgentInfo, GroupInfo, GroupRequest
 
 router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
@@ -88,7 +88,7 @@ async def group(found: GroupDep) -> GroupInfo:
 )
 async def make_group(body: GroupBody, request: Request, response: Response, agent: AgentDep) -> GroupInfo:
     """Make a group at this rank; answered when all members' agents have been asked for it and have met."""
-    wanted = GroupWanted(body.ranks, body.name, body.timeout, body.instance)
+    wanted = GroupRequest(body.ranks, body.name, body.timeout, body.instance)
     _refuse(wanted, agent.info())
     made, is_new = await _make(wanted, request, agent)
     response.status_code = HTTPStatus.CREATED if is_new else HTTPStatus.OK
@@ -118,7 +118,7 @@ async def abort_group(found: GroupDep, body: AbortBody | None = None) -> GroupIn
     return found.info()
 
 
-async def _make(wanted: GroupWanted, request: Request, agent: AgentInterface) -> tuple[LocalCommunicator, bool]:
+async def _make(wanted: GroupRequest, request: Request, agent: AgentInterface) -> tuple[LocalCommunicator, bool]:
     """Make a group while the client is there."""
     begun: list[LocalCommunicator] = []
     outcome: Future[tuple[LocalCommunicator, bool]] = Future()
@@ -139,7 +139,7 @@ async def _make(wanted: GroupWanted, request: Request, agent: AgentInterface) ->
         raise ClientDisconnect
 
 
-def _refuse(wanted: GroupWanted, info: AgentInfo) -> None:
+def _refuse(wanted: GroupRequest, info: AgentInfo) -> None:
     """Refuse ranks that cannot be a group's.
 
     Raises:

@@ -15,7 +15,7 @@ from rankmesh_agent.http.routes.dependencies import BEARER, LeasableAgentDep
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.errors import LeaseEndedError
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, LeaseState, LeaseWanted
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, LeaseState, LeaseTerms
 
 router = APIRouter(prefix="/v1", tags=["lease"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
@@ -57,7 +57,7 @@ async def acquire_lease(body: LeaseBody, request: Request, response: Response, a
         wrong = f"rank {body.rank} is not in a world of {body.world_size}: ranks go from 0 to {body.world_size - 1}"
         raise RequestValidationError([{"loc": ("body", "rank"), "msg": wrong}])
     peer = f" at {request.client.host}" if request.client is not None else ""
-    wanted = LeaseWanted(body.job, body.rank, body.world_size, body.timeout, f"an HTTP client{peer}", body.idle)
+    wanted = LeaseTerms(body.job, body.rank, body.world_size, body.timeout, f"an HTTP client{peer}", body.idle)
     begun, future = agent.acquire_in_background(wanted)
     joining = asyncio.wrap_future(future)
     joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether or not we wait for it

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.schemas import AgentInfo
-from rankmesh_agent.wire.stats import BOUNDS, Operations, Vitals
+from rankmesh_agent.wire.stats import BOUNDS, AgentStats, OperationStats
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -37,7 +37,7 @@ async def metrics(agent: AgentDep, request: Request) -> Response:
     return Response(content, headers={"Content-Type": media_type})
 
 
-def _metrics(info: AgentInfo, vitals: Vitals) -> Iterator[Metric]:
+def _metrics(info: AgentInfo, vitals: AgentStats) -> Iterator[Metric]:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
     about = InfoMetricFamily("rankmesh_agent", "The agent, its rank (-1 for none) and job.")
@@ -53,8 +53,8 @@ def _metrics(info: AgentInfo, vitals: Vitals) -> Iterator[Metric]:
         peers.add_metric([medium], number)
     yield peers
     yield GaugeMetricFamily("rankmesh_peers_lost", "Peers that have gone without a goodbye.", vitals.lost)
-    if vitals.pulse is not None:
-        pulse = vitals.pulse
+    if vitals.heartbeats is not None:
+        pulse = vitals.heartbeats
         beats = CounterMetricFamily("rankmesh_heartbeats", "Signs of life, by what came of them.", labels=["result"])
         beats.add_metric(["answered"], pulse.answered)
         beats.add_metric(["unanswered"], pulse.unanswered)
@@ -68,18 +68,18 @@ def _metrics(info: AgentInfo, vitals: Vitals) -> Iterator[Metric]:
         yield GaugeMetricFamily("rankmesh_store_keys", "Keys with values in the store that is here.", vitals.store.keys)
 
 
-def _operations(operations: list[Operations]) -> Iterator[Metric]:
+def _operations(operations: list[OperationStats]) -> Iterator[Metric]:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     by = ["group", "op"]
 
-    def counter(name: str, text: str, of: Callable[[Operations], float]) -> Metric:
+    def counter(name: str, text: str, of: Callable[[OperationStats], float]) -> Metric:
         family = CounterMetricFamily(name, text, labels=by)
         for each in operations:
             family.add_metric([each.group, each.op], of(each))
         return family
 
-    def gauge(name: str, text: str, of: Callable[[Operations], float]) -> Metric:
+    def gauge(name: str, text: str, of: Callable[[OperationStats], float]) -> Metric:
         family = GaugeMetricFamily(name, text, labels=by)
         for each in operations:
             family.add_metric([each.group, each.op], of(each))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from rankmesh_agent.collectives.reduction import premultiplied, refuse
+from rankmesh_agent.collectives.reduction import check_op, premultiplied
 from rankmesh_agent.http.routes.dependencies import BEARER
 from rankmesh_agent.http.routes.group_calls import CallerDep, check_query_parameters
 from rankmesh_agent.http.routes.problems import problems
@@ -238,10 +238,10 @@ def _reduction(op: str, factor: float | None, array: Array) -> tuple[ReduceOp, A
         raise InvalidCallError("factor belongs to op=premul_sum, and to it alone: ?op=premul_sum&factor=0.5")
     try:
         if factor is None:
-            refuse(how, array.dtype)
+            check_op(how, array.dtype)
             return how, flat
         whole = int(factor) if factor.is_integer() else factor
-        refuse(PremulSum(whole), array.dtype)
+        check_op(PremulSum(whole), array.dtype)
         return how, premultiplied(whole, flat)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidCallError(str(error)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from rankmesh_agent.wire.schemas import AgentBeat, AgentEntry, AgentGoodbye, Done, LeaseOffer, LeaseRequest
+from rankmesh_agent.wire.schemas import AgentEntry, AgentHeartbeat, AgentLeave, Done, LeaseOffer, LeaseRequest
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.routes.dependencies import BEARER, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
@@ -13,7 +13,7 @@ router = APIRouter(prefix="/v1", tags=["agents"], dependencies=[BEARER], respons
 
 
 @router.post("/agents", responses=problems(400, 503))
-async def agent_beat(body: AgentBeat, request: Request, registry: RegistryDep) -> Done:
+async def agent_beat(body: AgentHeartbeat, request: Request, registry: RegistryDep) -> Done:
     """Tell that a standalone agent lives, and to whom it is leased; the first time registers it.
 
     Sent each second, and when its lease changes. An agent that is silent is suspect after 3 s, has failed after 10 s,
@@ -23,7 +23,7 @@ async def agent_beat(body: AgentBeat, request: Request, registry: RegistryDep) -
 
 
 @router.post("/agents/leave", responses=problems(400))
-async def agent_leave(body: AgentGoodbye, request: Request, registry: RegistryDep) -> Done:
+async def agent_leave(body: AgentLeave, request: Request, registry: RegistryDep) -> Done:
     """Say goodbye; the agent is forgotten."""
     return await handlers.agent_leave(registry, body, request.receive)
 

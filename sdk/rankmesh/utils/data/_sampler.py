@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sized
 
 import numpy as np
 
-from rankmesh._session.groups import get_rank, get_world_size
-from rankmesh._session.session import is_initialized
+from rankmesh._session.init import is_initialized
+from rankmesh._session.ranks import get_rank, get_world_size
 
 _SEEDS = 1 << 32
 """The Mersenne Twister takes so many: torch uses the lower bits of a seed, of a negative one too."""

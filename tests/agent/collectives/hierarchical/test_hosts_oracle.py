@@ -17,7 +17,7 @@ from rankmesh_agent.collectives.select import algorithm
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, display
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Array = np.ndarray[Any, Any]
 
@@ -29,11 +29,11 @@ LENGTHS = (0, 1, 2, 7, 331, 4099, 20_021)
 DTYPES = tuple(FROM_CODE.values())
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 OVER_HOSTS = {
-    Kind.ALL_REDUCE: all_reduce.over_hosts,
-    Kind.REDUCE: reduce.over_hosts,
-    Kind.REDUCE_SCATTER: reduce_scatter.over_hosts,
-    Kind.BROADCAST: broadcast.over_hosts,
-    Kind.ALL_GATHER: all_gather.over_hosts,
+    OpType.ALL_REDUCE: all_reduce.over_hosts,
+    OpType.REDUCE: reduce.over_hosts,
+    OpType.REDUCE_SCATTER: reduce_scatter.over_hosts,
+    OpType.BROADCAST: broadcast.over_hosts,
+    OpType.ALL_GATHER: all_gather.over_hosts,
 }
 
 

@@ -277,7 +277,7 @@ class TestWaiting:
 class TestClientsThatGo:
     @pytest.fixture
     def url(self, agent) -> Iterator[str]:
-        listener = bind("127.0.0.1", 0, what="test")
+        listener = bind("127.0.0.1", 0, purpose="test")
         address = url_of(listener)
         server = HttpServer(listener, "test")
         server.start(lambda: create_app(SimpleNamespace(store=agent.store)))

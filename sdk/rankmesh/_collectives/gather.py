@@ -1,0 +1,146 @@
+"""Collectives that collect one array per rank: all_gather and gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rankmesh._collectives.arguments import (
+    Timeout,
+    communicator,
+    equal_parts,
+    group_rank_of,
+    options,
+    outputs_of,
+    refuse_list_off_root,
+    same_dtype,
+    same_dtype_and_size,
+    same_size,
+)
+from rankmesh._session.process_group import Group
+from rankmesh._tensors.buffers import flat_in, flat_out
+from rankmesh_agent.group.work import Work
+
+
+def all_gather(
+    tensor_list: Sequence[Any],
+    tensor: Any,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Copy every rank's ``tensor`` into ``tensor_list`` on all ranks.
+
+    Args:
+        tensor_list: one array a rank, by group rank, with as many elements as that rank's ``tensor`` and its dtype;
+            ranks may differ in their number of elements.
+        tensor: array, of the same dtype on all ranks.
+        group: the group, the world by default.
+        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
+        timeout: limit for the operation, timedelta or seconds; the group's by default.
+
+    Returns:
+        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+
+    Raises:
+        ValueError: ``tensor_list`` is not as long as the group, or its array for this rank another size or
+            another dtype than ``tensor``.
+        As all_reduce.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather
+    """
+    comm = communicator(group, "all_gather", tensor)
+    if comm is None:
+        return None
+    array = flat_in(tensor, "tensor", comm)
+    outputs, write_back = outputs_of(tensor_list, "tensor_list", comm)
+    same_dtype([array, *outputs], "tensor", "tensor_list")
+    same_size(array, "tensor", outputs[comm.rank], f"tensor_list[{comm.rank}]")
+    return comm.all_gather(
+        outputs, array, options(comm, timeout, async_op, list(tensor_list), write_back, inputs=[tensor])
+    )
+
+
+all_gather_v = all_gather
+"""all_gather: its arrays may differ in size from rank to rank."""
+
+
+def all_gather_single(
+    output_tensor: Any, input_tensor: Any, group: Group = None, async_op: bool = False, *, timeout: Timeout = None
+) -> Work | None:
+    """Concatenate every rank's ``input_tensor`` in one array on all ranks, in rank order.
+
+    Args:
+        output_tensor: array with world size times the elements of ``input_tensor``: a concatenation, of shape
+            (size * n, …), or a stack, of shape (size, n, …).
+        input_tensor: array, with the same number of elements and dtype on all ranks; may be its part of the output.
+        group: the group, the world by default.
+        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
+        timeout: limit for the operation, timedelta or seconds; the group's by default.
+
+    Returns:
+        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+
+    Raises:
+        ValueError: ``output_tensor`` has another size or dtype.
+        As all_reduce.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather_into_tensor
+    """
+    comm = communicator(group, "all_gather_single", input_tensor)
+    if comm is None:
+        return None
+    array = flat_in(input_tensor, "input_tensor", comm)
+    output, write_back = flat_out(output_tensor, "output_tensor", comm)
+    same_dtype([array, output], "input_tensor", "output_tensor")
+    outputs = equal_parts(output, "output_tensor", array.size, "input_tensor", comm.size)
+    return comm.all_gather(outputs, array, options(comm, timeout, async_op, [output_tensor], write_back))
+
+
+all_gather_into_tensor = all_gather_single
+"""The older name of all_gather_single."""
+
+
+def gather(
+    tensor: Any,
+    gather_list: Sequence[Any] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None:
+    """Copy every rank's ``tensor`` into ``gather_list`` on one rank.
+
+    Args:
+        tensor: array, with the same number of elements and dtype on all ranks.
+        gather_list: on the destination, one such array a rank, by group rank; None or empty elsewhere.
+        dst: global rank that gathers; 0 by default.
+        group: the group, the world by default.
+        async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
+        group_dst: the destination's rank in the group, instead of ``dst``.
+        timeout: limit for the operation, timedelta or seconds; the group's by default.
+
+    Returns:
+        A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
+
+    Raises:
+        ValueError: ``gather_list`` is missing on the destination, given elsewhere, or has another length, size or
+            dtype; or the destination is not in the group.
+        As all_reduce.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.gather
+    """
+    comm = communicator(group, "gather", tensor)
+    if comm is None:
+        return None
+    root = group_rank_of(comm, dst, group_dst, "dst", default=0)
+    refuse_list_off_root(gather_list, "gather_list", comm.rank == root, "destination")
+    array = flat_in(tensor, "tensor", comm)
+    outputs, write_back = outputs_of(gather_list, "gather_list", comm) if comm.rank == root else ([], None)
+    same_dtype_and_size(array, "tensor", outputs, "gather_list")
+    return comm.gather(
+        outputs, array, root, options(comm, timeout, async_op, list(gather_list or []), write_back, inputs=[tensor])
+    )

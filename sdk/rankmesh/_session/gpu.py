@@ -1,0 +1,76 @@
+"""Communicators for arrays on GPUs: selected when a group's first such array is passed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import cast
+
+from rankmesh._session.backend import needs
+from rankmesh._session.process_group import Group, ProcessGroup
+from rankmesh._session.session import communicator_of, require_session
+from rankmesh_agent.gpu.communicator import GpuCommunicator
+from rankmesh_agent.gpu.selection import GpuBackendSelector
+from rankmesh_agent.gpu.store_exchange import StoreExchange
+from rankmesh_agent.group.communicator import Communicator
+
+
+def for_collectives(group: Group, device: int) -> Communicator:
+    """Return the communicator for collectives on arrays on a GPU; the host's if they go through host memory.
+
+    Raises:
+        DistBackendError: the requested backend cannot be used; names the reason.
+        CollectiveTimeoutError: a rank did not pass an array on a GPU in time; names it.
+    """
+    selector = _selector(group)
+    return communicator_of(group) if selector is None else selector.for_collectives(device)
+
+
+def for_messages(group: Group, device: int, peer: int | None) -> Communicator:
+    """Return the communicator for messages of arrays on a GPU to or from a group rank (None: any).
+
+    Raises:
+        ValueError: the sender may be any rank, and arrays do not go through host memory.
+    """
+    selector = _selector(group)
+    if peer is None and selector is not None:
+        raise ValueError(
+            "recv of an array on a GPU needs src: the transport depends on the sender. Backend 'gloo' takes all arrays "
+            "through host memory, from any rank"
+        )
+    return communicator_of(group) if selector is None else selector.for_p2p(device, peer or 0)
+
+
+def for_several_gpus(group: Group, device: int) -> GpuCommunicator | None:
+    """Return the communicator for collectives over several GPUs of each rank; None for host memory."""
+    selector = _selector(group)
+    return None if selector is None else selector.for_multigpu(device)
+
+
+def _selector(group: Group) -> GpuBackendSelector | None:
+    """Return the group's selector; None if its arrays on GPUs go through host memory."""
+    found = cast(ProcessGroup, require_session().group if group is None else group)
+    if found._engines.device == "host":
+        return None
+    if found._gpu is None:
+        if found._engines.device == "nccl":
+            needs("nccl")
+        found._gpu = _new_selector(found)
+    return found._gpu
+
+
+def _new_selector(group: ProcessGroup) -> GpuBackendSelector:
+    from rankmesh._stores import PrefixStore
+
+    session, host = require_session(), group._communicator
+    store = PrefixStore(f"gpu/{host.id:016x}", session.store.clone())
+    store.set_timeout(timedelta(seconds=host.timeout))
+
+    def check(ranks: Sequence[int]) -> None:
+        error = host.failure or host.peer_lost_error(ranks, "connect")
+        if error is not None:
+            raise error
+
+    exchange = StoreExchange(store, host.rank, lambda: host.global_ranks, check)
+    hosts = [session.agent.host_of(rank) for rank in host.ranks]
+    return GpuBackendSelector(host, exchange, hosts, group._engines.device)

@@ -1,0 +1,160 @@
+"""init_process_group, destroy_process_group and the default group."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from rankmesh._session import session as sessions
+from rankmesh._session.backend import resolve
+from rankmesh._session.process_group import NON_MEMBER, Group, NonMember, ProcessGroup
+from rankmesh._session.session import communicator_of, current, join, leave, require_session
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.deadline import seconds_of
+
+if TYPE_CHECKING:
+    from rankmesh._stores.agent import AgentStore as Store
+
+default_pg_timeout: Final = timedelta(minutes=30)
+"""Default time an operation may take, as in torch.distributed; RANKMESH_TIMEOUT (seconds) changes it."""
+
+
+class _DefaultGroup(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  # torch's name
+        """The default group, None before init_process_group."""
+        session = current()
+        return None if session is None else session.group
+
+
+class group(metaclass=_DefaultGroup):  # noqa: N801  # torch's name
+    """``group.WORLD`` is the default group, as in torch.distributed."""
+
+
+class GroupMember(metaclass=_DefaultGroup):
+    """Names for the two groups that are not made by new_group, as in torch.distributed.
+
+    ``GroupMember.NON_GROUP_MEMBER`` is the value of ``new_group`` on ranks outside the group; ``GroupMember.WORLD`` is
+    the default group.
+    """
+
+    NON_GROUP_MEMBER: Final = NON_MEMBER
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | float | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> None:
+    """Join the job and make the default group; returns when every rank has joined.
+
+    Args:
+        backend: the backend of the collectives: ``"mesh"`` (default; ``"gloo"`` and ``"tcp"`` mean the same), the CPU
+            data plane; ``"mpi"``, a cluster's own MPI, which also determines rank, world size and the gateway's
+            address (``mpirun -n 4 python script.py``); ``"nccl"``, NCCL for arrays on GPUs and the mesh for others; a
+            name given to Backend.register_backend(); or pairs of device and name, as in ``"cpu:gloo,cuda:nccl"``. If
+            left out, arrays on GPUs go over NCCL where it can be used; with ``"gloo"`` they go through host memory.
+        init_method: URL of the rendezvous. All of these end at a gateway's HTTP address:
+
+            * ``"env://"`` (default): MASTER_ADDR and MASTER_PORT; rank 0 hosts the gateway unless the launcher does.
+            * ``"tcp://host:port"``: the same, without the environment; if ranks are left out, the first process on
+              that host hosts the gateway.
+            * ``"tcp://239.1.2.3:port"``, any multicast address: one process hosts the gateway, the others find it.
+            * ``"file:///path"``: the first process hosts the gateway and writes its address to the file; the path must
+              be shared.
+            * ``"http://host:port"``: a running gateway. If standalone agents are registered there
+              (``rankmesh agent``), this process attaches to one, which then carries its rank: one on the same host,
+              over shared memory, or one on another host.
+
+            ``?rank=…&world_size=…`` may be appended to each, and ``?hosting=attached`` or ``?hosting=embedded`` to
+            require an agent in a process of its own, or one in this process; RANKMESH_HOSTING does so for all
+            methods. Not together with ``store``.
+        timeout: limit for the join, and by default for each operation: timedelta or seconds; 30 minutes unless
+            RANKMESH_TIMEOUT is set.
+        world_size: number of ranks; WORLD_SIZE, or a launcher's variables (Slurm, MPI) if left out.
+        rank: this process's rank; RANK, or a launcher's variables if left out. If no rank is given, the gateway
+            assigns the lowest free one (except with ``env://`` and ``store=``, which require it).
+        store: a Store that all ranks share, through which they find each other instead; needs ``rank`` and
+            ``world_size``.
+        group_name: name of the job, for several jobs at one address, gateway or file; RANKMESH_JOB if left out.
+        pg_options: passed to the creator of a backend registered with ``extended_api``; ignored otherwise.
+        device_id: accepted for compatibility with torch and ignored: each array is on a known GPU.
+
+    Raises:
+        ValueError: called twice without destroy_process_group in between; an argument or environment variable is
+            missing or invalid.
+        DistBackendError: the backend cannot be used here; names the reason and the available backends.
+        AddressInUseError: rank 0 cannot host the gateway because another process listens there.
+        GatewayUnreachableError: no gateway answers there.
+        JoinTimeoutError: ranks are missing when the timeout expires; names them.
+        RankTakenError: another live process has this rank.
+        WorldSizeMismatchError: the ranks disagree on the world size.
+        AuthenticationError: the token is not the job's.
+        DistNetworkError: this process has to attach to a standalone agent, and none is registered, free or reachable;
+            names the processes that hold them.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#initialization
+    """
+    from rankmesh._rendezvous import rendezvous
+
+    with sessions.lock:
+        if current() is not None:
+            raise ValueError("init_process_group() was called before; call destroy_process_group() first")
+        engines = resolve(backend)
+        settings = Settings.from_env(os.environ)
+        if group_name:
+            settings = replace(settings, job=group_name)
+        seconds = seconds_of(timeout, settings.timeout)
+        if engines.host == "mpi":
+            from rankmesh._rendezvous.mpi import among_mpi
+
+            found, settings = among_mpi(init_method, rank, world_size, settings, store=store, timeout=seconds)
+        else:
+            found = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
+        sessions.set_default(join(found, settings, seconds, engines, pg_options))
+
+
+def destroy_process_group(group: Group = None) -> None:
+    """Leave a group made by new_group, or with no argument the job: connections close, threads end.
+
+    Operations of the group that are under way here fail with an error that names this call. Ranks that wait for this
+    one get an error if it leaves the job; if it leaves one group only, they wait until their deadline.
+
+    Source: torch.distributed.destroy_process_group
+    """
+    if isinstance(group, NonMember):
+        return
+    session = require_session()
+    if group is None or group is session.group:
+        leave(session)
+    else:
+        communicator_of(group)  # raises if it is not a group
+        session.drop_group(group)
+
+
+def is_initialized() -> bool:
+    """Return whether init_process_group has been called."""
+    return current() is not None
+
+
+def get_default_store() -> Store:
+    """Return the job's own store: the keys that every agent serves under ``/v1/store``.
+
+    Raises:
+        ValueError: init_process_group has not been called.
+
+    Source: torch.distributed.distributed_c10d._get_default_store
+    """
+    return require_session().store
+
+
+_get_default_store = get_default_store
+"""torch's name."""

@@ -1,0 +1,58 @@
+"""ProcessGroup: a group of ranks as users hold it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rankmesh._session.backend import Engines
+
+if TYPE_CHECKING:
+    from rankmesh_agent.gpu.selection import GpuBackendSelector
+    from rankmesh_agent.group.communicator import Communicator
+
+
+class ProcessGroup:
+    """A group of ranks, this process among them. Made by init_process_group and new_group, not by hand."""
+
+    def __init__(self, communicator: Communicator, engines: Engines, description: str = "") -> None:
+        self._communicator = communicator
+        self._engines = engines
+        self._description = description
+        self._gpu: GpuBackendSelector | None = None  # selects the communicator for arrays on GPUs, once there were any
+
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+        return self._communicator.rank
+
+    def size(self) -> int:
+        """Return the number of members."""
+        return self._communicator.size
+
+    def name(self) -> str:
+        """Return the name of the backend, as torch's ProcessGroup does."""
+        return self._engines.name
+
+    @property
+    def group_name(self) -> str:
+        """The group's name, the same at all members: ``world`` for the default group."""
+        return self._communicator.name
+
+    @property
+    def group_desc(self) -> str:
+        """The description given to new_group; ``undefined`` without one."""
+        return self._description or "undefined"
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.group_name!r} rank {self.rank()} of {self.size()}>"
+
+
+class NonMember:
+    """The value of new_group on ranks outside the group; collectives on it do nothing."""
+
+    def __repr__(self) -> str:
+        return "GroupMember.NON_GROUP_MEMBER"
+
+
+NON_MEMBER: Final = NonMember()
+
+Group = ProcessGroup | NonMember | None

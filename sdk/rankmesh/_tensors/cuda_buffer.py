@@ -1,0 +1,79 @@
+"""CudaBuffer: the elements of a CuPy array, or of another object on a GPU. Imported when the first one is passed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from rankmesh._tensors.buffer import Buffer
+from rankmesh._tensors.layout import Array, Layout, WriteBack, supported, type_name
+from rankmesh_agent.device import runtime
+from rankmesh_agent.device.array import DeviceArray
+from rankmesh_agent.device.streams import CupyStreams
+
+_CUPY = CupyStreams()
+_WIDEST_BITS = 8
+"""Bytes of the widest unsigned integer."""
+
+
+class CudaBuffer(Buffer):
+    """Elements of an array on an NVIDIA GPU that exports CUDA's array interface or DLPack."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def device_of(tensor: Any) -> int | None:
+        if hasattr(type(tensor), "__dlpack_device__"):
+            return int(tensor.__dlpack_device__()[1])
+        return int(as_cupy(tensor).device.id)
+
+    def layout(self) -> Layout:
+        array = as_cupy(self.tensor)
+        return Layout(array.shape, array.strides, array.itemsize)
+
+    def host_array(self) -> tuple[Array, WriteBack | None]:
+        reason = runtime.unavailable_reason()
+        if reason:
+            raise TypeError(f"{self.name} is a {type_name(self.tensor)} on a GPU, which cannot be read: {reason}")
+        array = as_cupy(self.tensor)
+        bits = _bits(array)
+        host = bits.get()
+
+        def write_back() -> None:
+            with bits.device:
+                bits[...] = runtime.cupy().asarray(host)
+                runtime.synchronize_stream(runtime.current_stream())  # a caller that waits for the call reads no stream
+
+        return host.view(np.dtype(array.dtype)), write_back
+
+    def device_array(self) -> tuple[DeviceArray, WriteBack | None]:
+        array = as_cupy(self.tensor)
+        native = supported(np.dtype(array.dtype), self.name)
+        if array.dtype != native:
+            raise TypeError(
+                f"{self.name} is in another byte order than this machine's: pass {self.name}.astype({native.name!r})"
+            )
+        write_back: WriteBack | None = None
+        if not array.flags.c_contiguous:
+            whole = _bits(array)
+            with array.device:  # CuPy copies on the current device
+                array = runtime.cupy().ascontiguousarray(whole)
+            write_back = functools.partial(whole.__setitem__, ..., array.reshape(whole.shape))
+        return DeviceArray(array.data.ptr, array.size, native, array.device.id, array, _CUPY), write_back
+
+
+def as_cupy(tensor: Any) -> Any:
+    """Return a CuPy array over the memory of an array on a GPU."""
+    cupy = runtime.cupy()
+    if isinstance(tensor, cupy.ndarray):
+        return tensor
+    if hasattr(type(tensor), "__cuda_array_interface__"):
+        return cupy.asarray(tensor)
+    return cupy.from_dlpack(tensor)
+
+
+def _bits(array: Any) -> Any:
+    """Return a view as unsigned integers, which CuPy can copy in any layout; of float8 it cannot."""
+    return array.view(f"u{array.dtype.itemsize}") if array.dtype.itemsize <= _WIDEST_BITS else array

@@ -1,0 +1,54 @@
+"""The worker of benchmarks.ddp: its steps, and that a wrong average is an error."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+
+@pytest.fixture
+def ddp_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+    """The module, in a world of one rank."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
+    torch.distributed.init_process_group("rankmesh", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield importlib.import_module("benchmarks.ddp_worker")
+    torch.distributed.destroy_process_group()
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_step_reduces_all_gradients_in_buckets(ddp_worker: ModuleType) -> None:
+    model = ddp_worker.net()
+    trainer = ddp_worker.Trainer(model, 4)
+    assert sum(bucket.numel() for bucket in trainer._buckets) == parameters(model)
+    trainer.check()
+    trainer.step()
+    trainer.step_alone()
+    trainer.all_reduce()
+
+
+def test_what_averages_wrongly_is_not_timed(ddp_worker: ModuleType) -> None:
+    trainer = ddp_worker.Trainer(ddp_worker.net(), 4)
+
+    def twice(state, bucket):  # type: ignore[no-untyped-def]  # torch takes no annotations that are text
+        future: Any = torch.futures.Future()
+        future.set_result(bucket.buffer() * 2)
+        return future
+
+    trainer._model.register_comm_hook(None, twice)
+    with pytest.raises(ArithmeticError, match=r"rank 0: a gradient is .* off the mean of all ranks'"):
+        trainer.check()
+
+
+def test_the_models_are_as_large_as_the_page_says(ddp_worker: ModuleType) -> None:
+    assert parameters(ddp_worker.mlp()) == pytest.approx(10e6, rel=0.01)
+    assert parameters(ddp_worker.net()) == 21_840
