@@ -276,13 +276,13 @@ class Agent:
         """Close the resources that belong to the running event loop, which ends."""
         await self._job_store.aclose()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to other processes."""
         self._leaving = True
-        self._heartbeats.forget()
+        self._heartbeats.close_in_child()
         self.engine.close_in_child()
         if self._own_http is not None:
-            self._own_http.forget()
+            self._own_http.close_in_child()
 
     def _leave(self, reason: str) -> None:
         joined = self._joined

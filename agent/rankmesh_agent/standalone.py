@@ -262,7 +262,7 @@ class _CurrentStore:
     def close(self) -> None:
         """Do nothing: the agent closes its server."""
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Do nothing: the agent closes its server's descriptors."""
 
 

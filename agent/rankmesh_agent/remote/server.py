@@ -123,7 +123,7 @@ class SessionServer:
         if session is not None:
             session.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child."""
         self._closed = True
         if self._listener is not None:

@@ -30,7 +30,7 @@ class BlockingStore(ABC):
     def close(self) -> None:
         """Let go of what the store holds besides memory."""
 
-    def forget(self) -> None:  # noqa: B027  # most have nothing of the kind
+    def close_in_child(self) -> None:  # noqa: B027  # most have nothing of the kind
         """In a forked child: let go of the parent's descriptors; the store is not used any more."""
 
 

@@ -230,7 +230,7 @@ class StoreServer:
             if self._wakeup >= 0:
                 os.eventfd_write(self._wakeup, 1)
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """In a forked child: let go of the parent's descriptors."""
         self._closed = True
         self._lock = threading.RLock()

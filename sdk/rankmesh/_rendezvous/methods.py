@@ -113,7 +113,7 @@ def at(meeting: Meeting, rank: int, world_size: int, hosting: Hosting, *, either
     """
     chosen = hosting if hosting != "auto" else None if either else "embedded"
     return Rendezvous(
-        rank, world_size, meeting.job, meeting.find, meeting.bind_host, chosen, meeting.close, meeting.forget
+        rank, world_size, meeting.job, meeting.find, meeting.bind_host, chosen, meeting.close, meeting.close_in_child
     )
 
 

@@ -102,7 +102,7 @@ class CommandStore(Store):
     def _after_fork(self) -> None:
         """In a forked child: what the parent's store holds is the parent's to close."""
         self._finalizer.detach()
-        self._place.forget()
+        self._place.close_in_child()
 
     def _move(self, place: BlockingStore) -> None:
         """In a forked child: have commands carried out elsewhere."""

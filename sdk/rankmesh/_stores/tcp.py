@@ -167,9 +167,9 @@ class _Later(BlockingStore):
         if self._place is not None:
             self._place.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         if self._place is not None:
-            self._place.forget()
+            self._place.close_in_child()
 
 
 def _remote(url: str, token: str) -> StoreClient:
