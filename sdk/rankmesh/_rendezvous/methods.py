@@ -35,7 +35,7 @@ class Rendezvous(NamedTuple):
         bind_host: the address this rank's agent listens on.
         hosting: whether to attach to a standalone agent; None: wherever the gateway has some.
         close: ends what was hosted for the job.
-        forget: lets go of that in a forked child.
+        close_in_child: lets go of that in a forked child.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class Rendezvous(NamedTuple):
     bind_host: str
     hosting: Literal["attached", "embedded"] | None
     close: Callable[[], None]
-    forget: Callable[[], None]
+    close_in_child: Callable[[], None]
 
 
 def rendezvous(
