@@ -129,11 +129,12 @@ class Agent:
                 connections,
                 eager_limit=settings.eager_bytes,
                 oversubscribed=oversubscribed,
-                recorder=FlightRecorder(settings.flight_recorder),
             )
+            self._recorder = FlightRecorder(settings.flight_recorder)
             undo.callback(self.engine.close, "it could not set up the world group")
             self.group_registry = GroupRegistry(
                 self.engine,
+                self._recorder,
                 f"{joined.job}/{joined.epoch}",
                 self._members,
                 settings,
@@ -232,17 +233,17 @@ class Agent:
 
     def in_flight(self, group: str) -> list[InFlight] | None:
         """Return the calls and messages in progress of a group, by its name or id; None if there is no such group."""
-        return self.engine.recorder.in_flight(group)
+        return self._recorder.in_flight(group)
 
     def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
         """Return the latest calls and messages: see FlightRecorder.records."""
-        return self.engine.recorder.records(group, last)
+        return self._recorder.records(group, last)
 
     def vitals(self) -> AgentStats:
         """Return the agent's counters."""
         lost = dict(self.engine.lost_peers)
         return AgentStats(
-            self.engine.recorder.operations(),
+            self._recorder.operations(),
             self._gateway.heartbeat_stats(),
             self._job_store.stats(),
             dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports import shared_memory
@@ -35,6 +36,7 @@ class GroupRegistry:
 
     Args:
         engine: moves the groups' messages.
+        recorder: records the groups' calls.
         job: name and epoch of the job, for the groups' ids.
         members: the job's members, by rank.
         settings: of the job.
@@ -45,6 +47,7 @@ class GroupRegistry:
     def __init__(
         self,
         engine: ProgressEngine,
+        recorder: FlightRecorder,
         job: str,
         members: Mapping[int, Member],
         settings: Settings,
@@ -53,6 +56,7 @@ class GroupRegistry:
         delegated: bool,
     ) -> None:
         self._engine = engine
+        self._recorder = recorder
         self._job = job
         self._members = dict(members)
         self._segment_options = SegmentOptions(
@@ -109,7 +113,7 @@ class GroupRegistry:
         text = f"{self._job}/{members}/{count}{f'/{http_key}' if http_key else ''}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         name = name or f"group-{number:016x}"[:14]
-        group = LocalCommunicator(self._engine, number, name, members, self._members, timeout)
+        group = LocalCommunicator(self._engine, number, name, members, self._members, timeout, self._recorder)
         options = self._segment_options._replace(delegated=False) if http_key else self._segment_options
         with self._lock:
             self._pending.append(group)
