@@ -25,10 +25,10 @@ from benchmarks.results import Results
 from benchmarks.rounds import in_rounds, progress
 from benchmarks.workers import WorkerGroup
 from rankmesh_agent.backends.cpu import CpuBackend
-from rankmesh_agent.collectives.select import Medium, candidates, row_of
+from rankmesh_agent.collectives.select import Medium, candidates, table_row
 from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.wire.ops import Kind
+from rankmesh_agent.wire.ops import OpType
 
 Limits = Mapping[tuple[str, str], Mapping[str, Mapping[int, int]]]
 SIZES = tuple(KIB << power for power in range(14))
@@ -43,7 +43,7 @@ EFFORT = Effort(rounds=5, repetitions=2, seconds=0.005)
 class Row(NamedTuple):
     """A row of the table of ``select``."""
 
-    kind: Kind
+    kind: OpType
     medium: Medium
 
     @property
@@ -67,12 +67,12 @@ def rows() -> list[Row]:
     """Return the rows that have a choice and can be measured on one host."""
     found = []
     for medium in MEASURED_BY.keys() & set(get_args(Medium)):
-        for kind in Kind:
+        for kind in OpType:
             try:
                 choice = candidates(kind, medium)
             except KeyError:  # not a collective
                 continue
-            if row_of(kind, medium) == medium and len(choice) > 1:
+            if table_row(kind, medium) == medium and len(choice) > 1:
                 found.append(Row(kind, medium))
     return sorted(found)
 
@@ -137,7 +137,7 @@ def tune(wanted: Sequence[Row], ranks: Sequence[int], sizes: Sequence[int]) -> L
         for count in ranks:
             with WorkerGroup(tuned, count) as group:
                 for row in [row for row in wanted if MEASURED_BY[row.medium] == name]:
-                    samples = measure(group, row, sizes if row.kind is not Kind.BARRIER else [0])
+                    samples = measure(group, row, sizes if row.kind is not OpType.BARRIER else [0])
                     if samples is None:
                         progress(f"{row.key}: unchanged: the kernel does not let ranks read each other's memory")
                         continue
@@ -154,7 +154,7 @@ class Override:
     """
 
     def __init__(self) -> None:
-        self.kind: Kind | None = None
+        self.kind: OpType | None = None
         self.algorithm: Any = None
         self.answer: list[float] = []
         original, override = CpuBackend.run, self
@@ -171,7 +171,7 @@ class Override:
     def carry_out(self, world: Adapter, operation: str, nbytes: int, calls: int, repetitions: int) -> list[float]:
         """Return the timings with the algorithm of the order, or the answer to '?'."""
         name, medium, wanted = operation.split()
-        self.kind, self.algorithm = Kind[name.upper()], None
+        self.kind, self.algorithm = OpType[name.upper()], None
         if wanted == "?":
             OPERATIONS[name].for_bytes(world, nbytes).call()
             return self.answer

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankmesh_agent.config.settings import Settings, token_in
+from rankmesh_agent.config.settings import Settings, read_token
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = Settings.from_env(os.environ)
         if options.token_file is not None:
-            settings = replace(settings, token=token_in(options.token_file))
+            settings = replace(settings, token=read_token(options.token_file))
         gateway = _gateway(options.gateway or settings.gateway)
         agent = Standalone(
             settings, lambda: gateway, host=options.host, port=options.port, name=options.name, urls=options.url

@@ -71,7 +71,7 @@ def _listen(job: Plan, settings: Settings) -> socket.socket:
     host = job.options.master_addr
     if not job.owns_job and settings.bind:
         host = settings.bind
-    return bind(host, job.port, what="the launcher hosts the gateway")
+    return bind(host, job.port, purpose="the launcher hosts the gateway")
 
 
 def _launch(job: Plan, gateway: LauncherGateway | None) -> int:

@@ -19,7 +19,7 @@ from benchmarks.results import Results
 from benchmarks.tune import Row, Sample, rows, switching
 from benchmarks.workers import CHECKOUT, MeasurementError, WorkerGroup
 from rankmesh_agent.collectives.thresholds import LIMITS
-from rankmesh_agent.wire.ops import Kind
+from rankmesh_agent.wire.ops import OpType
 
 THREE = [(100, "small"), (1000, "middle"), (math.inf, "large")]
 
@@ -111,7 +111,7 @@ def test_every_algorithm_of_a_row_is_measured(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tune, "EFFORT", tune.Effort(rounds=1, least=1, repetitions=1, seconds=0.0005))
     seen: list[Sample] = []
     monkeypatch.setattr(tune, "switching", lambda algorithms, found: seen.extend(found) or {algorithms[0][1]: 17})
-    row = Row(Kind.ALL_REDUCE, "segment")
+    row = Row(OpType.ALL_REDUCE, "segment")
     found = tune.tune([row], [2], [4096, 2 << 20])
     assert found[row.key][row.algorithms[0][1]] == {**LIMITS[row.key][row.algorithms[0][1]], 2: 17}
     small, large = seen

@@ -34,7 +34,7 @@ def in_pieces(me: Me, limits: list[int]) -> None:
     from support import oracle
 
     from rankmesh_agent.mpi.collectives import Collectives
-    from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+    from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
     comm, wrong = MPI.COMM_WORLD.Dup(), []
     rank, size, everyone = me.rank, me.size, range(me.size)
@@ -57,39 +57,41 @@ def in_pieces(me: Me, limits: list[int]) -> None:
             for op in (ReduceOp.SUM, ReduceOp.AVG):
                 total = oracle.expected(op, [values(each, count) for each in everyone])
                 array = values(rank, count)
-                make(Kind.ALL_REDUCE, dtype, count, (array, op), op)
+                make(OpType.ALL_REDUCE, dtype, count, (array, op), op)
                 check((name, count, op, "all_reduce"), array, total)
                 array = values(rank, count)
-                make(Kind.REDUCE, dtype, count, (array, op, 1), op)
+                make(OpType.REDUCE, dtype, count, (array, op, 1), op)
                 check((name, count, op, "reduce"), array, total if rank == 1 else values(rank, count))
                 output = np.zeros(lengths[rank], dtype)
                 make(
-                    Kind.REDUCE_SCATTER, dtype, -1,
+                    OpType.REDUCE_SCATTER, dtype, -1,
                     (output, [values(rank, lengths[each], each) for each in everyone], op), op, tuple(lengths),
                 )  # fmt: skip
                 parts = [values(each, lengths[rank], rank) for each in everyone]
                 check((name, count, op, "reduce_scatter"), output, oracle.expected(op, parts))
             array = values(rank, count)
-            make(Kind.BROADCAST, dtype, count, (array, 1))
+            make(OpType.BROADCAST, dtype, count, (array, 1))
             check((name, count, "broadcast"), array, values(1, count))
             for each_length, counts in ([count] * size, None), (lengths, tuple(lengths)):
                 whole = np.zeros(sum(each_length), dtype)
                 ends = np.cumsum([0, *each_length])
                 outputs = [whole[ends[each] : ends[each + 1]] for each in everyone]
                 arguments = outputs, values(rank, each_length[rank])
-                make(Kind.ALL_GATHER, dtype, count if counts is None else -1, arguments, None, counts)
+                make(OpType.ALL_GATHER, dtype, count if counts is None else -1, arguments, None, counts)
                 wanted = np.concatenate([values(each, each_length[each]) for each in everyone])
                 check((name, count, "all_gather", counts), whole, wanted)
             apart = [np.zeros(count, dtype) for _ in everyone] if rank == 1 else []
-            make(Kind.GATHER, dtype, count, (apart, values(rank, count), 1))
+            make(OpType.GATHER, dtype, count, (apart, values(rank, count), 1))
             for each, found in enumerate(apart):
                 check((name, count, "gather"), found, values(each, count))
             output = np.zeros(count, dtype)
-            make(Kind.SCATTER, dtype, count, (output, [values(1, count, e) for e in everyone] if rank == 1 else [], 1))
+            make(
+                OpType.SCATTER, dtype, count, (output, [values(1, count, e) for e in everyone] if rank == 1 else [], 1)
+            )
             check((name, count, "scatter"), output, values(1, count, rank))
             taken = [np.zeros(count + (2 * each + rank) % 3, dtype) for each in everyone]
             given = [values(rank, count + (2 * rank + each) % 3, each) for each in everyone]
-            make(Kind.ALL_TO_ALL, dtype, -1, (taken, given))
+            make(OpType.ALL_TO_ALL, dtype, -1, (taken, given))
             for each, found in enumerate(taken):
                 check((name, count, "all_to_all"), found, values(each, found.size, rank))
     me.say(wrong=wrong, done=True)

@@ -76,7 +76,7 @@ class Agents:
 @contextlib.contextmanager
 def agents() -> Iterator[Agents]:
     made = Agents()
-    listener = bind("127.0.0.1", 0, what="the test's agents serve")
+    listener = bind("127.0.0.1", 0, purpose="the test's agents serve")
     made.base = url_of(listener)
     server = HttpServer(listener, "agents")
     server.start(lambda: made)

@@ -12,16 +12,16 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.agent import RemoteAgent
 from rankmesh_agent.standalone import Standalone
-from rankmesh_agent.wire.schemas import AgentBeat
+from rankmesh_agent.wire.schemas import AgentHeartbeat
 
 TOKEN = "a secret"
 SECONDS = 30.0
 
 
-def offer(agent: Standalone, *, nearby: bool = True) -> AgentBeat:
+def offer(agent: Standalone, *, nearby: bool = True) -> AgentHeartbeat:
     """Return an agent as the gateway would offer it; if not nearby, as one of another host."""
     host_id = agent.host_id if nearby else "another host"
-    return AgentBeat(agent.id, agent.name, "here", host_id, os.getpid(), list(agent.urls))
+    return AgentHeartbeat(agent.id, agent.name, "here", host_id, os.getpid(), list(agent.urls))
 
 
 def in_thread(call: Callable[[], Any]) -> Future[Any]:

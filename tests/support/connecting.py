@@ -6,7 +6,7 @@ import select
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.transports.base import Attempt, Buffer, Connection, Listener, Transport
+from rankmesh_agent.transports.base import Buffer, Connection, Listener, PendingConnection, Transport
 
 SECONDS = 10.0
 
@@ -17,7 +17,7 @@ def everyone(greeting: bytes) -> bool:
 
 
 def meet(
-    attempts: Sequence[Attempt],
+    attempts: Sequence[PendingConnection],
     listener: Listener | None = None,
     *,
     arrivals: int | None = None,
@@ -31,7 +31,7 @@ def meet(
         listener: where they come to, unless somebody else sees to that.
         arrivals: how many connections the listener is to have let in, as many as attempts unless said.
         seconds: how long that may take.
-        admits: see Listener.arrivals.
+        admits: see Listener.accept.
 
     Returns:
         The connections of the attempts, in their order, and what the listener let in.
@@ -58,7 +58,7 @@ def meet(
                         poll.register(attempt.fileno(), attempt.events())
                     else:
                         made[number] = connection
-            if deadline.passed():
+            if deadline.expired():
                 raise TimeoutError(f"{len(made)} of {len(attempts)} connected, {len(arrived)} arrived")
             if len(made) < len(attempts) or len(arrived) < expected:
                 poll.poll(min(50.0, 1000 * deadline.remaining()))
@@ -73,7 +73,7 @@ def meet(
 
 def look(listener: Listener, admits: Callable[[bytes], bool] = everyone) -> list[tuple[bytes, Connection]]:
     """Let a listener do what it can do now; return what it lets in."""
-    return listener.arrivals(listener.descriptors(), admits)
+    return listener.accept(listener.descriptors(), admits)
 
 
 def connect(transport: Transport, listener: Listener, greeting: bytes = b"") -> tuple[Connection, Connection]:
@@ -96,14 +96,14 @@ def accept(listener: Listener, seconds: float = SECONDS) -> Connection:
 
 def wait_ready(connection: Connection, deadline: Deadline, *, writing: bool) -> None:
     """Sleep until ``connection`` may have something to do, or for no reason: the caller tries again."""
-    if deadline.passed():
+    if deadline.expired():
         raise TimeoutError(f"no answer from {connection.peer} within {deadline.seconds:.1f} s")
     if not connection.prepare_wait(writing):
         return
     poller = select.poll()
     poller.register(connection.fileno(), connection.events(writing))
     if poller.poll(deadline.remaining() * 1000):
-        connection.woken()
+        connection.on_wakeup()
 
 
 def send_all(connection: Connection, data: Buffer, deadline: Deadline) -> None:

@@ -70,7 +70,7 @@ class Double:
         self.first = time.time_ns() // 1000
         self._id = f"gateway-{time.monotonic_ns()}"
         self._began = time.monotonic()
-        listener = bind("127.0.0.1", self._port, what="a test listens")
+        listener = bind("127.0.0.1", self._port, purpose="a test listens")
         self.url = url_of(listener)
         self._port = listener.getsockname()[1]
         app = SecurityMiddleware(self._app(), self.token, open_paths=files.paths())

@@ -15,7 +15,7 @@ from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.middleware import SecurityMiddleware
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.dtypes import FROM_NAME
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GroupWanted, Member
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GroupRequest, Member
 from support.threads import World
 
 Array = np.ndarray[Any, Any]
@@ -31,7 +31,7 @@ class GroupsAgent:
         self.store = MemoryStore()
         self.reasons: list[str] = []
         self.is_ready = True
-        self.making: Callable[[GroupWanted, Callable[[LocalCommunicator], None]], tuple[Any, bool]] | None = None
+        self.making: Callable[[GroupRequest, Callable[[LocalCommunicator], None]], tuple[Any, bool]] | None = None
 
     def health(self) -> AgentHealth:
         status: Any = "failing" if self.reasons else "ok"
@@ -51,7 +51,7 @@ class GroupsAgent:
         found = [group for group in self.communicators if name in (group.name, f"{group.id:016x}")]
         return found[0] if found else None
 
-    def make_group(self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]) -> tuple[Any, bool]:
+    def make_group(self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]) -> tuple[Any, bool]:
         assert self.making is not None
         return self.making(wanted, begun)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.base import Transport
 from rankmesh_agent.transports.inproc import InprocTransport
 from rankmesh_agent.transports.shm_ring import RingTransport
@@ -65,14 +66,15 @@ class World:
             Member(rank, f"{rank:032x}", "here", "host", os.getpid(), [listeners[rank].address], "")
             for rank in range(size)
         ]
-        self.meshes: list[Mesh] = [None] * size  # type: ignore[list-item]
+        self.recorders = [FlightRecorder() for _ in range(size)]
+        self.meshes: list[ProgressEngine] = [None] * size  # type: ignore[list-item]
         self.communicators: list[LocalCommunicator] = [None] * size  # type: ignore[list-item]
 
         def connect(rank: int) -> None:
             connections = connect_all(
                 self.members[rank], self.members, 1, listeners[rank], lambda peer: made, Deadline(20)
             )
-            self.meshes[rank] = Mesh(rank, 1, connections, eager_limit=1 << 12)
+            self.meshes[rank] = ProgressEngine(rank, 1, connections, eager_limit=1 << 12)
             self.communicators[rank] = self.group(rank, WORLD, "world", range(size))
 
         try:
@@ -84,7 +86,9 @@ class World:
     def group(self, rank: int, group: int, name: str, ranks: Any) -> LocalCommunicator:
         """Make a group at one of its ranks."""
         everyone = {member.rank: member for member in self.members}
-        made = LocalCommunicator(self.meshes[rank], group, name, list(ranks), everyone, self.timeout)
+        made = LocalCommunicator(
+            self.meshes[rank], group, name, list(ranks), everyone, self.timeout, self.recorders[rank]
+        )
         strict = self.shares and len(set(self.hosts)) == 1
         sharing = SegmentOptions(self.shares, SHM, "test", self.slot_bytes, crowded=True, strict=strict)
         made.start([self.hosts[member] for member in ranks], sharing, self.timeout)

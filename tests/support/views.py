@@ -10,8 +10,8 @@ from rankmesh_agent.group.work import MessageWork, QueuedWork
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupWanted, InFlight, Member
-from rankmesh_agent.wire.stats import HeartbeatStats, Operations, StoreVitals, Vitals
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
+from rankmesh_agent.wire.stats import AgentStats, HeartbeatStats, OperationStats, StoreStats
 
 
 class FakeGroup:
@@ -89,7 +89,7 @@ class FakeAgent:
             raise self.error
         return next((group for group in self.communicators if name in (group.told.name, group.told.id)), None)
 
-    def make_group(self, wanted: GroupWanted, begun: Any) -> tuple[Any, bool]:
+    def make_group(self, wanted: GroupRequest, begun: Any) -> tuple[Any, bool]:
         if self.error is not None:
             raise self.error
         return self.communicators[1], wanted.name != "pair"
@@ -130,14 +130,14 @@ class FakeAgent:
         )
         return [sent, barrier]
 
-    def vitals(self) -> Vitals:
-        return Vitals(
+    def vitals(self) -> AgentStats:
+        return AgentStats(
             [
-                Operations("world", "all_reduce", 4096, 1.25, 1, [0, 2, 1] + [0] * 13, 2, 0.5),
-                Operations('odd "name"\\n', "send", 8, 0.5, 0, [0] * 15 + [1]),
+                OperationStats("world", "all_reduce", 4096, 1.25, 1, [0, 2, 1] + [0] * 13, 2, 0.5),
+                OperationStats('odd "name"\\n', "send", 8, 0.5, 0, [0] * 15 + [1]),
             ],
             HeartbeatStats(7, 1, 0.25),
-            StoreVitals({"get": 5, "set": 2}, 3),
+            StoreStats({"get": 5, "set": 2}, 3),
             {"segment": 2, "tcp": 1},
             1,
         )

@@ -10,7 +10,7 @@ from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.backends.fingerprint import verify
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.progress.message_link import Rounds
+from rankmesh_agent.progress.message_link import VerifiedLink
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call
 
@@ -31,7 +31,7 @@ class CustomBackend(CpuBackend):
         ranks: global ranks of the members, by group rank.
     """
 
-    def __init__(self, name: str, engine: Any, link: Rounds, ranks: Sequence[int]) -> None:
+    def __init__(self, name: str, engine: Any, link: VerifiedLink, ranks: Sequence[int]) -> None:
         super().__init__(link, ranks, None)
         self.name = name  # type: ignore[misc]  # the mesh has one name, engines from outside have theirs
         self.medium = name

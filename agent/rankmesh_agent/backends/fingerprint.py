@@ -6,15 +6,15 @@ import json
 from typing import NoReturn
 
 from rankmesh_agent.backends.base import CallContext
-from rankmesh_agent.progress.message_link import Rounds
-from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.progress.message_link import VerifiedLink
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 
 _NOTE = 4096
 """Characters of a rank's note that the others are told."""
 
 
-def verify(link: Rounds, watch: CallContext) -> None:
+def verify(link: VerifiedLink, watch: CallContext) -> None:
     """Wait until all ranks are at the call that ``watch`` watches.
 
     Raises:
@@ -23,12 +23,12 @@ def verify(link: Rounds, watch: CallContext) -> None:
     """
     try:
         link.begin(watch.seq, watch.call.fingerprint, watch.wait)
-        link.enter()
-    except DisagreementError:
+        link.all_exchange()
+    except CallMismatchError:
         raise_mismatch(link, watch)
 
 
-def raise_mismatch(link: Rounds, watch: CallContext) -> NoReturn:
+def raise_mismatch(link: VerifiedLink, watch: CallContext) -> NoReturn:
     """Ask everyone what they called, and say it.
 
     Raises:
@@ -37,7 +37,7 @@ def raise_mismatch(link: Rounds, watch: CallContext) -> NoReturn:
     call = watch.call
     mine = json.dumps([str(call), watch.details()[:_NOTE]]).encode()
     link.begin(watch.seq, 0, watch.wait)
-    said = [json.loads(bytes(payload)) for payload in link.retell(mine)]
+    said = [json.loads(bytes(payload)) for payload in link.exchange_descriptions(mine)]
     table = "; ".join(
         f"rank {rank}: {words}{f' ({note})' if note else ''}"
         for rank, (words, note) in zip(watch.global_ranks, said, strict=True)

@@ -9,12 +9,12 @@ from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.backends.fingerprint import raise_mismatch
-from rankmesh_agent.collectives.hierarchical.hosts import Hosts
+from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink
 from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, algorithm
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import GroupAbortedError
-from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.ops import Call, OpType
 
 
 class HierarchicalCpuBackend(CpuBackend):
@@ -28,13 +28,13 @@ class HierarchicalCpuBackend(CpuBackend):
         hosts: the same link, and the memory of this rank's host.
     """
 
-    def __init__(self, link: MessageLink, ranks: Sequence[int], hosts: Hosts) -> None:
+    def __init__(self, link: MessageLink, ranks: Sequence[int], hosts: HierarchicalLink) -> None:
         super().__init__(link, ranks, None)
         self.medium = "shm+tcp"
-        self._hosts: Hosts | None = hosts
+        self._hosts: HierarchicalLink | None = hosts
 
     def algorithm(self, call: Call) -> Algorithm:
-        if call.kind is Kind.EMPTY:
+        if call.kind is OpType.EMPTY:
             return registered.over_link
         return algorithm(call.kind, "hosts", call.nbytes, self._link.size)
 
@@ -42,7 +42,7 @@ class HierarchicalCpuBackend(CpuBackend):
         hosts = self._hosts
         if hosts is None:
             raise GroupAbortedError("the group has been destroyed")
-        here = hosts.here
+        here = hosts.local_ranks
         try:
             self._link.begin(watch.seq, watch.call.fingerprint, watch.wait)
             hosts.local.begin(
@@ -51,7 +51,7 @@ class HierarchicalCpuBackend(CpuBackend):
                 lambda missing: watch.check(lambda: [here[place] for place in missing()]),
             )
             self._quiet.run(algorithm, hosts if algorithm in OVER_HOSTS else self._link, *arguments)
-        except DisagreementError:
+        except CallMismatchError:
             raise_mismatch(self._link, watch)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ def over_segment(segment: Segment, directory: str, job: str, nbytes: int, outcom
     Steps: 2.
     """
     windows = segment.windows
-    size = Region.size_of(segment.size, nbytes)
+    size = Region.bytes_for(segment.size, nbytes)
     mapping: Mapping | None = None
     used = np.array([region.in_use for region in windows.regions.values()], _OCTET)
     offer = why = ""
@@ -63,7 +63,7 @@ def over_segment(segment: Segment, directory: str, job: str, nbytes: int, outcom
         rank, said = failures[0]
         outcome.append(DistNetworkError(f"no registered array: {said} (group rank {rank})"))
     else:
-        outcome.append(windows.add(mapping).lend(segment.rank, nbytes))
+        outcome.append(windows.add(mapping).own_array(segment.rank, nbytes))
 
 
 def over_link(link: Link, directory: str, job: str, nbytes: int, outcome: Outcome) -> None:
@@ -71,7 +71,7 @@ def over_link(link: Link, directory: str, job: str, nbytes: int, outcome: Outcom
 
     Steps: 1.
     """
-    link.enter()
+    link.all_exchange()
     outcome.append(np.empty(nbytes, np.uint8))
 
 

@@ -60,14 +60,14 @@ def create_segment(link: MessageLink, layout: Layout, sharing: SegmentOptions) -
 
     Raises:
         DistNetworkError: ``strict``, and a member cannot map the memory or is on another host; names it.
-        DisagreementError: the ranks did not make the same call.
+        CallMismatchError: the ranks did not make the same call.
     """
     # Chunks are as long as slots allow, so all members, on all hosts, need the same ones.
-    shortest = link.consult(b"%d" % sharing.slot_bytes, lambda wishes: min(wishes, key=lambda wish: int(bytes(wish))))
-    slot_bytes = max(int(bytes(shortest)), Segment.least_slot_bytes(link.size))
+    shortest = link.via_root(b"%d" % sharing.slot_bytes, lambda wishes: min(wishes, key=lambda wish: int(bytes(wish))))
+    slot_bytes = max(int(bytes(shortest)), Segment.min_slot_bytes(link.size))
     here = next(ranks for ranks in layout if link.rank in ranks)
     first = here[0]
-    size = Segment.size_of(len(here), slot_bytes)
+    size = Segment.bytes_for(len(here), slot_bytes)
     why = _reason_not_to(layout, sharing)
     mapping: Mapping | None = None
     try:
@@ -75,7 +75,7 @@ def create_segment(link: MessageLink, layout: Layout, sharing: SegmentOptions) -
             try:
                 private = len(here) == 1
                 mapping = (
-                    Mapping.private(size)
+                    Mapping.anonymous(size)
                     if private
                     else Mapping.create(sharing.directory, sharing.job, size, keep=sharing.delegated)
                 )
@@ -95,7 +95,7 @@ def create_segment(link: MessageLink, layout: Layout, sharing: SegmentOptions) -
                     mapping = Mapping.open(sharing.directory, name, size, keep=sharing.delegated)
                 except DistNetworkError as error:
                     why = error.message
-        verdict = bytes(link.consult(why.encode()[:_LONGEST_REASON], _first_refusal))
+        verdict = bytes(link.via_root(why.encode()[:_LONGEST_REASON], _first_refusal))
     finally:
         if link.rank == first and mapping is not None:
             mapping.unlink()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, octets
+from rankmesh_agent.collectives.link import Array, Link, as_bytes
 from rankmesh_agent.transports.segment import Segment
 
 
@@ -39,13 +39,13 @@ def direct_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> 
     others = [(rank + step) % segment.size for step in range(1, segment.size)]  # not all at the same one at once
     if any(np.may_share_memory(array, outputs[owner]) for owner in others):
         array = array.copy()
-    shown = segment.windows.show([array] * segment.size)
+    shown = segment.windows.expose([array] * segment.size)
     if not shown.readable:
         over_segment(segment, outputs, array)
         return
     for owner in others:
         shown.read(owner, 0, outputs[owner])
-    shown.done()
+    shown.complete()
     outputs[rank][:] = array
 
 
@@ -54,7 +54,7 @@ def small_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
 
     Steps: 1. Each rank sends (size - 1) times its bytes. At most frames.SMALL bytes.
     """
-    for output, payload in zip(outputs, link.enter(octets(array)), strict=True):
+    for output, payload in zip(outputs, link.all_exchange(as_bytes(array)), strict=True):
         output[:] = np.frombuffer(payload, np.uint8).view(array.dtype)
 
 
@@ -63,8 +63,8 @@ def direct_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
 
     Steps: 1. Each rank sends (size - 1) times its bytes and receives all others'.
     """
-    link.enter()
+    link.all_exchange()
     others = link.others()
-    mine = octets(array)
-    link.exchange([(rank, mine) for rank in others], [(rank, octets(outputs[rank])) for rank in others])
+    mine = as_bytes(array)
+    link.exchange([(rank, mine) for rank in others], [(rank, as_bytes(outputs[rank])) for rank in others])
     outputs[link.rank][:] = array

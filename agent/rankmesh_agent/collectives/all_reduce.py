@@ -6,13 +6,13 @@ from collections import deque
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, in_turn, octets, pieces, shares
-from rankmesh_agent.collectives.reduce_scatter import AHEAD, offer_others, reduce_pieces, reduce_shown
+from rankmesh_agent.collectives.link import CHUNK_BYTES, Array, Exchange, Link, as_bytes, chunks, pipelined, shards
+from rankmesh_agent.collectives.reduce_scatter import MAX_UNFINISHED, reduce_chunks, reduce_exposed, write_other_shards
 from rankmesh_agent.collectives.reduction import (
     combine,
     combine_in_place,
     combine_partials,
-    combine_some,
+    combine_to_partial,
     partial_dtype,
 )
 from rankmesh_agent.transports.segment import Segment
@@ -46,12 +46,12 @@ def chunked_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
     rank = segment.rank
     room = segment.slot_bytes // array.itemsize
     scratch = segment.scratch(array.dtype, -(-min(room, array.size) // segment.size) if rank > 1 else 0)
-    for chunk in pieces(array.size, room):
+    for chunk in chunks(array.size, room):
         part = array[chunk]
-        split = shares(part.size, segment.size)
+        split = shards(part.size, segment.size)
         mine = split[rank]
         slots = segment.slots(array.dtype, part.size)
-        parts = offer_others(segment, slots, part, mine)
+        parts = write_other_shards(segment, slots, part, mine)
         own = part[mine]
         reduced = own if rank <= 1 else scratch[: own.size]  # see small_segment
         combine(op, parts, reduced)
@@ -70,14 +70,14 @@ def registered_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
     Steps: 2. Each rank reads and writes as many bytes as it has. If an array is not registered, 1 step more than
     chunked_segment.
     """
-    shown = segment.windows.show([array] * segment.size)
+    shown = segment.windows.expose([array] * segment.size)
     if not shown.mapped:
         chunked_segment(segment, array, op)
         return
-    for parts, reduced in reduce_shown(segment, shown, array, op):
+    for parts, reduced in reduce_exposed(segment, shown, array, op):
         for part in parts:
             part[:] = reduced
-    shown.done()
+    shown.complete()
 
 
 def small_link(link: Link, array: Array, op: ReduceOp) -> None:
@@ -85,7 +85,7 @@ def small_link(link: Link, array: Array, op: ReduceOp) -> None:
 
     Steps: 1. Each rank sends and receives (size - 1) times its bytes. At most frames.SMALL bytes.
     """
-    arrived = link.enter(octets(array))
+    arrived = link.all_exchange(as_bytes(array))
     parts = [np.frombuffer(payload, np.uint8).view(array.dtype) for payload in arrived]
     combine_in_place(op, parts, link.rank, array)
 
@@ -100,9 +100,9 @@ def star_link(link: Link, array: Array, op: ReduceOp) -> None:
     def reduced(arrived: list[memoryview | bytes]) -> memoryview:
         parts = [np.frombuffer(payload, np.uint8).view(array.dtype) for payload in arrived]
         combine_in_place(op, parts, 0, array)
-        return octets(array)
+        return as_bytes(array)
 
-    answer = link.consult(octets(array), reduced)
+    answer = link.via_root(as_bytes(array), reduced)
     if link.rank:
         array[:] = np.frombuffer(answer, np.uint8).view(array.dtype)
 
@@ -113,15 +113,15 @@ def direct_link(link: Link, array: Array, op: ReduceOp) -> None:
     Steps: one a piece, and 1 more. Each rank sends and receives 2 (size - 1) / size of its bytes, as round a ring, but
     a share is reduced in rank order by one rank: no transport gives another result, and float16 is rounded once.
     """
-    link.enter()
-    split = [array[share] for share in shares(array.size, link.size)]
+    link.all_exchange()
+    split = [array[share] for share in shards(array.size, link.size)]
     mine = split[link.rank]
     others = link.others()
     under_way: deque[Exchange] = deque()
-    for piece, reduced in reduce_pieces(link, mine, split, op):
-        sends = [(rank, octets(reduced)) for rank in others]
-        under_way.append(link.start(sends, [(rank, octets(split[rank][piece])) for rank in others]))
-        if len(under_way) > AHEAD:
+    for piece, reduced in reduce_chunks(link, mine, split, op):
+        sends = [(rank, as_bytes(reduced)) for rank in others]
+        under_way.append(link.start(sends, [(rank, as_bytes(split[rank][piece])) for rank in others]))
+        if len(under_way) > MAX_UNFINISHED:
             link.finish(under_way.popleft())
     for gathering in under_way:
         link.finish(gathering)
@@ -141,14 +141,14 @@ def ring_link(link: Link, array: Array, op: ReduceOp) -> None:
         return
     rank, size = link.rank, link.size
     following, previous = (rank + 1) % size, (rank - 1) % size
-    split = [array[share] for share in shares(array.size, size)]
-    link.enter()
+    split = [array[share] for share in shards(array.size, size)]
+    link.all_exchange()
     for step in range(1, size):
         sent, mine = split[rank - step + 1], split[rank - step]
         _reduce_received(link, following, sent, previous, mine, op, last=step == size - 1)
     for step in range(1, size):
         sent, received = split[(rank - step + 2) % size], split[(rank - step + 1) % size]
-        link.exchange([(following, octets(sent))], [(previous, octets(received))])
+        link.exchange([(following, as_bytes(sent))], [(previous, as_bytes(received))])
 
 
 def halving_link(link: Link, array: Array, op: ReduceOp) -> None:
@@ -163,7 +163,7 @@ def halving_link(link: Link, array: Array, op: ReduceOp) -> None:
     if size & (size - 1) or partial_dtype(op, array.dtype, size) != array.dtype:
         direct_link(link, array, op)
         return
-    link.enter()
+    link.all_exchange()
     kept, swapped, distance = array, [], 1
     while distance < size:
         partner, middle = link.rank ^ distance, -(-kept.size // 2)
@@ -172,7 +172,7 @@ def halving_link(link: Link, array: Array, op: ReduceOp) -> None:
         swapped.append((partner, given, kept))
         distance *= 2
     for partner, given, kept in reversed(swapped):
-        link.exchange([(partner, octets(kept))], [(partner, octets(given))])
+        link.exchange([(partner, as_bytes(kept))], [(partner, as_bytes(given))])
 
 
 def _reduce_received(link: Link, to: int, sent: Array, source: int, mine: Array, op: ReduceOp, *, last: bool) -> None:
@@ -181,15 +181,15 @@ def _reduce_received(link: Link, to: int, sent: Array, source: int, mine: Array,
     Args:
         last: nothing is missing after this.
     """
-    piece = PIECE // mine.itemsize
+    piece = CHUNK_BYTES // mine.itemsize
     room = min(piece, mine.size)
     rows = link.scratch(2 * room * mine.itemsize).view(mine.dtype).reshape(2, room)
 
     def start(number: int) -> Exchange:
         part = slice(number * piece, (number + 1) * piece)
-        return link.start([(to, octets(sent[part]))], [(source, octets(rows[number % 2, : mine[part].size]))])
+        return link.start([(to, as_bytes(sent[part]))], [(source, as_bytes(rows[number % 2, : mine[part].size]))])
 
-    for number in in_turn(link, -(-max(sent.size, mine.size) // piece), start):
+    for number in pipelined(link, -(-max(sent.size, mine.size) // piece), start):
         own = mine[number * piece : (number + 1) * piece]
         parts = [own, rows[number % 2, : own.size]]
         if source < link.rank:
@@ -197,4 +197,4 @@ def _reduce_received(link: Link, to: int, sent: Array, source: int, mine: Array,
         if last:
             combine_partials(op, parts, link.size, own)
         else:
-            combine_some(op, parts, own)
+            combine_to_partial(op, parts, own)

@@ -9,9 +9,10 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.collectives.link import Array, Link, octets
-from rankmesh_agent.transports.segment import DisagreementError, Segment
-from rankmesh_agent.transports.windows import NOTHING, ORDINARY, Shown
+from rankmesh_agent.collectives.link import Array, Link, as_bytes
+from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.transports.windows import NOT_EXPOSED, PRIVATE, Exposure
 
 _LENGTH = np.dtype(np.int64)
 _EAGER = 1 << 13
@@ -36,22 +37,22 @@ def over_segment(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Ar
     if max(sent) > lane and any(np.may_share_memory(output, part) for output in outputs for part in inputs):
         inputs = [part.copy() for part in inputs]
     places = _places(segment, inputs)
-    outgoing = [(to, inputs[to]) for to in range(size) if to != rank and places[2 * to] == NOTHING]
+    outgoing = [(to, inputs[to]) for to in range(size) if to != rank and places[2 * to] == NOT_EXPOSED]
     slots, notes, note = segment.slots(dtype, lane * size), segment.notes(), _note(size)
     note.pack_into(notes[rank], 0, *sent, *expected, *places)
     _write(slots[rank], outgoing, 0, lane)
     segment.step()
-    shown: Shown | None = None
+    shown: Exposure | None = None
     widest = sent[0]
     # Nearly always all lengths are the same, and nothing is long: then everyone has said the same.
     if len(outgoing) < size - 1 or sent != [widest] * size or expected != sent or notes != [notes[rank]] * size:
         table = [note.unpack_from(each) for each in notes]
         widest = _widest_in_lanes(table)
-        shown = Shown(segment, segment.windows, [row[2 * size :] for row in table])
+        shown = Exposure(segment, segment.windows, [row[2 * size :] for row in table])
     incoming = [
         (owner, output)
         for owner, output in enumerate(outputs)
-        if owner != rank and (shown is None or not shown.by(owner))
+        if owner != rank and (shown is None or not shown.has_from(owner))
     ]
     _read(slots, incoming, rank, 0, lane)
     for begin in range(lane, widest, lane):
@@ -60,12 +61,12 @@ def over_segment(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Ar
         segment.step()
         _read(slots, incoming, rank, begin, lane)
     outputs[rank][:] = inputs[rank]
-    if shown is not None and shown.anything:
+    if shown is not None and shown.any_exposed:
         for step in range(1, size):
             owner = (rank + step) % size  # not all at the same one at once
-            if shown.by(owner):
+            if shown.has_from(owner):
                 shown.read(owner, 0, outputs[owner])
-        shown.done()
+        shown.complete()
 
 
 @cache
@@ -78,11 +79,11 @@ def _places(segment: Segment, inputs: Sequence[Array]) -> list[int]:
     """Return where the long arrays lie that the others can read there, as ``Windows.places``."""
     windows = segment.windows
     long = [part if part.nbytes >= _LONG and to != segment.rank else None for to, part in enumerate(inputs)]
-    places = windows.places(long if windows.usable else [None] * len(long))
-    if not windows.reads:
+    places = windows.locations(long if windows.usable else [None] * len(long))
+    if not windows.can_read:
         for to in range(0, len(places), 2):
-            if places[to] == ORDINARY:
-                places[to : to + 2] = NOTHING, 0
+            if places[to] == PRIVATE:
+                places[to : to + 2] = NOT_EXPOSED, 0
     return places
 
 
@@ -93,13 +94,13 @@ def _widest_in_lanes(table: Sequence[Sequence[int]]) -> int:
         table: everyone's note, by rank.
 
     Raises:
-        DisagreementError: a rank has another length for a peer than that expects; everyone notices.
+        CallMismatchError: a rank has another length for a peer than that expects; everyone notices.
     """
     size = len(table)
     if [row[:size] for row in table] != list(zip(*(row[size : 2 * size] for row in table), strict=True)):
-        raise DisagreementError
+        raise CallMismatchError
     return max(
-        row[to] if to != rank and row[2 * size + 2 * to] == NOTHING else 0
+        row[to] if to != rank and row[2 * size + 2 * to] == NOT_EXPOSED else 0
         for rank, row in enumerate(table)
         for to in range(size)
     )
@@ -127,15 +128,17 @@ def over_link(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> 
     """
     row = _lengths(inputs, outputs).tobytes()
     short = [part.nbytes <= _EAGER for part in inputs]
-    arrived = link.enter(each=[row + octets(part) if fits else row for part, fits in zip(inputs, short, strict=True)])
+    arrived = link.all_exchange(
+        each=[row + as_bytes(part) if fits else row for part, fits in zip(inputs, short, strict=True)]
+    )
     _widest([np.frombuffer(payload[: len(row)], _LENGTH) for payload in arrived])
     for output, payload in zip(outputs, arrived, strict=True):
         if output.nbytes <= _EAGER:
             output[:] = np.frombuffer(payload[len(row) :], np.uint8).view(output.dtype)
     others = link.others()
     link.exchange(
-        [(rank, octets(inputs[rank])) for rank in others if not short[rank]],
-        [(rank, octets(outputs[rank])) for rank in others if outputs[rank].nbytes > _EAGER],
+        [(rank, as_bytes(inputs[rank])) for rank in others if not short[rank]],
+        [(rank, as_bytes(outputs[rank])) for rank in others if outputs[rank].nbytes > _EAGER],
     )
     if not short[link.rank]:
         outputs[link.rank][:] = inputs[link.rank]
@@ -149,9 +152,9 @@ def _widest(rows: Sequence[npt.NDArray[np.int64]]) -> int:
     """Return the length of the longest array between any two ranks.
 
     Raises:
-        DisagreementError: a rank has another length for a peer than that expects; everyone notices.
+        CallMismatchError: a rank has another length for a peer than that expects; everyone notices.
     """
     table = np.array(rows).reshape(len(rows), 2, len(rows))
     if (table[:, 0] != table[:, 1].T).any():
-        raise DisagreementError
+        raise CallMismatchError
     return int(table.max())

@@ -19,7 +19,7 @@ def direct_link(link: Link) -> None:
 
     Steps: 1. Each rank sends and receives (size - 1) headers.
     """
-    link.enter()
+    link.all_exchange()
 
 
 def star_link(link: Link) -> None:
@@ -27,4 +27,4 @@ def star_link(link: Link) -> None:
 
     Steps: 2. Each rank sends and receives a header, rank 0 (size - 1): fewer messages in all than direct_link.
     """
-    link.consult(b"", lambda _: b"")
+    link.via_root(b"", lambda _: b"")

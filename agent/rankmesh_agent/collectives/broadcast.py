@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, octets, pieces, shares
+from rankmesh_agent.collectives.link import Array, Link, as_bytes, chunks, shards
 from rankmesh_agent.transports.segment import Segment
 
 
@@ -14,7 +14,7 @@ def over_segment(segment: Segment, array: Array, root: int) -> None:
     Steps: 1 a chunk, at least 1. The root writes its bytes once, the others read them once.
     """
     sending = segment.rank == root
-    for chunk in pieces(array.size, segment.slot_bytes // array.itemsize) or [slice(0, 0)]:
+    for chunk in chunks(array.size, segment.slot_bytes // array.itemsize) or [slice(0, 0)]:
         part = array[chunk]
         shown = segment.slots(array.dtype, part.size)[root]
         if sending:
@@ -30,13 +30,13 @@ def direct_segment(segment: Segment, array: Array, root: int) -> None:
     Steps: 2. The others read its bytes once. If they cannot, 1 step more than over_segment.
     """
     sending = segment.rank == root
-    shown = segment.windows.show([array if sending else None] * segment.size)
+    shown = segment.windows.expose([array if sending else None] * segment.size)
     if not shown.readable:
         over_segment(segment, array, root)
         return
     if not sending:
-        shown.read(root, 0, array, alone=segment.size == 2)
-    shown.done()
+        shown.read(root, 0, array, owner_idle=segment.size == 2)
+    shown.complete()
 
 
 def small_link(link: Link, array: Array, root: int) -> None:
@@ -45,9 +45,9 @@ def small_link(link: Link, array: Array, root: int) -> None:
     Steps: 1. The root sends (size - 1) times its bytes. At most frames.SMALL bytes.
     """
     if link.rank == root:
-        link.enter(octets(array))
+        link.all_exchange(as_bytes(array))
     else:
-        array[:] = np.frombuffer(link.enter()[root], np.uint8).view(array.dtype)
+        array[:] = np.frombuffer(link.all_exchange()[root], np.uint8).view(array.dtype)
 
 
 def scatter_link(link: Link, array: Array, root: int) -> None:
@@ -56,9 +56,9 @@ def scatter_link(link: Link, array: Array, root: int) -> None:
     Steps: 2. The root sends 2 (size - 1) / size of its bytes, the others (size - 1) / size and receive all once;
     a tree would have the root send its bytes log2(size) times.
     """
-    link.enter()
+    link.all_exchange()
     others = link.others()
-    split = [octets(array[share]) for share in shares(array.size, link.size)]
+    split = [as_bytes(array[share]) for share in shards(array.size, link.size)]
     mine = split[link.rank]
     if link.rank == root:
         link.exchange([(rank, split[rank]) for rank in others], [])

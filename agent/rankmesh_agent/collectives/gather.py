@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, octets
+from rankmesh_agent.collectives.link import Array, Link, as_bytes
 from rankmesh_agent.transports.segment import Segment
 
 
@@ -37,16 +37,18 @@ def direct_segment(segment: Segment, outputs: Sequence[Array], array: Array, roo
     Steps: 2. The root reads all others' bytes once. If it cannot, 1 step more than over_segment.
     """
     receiving = segment.rank == root
-    shown = segment.windows.show([array if owner == root and not receiving else None for owner in range(segment.size)])
+    shown = segment.windows.expose(
+        [array if owner == root and not receiving else None for owner in range(segment.size)]
+    )
     if not shown.readable:
         over_segment(segment, outputs, array, root)
         return
     if receiving:
         for owner, output in enumerate(outputs):
             if owner != root:
-                shown.read(owner, 0, output, alone=True)
+                shown.read(owner, 0, output, owner_idle=True)
         outputs[root][:] = array
-    shown.done()
+    shown.complete()
 
 
 def small_link(link: Link, outputs: Sequence[Array], array: Array, root: int) -> None:
@@ -54,7 +56,7 @@ def small_link(link: Link, outputs: Sequence[Array], array: Array, root: int) ->
 
     Steps: 1. Each rank sends its bytes once, the root receives all. At most frames.SMALL bytes.
     """
-    arrived = link.enter(each=[octets(array) if rank == root else b"" for rank in range(link.size)])
+    arrived = link.all_exchange(each=[as_bytes(array) if rank == root else b"" for rank in range(link.size)])
     if link.rank == root:
         for output, payload in zip(outputs, arrived, strict=True):
             output[:] = np.frombuffer(payload, np.uint8).view(array.dtype)
@@ -65,9 +67,9 @@ def direct_link(link: Link, outputs: Sequence[Array], array: Array, root: int) -
 
     Steps: 1. Each rank sends its bytes once, the root receives all.
     """
-    link.enter()
+    link.all_exchange()
     if link.rank == root:
-        link.exchange([], [(rank, octets(outputs[rank])) for rank in link.others()])
+        link.exchange([], [(rank, as_bytes(outputs[rank])) for rank in link.others()])
         outputs[root][:] = array
     else:
-        link.exchange([(root, octets(array))], [])
+        link.exchange([(root, as_bytes(array))], [])

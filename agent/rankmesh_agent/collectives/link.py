@@ -12,7 +12,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 """A one-dimensional, contiguous array of a supported dtype."""
 
-PIECE = 1 << 20
+CHUNK_BYTES = 1 << 20
 """Bytes received before they are reduced. They would be in the cache still if they were fewer, but each piece is a
 time to sleep and be woken, which costs more: 64 MiB among 4 ranks on 2 cores take a fifth less processor time than by
 pieces of a quarter."""
@@ -32,7 +32,7 @@ class Link(ABC):
     size: int
 
     @abstractmethod
-    def enter(
+    def all_exchange(
         self, payload: memoryview | bytes = b"", each: Sequence[memoryview | bytes] | None = None
     ) -> list[memoryview | bytes]:
         """Arrive at the call: tell everyone, with at most frames.SMALL bytes of payload, and wait for everyone.
@@ -49,7 +49,7 @@ class Link(ABC):
         """
 
     @abstractmethod
-    def consult(
+    def via_root(
         self, payload: memoryview | bytes, decide: Callable[[list[memoryview | bytes]], memoryview | bytes]
     ) -> memoryview | bytes:
         """Arrive at the call by way of rank 0, which hears from everyone and tells everyone what it makes of that.
@@ -92,7 +92,7 @@ class Link(ABC):
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
 
-def in_turn(link: Link, count: int, start: Callable[[int], Exchange]) -> Iterator[int]:
+def pipelined(link: Link, count: int, start: Callable[[int], Exchange]) -> Iterator[int]:
     """Yield the number of each of ``count`` exchanges when it is done; the next one is under way by then.
 
     Args:
@@ -108,17 +108,17 @@ def in_turn(link: Link, count: int, start: Callable[[int], Exchange]) -> Iterato
         under_way = following
 
 
-def octets(array: Array) -> memoryview:
+def as_bytes(array: Array) -> memoryview:
     """Return the bytes of an array, writable if it is."""
     return array.view(np.uint8).data
 
 
-def shares(count: int, size: int) -> list[slice]:
+def shards(count: int, size: int) -> list[slice]:
     """Return ``size`` slices that split ``count`` elements evenly; the last ones may be shorter or empty."""
     share = -(-count // size)
     return [slice(min(rank * share, count), min((rank + 1) * share, count)) for rank in range(size)]
 
 
-def pieces(count: int, piece: int) -> list[slice]:
+def chunks(count: int, piece: int) -> list[slice]:
     """Return slices of at most ``piece`` elements that cover ``count``; none for an empty array."""
     return [slice(begin, min(begin + piece, count)) for begin in range(0, count, piece)]

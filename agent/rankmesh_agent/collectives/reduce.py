@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Exchange, Link, octets, pieces, shares
-from rankmesh_agent.collectives.reduce_scatter import offer_others, reduce_pieces, reduce_shown
+from rankmesh_agent.collectives.link import Array, Exchange, Link, as_bytes, chunks, shards
+from rankmesh_agent.collectives.reduce_scatter import reduce_chunks, reduce_exposed, write_other_shards
 from rankmesh_agent.collectives.reduction import combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
@@ -32,12 +32,12 @@ def chunked_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> 
     rank = segment.rank
     room = segment.slot_bytes // array.itemsize
     scratch = segment.scratch(array.dtype, -(-min(room, array.size) // segment.size))
-    for chunk in pieces(array.size, room):
+    for chunk in chunks(array.size, room):
         part = array[chunk]
-        split = shares(part.size, segment.size)
+        split = shards(part.size, segment.size)
         mine = split[rank]
         slots = segment.slots(array.dtype, part.size)
-        parts = offer_others(segment, slots, part, mine)
+        parts = write_other_shards(segment, slots, part, mine)
         reduced = scratch[: mine.stop - mine.start]
         combine(op, parts, reduced)
         (part if rank == root else slots[rank])[mine] = reduced
@@ -54,13 +54,13 @@ def registered_segment(segment: Segment, array: Array, op: ReduceOp, root: int) 
     Steps: 2. Each rank reads its bytes and writes 1/size of them. If an array is not registered, 1 step more than
     chunked_segment.
     """
-    shown = segment.windows.show([array] * segment.size)
+    shown = segment.windows.expose([array] * segment.size)
     if not shown.mapped:
         chunked_segment(segment, array, op, root)
         return
-    for parts, reduced in reduce_shown(segment, shown, array, op):
+    for parts, reduced in reduce_exposed(segment, shown, array, op):
         parts[root][:] = reduced
-    shown.done()
+    shown.complete()
 
 
 def small_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
@@ -68,7 +68,7 @@ def small_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
 
     Steps: 1. Each rank sends its bytes once, the root receives all. At most frames.SMALL bytes.
     """
-    arrived = link.enter(each=[octets(array) if rank == root else b"" for rank in range(link.size)])
+    arrived = link.all_exchange(each=[as_bytes(array) if rank == root else b"" for rank in range(link.size)])
     if link.rank == root:
         parts = [np.frombuffer(payload, np.uint8).view(array.dtype) for payload in arrived]
         combine_in_place(op, parts, root, array)
@@ -79,14 +79,14 @@ def direct_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
 
     Steps: one a piece, and 1 more. Each rank sends its bytes once; the root receives 2 (size - 1) / size of its own.
     """
-    link.enter()
-    split = [array[share] for share in shares(array.size, link.size)]
+    link.all_exchange()
+    split = [array[share] for share in shards(array.size, link.size)]
     at_root = link.rank == root
     others = link.others()
     last: Exchange = None
-    for piece, reduced in reduce_pieces(link, split[root] if at_root else None, split, op):
-        sends = [] if at_root else [(root, octets(reduced))]
-        gathering = link.start(sends, [(rank, octets(split[rank][piece])) for rank in others] if at_root else [])
+    for piece, reduced in reduce_chunks(link, split[root] if at_root else None, split, op):
+        sends = [] if at_root else [(root, as_bytes(reduced))]
+        gathering = link.start(sends, [(rank, as_bytes(split[rank][piece])) for rank in others] if at_root else [])
         if last is not None:
             link.finish(last)
         last = gathering

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import PIECE, Array, Exchange, Link, in_turn, octets, pieces, shares
-from rankmesh_agent.collectives.reduction import CACHED, combine, combine_in_place
+from rankmesh_agent.collectives.link import CHUNK_BYTES, Array, Exchange, Link, as_bytes, chunks, pipelined, shards
+from rankmesh_agent.collectives.reduction import CACHE_BYTES, combine, combine_in_place
 from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.windows import Shown
+from rankmesh_agent.transports.windows import Exposure
 from rankmesh_agent.wire.ops import ReduceOp
 
-AHEAD = 2
+MAX_UNFINISHED = 2
 """Pieces that may still be on their way to the others when the next one is reduced."""
 
 
@@ -47,13 +47,13 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], op:
     rank, size = segment.rank, segment.size
     if any(np.may_share_memory(output, part) for part in inputs):
         inputs = [part.copy() for part in inputs]
-    shown = segment.windows.show(inputs)
+    shown = segment.windows.expose(inputs)
     if not shown.readable:
         over_segment(segment, output, inputs, op)
         return
     mapped = [shown.view(owner, output) for owner in range(size)] if shown.mapped else []
-    room = CACHED // output.itemsize
-    for piece in pieces(output.size, room):
+    room = CACHE_BYTES // output.itemsize
+    for piece in chunks(output.size, room):
         wanted = output[piece]
         if mapped:
             parts = [theirs[piece] for theirs in mapped]
@@ -65,10 +65,10 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], op:
                 if owner != rank:
                     shown.read(owner, piece.start, parts[owner])
         combine(op, parts, wanted)
-    shown.done()
+    shown.complete()
 
 
-def offer_others(segment: Segment, slots: Sequence[Array], part: Array, mine: slice) -> list[Array]:
+def write_other_shards(segment: Segment, slots: Sequence[Array], part: Array, mine: slice) -> list[Array]:
     """Write the others' shares of an array to this rank's slot; return everyone's part of this rank's share, by rank.
 
     Ends a step. The result had better go to memory of this rank's own first, and to a slot by a copy: adding up into
@@ -81,14 +81,16 @@ def offer_others(segment: Segment, slots: Sequence[Array], part: Array, mine: sl
     return [part[mine] if owner == rank else slot[mine] for owner, slot in enumerate(slots)]
 
 
-def reduce_shown(segment: Segment, shown: Shown, array: Array, op: ReduceOp) -> Iterator[tuple[Sequence[Array], Array]]:
+def reduce_exposed(
+    segment: Segment, shown: Exposure, array: Array, op: ReduceOp
+) -> Iterator[tuple[Sequence[Array], Array]]:
     """Reduce this rank's share of everyone's registered arrays; yield piece by piece where it lies, and the result.
 
     The result is in memory that the next piece takes: it is the caller's to write it where it belongs.
     """
     everyone = [shown.view(owner, array) for owner in range(segment.size)]
-    mine = shares(array.size, segment.size)[segment.rank]
-    for piece in pieces(mine.stop - mine.start, CACHED // array.itemsize):
+    mine = shards(array.size, segment.size)[segment.rank]
+    for piece in chunks(mine.stop - mine.start, CACHE_BYTES // array.itemsize):
         parts = [theirs[mine][piece] for theirs in everyone]
         reduced = segment.scratch(array.dtype, parts[0].size)
         combine(op, parts, reduced)
@@ -100,7 +102,7 @@ def small_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp)
 
     Steps: 1. Each rank sends (size - 1) / size of its bytes. At most frames.SMALL bytes a rank.
     """
-    arrived = link.enter(each=[octets(part) for part in inputs])
+    arrived = link.all_exchange(each=[as_bytes(part) for part in inputs])
     parts = [np.frombuffer(payload, np.uint8).view(output.dtype) for payload in arrived]
     combine_in_place(op, parts, link.rank, output)
 
@@ -110,12 +112,12 @@ def direct_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp
 
     Steps: 1 a piece. Each rank sends (size - 1) / size of its bytes and receives (size - 1) times its output.
     """
-    link.enter()
-    for _ in reduce_pieces(link, output, inputs, op):
+    link.all_exchange()
+    for _ in reduce_chunks(link, output, inputs, op):
         pass
 
 
-def reduce_pieces(
+def reduce_chunks(
     link: Link, output: Array | None, inputs: Sequence[Array], op: ReduceOp
 ) -> Iterator[tuple[slice, Array]]:
     """Exchange and reduce, after the arrival; yield each piece of the inputs, and what this rank has reduced of it.
@@ -131,7 +133,7 @@ def reduce_pieces(
     """
     rank, size = link.rank, link.size
     mine = inputs[rank]
-    piece = max(1, PIECE // mine.itemsize)
+    piece = max(1, CHUNK_BYTES // mine.itemsize)
     room = min(piece, mine.size)
     rows = link.scratch(2 * size * room * mine.itemsize).view(mine.dtype).reshape(2, size, room)
     others = link.others()
@@ -139,10 +141,10 @@ def reduce_pieces(
     def start(number: int) -> Exchange:
         part = slice(number * piece, (number + 1) * piece)
         count = mine[part].size
-        sends = [(other, octets(inputs[other][part])) for other in others]
-        return link.start(sends, [(other, octets(rows[number % 2, other, :count])) for other in others])
+        sends = [(other, as_bytes(inputs[other][part])) for other in others]
+        return link.start(sends, [(other, as_bytes(rows[number % 2, other, :count])) for other in others])
 
-    for number in in_turn(link, -(-max(part.size for part in inputs) // piece), start):
+    for number in pipelined(link, -(-max(part.size for part in inputs) // piece), start):
         part = slice(number * piece, (number + 1) * piece)
         own = mine[part]
         parts = [own if other == rank else rows[number % 2, other, : own.size] for other in range(size)]

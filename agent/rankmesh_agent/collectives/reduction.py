@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.collectives import float16
+from rankmesh_agent.collectives.float16 import narrow, widen
 from rankmesh_agent.collectives.link import Array
-from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, WIDE, display, family, narrow, widen
+from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, WIDE, display, family
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 _UFUNCS: dict[ReduceOp, np.ufunc] = {
@@ -48,7 +49,7 @@ _PLAIN: dict[tuple[ReduceOp, np.dtype[Any]], np.ufunc] = {
 """Reductions that are nothing but one ufunc, applied to the arrays as they are: nearly all calls, and the short way."""
 _HALVES = frozenset({np.dtype(np.float16), COMPLEX32})
 _INT, _UINT = np.dtype(np.int64), np.dtype(np.uint64)
-CACHED = 1 << 18
+CACHE_BYTES = 1 << 18
 """Bytes of each array to reduce at a time, where it is free to choose: all of them stay in the cache."""
 _WIDE_PIECE = 1 << 16
 """Elements widened at a time: 256 KiB of float32, which stay in the cache."""
@@ -62,7 +63,7 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def quiet() -> contextvars.Context:
+def ignore_fp_errors() -> contextvars.Context:
     """Return a context in which arithmetic neither warns nor raises; for one thread at a time.
 
     Infinity is the answer on every rank; the user's numpy.seterr must not make one of them raise half-way. Entering a
@@ -148,7 +149,7 @@ def partial_dtype(op: ReduceOp, dtype: np.dtype[Any], members: int) -> np.dtype[
     return WIDE.get(dtype, dtype)
 
 
-def combine_some(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
+def combine_to_partial(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
     """Reduce the arrays of some ranks, in rank order, to a partial result for ``combine_partials``.
 
     Args:
@@ -214,7 +215,7 @@ def premultiplied(factor: complex, array: Array) -> Array:
     return out
 
 
-def refuse(op: ReduceOp | PremulSum, dtype: np.dtype[Any]) -> None:
+def check_op(op: ReduceOp | PremulSum, dtype: np.dtype[Any]) -> None:
     """Refuse a reduction that has no meaning.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, octets
+from rankmesh_agent.collectives.link import Array, Link, as_bytes
 from rankmesh_agent.transports.segment import Segment
 
 
@@ -37,7 +37,7 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], roo
     Steps: 2. Each rank reads its bytes once. If they cannot, 1 step more than over_segment.
     """
     sending = segment.rank == root
-    shown = segment.windows.show(inputs if sending else [None] * segment.size)
+    shown = segment.windows.expose(inputs if sending else [None] * segment.size)
     if not shown.readable:
         over_segment(segment, output, inputs, root)
         return
@@ -47,7 +47,7 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], roo
         output[:] = inputs[root]
     elif not sending:
         shown.read(root, 0, output)
-    shown.done()
+    shown.complete()
     if sending and not early:
         output[:] = inputs[root]
 
@@ -57,8 +57,8 @@ def small_link(link: Link, output: Array, inputs: Sequence[Array], root: int) ->
 
     Steps: 1. The root sends all bytes once, the others receive theirs. At most frames.SMALL bytes a rank.
     """
-    each = [octets(part) for part in inputs] if link.rank == root else None
-    output[:] = np.frombuffer(link.enter(each=each)[root], np.uint8).view(output.dtype)
+    each = [as_bytes(part) for part in inputs] if link.rank == root else None
+    output[:] = np.frombuffer(link.all_exchange(each=each)[root], np.uint8).view(output.dtype)
 
 
 def direct_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -> None:
@@ -66,9 +66,9 @@ def direct_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -
 
     Steps: 1. The root sends all bytes once, the others receive theirs.
     """
-    link.enter()
+    link.all_exchange()
     if link.rank == root:
-        link.exchange([(rank, octets(inputs[rank])) for rank in link.others()], [])
+        link.exchange([(rank, as_bytes(inputs[rank])) for rank in link.others()], [])
         output[:] = inputs[root]
     else:
-        link.exchange([], [(root, octets(output))])
+        link.exchange([], [(root, as_bytes(output))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def whole(environ: Mapping[str, str], *names: str, at_least: int = 0, at_most: int | None = None) -> int | None:
+def integer(environ: Mapping[str, str], *names: str, at_least: int = 0, at_most: int | None = None) -> int | None:
     """Return the number that the first of these variables to be set has, None if none is.
 
     Raises:
@@ -26,6 +26,6 @@ def whole(environ: Mapping[str, str], *names: str, at_least: int = 0, at_most: i
     return None
 
 
-def shown(environ: Mapping[str, str], *names: str) -> str:
+def describe_set(environ: Mapping[str, str], *names: str) -> str:
     """Return those of the variables that are set, for people: ``SLURM_PROCID=3, SLURM_NTASKS=4``."""
     return ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
-from rankmesh_agent.config.env import shown, whole
+from rankmesh_agent.config.env import describe_set, integer
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 20_000, 9_000
@@ -58,11 +58,11 @@ class Launcher(ABC):
     world_size: int | None = None
     local_rank: int | None = None
     local_world_size: int | None = None
-    wrong: str = ""
+    problem: str = ""
 
     @classmethod
     @abstractmethod
-    def found(cls, environ: Mapping[str, str]) -> Self | None:
+    def detect(cls, environ: Mapping[str, str]) -> Self | None:
         """Return what the launcher says, None if it did not start this process.
 
         Raises:
@@ -76,7 +76,7 @@ class Launcher(ABC):
 
     def job(self) -> str:
         """Return a name that this job alone has, the same in all processes; empty if they have nothing in common."""
-        return plain(f"{self.command}-{self._identity()}") if self._identity() else ""
+        return slug(f"{self.command}-{self._identity()}") if self._identity() else ""
 
     def host(self) -> str:
         """Return where rank 0 is, empty if the launcher does not say it."""
@@ -101,7 +101,7 @@ class Launcher(ABC):
     def _first_host(self) -> str:
         return ""
 
-    def checked(self, environ: Mapping[str, str], rank: str, world_size: str) -> Self:
+    def validated(self, environ: Mapping[str, str], rank: str, world_size: str) -> Self:
         """Return the same with what is wrong with it, if anything is.
 
         Args:
@@ -109,24 +109,24 @@ class Launcher(ABC):
             rank: the variable that has the rank.
             world_size: the variable that has the world size.
         """
-        seen = shown(environ, rank, world_size)
-        said = whole(environ, "WORLD_SIZE", at_least=1)
+        seen = describe_set(environ, rank, world_size)
+        said = integer(environ, "WORLD_SIZE", at_least=1)
         if self.rank is None or self.world_size is None:
             missing = rank if self.rank is None else world_size
-            return self.useless(f"{self.name} started this process ({seen}), but {missing} is missing")
+            return self.without_rank(f"{self.name} started this process ({seen}), but {missing} is missing")
         if self.rank >= self.world_size:
-            return self.useless(f"{self.name} started this process ({seen}): there is no such rank")
+            return self.without_rank(f"{self.name} started this process ({seen}): there is no such rank")
         if said not in (None, self.world_size):
             why = (
                 f"WORLD_SIZE={said}, but {self.name} started {self.world_size} processes ({seen}): unset WORLD_SIZE, "
                 "or start as many"
             )
-            return replace(self, wrong=why)
+            return replace(self, problem=why)
         return self
 
-    def useless(self, why: str) -> Self:
+    def without_rank(self, why: str) -> Self:
         """Return the same as a launcher that does not say who this process is."""
-        return replace(self, rank=None, world_size=None, wrong=why)
+        return replace(self, rank=None, world_size=None, problem=why)
 
 
 @dataclass(frozen=True)
@@ -145,17 +145,17 @@ class OpenMpi(Launcher):
     namespace: str = ""
 
     @classmethod
-    def found(cls, environ: Mapping[str, str]) -> Self | None:
+    def detect(cls, environ: Mapping[str, str]) -> Self | None:
         names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-        if not shown(environ, *names):
+        if not describe_set(environ, *names):
             return None
         return cls(
-            rank=whole(environ, names[0]),
-            world_size=whole(environ, names[1], at_least=1),
-            local_rank=whole(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
-            local_world_size=whole(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", at_least=1),
+            rank=integer(environ, names[0]),
+            world_size=integer(environ, names[1], at_least=1),
+            local_rank=integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
+            local_world_size=integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", at_least=1),
             namespace=environ.get("PMIX_NAMESPACE", ""),
-        ).checked(environ, *names)
+        ).validated(environ, *names)
 
     def _identity(self) -> str:
         return self.namespace
@@ -174,16 +174,16 @@ class Pmi(Launcher):
     address = "start on the first host, with 'mpiexec -genv MASTER_ADDR $(hostname) …'"
 
     @classmethod
-    def found(cls, environ: Mapping[str, str]) -> Self | None:
+    def detect(cls, environ: Mapping[str, str]) -> Self | None:
         names = ("PMI_RANK", "PMI_SIZE")
-        if not shown(environ, *names) or _is_srun(environ):
+        if not describe_set(environ, *names) or _is_srun(environ):
             return None
         return cls(
-            rank=whole(environ, names[0]),
-            world_size=whole(environ, names[1], at_least=1),
-            local_rank=whole(environ, "MPI_LOCALRANKID"),
-            local_world_size=whole(environ, "MPI_LOCALNRANKS", at_least=1),
-        ).checked(environ, *names)
+            rank=integer(environ, names[0]),
+            world_size=integer(environ, names[1], at_least=1),
+            local_rank=integer(environ, "MPI_LOCALRANKID"),
+            local_world_size=integer(environ, "MPI_LOCALNRANKS", at_least=1),
+        ).validated(environ, *names)
 
     def _identity(self) -> str:
         return str(_starter("PMI_RANK")) if self.one_host else ""
@@ -212,28 +212,28 @@ class Slurm(Launcher):
     nodes: str = ""
 
     @classmethod
-    def found(cls, environ: Mapping[str, str]) -> Self | None:
-        job, step = whole(environ, "SLURM_JOB_ID"), whole(environ, "SLURM_STEP_ID")
-        local_rank = whole(environ, "SLURM_LOCALID")
+    def detect(cls, environ: Mapping[str, str]) -> Self | None:
+        job, step = integer(environ, "SLURM_JOB_ID"), integer(environ, "SLURM_STEP_ID")
+        local_rank = integer(environ, "SLURM_LOCALID")
         world_size = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-        if job is None and not shown(environ, "SLURM_PROCID", world_size, "SLURM_LOCALID"):
+        if job is None and not describe_set(environ, "SLURM_PROCID", world_size, "SLURM_LOCALID"):
             return None
         if step is None or step >= _SPECIAL_STEPS:
-            if whole(environ, "SLURM_NTASKS") == 1 and environ.get("SLURM_PROCID"):
-                task = cls(whole(environ, "SLURM_PROCID"), 1, local_rank, local_world_size=1, job_id=job)
-                return task.checked(environ, "SLURM_PROCID", "SLURM_NTASKS")
-            seen = shown(environ, "SLURM_JOB_ID", "SLURM_PROCID", world_size, "SLURM_LOCALID")
+            if integer(environ, "SLURM_NTASKS") == 1 and environ.get("SLURM_PROCID"):
+                task = cls(integer(environ, "SLURM_PROCID"), 1, local_rank, local_world_size=1, job_id=job)
+                return task.validated(environ, "SLURM_PROCID", "SLURM_NTASKS")
+            seen = describe_set(environ, "SLURM_JOB_ID", "SLURM_PROCID", world_size, "SLURM_LOCALID")
             why = f"this process runs in a Slurm job ({seen}), but not as a task of srun: start it with 'srun python …'"
-            return cls(local_rank=local_rank, wrong=why)
+            return cls(local_rank=local_rank, problem=why)
         return cls(
-            rank=whole(environ, "SLURM_PROCID"),
-            world_size=whole(environ, world_size, at_least=1),
+            rank=integer(environ, "SLURM_PROCID"),
+            world_size=integer(environ, world_size, at_least=1),
             local_rank=local_rank,
-            local_world_size=_tasks_on(whole(environ, "SLURM_NODEID"), environ.get("SLURM_STEP_TASKS_PER_NODE", "")),
+            local_world_size=_tasks_on(integer(environ, "SLURM_NODEID"), environ.get("SLURM_STEP_TASKS_PER_NODE", "")),
             job_id=job,
             step=step,
             nodes=environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""),
-        ).checked(environ, "SLURM_PROCID", world_size)
+        ).validated(environ, "SLURM_PROCID", world_size)
 
     def port(self) -> int:
         # A single task meets nobody, and its job may run others beside it: any port that is free.
@@ -247,7 +247,7 @@ class Slurm(Launcher):
         return (self.job_id or 0) + 1000 * (self.step or 0)
 
     def _first_host(self) -> str:
-        return first_of(self.nodes)
+        return first_host_in(self.nodes)
 
 
 @dataclass(frozen=True)
@@ -260,17 +260,17 @@ class Kubernetes(Launcher):
     address = "give the pods a 'subdomain', the name of a headless Service"
 
     @classmethod
-    def found(cls, environ: Mapping[str, str]) -> Self | None:
-        index = whole(environ, "JOB_COMPLETION_INDEX")
+    def detect(cls, environ: Mapping[str, str]) -> Self | None:
+        index = integer(environ, "JOB_COMPLETION_INDEX")
         if index is None:
             return None
-        pod = cls(rank=index, world_size=whole(environ, "WORLD_SIZE", at_least=1), local_rank=0, local_world_size=1)
+        pod = cls(rank=index, world_size=integer(environ, "WORLD_SIZE", at_least=1), local_rank=0, local_world_size=1)
         if pod.world_size is None:
-            return pod.useless(
+            return pod.without_rank(
                 f"Kubernetes started this pod (JOB_COMPLETION_INDEX={index}), but does not say how many there are: "
                 "give the pods WORLD_SIZE, the same number as the Job's completions"
             )
-        return pod.checked(environ, "JOB_COMPLETION_INDEX", "WORLD_SIZE")
+        return pod.validated(environ, "JOB_COMPLETION_INDEX", "WORLD_SIZE")
 
     def own_address(self) -> str:
         # Not the one that faces the first pod: that has no name until it runs, which may take minutes.
@@ -284,16 +284,16 @@ LAUNCHERS: tuple[type[Launcher], ...] = (OpenMpi, Pmi, Slurm, Kubernetes)
 """The innermost first, as they are found inside each other."""
 
 
-def launcher_in(environ: Mapping[str, str]) -> Launcher | None:
+def detect_launcher(environ: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that started a process with this environment as one of several, None if none did.
 
     Raises:
         ValueError: a variable of its has no number in it.
     """
-    return next((there for kind in LAUNCHERS if (there := kind.found(environ)) is not None), None)
+    return next((there for kind in LAUNCHERS if (there := kind.detect(environ)) is not None), None)
 
 
-def first_of(nodes: str) -> str:
+def first_host_in(nodes: str) -> str:
     """Return the first host of a list as Slurm writes it: ``n01`` of ``n[01-03,7],m2``."""
     first = re.match(r"(?:\[[^\]]*\]|[^,\[])*", nodes)
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
@@ -309,7 +309,7 @@ def first_pod(own_name: str, index: int | None) -> str:
     return f"{stem}-0.{domain}" if domain and dash and end == str(index) else ""
 
 
-def plain(text: str) -> str:
+def slug(text: str) -> str:
     """Return the text with what does not belong into a file name or a URL replaced."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from rankmesh_agent.config.env import whole
-from rankmesh_agent.config.launchers import Launcher, launcher_in
+from rankmesh_agent.config.env import integer
+from rankmesh_agent.config.launchers import Launcher, detect_launcher
 
 Transport = Literal["auto", "tcp", "shm"]
 Pickle = Literal["authenticated", "never"]
@@ -102,12 +102,12 @@ class Settings:
             raise ValueError(f"RANKMESH_HOSTING={hosting!r}: set it to 'attached' or 'embedded', or leave it out")
         interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
         timeout = environ.get("RANKMESH_TIMEOUT")
-        rank, local_rank = whole(environ, "RANK"), whole(environ, "LOCAL_RANK")
-        world_size = whole(environ, "WORLD_SIZE", at_least=1)
-        launcher = launcher_in(environ) if rank is None else None
+        rank, local_rank = integer(environ, "RANK"), integer(environ, "LOCAL_RANK")
+        world_size = integer(environ, "WORLD_SIZE", at_least=1)
+        launcher = detect_launcher(environ) if rank is None else None
         told = launcher if rank is None else _told_of(rank, environ)
         if told is not None:
-            rank, world_size = None if told.wrong else told.rank, world_size or told.world_size
+            rank, world_size = None if told.problem else told.rank, world_size or told.world_size
             local_rank = told.local_rank if local_rank is None else local_rank
         return cls(
             rank=rank,
@@ -115,7 +115,7 @@ class Settings:
             local_rank=local_rank,
             launcher=launcher,
             master_addr=environ.get("MASTER_ADDR") or None,
-            master_port=whole(environ, "MASTER_PORT", at_most=65535),
+            master_port=integer(environ, "MASTER_PORT", at_most=65535),
             gateway=environ.get("RANKMESH_GATEWAY") or None,
             job=environ.get("RANKMESH_JOB") or "default",
             token=_token(environ),
@@ -124,16 +124,16 @@ class Settings:
             advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
             interface=_first_interface(interface) if interface else None,
             shm_dir=environ.get("RANKMESH_SHM_DIR") or "/dev/shm",
-            slot_bytes=whole(environ, "RANKMESH_SLOT_BYTES", at_least=4096) or cls.slot_bytes,
-            eager_bytes=_or_default(whole(environ, "RANKMESH_EAGER_BYTES", at_most=1 << 20), cls.eager_bytes),
+            slot_bytes=integer(environ, "RANKMESH_SLOT_BYTES", at_least=4096) or cls.slot_bytes,
+            eager_bytes=_or_default(integer(environ, "RANKMESH_EAGER_BYTES", at_most=1 << 20), cls.eager_bytes),
             timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
             pickle=cast(Pickle, pickle),
-            max_body=whole(environ, "RANKMESH_MAX_BODY", at_least=1) or cls.max_body,
+            max_body=integer(environ, "RANKMESH_MAX_BODY", at_least=1) or cls.max_body,
             hosting=cast(Hosting, hosting),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
             torchrun_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             flight_recorder=_or_default(
-                whole(environ, "RANKMESH_FLIGHT_RECORDER", at_most=1 << 20), cls.flight_recorder
+                integer(environ, "RANKMESH_FLIGHT_RECORDER", at_most=1 << 20), cls.flight_recorder
             ),
             debug=_debug(environ),
         )
@@ -153,7 +153,7 @@ def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
         )
 
 
-def token_in(path: Path) -> str:
+def read_token(path: Path) -> str:
     """Return the token that a file holds.
 
     Raises:
@@ -166,7 +166,7 @@ def token_in(path: Path) -> str:
     return token
 
 
-def make_token(path: Path) -> None:
+def create_token(path: Path) -> None:
     """Put a fresh token into a file, for its owner alone to read, unless there is such a file.
 
     Raises:
@@ -194,8 +194,8 @@ def _told_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:
     Who set RANK needs no launcher, so what one may have left is not an error.
     """
     with contextlib.suppress(ValueError):
-        there = launcher_in(environ)
-        return there if there is not None and not there.wrong and there.rank == rank else None
+        there = detect_launcher(environ)
+        return there if there is not None and not there.problem and there.rank == rank else None
     return None
 
 
@@ -203,7 +203,7 @@ def _token(environ: Mapping[str, str]) -> str:
     token, path = environ.get("RANKMESH_TOKEN"), environ.get("RANKMESH_TOKEN_FILE")
     if token or not path:
         return token or ""
-    return token_in(Path(path))
+    return read_token(Path(path))
 
 
 def _debug(environ: Mapping[str, str]) -> str:

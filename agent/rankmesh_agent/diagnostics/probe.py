@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.http_client import Asker, NoAnswerError
+from rankmesh_agent.net.http_client import HttpClient, NoResponseError
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import (
@@ -121,10 +121,10 @@ class Prober:
 
     def _ask(self) -> Iterator[str]:
         gateway = self._gateway()
-        asker = Asker(self._token)
+        asker = HttpClient(self._token)
         try:
             for path in ("ranks", "agents"):
-                answer = asker.ask("GET", f"{gateway}/v1/{path}", timeout=_GATEWAY_SECONDS)
+                answer = asker.request("GET", f"{gateway}/v1/{path}", timeout=_GATEWAY_SECONDS)
                 if answer.status != HTTPStatus.OK:
                     raise ValueError(f"it answered {answer.status}")
                 for entry in answer.json():
@@ -132,7 +132,7 @@ class Prober:
                         yield from entry["agent"]["urls"]
                     elif entry["state"] != "left":  # another program may have its port by now
                         yield entry["member"]["http"]
-        except (NoAnswerError, ValueError, TypeError, KeyError) as error:
+        except (NoResponseError, ValueError, TypeError, KeyError) as error:
             raise DistNetworkError(
                 f"the gateway at {gateway} does not say which agents there are: {error}", address=gateway
             ) from error

@@ -25,9 +25,10 @@ from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.transports.segment import DisagreementError, Segment
+from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import DistBackendError
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 _DESCRIPTOR = struct.Struct("!64sQQ")
 """Location of an array: handle and id of its allocation, and the offset in it."""
@@ -248,7 +249,7 @@ class CudaIpcBackend(GpuBackend):
             lengths: bytes sent to each rank, then bytes expected from each, for comparison between the ranks.
 
         Raises:
-            DisagreementError: the ranks' calls or lengths differ.
+            CallMismatchError: the ranks' calls or lengths differ.
         """
         size = self._size
         room = _LENGTH.size * 2 * size + _DESCRIPTOR.size * size
@@ -392,24 +393,24 @@ class CudaIpcBackend(GpuBackend):
 
 
 def _check_lengths(table: Sequence[tuple[int, ...]], size: int) -> None:
-    """Raise DisagreementError if the bytes that a rank sends to a peer differ from those that the peer expects."""
+    """Raise CallMismatchError if the bytes that a rank sends to a peer differ from those that the peer expects."""
     for rank in range(size):
         for peer in range(size):
             if table[rank][peer] != table[peer][size + rank]:
-                raise DisagreementError
+                raise CallMismatchError
 
 
 def _round_up(nbytes: int) -> int:
     return max(-(-nbytes // _GRANULARITY), 1) * _GRANULARITY
 
 
-_ALGORITHMS: dict[Kind, Callable[..., None]] = {
-    Kind.ALL_REDUCE: CudaIpcBackend._all_reduce,
-    Kind.REDUCE: CudaIpcBackend._reduce,
-    Kind.BROADCAST: CudaIpcBackend._broadcast,
-    Kind.ALL_GATHER: CudaIpcBackend._gather,
-    Kind.GATHER: CudaIpcBackend._gather,
-    Kind.SCATTER: CudaIpcBackend._scatter,
-    Kind.ALL_TO_ALL: CudaIpcBackend._all_to_all,
-    Kind.REDUCE_SCATTER: CudaIpcBackend._reduce_scatter,
+_ALGORITHMS: dict[OpType, Callable[..., None]] = {
+    OpType.ALL_REDUCE: CudaIpcBackend._all_reduce,
+    OpType.REDUCE: CudaIpcBackend._reduce,
+    OpType.BROADCAST: CudaIpcBackend._broadcast,
+    OpType.ALL_GATHER: CudaIpcBackend._gather,
+    OpType.GATHER: CudaIpcBackend._gather,
+    OpType.SCATTER: CudaIpcBackend._scatter,
+    OpType.ALL_TO_ALL: CudaIpcBackend._all_to_all,
+    OpType.REDUCE_SCATTER: CudaIpcBackend._reduce_scatter,
 }

@@ -23,7 +23,7 @@ from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.types import datatype, is_native, operation
 from rankmesh_agent.wire.errors import CollectiveTimeoutError
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 _PIECE = 1 << 30
 """Largest message, in bytes: MPI counts in C's int."""
@@ -152,7 +152,7 @@ def _wait_for_stream(launch: Launch, context: CallContext) -> None:
         runtime.record_event(event, launch.stream)
         while not runtime.event_completed(event):
             context.check(list)  # waits for no rank
-            if launch.deadline.passed():
+            if launch.deadline.expired():
                 raise CollectiveTimeoutError(
                     f"{launch.description} #{context.seq}: the work before it on the stream did not end within "
                     f"{launch.deadline.seconds:.1f} s",
@@ -174,13 +174,13 @@ def _buffer(array: DeviceArray) -> Any:
     return mpi().buffer.fromaddress(array.pointer, array.nbytes)
 
 
-_ALGORITHMS: dict[Kind, Callable[..., None]] = {
-    Kind.ALL_REDUCE: CudaAwareMpiBackend._all_reduce,
-    Kind.REDUCE: CudaAwareMpiBackend._reduce,
-    Kind.BROADCAST: CudaAwareMpiBackend._broadcast,
-    Kind.ALL_GATHER: CudaAwareMpiBackend._all_gather,
-    Kind.GATHER: CudaAwareMpiBackend._gather,
-    Kind.SCATTER: CudaAwareMpiBackend._scatter,
-    Kind.ALL_TO_ALL: CudaAwareMpiBackend._all_to_all,
-    Kind.REDUCE_SCATTER: CudaAwareMpiBackend._reduce_scatter,
+_ALGORITHMS: dict[OpType, Callable[..., None]] = {
+    OpType.ALL_REDUCE: CudaAwareMpiBackend._all_reduce,
+    OpType.REDUCE: CudaAwareMpiBackend._reduce,
+    OpType.BROADCAST: CudaAwareMpiBackend._broadcast,
+    OpType.ALL_GATHER: CudaAwareMpiBackend._all_gather,
+    OpType.GATHER: CudaAwareMpiBackend._gather,
+    OpType.SCATTER: CudaAwareMpiBackend._scatter,
+    OpType.ALL_TO_ALL: CudaAwareMpiBackend._all_to_all,
+    OpType.REDUCE_SCATTER: CudaAwareMpiBackend._reduce_scatter,
 }

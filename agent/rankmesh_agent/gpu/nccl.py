@@ -25,7 +25,7 @@ from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 _log = logging.getLogger("rankmesh")
 _UINT8 = 1
@@ -392,7 +392,7 @@ def _run_with_deadline(deadline: Deadline, function: Callable[[], T], check: Cal
 
     thread = threading.Thread(target=run, name="rankmesh-nccl-init", daemon=True)
     thread.start()
-    while thread.is_alive() and not deadline.passed():
+    while thread.is_alive() and not deadline.expired():
         thread.join(_POLL_SECONDS)
         check()
     if failed:
@@ -420,13 +420,13 @@ def _copy_all(sources: Sequence[DeviceArray], arrays: Sequence[DeviceArray], str
             runtime.copy_async(array.pointer, source.pointer, array.nbytes, stream)
 
 
-_ALGORITHMS: dict[Kind, Callable[..., None]] = {
-    Kind.ALL_REDUCE: NcclBackend._all_reduce,
-    Kind.REDUCE: NcclBackend._reduce,
-    Kind.BROADCAST: NcclBackend._broadcast,
-    Kind.ALL_GATHER: NcclBackend._all_gather,
-    Kind.GATHER: NcclBackend._gather,
-    Kind.SCATTER: NcclBackend._scatter,
-    Kind.ALL_TO_ALL: NcclBackend._all_to_all,
-    Kind.REDUCE_SCATTER: NcclBackend._reduce_scatter,
+_ALGORITHMS: dict[OpType, Callable[..., None]] = {
+    OpType.ALL_REDUCE: NcclBackend._all_reduce,
+    OpType.REDUCE: NcclBackend._reduce,
+    OpType.BROADCAST: NcclBackend._broadcast,
+    OpType.ALL_GATHER: NcclBackend._all_gather,
+    OpType.GATHER: NcclBackend._gather,
+    OpType.SCATTER: NcclBackend._scatter,
+    OpType.ALL_TO_ALL: NcclBackend._all_to_all,
+    OpType.REDUCE_SCATTER: NcclBackend._reduce_scatter,
 }

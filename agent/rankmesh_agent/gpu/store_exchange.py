@@ -82,7 +82,7 @@ class StoreExchange:
         keys = [f"{name}/{rank}" for rank in ranks]
         while not self._store.check(keys):
             self.check([rank for rank in ranks if self.peek(name, rank) is None])
-            if deadline.passed():
+            if deadline.expired():
                 global_ranks = self._global_ranks()
                 missing = [global_ranks[rank] for rank in ranks if self.peek(name, rank) is None]
                 raise CollectiveTimeoutError(

@@ -84,7 +84,7 @@ class GpuWatchdog:
             DistError: a call failed.
         """
         with self._changed:
-            while self._launches and not deadline.passed():
+            while self._launches and not deadline.expired():
                 self._changed.wait(_POLL_SECONDS)
         failure = self._comm.failure
         if failure is not None:

@@ -25,7 +25,7 @@ from rankmesh_agent.group.pending import Details, OnComplete
 from rankmesh_agent.group.work import QueuedWork, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError
-from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.ops import Call, OpType
 from rankmesh_agent.wire.stats import BOUNDS
 
 _PLANS = 1024
@@ -246,7 +246,7 @@ class CallQueue:
     def plan(self, call: Call, algorithm: Algorithm) -> Plan:
         """Return that a call is carried out by an algorithm."""
         tally = self._op_stats.setdefault(call.name, OpStats())
-        nbytes = None if call.kind is Kind.ALL_TO_ALL else call.nbytes
+        nbytes = None if call.kind is OpType.ALL_TO_ALL else call.nbytes
         return Plan(call, algorithm, tally, nbytes, self._carrier(call))
 
     def op_stats(self) -> Mapping[str, OpStats]:

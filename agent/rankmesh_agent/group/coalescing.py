@@ -10,7 +10,7 @@ import numpy as np
 
 from rankmesh_agent.group.pending import Details, OnComplete
 from rankmesh_agent.group.work import Future, Work
-from rankmesh_agent.wire.ops import Kind
+from rankmesh_agent.wire.ops import OpType
 
 
 class RecordedCall(NamedTuple):
@@ -65,7 +65,7 @@ def coalesce(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
 
 
 def _alike(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return key[0] is Kind.ALL_REDUCE and (key[:2], key[3:]) == (other[:2], other[3:])
+    return key[0] is OpType.ALL_REDUCE and (key[:2], key[3:]) == (other[:2], other[3:])
 
 
 def _disjoint(run: Sequence[RecordedCall]) -> bool:

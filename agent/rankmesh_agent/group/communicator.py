@@ -17,16 +17,16 @@ from rankmesh_agent.group.coalescing import coalesce
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.wire.errors import DistBackendError, DistError, DistNetworkError
-from rankmesh_agent.wire.ops import Kind, ReduceOp
+from rankmesh_agent.wire.ops import OpType, ReduceOp
 from rankmesh_agent.wire.schemas import GroupInfo
 
 Array = np.ndarray[Any, Any]
 # Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
 _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
-    Kind.ALL_REDUCE,
-    Kind.ALL_GATHER,
-    Kind.REDUCE_SCATTER,
-    Kind.BARRIER,
+    OpType.ALL_REDUCE,
+    OpType.ALL_GATHER,
+    OpType.REDUCE_SCATTER,
+    OpType.BARRIER,
 )
 
 
@@ -181,12 +181,12 @@ class Communicator(ABC):
 
     def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
-        key = Kind.REDUCE, array.dtype, array.size, op, self.global_ranks[root]
+        key = OpType.REDUCE, array.dtype, array.size, op, self.global_ranks[root]
         return self._submit(key, (array, op, root), options)
 
     def broadcast(self, array: Array, root: int, options: Options) -> Work | None:
         """Copy the root's array to all members."""
-        key = Kind.BROADCAST, array.dtype, array.size, None, self.global_ranks[root]
+        key = OpType.BROADCAST, array.dtype, array.size, None, self.global_ranks[root]
         return self._submit(key, (array, root), options)
 
     def all_gather(self, outputs: Sequence[Array], array: Array, options: Options) -> Work | None:
@@ -197,12 +197,12 @@ class Communicator(ABC):
 
     def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
         """Copy every member's ``array`` to the root's output of its group rank; no outputs elsewhere."""
-        key = Kind.GATHER, array.dtype, array.size, None, self.global_ranks[root]
+        key = OpType.GATHER, array.dtype, array.size, None, self.global_ranks[root]
         return self._submit(key, (outputs, array, root), options)
 
     def scatter(self, output: Array, inputs: Sequence[Array], root: int, options: Options) -> Work | None:
         """Copy the root's input of each group rank to that member's ``output``; no inputs elsewhere."""
-        key = Kind.SCATTER, output.dtype, output.size, None, self.global_ranks[root]
+        key = OpType.SCATTER, output.dtype, output.size, None, self.global_ranks[root]
         return self._submit(key, (output, inputs, root), options)
 
     def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
@@ -213,7 +213,7 @@ class Communicator(ABC):
 
     def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], options: Options) -> Work | None:
         """Copy every member's input of each group rank to that member's output of its own; each of its own length."""
-        return self._submit((Kind.ALL_TO_ALL, inputs[0].dtype, -1), (outputs, inputs), options)
+        return self._submit((OpType.ALL_TO_ALL, inputs[0].dtype, -1), (outputs, inputs), options)
 
     def barrier(self, options: Options) -> Work | None:
         """Wait until all members have come."""
@@ -236,7 +236,7 @@ class Communicator(ABC):
         outcome: Outcome = []
         order, arguments = self._queue, (directory, job, count * dtype.itemsize, outcome)
         order.submit(
-            (Kind.EMPTY, dtype, count),
+            (OpType.EMPTY, dtype, count),
             arguments,
             options._replace(on_complete=lambda: order.use_backend(order.backend)),
         )

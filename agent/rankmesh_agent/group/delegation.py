@@ -74,13 +74,13 @@ class DelegatedCalls:
         """Have the members arrive at a call over messages, as Link.enter does.
 
         Raises:
-            DisagreementError: they did not make the same call.
+            CallMismatchError: they did not make the same call.
         """
         with self._turn:
             self._begin(call, seq, seconds)
             try:
                 self._link.begin(seq, fingerprint, self._active.wait)
-                self._link.enter()
+                self._link.all_exchange()
             finally:
                 self._state.started_at = None
 
@@ -90,7 +90,7 @@ class DelegatedCalls:
             self._begin(call, seq, seconds)
             try:
                 self._link.begin(seq, 0, self._active.wait)
-                return [bytes(payload) for payload in self._link.retell(said)]
+                return [bytes(payload) for payload in self._link.exchange_descriptions(said)]
             finally:
                 self._state.started_at = None
 
@@ -106,7 +106,7 @@ class DelegatedCalls:
         standing = self._state
         if call is not None:
             standing.call, standing.seq = call, seq
-            standing.started_at = self._active.deadline.begun if busy else None
+            standing.started_at = self._active.deadline.started if busy else None
         standing.abort(error)
         if call is not None:
             standing.started_at = None

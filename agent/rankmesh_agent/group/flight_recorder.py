@@ -19,7 +19,7 @@ import numpy as np
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
-from rankmesh_agent.wire.stats import BOUNDS, Operations
+from rankmesh_agent.wire.stats import BOUNDS, OperationStats
 
 DEFAULT_CAPACITY = 1000
 """How many calls and messages the flight recorder keeps unless somebody says otherwise."""
@@ -79,9 +79,9 @@ class OpStats:
         self.failures += other.failures
         self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
 
-    def snapshot(self, group: str, op: str) -> Operations:
+    def snapshot(self, group: str, op: str) -> OperationStats:
         """Return what has been counted."""
-        return Operations(group, op, self.nbytes, self.seconds, self.failures, list(self.buckets))
+        return OperationStats(group, op, self.nbytes, self.seconds, self.failures, list(self.buckets))
 
 
 class RecordedGroup(Protocol):
@@ -113,7 +113,7 @@ class FlightRecorder:
         self._since = time.time() - time.monotonic()
         self._lock = threading.Lock()
         self._groups: list[RecordedGroup] = []
-        self._ended: dict[str, Operations] = {}
+        self._ended: dict[str, OperationStats] = {}
 
     def drain(self) -> list[Record]:
         """Return what is remembered of calls that have ended, and forget it."""
@@ -133,17 +133,17 @@ class FlightRecorder:
         with self._lock:
             self._groups.remove(group)
             for op, tally in group.op_stats().items():
-                self._ended.setdefault(op, Operations(ENDED_GROUPS, op)).add(tally.snapshot(ENDED_GROUPS, op))
+                self._ended.setdefault(op, OperationStats(ENDED_GROUPS, op)).add(tally.snapshot(ENDED_GROUPS, op))
 
-    def operations(self) -> list[Operations]:
+    def operations(self) -> list[OperationStats]:
         """Return what has been counted and what is in flight, by group in the order they were made, ended ones last.
 
         There are at most MOST_GROUPS + 2 groups, as metrics want it; groups of one name count as one.
         """
-        found: dict[tuple[str, str], Operations] = {}
+        found: dict[tuple[str, str], OperationStats] = {}
 
-        def at(group: str, op: str) -> Operations:
-            return found.setdefault((group, op), Operations(group, op))
+        def at(group: str, op: str) -> OperationStats:
+            return found.setdefault((group, op), OperationStats(group, op))
 
         with self._lock:
             now = time.monotonic()

@@ -15,26 +15,26 @@ from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.backends.delegated import DelegatedBackend
 from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
 from rankmesh_agent.backends.segment_setup import SegmentOptions, create_segment
-from rankmesh_agent.collectives.hierarchical.hosts import Hosts, layout_of
-from rankmesh_agent.collectives.link import octets
+from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink, layout_of
+from rankmesh_agent.collectives.link import as_bytes
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.delegation import DelegatedCalls
-from rankmesh_agent.group.flight_recorder import OpStats, Record, in_flight
+from rankmesh_agent.group.flight_recorder import FlightRecorder, OpStats, Record, in_flight
 from rankmesh_agent.group.message_stats import MessageLog
 from rankmesh_agent.group.pending import LocalActiveCall, MessageTransport, PendingMessage
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.engine import Mesh
-from rankmesh_agent.progress.framing import Port, Transfer
-from rankmesh_agent.progress.matching import ANY, Matching
+from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.progress.framing import FrameSink, Transfer
+from rankmesh_agent.progress.matching import ANY, MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.frames import Header, Opcode
-from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.ops import Call, OpType
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo, InFlight, Member
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _log = logging.getLogger("rankmesh")
 _ENTER, _PART, _ABORT = Opcode.ENTER, Opcode.PART, Opcode.ABORT
 
 
-class LocalCommunicator(Communicator, Port):
+class LocalCommunicator(Communicator, FrameSink):
     """One rank's side of a group.
 
     Args:
@@ -56,34 +56,44 @@ class LocalCommunicator(Communicator, Port):
         ranks: global ranks of the members, by group rank; this process is one.
         members: who the ranks are, by global rank, for error messages.
         timeout: default seconds a call may take.
+        recorder: records the calls; one of its own by default.
 
     Attributes:
         mesh: see above.
+        recorder: see above.
         elsewhere: the calls that another process makes in this rank's place, if one does.
         lent: the members' memory, if it was lent to such a process; see Sharing.lend.
     """
 
     def __init__(
-        self, mesh: Mesh, group: int, name: str, ranks: Sequence[int], members: dict[int, Member], timeout: float
+        self,
+        mesh: ProgressEngine,
+        group: int,
+        name: str,
+        ranks: Sequence[int],
+        members: dict[int, Member],
+        timeout: float,
+        recorder: FlightRecorder | None = None,
     ) -> None:
         super().__init__(group, name, ranks, mesh.rank, timeout)
         self.mesh = mesh
+        self.recorder = recorder = FlightRecorder() if recorder is None else recorder
         self._others = frozenset(self.ranks) - {mesh.rank}
         self._sources = tuple(member for member in self.ranks if member != mesh.rank)
-        self._standing = LocalGroupState(mesh, group, name, self.ranks, members)
+        self._standing = LocalGroupState(mesh, group, name, self.ranks, members, recorder)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
-        self._matching = Matching(mesh, group, self._standing.global_rank)
+        self._matching = MessageMatcher(mesh, group, self._standing.global_rank)
         self._carrier: MessageTransport = self._matching
         self._mpi: MpiGroup | None = None
-        self._messages = MessageLog(mesh.recorder)
+        self._messages = MessageLog(recorder)
         self._running = LocalActiveCall(self._standing)
         self._queue = CallQueue(self._standing, self._running, name, CpuBackend(self._link, self.ranks, None))
         self._submit = self._queue.submit
         self.lent: Segment | None = None
         self.delegated_calls = DelegatedCalls(self._standing, self._link)
         self._closed = False
-        mesh.recorder.add_group(self)
-        mesh.open_port(group, self)
+        recorder.add_group(self)
+        mesh.register_sink(group, self)
 
     @property
     def failure(self) -> DistError | None:
@@ -118,7 +128,7 @@ class LocalCommunicator(Communicator, Port):
         found: list[MpiCommunicator] = []
         # A call with a number of its own: what the members told each other in the first one may still be on its way.
         order.use_backend(CpuBackend(self._link, self.ranks, None))
-        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)} over MPI")
+        call = Call(OpType.NEW_GROUP, subject=f"ranks={list(self.ranks)} over MPI")
         how = order.plan(call, lambda link: found.append(create_communicator(link, self.id, compares)))
         order.execute(how, (), standing.seq + 1, self.default_options)
         self._mpi = MpiGroup(found[0], standing, self._running, self._link, self._matching)
@@ -152,7 +162,7 @@ class LocalCommunicator(Communicator, Port):
         self._sharing = sharing
         if self.size == 1:
             return
-        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
+        call = Call(OpType.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
         layout = layout_of(hosts)
         segment: Segment | None = None
 
@@ -163,7 +173,9 @@ class LocalCommunicator(Communicator, Port):
         order = self._queue
         order.execute(order.plan(call, share_it), (), 0, Options(timeout))
         if segment is not None and len(layout) > 1:
-            order.use_backend(HierarchicalCpuBackend(self._link, self.ranks, Hosts(self._link, segment, layout)))
+            order.use_backend(
+                HierarchicalCpuBackend(self._link, self.ranks, HierarchicalLink(self._link, segment, layout))
+            )
             return
         if segment is not None and sharing.delegated:
             self.lent = segment
@@ -171,7 +183,7 @@ class LocalCommunicator(Communicator, Port):
             return
         order.use_backend(CpuBackend(self._link, self.ranks, segment))
         if segment is not None:
-            order.execute(order.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
+            order.execute(order.plan(call, lambda shared: shared.windows.probe_reads()), (), 0, Options(timeout))
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         """Return an array in memory that the members share, where they share memory; a synchronous collective call.
@@ -186,7 +198,7 @@ class LocalCommunicator(Communicator, Port):
     def monitored_barrier(self, options: Options) -> None:
         """See Calls."""
         subject = MONITORED if self._mpi is not None else ""
-        self._queue.submit((Kind.BARRIER, None, 0, None, None, None, subject), (), options)
+        self._queue.submit((OpType.BARRIER, None, 0, None, None, None, subject), (), options)
 
     # Point-to-point: ranks are the mesh's
 
@@ -203,19 +215,19 @@ class LocalCommunicator(Communicator, Port):
     def begin_send(self, array: Array, rank: int, tag: int, options: Options) -> PendingMessage:
         """Begin to send ``array`` to a rank; whoever calls this has to settle it, or abandon it."""
         self._standing.raise_if_failed()
-        with self.mesh.visit():
-            transfer = self._carrier.send(rank, octets(array), code_of(array.dtype), tag)
+        with self.mesh.foreground():
+            transfer = self._carrier.send(rank, as_bytes(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
-                self._carrier.hold(transfer)
+                self._carrier.progress_in_background(transfer)
         return self._message(transfer, "send", array, rank, tag, (rank,), options)
 
     def begin_receive(self, array: Array, rank: int, tag: int, options: Options) -> PendingMessage:
         """Begin to receive into ``array`` from a rank, or from ANY; see begin_send."""
         self._standing.raise_if_failed()
-        with self.mesh.visit():
-            transfer = self._carrier.receive(rank, octets(array), code_of(array.dtype), tag)
+        with self.mesh.foreground():
+            transfer = self._carrier.receive(rank, as_bytes(array), code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
-                self._carrier.hold(transfer)
+                self._carrier.progress_in_background(transfer)
         return self._message(transfer, "recv", array, rank, tag, self._sources if rank == ANY else (rank,), options)
 
     def source(self, message: PendingMessage) -> int:
@@ -234,7 +246,7 @@ class LocalCommunicator(Communicator, Port):
     ) -> PendingMessage:
         deadline, standing = Deadline(options.timeout), self._standing
         what = op, array.dtype, array.size, rank, tag
-        entry: Record = standing, what, 0, deadline.begun, None, "", array.nbytes
+        entry: Record = standing, what, 0, deadline.started, None, "", array.nbytes
         return PendingMessage(
             standing, self._carrier, transfer, entry, self._messages, partners, deadline, options.on_complete
         )
@@ -297,32 +309,32 @@ class LocalCommunicator(Communicator, Port):
             unread = list(self._matching.refusals.values())
         for refusal in unread:
             _log.warning("group %r has ended, and a message was lost before: %s", self.name, refusal.message)
-        self.mesh.close_port(self.id)
+        self.mesh.unregister_sink(self.id)
         self._queue.close()
-        self.mesh.recorder.remove_group(self)
+        self.recorder.remove_group(self)
 
-    # Port: with the mesh's lock held
+    # FrameSink: with the engine's lock held
 
-    def place(self, rank: int, header: Header) -> memoryview | None:
-        """See Port."""
+    def buffer_for(self, rank: int, header: Header) -> memoryview | None:
+        """See FrameSink."""
         if header.opcode is _PART:
-            return self._link.place(rank, header)
-        return self._matching.place(rank, header)
+            return self._link.buffer_for(rank, header)
+        return self._matching.buffer_for(rank, header)
 
-    def lost(self, rank: int) -> None:
-        """See Port."""
+    def on_peer_lost(self, rank: int) -> None:
+        """See FrameSink."""
         self._standing.on_peer_lost(rank)
         if self._mpi is not None:
             self._mpi.lost()
 
-    def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
-        """See Port."""
+    def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
+        """See FrameSink."""
         opcode = header.opcode
         if rank not in self._others:
             return
         if opcode is _ENTER or opcode is _PART:
-            self._link.deliver(rank, header, payload)
+            self._link.on_frame(rank, header, payload)
         elif opcode is _ABORT:
             self._standing.on_abort(bytes(payload))
         else:
-            self._matching.deliver(rank, header, payload)
+            self._matching.on_frame(rank, header, payload)

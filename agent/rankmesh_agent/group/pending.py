@@ -53,7 +53,7 @@ class ActiveCall:
         # Written out here what Deadline.restart does: calling it would take longer than doing it.
         deadline = self.deadline
         deadline.seconds = seconds
-        begun = state.started_at = deadline.begun = monotonic()
+        begun = state.started_at = deadline.started = monotonic()
         deadline.at = begun + seconds
         return begun
 
@@ -91,7 +91,7 @@ class LocalActiveCall(ActiveCall):
             return  # the last one came meanwhile, and may have left since
         words = f"{self.call.name} #{self.seq}"
         standing.raise_if_peer_lost(waiting_for, words)
-        if self.deadline.passed():
+        if self.deadline.expired():
             raise standing.timeout_error(waiting_for, words, self.deadline, self.seq)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
@@ -102,7 +102,7 @@ class LocalActiveCall(ActiveCall):
         def settled() -> bool:
             if ready():
                 return True
-            if standing.failure is None and not mesh.lost:
+            if standing.failure is None and not mesh.lost_peers:
                 return False
             return standing.cannot_complete([standing.ranks[member] for member in missing()])
 
@@ -115,7 +115,7 @@ class LocalActiveCall(ActiveCall):
 
 
 class MessageTransport(Protocol):
-    """What carries a group's messages: see p2p.Matching, which does over the mesh."""
+    """What carries a group's messages: see progress.matching.MessageMatcher, which does over connections."""
 
     def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
         """Begin to send ``view`` to a rank."""
@@ -123,7 +123,7 @@ class MessageTransport(Protocol):
     def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
         """Begin to receive into ``view`` from a rank, or from any."""
 
-    def hold(self, transfer: Transfer) -> None:
+    def progress_in_background(self, transfer: Transfer) -> None:
         """See to it that a message moves while nobody waits for it."""
 
     def cancel(self, transfer: Transfer) -> bool:
@@ -211,6 +211,6 @@ class PendingMessage:
         """Undo a message that will not be waited for any longer; if its data is on the way, give the group up."""
         with self._state.mesh.lock:
             undone = self._transport.cancel(self.transfer)
-            undone |= all(rank in self._state.mesh.lost for rank in self._partners)
+            undone |= all(rank in self._state.mesh.lost_peers for rank in self._partners)
         if not undone:
             self._state.abort(error)

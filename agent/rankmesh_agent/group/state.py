@@ -15,7 +15,7 @@ from typing import Any
 
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
@@ -116,10 +116,19 @@ class LocalGroupState(BaseGroupState):
         name: the group's name for people.
         ranks: global ranks of the members, by group rank.
         members: the job's members, by rank.
+        recorder: records the calls.
     """
 
-    def __init__(self, mesh: Mesh, group: int, name: str, ranks: tuple[int, ...], members: dict[int, Member]) -> None:
-        super().__init__(group, name, ranks, mesh.recorder, mesh.lock)
+    def __init__(
+        self,
+        mesh: ProgressEngine,
+        group: int,
+        name: str,
+        ranks: tuple[int, ...],
+        members: dict[int, Member],
+        recorder: FlightRecorder,
+    ) -> None:
+        super().__init__(group, name, ranks, recorder, mesh.lock)
         self._abort_sent = False
         self._loss: DistError | None = None
         self._lost = -1
@@ -134,7 +143,7 @@ class LocalGroupState(BaseGroupState):
 
     def raise_if_peer_lost(self, waiting_for: Sequence[int], words: str, *, any_will_do: bool = False) -> None:
         """Raise if a rank that is waited for is gone; where any of them will do, if all are."""
-        gone = [rank for rank in waiting_for if rank in self.mesh.lost]
+        gone = [rank for rank in waiting_for if rank in self.mesh.lost_peers]
         if gone and (len(gone) == len(waiting_for) or not any_will_do):
             self.mesh.progress()  # who left may have done so because of one that died: that one is the failure then
             self.raise_if_failed()
@@ -144,7 +153,7 @@ class LocalGroupState(BaseGroupState):
         """Whether waiting for these ranks is in vain. With the mesh's lock held."""
         if self.failure is not None:
             return True
-        lost = self.mesh.lost
+        lost = self.mesh.lost_peers
         if not lost:
             return False
         gone = [rank in lost for rank in waiting_for]
@@ -167,7 +176,7 @@ class LocalGroupState(BaseGroupState):
 
     def on_peer_lost(self, rank: int) -> None:
         """Take note that a peer is gone; a member that died ends the group. With the mesh's lock held."""
-        if rank in self.ranks and not self.mesh.lost[rank].clean and self.failure is None:
+        if rank in self.ranks and not self.mesh.lost_peers[rank].clean and self.failure is None:
             self.failure = self._loss = self._peer_lost_error(rank, self._current_call())
             self._lost = rank
 
@@ -213,7 +222,7 @@ class LocalGroupState(BaseGroupState):
                 for rank in self.ranks:
                     if rank != self.mesh.rank:
                         self.mesh.send(rank, [header, payload])
-            self.mesh.drop_port(self._group)
+            self.mesh.drop_sink(self._group)
         self.mesh.flush(_ABORT_FLUSH_SECONDS)
 
     def broadcast_abort(self) -> None:
@@ -232,7 +241,7 @@ class LocalGroupState(BaseGroupState):
         return f"{'during' if busy else 'after'} {name} #{self.seq}"
 
     def _peer_lost_error(self, rank: int, when: str) -> RankFailedError:
-        lost = self.mesh.lost[rank]
+        lost = self.mesh.lost_peers[rank]
         how = f"left ({lost.cause or 'it was done'})" if lost.clean else f"failed ({lost.cause})"
         return RankFailedError(
             f"{self._describe(rank)} {how} {when} in group {self.name!r}",

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.http_client import Answer, Asker, NoAnswerError
+from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     GatewayUnreachableError,
@@ -22,8 +22,8 @@ from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     SUSPECT_SECONDS,
     UNASSIGNED,
-    AgentBeat,
-    AgentGoodbye,
+    AgentHeartbeat,
+    AgentLeave,
     Heartbeat,
     JoinReply,
     JoinRequest,
@@ -65,7 +65,7 @@ class GatewayClient:
         self._last_response = time.monotonic()
         self._answered = self._unanswered = 0
         self._last_refusal: int | None = None
-        self._http = Asker(token)
+        self._http = HttpClient(token)
 
     def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
         """Join a job and wait until all ranks have joined.
@@ -96,7 +96,7 @@ class GatewayClient:
         failure = "its address is not known yet"
         until_warning = Deadline(_WARN_SECONDS)
         url: str | None = None
-        while not deadline.passed():
+        while not deadline.expired():
             url = url or self._find()
             if url is not None:
                 self.url = url
@@ -106,7 +106,7 @@ class GatewayClient:
                 limit = min(wait, deadline.remaining()) + _RESPONSE_SECONDS
                 try:
                     reply = self._join_once(url, JoinRequest(job, world_size, member, wait), limit)
-                except (NoAnswerError, _UnavailableError) as error:
+                except (NoResponseError, _UnavailableError) as error:
                     failure = str(error) or type(error).__name__
                 else:
                     if reply.complete:
@@ -115,7 +115,7 @@ class GatewayClient:
                     seen |= {_key(joined): joined for joined in reply.members}
                     time.sleep(min(_MIN_POLL_SECONDS, deadline.remaining()) if wait else 0)
                     continue
-            if until_warning.passed():
+            if until_warning.expired():
                 where = url or "an unknown address"
                 _log.warning("%s still waits for the gateway at %s: %s", member.described(), where, failure)
                 until_warning = Deadline(deadline.remaining() + 1)
@@ -152,7 +152,7 @@ class GatewayClient:
         """
         self._send_heartbeat("heartbeat", heartbeat)
 
-    def agent_heartbeat(self, heartbeat: AgentBeat) -> bool:
+    def agent_heartbeat(self, heartbeat: AgentHeartbeat) -> bool:
         """Send a standalone agent's heartbeat; return whether the gateway has accepted it.
 
         A refusal, because of a different token, say, is logged once.
@@ -166,10 +166,10 @@ class GatewayClient:
         self._last_refusal = refusal
         return answer is not None and answer.status == HTTPStatus.OK
 
-    def _send_heartbeat(self, path: str, heartbeat: Heartbeat | AgentBeat) -> Answer | None:
+    def _send_heartbeat(self, path: str, heartbeat: Heartbeat | AgentHeartbeat) -> HttpResponse | None:
         """Send a heartbeat and return the response; locate the gateway again after a long silence."""
         answer = None
-        with contextlib.suppress(NoAnswerError):
+        with contextlib.suppress(NoResponseError):
             answer = self._post(self.url, path, heartbeat)
         if answer is not None and answer.status not in _UNAVAILABLE:
             self._answered += 1
@@ -187,13 +187,13 @@ class GatewayClient:
 
     def leave(self, leave: Leave) -> None:
         """Leave the job; a gateway that has ended already does not matter."""
-        with contextlib.suppress(NoAnswerError):
+        with contextlib.suppress(NoResponseError):
             self._post(self.url, "leave", leave)
 
-    def unregister(self, goodbye: AgentGoodbye) -> None:
+    def unregister(self, goodbye: AgentLeave) -> None:
         """Report the end of a standalone agent; a gateway that has ended already does not matter."""
         if self.url:
-            with contextlib.suppress(NoAnswerError):
+            with contextlib.suppress(NoResponseError):
                 self._post(self.url, "agents/leave", goodbye)
 
     def close(self) -> None:
@@ -204,19 +204,19 @@ class GatewayClient:
         self,
         url: str,
         path: str,
-        document: JoinRequest | Heartbeat | Leave | AgentBeat | AgentGoodbye,
+        document: JoinRequest | Heartbeat | Leave | AgentHeartbeat | AgentLeave,
         timeout: float = _RESPONSE_SECONDS,
-    ) -> Answer:
-        return self._http.ask("POST", f"{url}/v1/{path}", asdict(document), timeout=timeout)
+    ) -> HttpResponse:
+        return self._http.request("POST", f"{url}/v1/{path}", asdict(document), timeout=timeout)
 
 
 def gateway_id(url: str, timeout: float = 2.0) -> str | None:
     """Return the random id of the RankMesh gateway at ``url``, None if none answers within ``timeout`` seconds."""
-    http = Asker()
+    http = HttpClient()
     try:
-        health = http.ask("GET", f"{url}/health", timeout=timeout).json()
+        health = http.request("GET", f"{url}/health", timeout=timeout).json()
         return str(health["id"]) if health["service"] == "rankmesh-gateway" else None
-    except (NoAnswerError, ValueError, KeyError, TypeError):
+    except (NoResponseError, ValueError, KeyError, TypeError):
         return None
     finally:
         http.close()
@@ -246,7 +246,7 @@ def _ranks_missing(
     )
 
 
-def _refusal(answer: Answer, url: str) -> Exception:
+def _refusal(answer: HttpResponse, url: str) -> Exception:
     try:
         problem: dict[str, Any] = answer.json()
         code, detail = problem.pop("code"), problem.pop("detail")
@@ -255,7 +255,7 @@ def _refusal(answer: Answer, url: str) -> Exception:
     return from_code(code, f"the gateway at {url} refuses: {detail}", **problem)
 
 
-def _not_a_gateway(answer: Answer, url: str) -> DistNetworkError:
+def _not_a_gateway(answer: HttpResponse, url: str) -> DistNetworkError:
     return DistNetworkError(
         f"{url} is not a RankMesh gateway: it answered {answer.status} to a join. Is the port another program's "
         "(torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)?",

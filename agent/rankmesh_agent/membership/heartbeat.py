@@ -24,13 +24,13 @@ class FailureSource(Protocol):
     """Detector of failed peers: a new failure is sent to the gateway at once."""
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when ``look`` has to be called."""
+        """Return a descriptor that is readable when ``poll`` has to be called."""
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Return whether a peer has failed that no heartbeat has reported."""
 
-    def due(self) -> float:
-        """Return in how many seconds ``look`` has to be called even if the descriptor is not readable."""
+    def next_check(self) -> float:
+        """Return in how many seconds ``poll`` has to be called even if the descriptor is not readable."""
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -89,7 +89,7 @@ class HeartbeatThread(threading.Thread):
             self.join()
         self._close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the descriptors in a forked child, which has no such thread."""
         self._lock = threading.Lock()
         self._close()
@@ -98,12 +98,12 @@ class HeartbeatThread(threading.Thread):
         """Wait until the next heartbeat is due; return whether there is news before."""
         seconds = max(0.0, until - time.monotonic())
         if self._failures is not None:
-            seconds = min(seconds, self._failures.due())
+            seconds = min(seconds, self._failures.next_check())
         ready = {fd for fd, _ in poll.poll(math.ceil(seconds * 1000))}
         woken = self._wakeup in ready
         if woken:
             os.eventfd_read(self._wakeup)
-        return (self._failures is not None and self._failures.look()) or woken
+        return (self._failures is not None and self._failures.poll()) or woken
 
     def _close(self) -> None:
         with self._lock:

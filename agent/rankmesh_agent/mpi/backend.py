@@ -11,9 +11,9 @@ from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.mpi.collectives import MAX_COUNT, Collectives
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import DistBackendError
-from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.ops import Call, OpType
 
 
 class MpiBackend(Backend):
@@ -58,13 +58,13 @@ class MpiBackend(Backend):
         return self._comm
 
     def algorithm(self, call: Call) -> Algorithm:
-        if call.kind is Kind.BARRIER and call.subject == MONITORED:
+        if call.kind is OpType.BARRIER and call.subject == MONITORED:
             return verify
         return self._collectives.algorithm(call)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
         if self._lost:
-            context.check(lambda: self._link.behind(context.seq))
+            context.check(lambda: self._link.lagging(context.seq))
         if self._compare_calls or algorithm is verify:
             verify(self._link, context)
             if algorithm is verify:
@@ -72,7 +72,7 @@ class MpiBackend(Backend):
         self.in_call = True
         try:
             algorithm(*arguments)
-        except DisagreementError:
+        except CallMismatchError:
             self.in_call = False
             raise_mismatch(self._link, context)
         except self._error as error:

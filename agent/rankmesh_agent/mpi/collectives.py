@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array
-from rankmesh_agent.collectives.reduction import combine_partials, combine_some, partial_dtype, quiet
+from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, ignore_fp_errors, partial_dtype
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.mpi.buffers import PackedBuffer, address, overlaps, spec
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.types import datatype, is_native, operation
-from rankmesh_agent.transports.segment import DisagreementError
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 MAX_COUNT = (1 << 31) - 1
 """Largest count of an MPI call, in C's int: elements of all parts of an array together."""
@@ -44,22 +44,22 @@ class Collectives:
         self._max_count = max_count
         self._piece_elements = min(max_count, _PIECE_ELEMENTS)
         self._in_place = mpi().IN_PLACE
-        self._quiet = quiet()
-        self._algorithms: dict[Kind, Algorithm] = {
-            Kind.BARRIER: lambda: comm.Barrier(),
-            Kind.ALL_REDUCE: self._all_reduce,
-            Kind.REDUCE: self._reduce,
-            Kind.BROADCAST: self._broadcast,
-            Kind.ALL_GATHER: self._all_gather,
-            Kind.GATHER: self._gather,
-            Kind.SCATTER: self._scatter,
-            Kind.REDUCE_SCATTER: self._reduce_scatter,
-            Kind.ALL_TO_ALL: self._all_to_all,
+        self._quiet = ignore_fp_errors()
+        self._algorithms: dict[OpType, Algorithm] = {
+            OpType.BARRIER: lambda: comm.Barrier(),
+            OpType.ALL_REDUCE: self._all_reduce,
+            OpType.REDUCE: self._reduce,
+            OpType.BROADCAST: self._broadcast,
+            OpType.ALL_GATHER: self._all_gather,
+            OpType.GATHER: self._gather,
+            OpType.SCATTER: self._scatter,
+            OpType.REDUCE_SCATTER: self._reduce_scatter,
+            OpType.ALL_TO_ALL: self._all_to_all,
         }
 
     def algorithm(self, call: Call) -> Algorithm:
         """Return the algorithm of a call."""
-        direct = self._direct_all_reduce(call) if call.kind is Kind.ALL_REDUCE else None
+        direct = self._direct_all_reduce(call) if call.kind is OpType.ALL_REDUCE else None
         return direct or partial(self._quiet.run, self._algorithms[call.kind])
 
     # Reductions
@@ -126,7 +126,7 @@ class Collectives:
         if wide is None:
             return array
         partial = np.empty(array.size, wide)
-        combine_some(op, [array], partial)
+        combine_to_partial(op, [array], partial)
         return partial
 
     def _finish(self, op: ReduceOp, partial: Array, out: Array) -> None:
@@ -185,7 +185,7 @@ class Collectives:
             Elements of the longest array, and of all arrays of the member that has most.
 
         Raises:
-            DisagreementError: a member sends more or less than a peer expects; raised at all members.
+            CallMismatchError: a member sends more or less than a peer expects; raised at all members.
         """
         sent = np.array([(given.size, taken.size) for given, taken in zip(inputs, outputs, strict=True)], np.int64)
         received = np.empty_like(sent)
@@ -194,7 +194,7 @@ class Collectives:
         most = np.array([wrong, sent.max(), sent.sum(axis=0).max()])
         self._comm.Allreduce(self._in_place, most, mpi().MAX)
         if most[0]:
-            raise DisagreementError
+            raise CallMismatchError
         return int(most[1]), int(most[2])
 
     def _piece_slices(self, longest: int, total: int, most: int | None = None) -> Iterator[slice]:

@@ -42,7 +42,7 @@ def create_communicator(link: Link, group: int, compare_calls: bool) -> MpiCommu
     except DistBackendError as error:
         why, rank, size = error.message, 0, 0
     mine = json.dumps({"rank": rank, "size": size, "why": why, "compares": compare_calls}).encode()
-    members = [json.loads(bytes(payload)) for payload in link.enter(mine)]
+    members = [json.loads(bytes(payload)) for payload in link.all_exchange(mine)]
     for group_rank, member in enumerate(members):
         if member["why"]:
             raise DistBackendError(f"{member['why']} (group rank {group_rank})")

@@ -8,7 +8,7 @@ from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.communicator import MpiCommunicator
 from rankmesh_agent.mpi.messages import MpiMessages
 from rankmesh_agent.mpi.watchdog import WATCHDOG, CallWatchdog
-from rankmesh_agent.progress.matching import Matching
+from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
 
 
@@ -33,10 +33,10 @@ class MpiGroup:
         state: LocalGroupState,
         active: LocalActiveCall,
         link: MessageLink,
-        matching: Matching,
+        matching: MessageMatcher,
     ) -> None:
         self._mesh = mesh = state.mesh
-        self.backend = MpiBackend(made.comm, link, mesh.lost, state.ranks, made.compare_calls)
+        self.backend = MpiBackend(made.comm, link, mesh.lost_peers, state.ranks, made.compare_calls)
         self.messages = MpiMessages(made.comm, state.ranks, mesh, matching, state.global_rank)
         self._watchdog = CallWatchdog(state, active, link, self.backend, self.messages.progress)
         self._check = self._watchdog.check

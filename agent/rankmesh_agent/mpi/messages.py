@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import pieces
+from rankmesh_agent.collectives.link import chunks
 from rankmesh_agent.mpi.collectives import MAX_COUNT
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
-from rankmesh_agent.progress.matching import ANY, Matching, mismatch
+from rankmesh_agent.progress.matching import ANY, MessageMatcher, mismatch_reason
 from rankmesh_agent.wire.errors import DistBackendError
 
 _HEADER = struct.Struct("!qq")
@@ -101,8 +101,8 @@ class MpiMessages:
 
     comm: Any
     ranks: Sequence[int]
-    mesh: Mesh
-    matching: Matching
+    mesh: ProgressEngine
+    matching: MessageMatcher
     global_rank: Callable[[int], int]
     max_count: int = MAX_COUNT
     _sends: list[_Send] = field(default_factory=list)
@@ -130,7 +130,7 @@ class MpiMessages:
             begun = _Send([self._isend(whole, to, mpi_tag)], transfer)
         else:
             requests = [self._isend(np.frombuffer(header, np.uint8), to, mpi_tag)]
-            requests += [self._isend(view[piece], to, mpi_tag + 1) for piece in pieces(len(view), self.max_count)]
+            requests += [self._isend(view[piece], to, mpi_tag + 1) for piece in chunks(len(view), self.max_count)]
             begun = _Send(requests, transfer)
         self._sends.append(begun)
         self._progress()
@@ -153,7 +153,7 @@ class MpiMessages:
         self._progress()
         return begun.transfer
 
-    def hold(self, transfer: Transfer) -> None:
+    def progress_in_background(self, transfer: Transfer) -> None:
         """Do nothing: the watchdog progresses all messages."""
 
     def cancel(self, transfer: Transfer) -> bool:
@@ -191,7 +191,7 @@ class MpiMessages:
                 self._progress()
                 if ready():
                     return True
-            if deadline.passed() or self.mesh.closed:
+            if deadline.expired() or self.mesh.closed:
                 return False
             polls += 1
             if polls < _YIELDS:
@@ -262,14 +262,14 @@ class MpiMessages:
         fits = dtype == posted.dtype and nbytes == len(posted.view)
         if not fits:
             rank = self.global_rank(source)
-            why = mismatch(rank, _user_tag(posted.tag), (dtype, nbytes), (posted.dtype, len(posted.view)))
+            why = mismatch_reason(rank, _user_tag(posted.tag), (dtype, nbytes), (posted.dtype, len(posted.view)))
             self.matching.refuse(source, why)
             posted.transfer.error = DistBackendError(why, ranks=[rank])
         if nbytes > INLINE:
             view = posted.view if fits else memoryview(bytearray(nbytes))
             posted.requests = [
                 self.comm.Irecv((view[piece], self._mpi.BYTE), source_rank, posted.tag + 1)
-                for piece in pieces(nbytes, self.max_count)
+                for piece in chunks(nbytes, self.max_count)
             ]
         elif fits:
             posted.view[:] = posted.header[_HEADER.size : _HEADER.size + nbytes].data

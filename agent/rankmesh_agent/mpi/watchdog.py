@@ -82,7 +82,7 @@ class CallWatchdog:
         now = time.monotonic()
         active = started_at is not None and self._backend.in_call and state.seq == seq
         late = active and now > deadline
-        peers_at = max((report.seq for report in link.reached.values() if report.seq <= seq), default=0)
+        peers_at = max((report.seq for report in link.progress.values() if report.seq <= seq), default=0)
         if self._reported < (seq if late or (active and now - (started_at or now) > _REPORT_SECONDS) else peers_at):
             self.report_progress()
         if active:
@@ -98,19 +98,19 @@ class CallWatchdog:
         call, seq = self._state.call, self._state.seq
         if call is not None:
             self._reported, self._reported_at = seq, time.monotonic()
-            self._link.tell_reached(seq, call.fingerprint, str(call))
+            self._link.report_progress(seq, call.fingerprint, str(call))
 
     def _missing(self, seq: int) -> list[int]:
         """Return the members that have not reported a call, as ranks of the mesh."""
-        return [self._state.ranks[member] for member in self._link.behind(seq)]
+        return [self._state.ranks[member] for member in self._link.lagging(seq)]
 
     def _timeout_error(self, call: Call, seq: int) -> DistError:
         """Return the error of a call that passed its deadline, with the calls of members that are in other ones."""
         state = self._state
         error = state.timeout_error(self._missing(seq), f"{call.name} #{seq}", self._active.deadline, seq)
         others = [
-            f"rank {state.global_ranks[member]} has come to {report.words} #{report.seq}"
-            for member, report in sorted(self._link.reached.items())
+            f"rank {state.global_ranks[member]} has come to {report.description} #{report.seq}"
+            for member, report in sorted(self._link.progress.items())
             if report.seq != seq
         ]
         if not others:
@@ -126,11 +126,11 @@ class CallWatchdog:
             state.raise_if_peer_lost(self._missing(seq), f"{call.name} #{seq}")
         except DistError as error:
             return error
-        reports = {member: report for member, report in self._link.reached.items() if report.seq == seq}
+        reports = {member: report for member, report in self._link.progress.items() if report.seq == seq}
         different = [member for member, report in reports.items() if report.fingerprint != call.fingerprint]
         if not different:
             return None
-        calls = {self._link.rank: str(call), **{member: report.words for member, report in reports.items()}}
+        calls = {self._link.rank: str(call), **{member: report.description for member, report in reports.items()}}
         table = "; ".join(f"rank {state.global_ranks[member]}: {words}" for member, words in sorted(calls.items()))
         return CollectiveMismatchError(
             f"the ranks did not make the same call as #{seq} of group {state.name!r}: {table}",

@@ -12,7 +12,7 @@ _DAY = 86400.0
 class Deadline:
     """When to give up: made, or restarted, once at a call's start, handed down to every wait inside it."""
 
-    __slots__ = ("at", "begun", "seconds")
+    __slots__ = ("at", "seconds", "started")
 
     def __init__(self, seconds: float) -> None:
         self.restart(seconds)
@@ -20,8 +20,8 @@ class Deadline:
     def restart(self, seconds: float) -> None:
         """Begin anew, for another call."""
         self.seconds = seconds
-        self.begun = time.monotonic()
-        self.at = self.begun + seconds
+        self.started = time.monotonic()
+        self.at = self.started + seconds
 
     def remaining(self) -> float:
         """Seconds left: never below 0, nor above a day, as no system call can wait for ever."""
@@ -29,9 +29,9 @@ class Deadline:
 
     def elapsed(self) -> float:
         """Seconds since it began."""
-        return time.monotonic() - self.begun
+        return time.monotonic() - self.started
 
-    def passed(self) -> bool:
+    def expired(self) -> bool:
         """Whether it is too late."""
         return time.monotonic() >= self.at
 

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from rankmesh_agent.http.middleware import MAX_BODY_BYTES
+from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
 
-class NoAnswerError(Exception):
+class NoResponseError(Exception):
     """Nobody is there, or the connection broke before the answer was here."""
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What came back.
 
     Attributes:
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-class Asker:
+class HttpClient:
     """Asks one server after the other; the connection to the latest is kept. One thread at a time may use it.
 
     Args:
@@ -54,7 +54,7 @@ class Asker:
         self._place = ""
         self._connection: http.client.HTTPConnection | None = None
 
-    def ask(self, method: str, url: str, document: Any = None, *, timeout: float) -> Answer:
+    def request(self, method: str, url: str, document: Any = None, *, timeout: float) -> HttpResponse:
         """Send a request and return the answer, whatever its status. Proxies are not asked, redirects not followed.
 
         Args:
@@ -64,7 +64,7 @@ class Asker:
             timeout: seconds that connecting, sending, and waiting for the next piece of the answer may each take.
 
         Raises:
-            NoAnswerError: there was none.
+            NoResponseError: there was none.
             ValueError: it is no URL.
         """
         split = urlsplit(url)
@@ -77,7 +77,7 @@ class Asker:
             connection = self._connected(split.hostname, split.port or 80, timeout)
             connection.request(method, f"{split.path}?{split.query}" if split.query else split.path, body, headers)
             response = connection.getresponse()
-            answer = Answer(response.status, response.read(MAX_BODY_BYTES), dict(response.getheaders()))
+            answer = HttpResponse(response.status, response.read(MAX_BODY_BYTES), dict(response.getheaders()))
             if response.length:  # read() with a limit does not mind
                 raise http.client.IncompleteRead(answer.body, response.length)
             if not response.isclosed():  # it ends where the connection does, or is more than we want to have
@@ -85,7 +85,7 @@ class Asker:
             return answer
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             self.close()
-            raise NoAnswerError(str(error) or type(error).__name__) from error
+            raise NoResponseError(str(error) or type(error).__name__) from error
         except BaseException:
             self.close()  # an answer may be under way that the next question would be given
             raise

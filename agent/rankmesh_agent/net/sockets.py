@@ -16,7 +16,7 @@ _TCP_INFO = struct.Struct("=2xBB52xI")
 """Of struct tcp_info (linux/tcp.h): tcpi_retransmits, tcpi_probes, and tcpi_last_ack_recv in milliseconds."""
 
 
-def bind(host: str, port: int, *, what: str) -> socket.socket:
+def bind(host: str, port: int, *, purpose: str) -> socket.socket:
     """Return a TCP socket that listens on ``host``:``port`` (0: any free port).
 
     Args:
@@ -27,14 +27,14 @@ def bind(host: str, port: int, *, what: str) -> socket.socket:
         DistNetworkError: the address is not this machine's, or cannot be resolved.
     """
     if not 0 <= port <= _LAST_PORT:  # the C library would take it modulo 65536
-        raise DistNetworkError(f"{what}, but {port} is not a port: it must be between 0 and {_LAST_PORT}")
+        raise DistNetworkError(f"{purpose}, but {port} is not a port: it must be between 0 and {_LAST_PORT}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (socket.gaierror, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise DistNetworkError(f"{what}, but cannot resolve {host!r}: {why}", address=host) from error
+        raise DistNetworkError(f"{purpose}, but cannot resolve {host!r}: {why}", address=host) from error
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,10 +45,11 @@ def bind(host: str, port: int, *, what: str) -> socket.socket:
         place = f"{host}:{port}"
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(
-                f"{what}, but {place} is in use{_holder(port)}; choose another port, or end the process that holds it",
+                f"{purpose}, but {place} is in use{_holder(port)}; choose another port, or end the process that "
+                "holds it",
                 address=place,
             ) from error
-        raise DistNetworkError(f"{what}, but cannot use {place}: {error.strerror}", address=place) from error
+        raise DistNetworkError(f"{purpose}, but cannot use {place}: {error.strerror}", address=place) from error
     return listener
 
 
@@ -81,7 +82,7 @@ def _holder(port: int) -> str:
     return ""
 
 
-def notice_vanished_peer(sock: socket.socket) -> None:
+def break_when_peer_vanishes(sock: socket.socket) -> None:
     """Have a connection break within half a minute when the host at the other end vanishes without a word."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
@@ -90,7 +91,7 @@ def notice_vanished_peer(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
 
 
-def notice_silent_peer(sock: socket.socket) -> None:
+def probe_idle_peer(sock: socket.socket) -> None:
     """Have the kernel ask an idle connection's other end for a sign of life, for ``silence`` to tell.
 
     There is no TCP_USER_TIMEOUT as in ``notice_vanished_peer``: it would break a connection whose receiver lives, but
@@ -102,7 +103,7 @@ def notice_silent_peer(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
 
 
-def silence(sock: socket.socket) -> float:
+def silent_seconds(sock: socket.socket) -> float:
     """Return how many seconds ago the other end's kernel last acknowledged anything, 0.0 if nothing waits for that.
 
     What waits is data sent again and again, a question for room, or one for a sign of life.

@@ -94,7 +94,7 @@ class FramedStream:
             try:
                 sent = self.sock.sendmsg(buffers[begin : begin + _AT_ONCE], (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
-                if over.passed():
+                if over.expired():
                     raise StreamTimeoutError(f"it has taken no byte for {SEND_SECONDS:g} s") from None
                 continue
             except OSError as error:
@@ -143,7 +143,7 @@ class FramedStream:
                     for descriptor in found:
                         os.set_inheritable(descriptor, False)
             except BlockingIOError:
-                if deadline is not None and deadline.passed():
+                if deadline is not None and deadline.expired():
                     raise StreamTimeoutError("nothing came") from None
                 continue
             except OSError as error:
@@ -165,7 +165,7 @@ class FramedStream:
                 try:
                     count = self.sock.recv_into(rest, 0, socket.MSG_WAITALL)
                 except BlockingIOError:
-                    if over.passed():
+                    if over.expired():
                         raise StreamTimeoutError(f"it has sent no byte for {SEND_SECONDS:g} s") from None
                     continue
                 except OSError as error:
@@ -224,7 +224,7 @@ class FramedStream:
             try:
                 more = self.sock.recv(size - len(data))
             except BlockingIOError:
-                if deadline.passed():
+                if deadline.expired():
                     raise StreamTimeoutError("it has not introduced itself") from None
                 continue
             except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
-from rankmesh_agent.net.sockets import notice_vanished_peer
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.wire.upgrade import Upgrade, switched
 
 _READ_BYTES = 1 << 14
@@ -37,7 +37,7 @@ def connect_upgraded(
     try:
         sock.settimeout(seconds)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        notice_vanished_peer(sock)
+        break_when_peer_vanishes(sock)
         sock.sendall(upgrade.request(split.netloc))
         head = b""
         while not switched(head):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.transports.base import Attempt, Connection, Listener, Transport
+from rankmesh_agent.transports.base import Connection, Listener, PendingConnection, Transport
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.schemas import Member
 
@@ -54,7 +54,7 @@ def connect_all(
     establishing = _Establishing(me, members, epoch, listener, calls)
     try:
         while not establishing.complete:
-            if deadline.passed():
+            if deadline.expired():
                 raise establishing.late(deadline)
             establishing.advance(deadline)
     except BaseException:
@@ -108,7 +108,7 @@ class _Establishing:
                 self._keep(call, call.advance())
             elif call.until <= now:
                 call.give_up()
-        for greeting, connection in self._listener.arrivals(ready, lambda greeting: self._caller(greeting) is not None):
+        for greeting, connection in self._listener.accept(ready, lambda greeting: self._caller(greeting) is not None):
             rank = self._caller(greeting)
             assert rank is not None
             former = self.connections.pop(rank, None)
@@ -164,7 +164,7 @@ class _Call:
 
     def __init__(self, me: Member, peer: Member, epoch: int, transport: Transport, deadline: Deadline) -> None:
         self.peer = peer
-        self.attempt: Attempt | None = None
+        self.attempt: PendingConnection | None = None
         self.again = 0.0
         self.until = 0.0
         self._me = me

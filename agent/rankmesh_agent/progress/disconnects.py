@@ -10,8 +10,8 @@ from __future__ import annotations
 import select
 import time
 
-from rankmesh_agent.progress.engine import Mesh
-from rankmesh_agent.wire.schemas import Lost
+from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.wire.schemas import LostRank
 
 _UNREAD_SECONDS = 0.3
 """How long a peer whose connection has ended may have left us in order: what it said last may have to wait behind
@@ -19,14 +19,14 @@ messages that nobody here takes yet. One that left in order has told the gateway
 _NEVER = float("inf")
 
 
-class Vigil:
+class DisconnectMonitor:
     """Looks out for peers that are gone.
 
     Args:
         mesh: the connections to them.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: ProgressEngine) -> None:
         self._mesh = mesh
         self._ended: dict[int, float] = {}
         self._told: set[int] = set()
@@ -39,7 +39,7 @@ class Vigil:
         """Return a descriptor that is readable when a connection has ended."""
         return self._poll.fileno()
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Return whether a peer is gone that ``lost`` has not told of."""
         ended = {self._ranks[fd] for fd, _ in self._poll.poll(0)} - self._ended.keys()
         if ended:
@@ -48,13 +48,13 @@ class Vigil:
             self._mesh.progress()  # perhaps it has said goodbye
         return any(lost.rank not in self._told for lost in self._find())
 
-    def due(self) -> float:
+    def next_check(self) -> float:
         """Return in how many seconds a connection that has ended will have done so for long enough."""
-        known = self._told | self._mesh.lost.keys()
+        known = self._told | self._mesh.lost_peers.keys()
         waiting = [since for rank, since in list(self._ended.items()) if rank not in known]
         return max(0.0, min(waiting) + _UNREAD_SECONDS - time.monotonic()) if waiting else _NEVER
 
-    def lost(self) -> list[Lost]:
+    def failed_peers(self) -> list[LostRank]:
         """Return the peers that are gone without a goodbye, by rank."""
         found = self._find()
         self._told |= {lost.rank for lost in found}
@@ -64,11 +64,11 @@ class Vigil:
         """Let go of the descriptor."""
         self._poll.close()
 
-    def _find(self) -> list[Lost]:
-        said = dict(self._mesh.lost)
+    def _find(self) -> list[LostRank]:
+        said = dict(self._mesh.lost_peers)
         found = {rank: lost.cause for rank, lost in said.items() if not lost.clean}
         before = time.monotonic() - _UNREAD_SECONDS
         for rank, since in list(self._ended.items()):
             if rank not in said and since <= before:
                 found[rank] = "its connection has ended, and nobody has read yet what it sent last"
-        return [Lost(rank, cause) for rank, cause in sorted(found.items())]
+        return [LostRank(rank, cause) for rank, cause in sorted(found.items())]

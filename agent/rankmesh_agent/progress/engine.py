@@ -20,9 +20,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.framing import FETCH_BYTES, Fetch, Peer, Port, Transfer
+from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
@@ -47,7 +46,7 @@ _EARLY_FRAMES = 4096
 """Frames kept for groups that this process has not made yet."""
 
 
-class Lost:
+class Disconnect:
     """How a peer went.
 
     Attributes:
@@ -60,7 +59,7 @@ class Lost:
         self.clean = clean
 
 
-class Mesh:
+class ProgressEngine:
     """This process's connections to all peers of an epoch.
 
     Args:
@@ -69,11 +68,10 @@ class Mesh:
         connections: one to every other rank.
         eager_limit: largest EAGER payload in bytes.
         crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
-        recorder: what remembers the groups' calls; one of its own when left out.
 
     Attributes:
         lost: how the peers went that are gone.
-        on_loss: called, with the lock held, when one went without a goodbye.
+        on_peer_failure: called, with the lock held, when one went without a goodbye.
     """
 
     def __init__(
@@ -83,34 +81,34 @@ class Mesh:
         connections: dict[int, Connection],
         *,
         eager_limit: int,
-        crowded: bool = True,
-        recorder: FlightRecorder | None = None,
+        oversubscribed: bool = True,
     ) -> None:
-        self.recorder = FlightRecorder() if recorder is None else recorder
         self.rank = rank
         self.epoch = epoch
         self.eager_limit = eager_limit
-        self.lost: dict[int, Lost] = {}
+        self.lost_peers: dict[int, Disconnect] = {}
         # Reentrant only because it knows its owner, which a wait cut off by Ctrl-C has to ask.
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._needed = threading.Condition(self.lock)
         for connection in connections.values():
-            connection.two_cores = not crowded
-        self._peers = {peer: Peer(peer, connection, eager_limit) for peer, connection in connections.items()}
+            connection.parallel_reads = not oversubscribed
+        self._peers = {
+            peer: FramedConnection(peer, connection, eager_limit) for peer, connection in connections.items()
+        }
         self._by_fd = {peer.connection.fileno(): peer for peer in self._peers.values()}
         self._masks: dict[int, int] = {}
         self._poll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll.register(self._bell, select.EPOLLIN)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._wakeup, select.EPOLLIN)
         for fd, peer in self._by_fd.items():
             self._masks[fd] = peer.connection.events(False)
             self._poll.register(fd, self._masks[fd])
         # Connections that know of bytes which poll does not see have to be asked before each sleep.
         self._asked = [peer for peer in self._peers.values() if peer.connection.medium != "tcp"]
-        self._crowded = crowded
-        self._restless: set[Peer] = set()
-        self._ports: dict[int, Port] = {}
+        self._oversubscribed = oversubscribed
+        self._ready: set[FramedConnection] = set()
+        self._ports: dict[int, FrameSink] = {}
         self._dropped: set[int] = set()
         self._early: list[tuple[int, Header, memoryview | bytes]] = []
         self._leading = False
@@ -123,11 +121,11 @@ class Mesh:
         self._outstanding: list[tuple[int, Transfer]] = []
         self._background: threading.Thread | None = None
         self._closed = False
-        self.on_loss: Callable[[], None] | None = None
+        self.on_peer_failure: Callable[[], None] | None = None
 
     # Ports
 
-    def open_port(self, group: int, port: Port) -> None:
+    def register_sink(self, group: int, port: FrameSink) -> None:
         """Begin to deliver a group's frames, those that came before included."""
         with self.lock:
             self._ports[group] = port
@@ -135,18 +133,18 @@ class Mesh:
             early, self._early = self._early, []
             for rank, header, payload in early:
                 if header.group == group:
-                    port.deliver(rank, header, payload)
+                    port.on_frame(rank, header, payload)
                 else:
                     self._early.append((rank, header, payload))
-            for rank in self.lost:
-                port.lost(rank)
+            for rank in self.lost_peers:
+                port.on_peer_lost(rank)
 
-    def close_port(self, group: int) -> None:
+    def unregister_sink(self, group: int) -> None:
         """Drop a group's frames from now on, also those that have begun to arrive."""
         with self.lock:
-            self.drop_port(group)
+            self.drop_sink(group)
 
-    def media(self) -> dict[int, str]:
+    def transports(self) -> dict[int, str]:
         """Return what carries the bytes to each peer."""
         return {rank: peer.connection.medium for rank, peer in self._peers.items()}
 
@@ -157,30 +155,30 @@ class Mesh:
 
     # With the lock held
 
-    def drop_port(self, group: int) -> None:
+    def drop_sink(self, group: int) -> None:
         """Do what close_port does."""
         self._ports.pop(group, None)
         self._dropped.add(group)
         self._outstanding = [held for held in self._outstanding if held[0] != group]
         for rank, peer in self._peers.items():
             held_up = peer.paused
-            peer.forget(group)
+            peer.discard_group(group)
             peer.connection.revoke()
-            if rank not in self.lost and not self._closed:
+            if rank not in self.lost_peers and not self._closed:
                 self._watch(peer)
                 if held_up and not peer.paused:
-                    self._restless.add(peer)
+                    self._ready.add(peer)
 
     def send(self, rank: int, buffers: Sequence[Buffer], transfer: Transfer | None = None) -> None:
         """Send a frame to a peer, or begin to. A lost peer's frames vanish: who waits for it finds out."""
         peer = self._peers[rank]
-        if rank in self.lost or self._closed:
+        if rank in self.lost_peers or self._closed:
             return
         waiting = peer.writing
         try:
             peer.send(buffers, transfer)
         except DistNetworkError:
-            peer.mute()  # what it sent before is still to be received; that tells whether it said goodbye
+            peer.stop_sending()  # what it sent before is still to be received; that tells whether it said goodbye
         except BaseException as error:
             self._cut_off(peer, error)
             raise
@@ -188,14 +186,14 @@ class Mesh:
             self._watch(peer)
             # A leader that sleeps has asked to be woken by what comes, but not yet by room for what goes.
             if self._asleep and peer in self._asked:
-                self._ring()
+                self._wake()
 
-    def take_back(self, transfer: Transfer) -> tuple[int, Header] | None:
+    def cancel_send(self, transfer: Transfer) -> tuple[int, Header] | None:
         """Remove a frame that has not begun to leave; return for which peer it was, and its header."""
         for rank, peer in self._peers.items():
-            header = peer.take_back(transfer)
+            header = peer.cancel_send(transfer)
             if header is not None:
-                if rank not in self.lost:
+                if rank not in self.lost_peers:
                     self._watch(peer)
                 return rank, header
         return None
@@ -203,32 +201,32 @@ class Mesh:
     def resume(self, rank: int) -> None:
         """Go on with a peer that was held up because a buffer was missing."""
         peer = self._peers.get(rank)
-        if peer is not None and peer.paused and rank not in self.lost:
+        if peer is not None and peer.paused and rank not in self.lost_peers:
             self._receive(peer)
 
-    def offer(self, rank: int, view: memoryview) -> tuple[int, int]:
+    def expose(self, rank: int, view: memoryview) -> tuple[int, int]:
         """Let a peer read ``view`` itself, if it can; see Connection.offer."""
-        return (0, 0) if rank in self.lost else self._peers[rank].connection.offer(view)
+        return (0, 0) if rank in self.lost_peers else self._peers[rank].connection.expose(view)
 
     def revoke(self, rank: int) -> None:
         """Take back what a peer may read; see Connection.revoke."""
         self._peers[rank].connection.revoke()
 
-    def fetch(self, rank: int, fetch: Fetch) -> None:
+    def start_remote_read(self, rank: int, fetch: RemoteRead) -> None:
         """Begin to read what a peer has offered; a lost one's is never told to be there."""
-        if rank not in self.lost:
+        if rank not in self.lost_peers:
             peer = self._peers[rank]
-            peer.fetches.append(fetch)
-            self._stir(peer)
+            peer.remote_reads.append(fetch)
+            self._mark_ready(peer)
 
-    def cancel_fetch(self, rank: int, group: int, seq: int) -> None:
+    def cancel_remote_read(self, rank: int, group: int, seq: int) -> None:
         """Read no further in a message that its sender has taken back."""
         peer = self._peers[rank]
-        peer.fetches = deque(fetch for fetch in peer.fetches if (fetch.group, fetch.seq) != (group, seq))
+        peer.remote_reads = deque(fetch for fetch in peer.remote_reads if (fetch.group, fetch.seq) != (group, seq))
 
     # Waiting; without the lock
 
-    def visit(self) -> threading.RLock:
+    def foreground(self) -> threading.RLock:
         """Return the lock, for one who begins messages: the background thread stays away for a while."""
         self._visits += 1  # before the lock is there: who leads in the background lets go of it then
         return self.lock
@@ -239,23 +237,23 @@ class Mesh:
         Returns:
             Whether it became so before the deadline.
         """
-        with self.visit():
+        with self.foreground():
             while not ready():
-                if deadline.passed() or self._closed:
+                if deadline.expired() or self._closed:
                     return False
                 if self._leading:
-                    self._follow(deadline)
+                    self._wait_for_driver(deadline)
                 else:
-                    self._lead(ready, deadline)
+                    self._drive(ready, deadline)
             return True
 
     def progress(self) -> None:
         """Move what can be moved now, without waiting."""
-        with self.visit():
+        with self.foreground():
             if not self._leading and not self._closed:
-                self._sweep(0)
+                self._poll_once(0)
 
-    def give_up_silent_hosts(self) -> None:
+    def fail_silent_hosts(self) -> None:
         """Hold peers for failed whose hosts have answered nothing for SILENT_SECONDS; to be called every second.
 
         A connection does not tell: TCP goes on for a quarter of an hour.
@@ -263,9 +261,9 @@ class Mesh:
         now = time.monotonic()
         with self.lock:
             for rank, peer in self._peers.items():
-                if self._closed or rank in self.lost:
+                if self._closed or rank in self.lost_peers:
                     continue
-                unanswered = peer.connection.unanswered()
+                unanswered = peer.connection.silent_seconds()
                 if not unanswered:
                     peer.unanswered_since = None
                     continue
@@ -275,16 +273,16 @@ class Mesh:
                 silent = min(unanswered, now - peer.unanswered_since)
                 if silent >= SILENT_SECONDS:
                     why = f"its host has answered nothing for {silent:.0f} s: it, or the network to it, is down"
-                    self._lose(peer, Lost(why, clean=False))
+                    self._lose(peer, Disconnect(why, clean=False))
                     if self._asleep:
-                        self._ring()
+                        self._wake()
 
-    def _lead(self, enough: Callable[[], bool], deadline: Deadline) -> None:
+    def _drive(self, enough: Callable[[], bool], deadline: Deadline) -> None:
         """Move bytes until it is enough, or the deadline passes."""
         self._leading = True
         try:
-            while not enough() and not deadline.passed() and not self._closed:
-                self._sweep(min(SLICE_SECONDS, deadline.remaining()))
+            while not enough() and not deadline.expired() and not self._closed:
+                self._poll_once(min(SLICE_SECONDS, deadline.remaining()))
         finally:
             self._leading = False
             if not self._background_leads:
@@ -294,17 +292,17 @@ class Mesh:
             if self._background_rests and self._outstanding:
                 self._needed.notify()
 
-    def _follow(self, deadline: Deadline) -> None:
+    def _wait_for_driver(self, deadline: Deadline) -> None:
         """Wait until the leader has moved something, or leaves."""
         self._followers += 1
         try:
             if self._background_leads:
-                self._ring()
+                self._wake()
             self._changed.wait(min(SLICE_SECONDS, deadline.remaining()))
         finally:
             self._followers -= 1
 
-    def _sweep(self, timeout: float) -> None:
+    def _poll_once(self, timeout: float) -> None:
         """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes."""
         self._sweeps += 1
         ready = self._due()
@@ -316,55 +314,55 @@ class Mesh:
         for fd, event in events:
             peer = self._by_fd.get(fd)
             if peer is None:
-                if fd == self._bell:
-                    os.eventfd_read(self._bell)
+                if fd == self._wakeup:
+                    os.eventfd_read(self._wakeup)
                 continue
-            peer.connection.woken()
+            peer.connection.on_wakeup()
             if peer.paused and event & (select.EPOLLHUP | select.EPOLLERR):
                 self._hang_up(peer)
             elif peer not in ready:
                 ready.append(peer)
         for peer in ready:
-            if peer.rank not in self.lost:
+            if peer.rank not in self.lost_peers:
                 self._receive(peer)
-            if peer.writing and peer.rank not in self.lost:
+            if peer.writing and peer.rank not in self.lost_peers:
                 self._flush(peer)
         if self._followers and ready:
             self._changed.notify_all()
 
-    def _due(self) -> list[Peer]:
+    def _due(self) -> list[FramedConnection]:
         """Return the peers with something to do that poll would not tell."""
-        lost, restless = self.lost, self._restless
+        lost, restless = self.lost_peers, self._ready
         ready = [peer for peer in restless if peer.rank not in lost] if restless else []
         ready += [
             peer
             for peer in self._asked
-            if peer.connection.pending(peer.writing)
+            if peer.connection.has_work(peer.writing)
             and peer.rank not in lost
             and peer not in restless
             and not self._held(peer)
         ]
         return ready
 
-    def _sleep(self, timeout: float) -> tuple[list[Peer], list[tuple[int, int]]]:
+    def _sleep(self, timeout: float) -> tuple[list[FramedConnection], list[tuple[int, int]]]:
         """Return who has something to do, as soon as somebody has; see _due and _polled."""
         # Falling asleep and being woken takes longer than most messages: look around a little before.
         polling = len(self._asked) < len(self._peers)
-        for turn in range(_LOOKS if polling or self._crowded else _SPINS):
-            if self._crowded or turn % _POLLED == 0:
+        for turn in range(_LOOKS if polling or self._oversubscribed else _SPINS):
+            if self._oversubscribed or turn % _POLLED == 0:
                 os.sched_yield()
             ready = self._due()
             events = self._polled(0) if polling or turn % _POLLED == 0 else []
             if ready or events:
                 return ready, events
         # Only now: whoever writes to a ring whose reader says that it sleeps has to ring its bell.
-        lost = self.lost
+        lost = self.lost_peers
         ready = [
             peer
             for peer in self._asked
             if peer.rank not in lost and not peer.connection.prepare_wait(peer.writing) and not self._held(peer)
         ]
-        return ready, self._polled(0 if ready or self._restless else timeout)
+        return ready, self._polled(0 if ready or self._ready else timeout)
 
     def _polled(self, timeout: float) -> list[tuple[int, int]]:
         """Return what poll tells after ``timeout``; the lock is free meanwhile."""
@@ -384,84 +382,84 @@ class Mesh:
             raise interrupted
         return events
 
-    def _held(self, peer: Peer) -> bool:
+    def _held(self, peer: FramedConnection) -> bool:
         """Whether a peer's incoming bytes have nowhere to go and nothing is to be sent to it."""
         return peer.paused and not peer.writing
 
-    def _receive(self, peer: Peer) -> None:
-        self._restless.discard(peer)
+    def _receive(self, peer: FramedConnection) -> None:
+        self._ready.discard(peer)
         peer.cork()
         try:
             more = peer.receive(self._port_of)
         except DistNetworkError as error:
-            self._lose(peer, Lost(error.message, clean=False))
+            self._lose(peer, Disconnect(error.message, clean=False))
             return
         except BaseException as error:
             self._cut_off(peer, error)
             raise
         finally:
             self._uncork(peer)
-        if peer.rank in self.lost:
+        if peer.rank in self.lost_peers:
             return
         self._watch(peer)
-        if peer.fetches:
+        if peer.remote_reads:
             self._fetch(peer)
-        if more or (peer.hung_up and not peer.paused):
-            self._restless.add(peer)
+        if more or (peer.at_eof and not peer.paused):
+            self._ready.add(peer)
 
-    def _fetch(self, peer: Peer) -> None:
-        budget = FETCH_BYTES
+    def _fetch(self, peer: FramedConnection) -> None:
+        budget = REMOTE_READ_BYTES
         try:
-            while peer.fetches and budget > 0:
+            while peer.remote_reads and budget > 0:
                 peer.cork()
                 try:
-                    budget -= peer.fetch()
+                    budget -= peer.run_remote_reads()
                 finally:
                     self._uncork(peer)
         finally:  # Ctrl-C finds it in order: the piece is read again
-            if peer.fetches and peer.rank not in self.lost:
-                self._restless.add(peer)
+            if peer.remote_reads and peer.rank not in self.lost_peers:
+                self._ready.add(peer)
 
-    def _uncork(self, peer: Peer) -> None:
+    def _uncork(self, peer: FramedConnection) -> None:
         """Send what has been queued while more might have followed."""
         peer.corked = False
-        if peer.writing and peer.rank not in self.lost:
+        if peer.writing and peer.rank not in self.lost_peers:
             self._flush(peer)
 
-    def _stir(self, peer: Peer) -> None:
+    def _mark_ready(self, peer: FramedConnection) -> None:
         """Have the leader turn to a peer that poll will not tell about, even if it is asleep."""
-        self._restless.add(peer)
+        self._ready.add(peer)
         if self._asleep:
-            self._ring()
+            self._wake()
 
-    def _flush(self, peer: Peer) -> None:
+    def _flush(self, peer: FramedConnection) -> None:
         try:
             peer.flush()
         except DistNetworkError:
-            peer.mute()
+            peer.stop_sending()
         except BaseException as error:
             self._cut_off(peer, error)
             raise
         self._watch(peer)
 
-    def _cut_off(self, peer: Peer, error: BaseException) -> None:
+    def _cut_off(self, peer: FramedConnection, error: BaseException) -> None:
         """End a connection in which a frame is half done: whatever it was, Ctrl-C included, nobody knows where."""
-        self._lose(peer, Lost(f"interrupted in a frame by {type(error).__name__}", clean=False))
+        self._lose(peer, Disconnect(f"interrupted in a frame by {type(error).__name__}", clean=False))
 
-    def _hang_up(self, peer: Peer) -> None:
+    def _hang_up(self, peer: FramedConnection) -> None:
         """Have poll report a connection no longer that has ended, but whose last bytes have nowhere to go yet."""
-        peer.hung_up = True
+        peer.at_eof = True
         fd = peer.connection.fileno()
         if self._by_fd.pop(fd, None) is not None:
             self._masks.pop(fd, None)
             self._poll.unregister(fd)
 
-    def _watch(self, peer: Peer) -> None:
+    def _watch(self, peer: FramedConnection) -> None:
         """Have poll report what matters now: nothing to receive while held up, room to send when something waits."""
         special = peer.paused or peer.writing
-        if not special and not peer.watched_specially:
+        if not special and not peer.custom_events:
             return
-        peer.watched_specially = special
+        peer.custom_events = special
         connection = peer.connection
         fd = connection.fileno()
         mask = connection.events(peer.writing)
@@ -471,7 +469,7 @@ class Mesh:
             self._masks[fd] = mask
             self._poll.modify(fd, mask)
 
-    def _port_of(self, rank: int, header: Header) -> Port | None:
+    def _port_of(self, rank: int, header: Header) -> FrameSink | None:
         if header.opcode is Opcode.GOODBYE:
             return _Farewell(self)
         if header.epoch != self.epoch:
@@ -481,26 +479,26 @@ class Mesh:
             return _Early(self._early)
         return port
 
-    def _lose(self, peer: Peer, lost: Lost) -> None:
-        if peer.rank in self.lost or self._closed:
+    def _lose(self, peer: FramedConnection, lost: Disconnect) -> None:
+        if peer.rank in self.lost_peers or self._closed:
             return
-        self.lost[peer.rank] = lost
+        self.lost_peers[peer.rank] = lost
         self._hang_up(peer)
-        self._restless.discard(peer)
-        peer.fetches.clear()
+        self._ready.discard(peer)
+        peer.remote_reads.clear()
         peer.connection.close()
         for port in list(self._ports.values()):
-            port.lost(peer.rank)
+            port.on_peer_lost(peer.rank)
         self._changed.notify_all()
-        if self.on_loss is not None and not lost.clean:
-            self.on_loss()
+        if self.on_peer_failure is not None and not lost.clean:
+            self.on_peer_failure()
 
-    def _ring(self) -> None:
-        os.eventfd_write(self._bell, 1)
+    def _wake(self) -> None:
+        os.eventfd_write(self._wakeup, 1)
 
     # Asynchronous messages
 
-    def hold(self, group: int, transfer: Transfer) -> None:
+    def progress_in_background(self, group: int, transfer: Transfer) -> None:
         """Have the background thread see to an asynchronous message. With the lock held."""
         self._outstanding.append((group, transfer))
         if self._background is None:
@@ -530,13 +528,13 @@ class Mesh:
                     visits, sweeps = self._visits, self._sweeps
                     self._needed.wait(_GRACE_SECONDS)
                     if self._sweeps == sweeps and self._visits != visits and not self._leading and not self._closed:
-                        self._sweep(0)  # who calls only begins messages, and moves nothing
+                        self._poll_once(0)  # who calls only begins messages, and moves nothing
                 elif self._leading:
                     self._rest(SLICE_SECONDS)  # in one long wait, whose end we are told
                 else:
                     self._background_leads = True
                     try:
-                        self._lead(enough, Deadline(SLICE_SECONDS))
+                        self._drive(enough, Deadline(SLICE_SECONDS))
                     finally:
                         self._background_leads = False
 
@@ -568,7 +566,7 @@ class Mesh:
         self.wait(self._all_flushed, deadline)
         with self._changed:
             self._closed = True
-            self._ring()
+            self._wake()
             self._changed.notify_all()
             self._needed.notify()
             background = self._background
@@ -576,13 +574,13 @@ class Mesh:
             background.join()
         with self._changed:
             self._changed.wait_for(lambda: not self._leading, SLICE_SECONDS * 10)
-            ours = there = [peer.connection for rank, peer in self._peers.items() if rank not in self.lost]
-            while (there := [peer for peer in there if not peer.finish()]) and not deadline.passed():
+            ours = there = [peer.connection for rank, peer in self._peers.items() if rank not in self.lost_peers]
+            while (there := [peer for peer in there if not peer.drain()]) and not deadline.expired():
                 time.sleep(_FINISH_SECONDS)
             for connection in ours:
                 connection.close()
             self._poll.close()
-            os.close(self._bell)
+            os.close(self._wakeup)
 
     def flush(self, patience: float) -> None:
         """Give what is queued, an ABORT say, some time to leave."""
@@ -593,49 +591,49 @@ class Mesh:
         """Whether the mesh has been closed."""
         return self._closed
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """In a forked child: let go of the parent's descriptors. Takes no lock: a thread that is gone may hold it."""
         self._closed = True
         for rank, peer in self._peers.items():
-            if rank not in self.lost:
-                peer.connection.forget()
+            if rank not in self.lost_peers:
+                peer.connection.close_in_child()
         self._poll.close()
-        os.close(self._bell)
+        os.close(self._wakeup)
 
     def _all_flushed(self) -> bool:
-        return not any(peer.writing for rank, peer in self._peers.items() if rank not in self.lost)
+        return not any(peer.writing for rank, peer in self._peers.items() if rank not in self.lost_peers)
 
 
-class _Farewell(Port):
+class _Farewell(FrameSink):
     """Takes a GOODBYE: the peer is gone, but not failed unless it says so."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: ProgressEngine) -> None:
         self._mesh = mesh
 
-    def place(self, rank: int, header: Header) -> memoryview | None:
+    def buffer_for(self, rank: int, header: Header) -> memoryview | None:
         return None
 
-    def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
+    def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         cause = bytes(payload).decode(errors="replace")
-        self._mesh._lose(self._mesh._peers[rank], Lost(cause, clean=not header.part))
+        self._mesh._lose(self._mesh._peers[rank], Disconnect(cause, clean=not header.part))
 
-    def lost(self, rank: int) -> None:
+    def on_peer_lost(self, rank: int) -> None:
         pass
 
 
-class _Early(Port):
+class _Early(FrameSink):
     """Keeps arrivals at groups that this process is about to make."""
 
     def __init__(self, kept: list[tuple[int, Header, memoryview | bytes]]) -> None:
         self._kept = kept
 
-    def place(self, rank: int, header: Header) -> memoryview | None:
+    def buffer_for(self, rank: int, header: Header) -> memoryview | None:
         return None
 
-    def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
+    def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         if len(self._kept) >= _EARLY_FRAMES:
             raise ProtocolError(f"rank {rank} sent too many frames for groups that are not in use here")
         self._kept.append((rank, header, payload))
 
-    def lost(self, rank: int) -> None:
+    def on_peer_lost(self, rank: int) -> None:
         pass

@@ -18,7 +18,7 @@ from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode
 _AHEAD_BYTES = HEADER_BYTES + (1 << 12)
 """Bytes received at once where a frame for an array may begin: the rest of its payload then goes where it belongs."""
 _STAGE_BYTES = HEADER_BYTES + frames.SMALL
-FETCH_BYTES = 32 << 20
+REMOTE_READ_BYTES = 32 << 20
 """Bytes read from one peer's memory before the others have their turn."""
 _TOLD_BYTES = 1 << 18
 """Bytes of short messages read from a peer's memory before it is told, of all of them at once."""
@@ -39,7 +39,7 @@ class Transfer:
         self.source = -1
 
 
-class Fetch:
+class RemoteRead:
     """A message that is read from the peer's memory.
 
     Args:
@@ -66,40 +66,40 @@ class Fetch:
     @property
     def next_bytes(self) -> int:
         """Bytes that the next step reads."""
-        return min(FETCH_BYTES, len(self._view) - self._read)
+        return min(REMOTE_READ_BYTES, len(self._view) - self._read)
 
     def advance(self, connection: Connection) -> bool | None:
         """Read on; return None if there is more to read, and otherwise whether what was read is good."""
         step = self.next_bytes
         try:
-            connection.read_offered(self._address + self._read, self._into + self._read, step)
+            connection.read_exposed(self._address + self._read, self._into + self._read, step)
         except DistNetworkError:
             return False  # it may still be sent the other way; if the peer is gone, the connection tells
         self._read += step
-        return None if self._read < len(self._view) else connection.stands(self._generation)
+        return None if self._read < len(self._view) else connection.still_exposed(self._generation)
 
 
-class Port(ABC):
+class FrameSink(ABC):
     """Where a group's frames go. All methods are called with the mesh's lock held and must not wait."""
 
     @abstractmethod
-    def place(self, rank: int, header: Header) -> memoryview | None:
+    def buffer_for(self, rank: int, header: Header) -> memoryview | None:
         """Return the posted buffer for a frame's payload, None while there is none: a PART or a BULK waits for it."""
 
     @abstractmethod
-    def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
+    def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """Take a complete frame."""
 
     @abstractmethod
-    def lost(self, rank: int) -> None:
+    def on_peer_lost(self, rank: int) -> None:
         """Take note that a peer is gone."""
 
 
-PortOf = Callable[[int, Header], Port | None]
+SinkFor = Callable[[int, Header], FrameSink | None]
 """Returns where a peer's frame goes; None if nobody wants it."""
 
 
-class Peer:
+class FramedConnection:
     """Framing on one connection."""
 
     def __init__(self, rank: int, connection: Connection, eager_limit: int) -> None:
@@ -107,7 +107,7 @@ class Peer:
         self.connection = connection
         self.paused = False
         """Whether a frame has arrived whose buffer has not been posted."""
-        self.hung_up = False
+        self.at_eof = False
         """Whether nothing more will come than what is already here."""
         self.unanswered_since: float | None = None
         """The clock when the peer's host was first seen to leave something unanswered, None while it does not."""
@@ -117,10 +117,10 @@ class Peer:
         self._fresh = False
         self._begun = False
         """Whether some bytes of the queue's first frame have been sent."""
-        self.watched_specially = False
+        self.custom_events = False
         """Whether poll is asked for other events than 'something to receive'."""
         self._eager_limit = eager_limit
-        self.fetches: deque[Fetch] = deque()
+        self.remote_reads: deque[RemoteRead] = deque()
         """What is being read from the peer's memory, one after the other."""
         self._outgoing: deque[tuple[Sequence[Buffer], Transfer | None]] = deque()
         # Memory without zeros in it takes no room before it is used: in a large world most peers never send much.
@@ -140,24 +140,24 @@ class Peer:
         """Whether something waits to be sent."""
         return bool(self._outgoing)
 
-    def forget(self, group: int) -> None:
+    def discard_group(self, group: int) -> None:
         """Throw away what is coming for a group: its buffers are no longer ours to write to."""
         if self._header is not None and self._header.group == group:
             self._dropping = self._header.length - self._filled
             self._header = self._target = None
             self.paused = False
-        if self.fetches:
-            self.fetches = deque(fetch for fetch in self.fetches if fetch.group != group)
+        if self.remote_reads:
+            self.remote_reads = deque(fetch for fetch in self.remote_reads if fetch.group != group)
 
-    def fetch(self) -> int:
+    def run_remote_reads(self) -> int:
         """Read some short messages in the peer's memory, or a piece of a long one; return about how many bytes."""
         fetched = 0
-        while self.fetches and fetched < _TOLD_BYTES:
-            fetch = self.fetches[0]
+        while self.remote_reads and fetched < _TOLD_BYTES:
+            fetch = self.remote_reads[0]
             fetched += fetch.next_bytes
             good = fetch.advance(self.connection)
             if good is not None:
-                self.fetches.popleft()
+                self.remote_reads.popleft()
                 fetch.then(good)
         return fetched
 
@@ -181,7 +181,7 @@ class Peer:
         elif transfer is not None:
             transfer.done = True
 
-    def take_back(self, transfer: Transfer) -> Header | None:
+    def cancel_send(self, transfer: Transfer) -> Header | None:
         """Remove a frame from the queue and return its header; None if there is none, or it has begun to leave."""
         for place, (buffers, queued) in enumerate(self._outgoing):
             if queued is transfer:
@@ -191,7 +191,7 @@ class Peer:
                 return frames.decode(bytes(buffers[0]), 0, self._eager_limit)
         return None
 
-    def mute(self) -> None:
+    def stop_sending(self) -> None:
         """Send nothing any more: the connection is broken. What it still holds can be received."""
         self._broken = True
         self._outgoing.clear()
@@ -217,7 +217,7 @@ class Peer:
                 if transfer is not None:
                     transfer.done = True
 
-    def receive(self, port_of: PortOf) -> bool:
+    def receive(self, port_of: SinkFor) -> bool:
         """Receive what is here, as long as there is a place to put it; return whether there may be more."""
         budget = _TURN_BYTES
         self._drained = False
@@ -252,7 +252,7 @@ class Peer:
         self._end += received
         return received
 
-    def _parse(self, port_of: PortOf) -> int:
+    def _parse(self, port_of: SinkFor) -> int:
         payload = self._begin + HEADER_BYTES
         header = frames.decode(self._stage, self._begin, self._eager_limit)
         self._begin = payload
@@ -265,12 +265,12 @@ class Peer:
         self._filled = 0
         return HEADER_BYTES
 
-    def _receive_payload(self, port_of: PortOf) -> int:
+    def _receive_payload(self, port_of: SinkFor) -> int:
         header = self._header
         assert header is not None
         port = port_of(self.rank, header)
         if header.opcode is Opcode.EAGER and self._target is None and port is not None:
-            self._target = port.place(self.rank, header)
+            self._target = port.buffer_for(self.rank, header)
         if header.opcode not in frames.POSTED and self._target is None:
             if self._end - self._begin < header.length:
                 return self._fill()
@@ -279,9 +279,9 @@ class Peer:
             return header.length or 1
         if self._target is None:
             if port is None:
-                self.forget(header.group)
+                self.discard_group(header.group)
                 return header.length or 1
-            self._target = port.place(self.rank, header)
+            self._target = port.buffer_for(self.rank, header)
             self.paused = self._target is None
             if self._target is None:
                 return 0
@@ -293,7 +293,7 @@ class Peer:
         if self._filled == header.length:
             self._header = self._target = None
             assert port is not None
-            port.deliver(self.rank, header, b"")
+            port.on_frame(self.rank, header, b"")
             return received or 1
         return received
 
@@ -321,10 +321,10 @@ class Peer:
         self._filled += received
         return received
 
-    def _deliver_small(self, header: Header, port: Port | None) -> None:
+    def _deliver_small(self, header: Header, port: FrameSink | None) -> None:
         begin, self._begin = self._begin, self._begin + header.length
         if port is not None:
-            port.deliver(self.rank, header, bytes(self._stage[begin : self._begin]) if header.length else b"")
+            port.on_frame(self.rank, header, bytes(self._stage[begin : self._begin]) if header.length else b"")
 
 
 def _length(buffers: Sequence[Buffer]) -> int:

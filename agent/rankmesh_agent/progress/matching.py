@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.engine import Mesh
-from rankmesh_agent.progress.framing import Fetch, Transfer
+from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.progress.framing import RemoteRead, Transfer
 from rankmesh_agent.wire import dtypes, frames
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.frames import Header, Opcode
@@ -54,7 +54,7 @@ class _Receive:
 
     def refusal(self, rank: int, dtype: int, nbytes: int) -> str:
         """Say why a message does not fit."""
-        return mismatch(rank, self.tag, (dtype, nbytes), (self.dtype, len(self.view)))
+        return mismatch_reason(rank, self.tag, (dtype, nbytes), (self.dtype, len(self.view)))
 
 
 @dataclass(eq=False, slots=True)
@@ -88,12 +88,12 @@ class _Account:
 
 
 @dataclass(eq=False)
-class Matching:
+class MessageMatcher:
     """One rank's side of a group's messages."""
 
-    mesh: Mesh
+    engine: ProgressEngine
     group: int
-    number: Callable[[int], int]
+    rank_number: Callable[[int], int]
     receives: list[_Receive] = field(default_factory=list)
     unexpected: deque[_Message] = field(default_factory=deque)
     announced: dict[int, _Announced] = field(default_factory=dict)
@@ -114,15 +114,15 @@ class Matching:
         transfer = Transfer()
         account = self._account(rank)
         cost = max(len(view), _MIN_COST)
-        if len(view) <= self.mesh.eager_limit and cost <= account.available:
+        if len(view) <= self.engine.eager_limit and cost <= account.available:
             account.available -= cost
-            header = frames.encode(Opcode.EAGER, dtype, self.group, self.mesh.epoch, 0, 0, tag, len(view))
-            self.mesh.send(rank, [header, view], transfer)
+            header = frames.encode(Opcode.EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, len(view))
+            self.engine.send(rank, [header, view], transfer)
         else:
             number = next(self.ids)
             self.announced[number] = _Announced(rank, dtype, tag, view, transfer)
-            address, generation = self.mesh.offer(rank, view) if len(view) else (0, 0)
-            self.mesh.send(rank, [self._announcement(dtype, tag, number, len(view), address, generation)])
+            address, generation = self.engine.expose(rank, view) if len(view) else (0, 0)
+            self.engine.send(rank, [self._announcement(dtype, tag, number, len(view), address, generation)])
         return transfer
 
     def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
@@ -155,22 +155,22 @@ class Matching:
         for number, announced in self.announced.items():
             if announced.transfer is transfer:
                 del self.announced[number]
-                self.mesh.revoke(announced.rank)
-                self.mesh.send(announced.rank, [self._frame(Opcode.WITHDRAW, seq=number)])
+                self.engine.revoke(announced.rank)
+                self.engine.send(announced.rank, [self._frame(Opcode.WITHDRAW, seq=number)])
                 return True
-        queued = self.mesh.take_back(transfer)
+        queued = self.engine.cancel_send(transfer)
         if queued is None:
             return False
         rank, header = queued
         if header.opcode is Opcode.EAGER:
             self._account(rank).available += max(header.length, _MIN_COST)
         else:
-            self.mesh.send(rank, [self._frame(Opcode.WITHDRAW, seq=header.seq)])
+            self.engine.send(rank, [self._frame(Opcode.WITHDRAW, seq=header.seq)])
         return True
 
-    def hold(self, transfer: Transfer) -> None:
+    def progress_in_background(self, transfer: Transfer) -> None:
         """See to it that a message moves while nobody waits for it."""
-        self.mesh.hold(self.group, transfer)
+        self.engine.progress_in_background(self.group, transfer)
 
     def refuse(self, rank: int, why: str) -> None:
         """Have the next message of a rank to or from this one fail, as its last was not what the receive expects."""
@@ -186,23 +186,23 @@ class Matching:
     # Without the lock
 
     def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
-        """Wait until ``ready()``: see Mesh.wait."""
-        return self.mesh.wait(ready, deadline)
+        """Wait until ``ready()``: see ProgressEngine.wait."""
+        return self.engine.wait(ready, deadline)
 
     def progress(self) -> None:
         """Move what can be moved now."""
-        self.mesh.progress()
+        self.engine.progress()
 
     # What comes from the peers
 
-    def place(self, rank: int, header: Header) -> memoryview | None:
+    def buffer_for(self, rank: int, header: Header) -> memoryview | None:
         """Return where a BULK payload goes, or that of an EAGER frame that did not come as a whole."""
         if header.opcode is Opcode.EAGER:
             return self._place_eager(rank, header)
         cleared = self.cleared.get((rank, header.seq))
         return None if cleared is None else cleared.view
 
-    def deliver(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
+    def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """Take a frame."""
         match header.opcode:
             case Opcode.EAGER:
@@ -236,7 +236,7 @@ class Matching:
     def _send_bulk(self, rank: int, number: int, announced: _Announced) -> None:
         view = announced.view
         header = self._frame(Opcode.BULK, dtype=announced.dtype, seq=number, tag=announced.tag, length=len(view))
-        self.mesh.send(rank, [header, view], announced.transfer)
+        self.engine.send(rank, [header, view], announced.transfer)
 
     def _place_eager(self, rank: int, header: Header) -> memoryview | None:
         for posted in self.receives:
@@ -275,7 +275,7 @@ class Matching:
             if fits:
                 wanted.view[:] = message.payload
         if not fits:
-            source = self.number(message.source)
+            source = self.rank_number(message.source)
             refusal = wanted.refusal(source, message.dtype, message.nbytes)
             self._refuse(message.source, message.id, refusal)
             transfer.error = DistBackendError(refusal, ranks=[source])
@@ -283,10 +283,10 @@ class Matching:
             self.cleared[message.source, message.id] = wanted
             if message.offered[0]:
                 then = partial(self._fetched, message.source, message.id)
-                fetch = Fetch(self.group, message.id, message.offered, wanted.view, then)
-                self.mesh.fetch(message.source, fetch)
+                fetch = RemoteRead(self.group, message.id, message.offered, wanted.view, then)
+                self.engine.start_remote_read(message.source, fetch)
             else:
-                self.mesh.send(message.source, [self._frame(Opcode.CTS, seq=message.id)])
+                self.engine.send(message.source, [self._frame(Opcode.CTS, seq=message.id)])
             return
         transfer.done = True
 
@@ -294,10 +294,10 @@ class Matching:
         """The array has been copied from the sender's memory; or not, then it is to send it."""
         if good:
             self.cleared.pop((rank, number)).transfer.done = True
-        self.mesh.send(rank, [self._frame(Opcode.DONE if good else Opcode.CTS, seq=number)])
+        self.engine.send(rank, [self._frame(Opcode.DONE if good else Opcode.CTS, seq=number)])
 
     def _refused(self, rank: int, number: int, why: str) -> None:
-        refuser = self.number(rank)
+        refuser = self.rank_number(rank)
         error = DistBackendError(f"rank {refuser} refused the message: {why}", ranks=[refuser])
         announced = self.announced.pop(number, None)
         if announced is not None:
@@ -310,19 +310,19 @@ class Matching:
         """A message is not coming; the receive that was to take it waits for the next."""
         self.unexpected = deque(m for m in self.unexpected if (m.source, m.id) != (rank, number))
         waiting = self.cleared.pop((rank, number), None)
-        self.mesh.cancel_fetch(rank, self.group, number)
+        self.engine.cancel_remote_read(rank, self.group, number)
         if waiting is not None and not self._match(waiting):
             self.receives.insert(0, waiting)
 
     def _refuse(self, rank: int, number: int, why: str) -> None:
         payload = why.encode()
-        self.mesh.send(rank, [self._frame(Opcode.REFUSE, seq=number, length=len(payload)), payload])
+        self.engine.send(rank, [self._frame(Opcode.REFUSE, seq=number, length=len(payload)), payload])
 
     def _give_credit(self, rank: int, nbytes: int) -> None:
         account = self._account(rank)
         account.owed += max(nbytes, _MIN_COST)
         if account.owed >= WINDOW // 4:
-            self.mesh.send(rank, [self._frame(Opcode.CREDIT, total=account.owed)])
+            self.engine.send(rank, [self._frame(Opcode.CREDIT, total=account.owed)])
             account.owed = 0
 
     def _account(self, rank: int) -> _Account:
@@ -336,7 +336,7 @@ class Matching:
             Opcode.RTS,
             dtype=dtype,
             group=self.group,
-            epoch=self.mesh.epoch,
+            epoch=self.engine.epoch,
             part=generation,
             seq=number,
             tag=tag,
@@ -348,11 +348,11 @@ class Matching:
         self, opcode: Opcode, *, dtype: int = dtypes.NONE, seq: int = 0, tag: int = 0, length: int = 0, total: int = 0
     ) -> bytes:
         return frames.encode(
-            opcode, dtype=dtype, group=self.group, epoch=self.mesh.epoch, seq=seq, tag=tag, length=length, total=total
+            opcode, dtype=dtype, group=self.group, epoch=self.engine.epoch, seq=seq, tag=tag, length=length, total=total
         )
 
 
-def mismatch(rank: int, tag: int, sent: tuple[int, int], expected: tuple[int, int]) -> str:
+def mismatch_reason(rank: int, tag: int, sent: tuple[int, int], expected: tuple[int, int]) -> str:
     """Say why a message of a rank is refused: dtype, as a wire code, and bytes of the message and of the receive."""
     return (
         f"rank {rank} sent {_described(*sent)} with tag {tag}, but the receive expects {_described(*expected)}: sizes "

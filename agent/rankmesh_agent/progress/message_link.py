@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import Link
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
-from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.frames import Header, Opcode
 
@@ -25,12 +25,12 @@ Wait = Callable[[Callable[[], bool], Callable[[], list[int]]], None]
 Payload = memoryview | bytes
 
 
-class Reached(NamedTuple):
+class CallProgress(NamedTuple):
     """How far another rank said that it has come: the number of its latest call, its fingerprint, and it in words."""
 
     seq: int
     fingerprint: int
-    words: str
+    description: str
 
 
 _RETELL = 0xFFFFFFFF
@@ -44,7 +44,7 @@ _PATIENCE_EACH = 0.02
 """The same for each member: in a large group that is many messages, and the members come further apart."""
 
 
-class Rounds(Link):
+class VerifiedLink(Link):
     """A Link for one call after the other."""
 
     @abstractmethod
@@ -58,11 +58,11 @@ class Rounds(Link):
         """
 
     @abstractmethod
-    def retell(self, payload: Payload) -> list[Payload]:
+    def exchange_descriptions(self, payload: Payload) -> list[Payload]:
         """After a disagreement, wherever in the call it showed: tell everyone ``payload``, return what they tell."""
 
 
-class MessageLink(Rounds):
+class MessageLink(VerifiedLink):
     """A group's messages during its calls, one call after the other.
 
     Args:
@@ -75,7 +75,7 @@ class MessageLink(Rounds):
         reached: how far the others said that they have come, by group rank; see tell_reached.
     """
 
-    def __init__(self, mesh: Mesh, group: int, ranks: Sequence[int], rank: int) -> None:
+    def __init__(self, mesh: ProgressEngine, group: int, ranks: Sequence[int], rank: int) -> None:
         self.rank = rank
         self.size = len(ranks)
         self._mesh = mesh
@@ -93,7 +93,7 @@ class MessageLink(Rounds):
         self._fingerprint = 0
         self._wait: Wait = _never
         self._scratch = np.empty(0, np.uint8)
-        self.reached: dict[int, Reached] = {}
+        self.progress: dict[int, CallProgress] = {}
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
         """Begin call number ``seq``; see Rounds."""
@@ -105,22 +105,22 @@ class MessageLink(Rounds):
         self._fingerprint = fingerprint
         self._wait = wait
 
-    def enter(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
+    def all_exchange(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
         """Arrive; see Link.enter.
 
         Raises:
-            DisagreementError: the ranks did not make the same call.
+            CallMismatchError: the ranks did not make the same call.
         """
         arrived = self._meet(self._round, payload, each)
         self._round += 1
         self._compare(arrived)
         return [arrived[member][1] for member in range(self.size)]
 
-    def consult(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
+    def via_root(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
         """Arrive by way of rank 0; see Link.consult. Rank 0 hears from everyone, whatever they call: it disagrees.
 
         Raises:
-            DisagreementError: the ranks did not make the same call.
+            CallMismatchError: the ranks did not make the same call.
         """
         part, self._round = self._round, self._round + 1
         if self.rank:
@@ -150,7 +150,7 @@ class MessageLink(Rounds):
             return (bool(answers) and all(transfer.done for _, transfer in going)) or self._retold == self._seq
 
         def missing() -> list[int]:
-            lost = self._mesh.lost
+            lost = self._mesh.lost_peers
             if self._ranks[0] in lost:
                 return [0]
             # Another one that has left may have had its answer: rank 0 knows.
@@ -160,7 +160,7 @@ class MessageLink(Rounds):
         self._arrived.pop((self._seq, part), None)
         arrived = self._arrived.pop((self._seq, _ANSWER - part))
         if not arrived:
-            raise DisagreementError
+            raise CallMismatchError
         return arrived[0][1]
 
     def _hailing(self, part: int, ready: Callable[[], bool], members: Sequence[int]) -> Callable[[], bool]:
@@ -178,7 +178,7 @@ class MessageLink(Rounds):
 
         return ready_or_hail
 
-    def retell(self, payload: Payload) -> list[Payload]:
+    def exchange_descriptions(self, payload: Payload) -> list[Payload]:
         """See Rounds."""
         arrived = self._meet(_RETELL, payload)
         return [arrived[member][1] for member in range(self.size)]
@@ -214,7 +214,7 @@ class MessageLink(Rounds):
 
     def _compare(self, arrived: dict[int, tuple[int, Payload]]) -> None:
         if len(arrived) < self.size or any(said != self._fingerprint for said, _ in arrived.values()):
-            raise DisagreementError
+            raise CallMismatchError
 
     def _tell(self, members: Sequence[int], part: int, payload: Payload, going: list[tuple[int, Transfer]]) -> None:
         """Send an ENTER; add what is not sent at once to ``going``. With the mesh's lock held."""
@@ -272,8 +272,8 @@ class MessageLink(Rounds):
             self._scratch = np.empty(nbytes, np.uint8)
         return self._scratch[:nbytes]
 
-    def tell_reached(self, seq: int, fingerprint: int, words: str) -> None:
-        """Tell the others which call this rank is in, or was last, without a wait; see Reached."""
+    def report_progress(self, seq: int, fingerprint: int, words: str) -> None:
+        """Tell the others which call this rank is in, or was last, without a wait; see CallProgress."""
         payload = words.encode()[: frames.SMALL]
         header = frames.encode(
             Opcode.ENTER,
@@ -288,26 +288,26 @@ class MessageLink(Rounds):
             for member in self._others:
                 self._mesh.send(self._ranks[member], [header, payload])
 
-    def behind(self, seq: int) -> list[int]:
+    def lagging(self, seq: int) -> list[int]:
         """Return the others that have not said that they have come as far as call number ``seq``."""
-        reached = self.reached
+        reached = self.progress
         return [member for member in self._others if member not in reached or reached[member].seq < seq]
 
     # What comes from the peers; with the mesh's lock held
 
-    def place(self, rank: int, header: Header) -> memoryview | None:
+    def buffer_for(self, rank: int, header: Header) -> memoryview | None:
         """Return where a PART goes, None while the algorithm has not come so far."""
         posted = self._posted[rank]
         if posted and posted[0][0] == header.seq:
             return posted[0][1]
         return None
 
-    def deliver(self, rank: int, header: Header, payload: Payload) -> None:
+    def on_frame(self, rank: int, header: Header, payload: Payload) -> None:
         """Take an ENTER, or note that a PART is complete."""
         if header.opcode is Opcode.ENTER:
             if header.part == _REACHED:
                 words = bytes(payload).decode(errors="replace")
-                self.reached[self._group_rank[rank]] = Reached(header.seq, header.fingerprint, words)
+                self.progress[self._group_rank[rank]] = CallProgress(header.seq, header.fingerprint, words)
                 return
             if header.seq < self._seq:
                 return  # a call that is over: the others knew without it that the rank was there

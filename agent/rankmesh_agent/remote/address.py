@@ -15,7 +15,7 @@ def socket_path(directory: str, agent_id: str) -> str:
 
     Args:
         directory: that the agent shares memory in.
-        agent_id: its id, see AgentBeat.
+        agent_id: its id, see AgentHeartbeat.
     """
     return f"{directory}/rankmesh-agent-{agent_id}.sock"
 

@@ -21,7 +21,7 @@ from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistError, ProtocolError
-from rankmesh_agent.wire.schemas import AgentBeat, Member
+from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
 _MIN_JOIN_SECONDS = 1.0
 """How long the join may take however late an agent is found: the other ranks may all have joined."""
@@ -49,7 +49,14 @@ class RemoteAgent:
     """
 
     def __init__(
-        self, settings: Settings, offer: AgentBeat, *, rank: int, world_size: int, timeout: float, deadline: Deadline
+        self,
+        settings: Settings,
+        offer: AgentHeartbeat,
+        *,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        deadline: Deadline,
     ) -> None:
         self.settings = settings
         same_host = offer.host_id == shared_memory.host_id(settings.shm_dir)
@@ -144,6 +151,6 @@ class RemoteAgent:
         self._groups = []
         self._client.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to the agent."""
-        self._client.forget()
+        self._client.close_in_child()

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from rankmesh_agent.backends.base import Backend, CallContext
-from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.state import RemoteActiveCall, RemoteGroupState
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HAS_NOTE, NO_OP, Request
 from rankmesh_agent.wire.dtypes import NONE, code_of
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Arrays = Sequence[Array]
 
@@ -42,17 +42,17 @@ def _broadcast(rank: int, array: Array, root: int) -> _Transfer:
     return _Transfer((), [array], (), root) if rank == root else _Transfer([array], (), [array], root)
 
 
-_TRANSFERS: dict[Kind, Callable[..., _Transfer]] = {
-    Kind.BARRIER: lambda rank: _Transfer(),
-    Kind.ALL_REDUCE: lambda rank, array, op: _Transfer((), [array], [array], -1, op),
-    Kind.REDUCE: lambda rank, array, op, root: _Transfer((), [array], [array] if rank == root else (), root, op),
-    Kind.BROADCAST: _broadcast,
-    Kind.ALL_GATHER: lambda rank, outputs, array: _Transfer(outputs, [array], outputs),
-    Kind.GATHER: lambda rank, outputs, array, root: _Transfer(outputs, [array], outputs, root),
-    Kind.SCATTER: lambda rank, output, inputs, root: _Transfer([output], inputs, [output], root),
-    Kind.REDUCE_SCATTER: lambda rank, output, inputs, op: _Transfer([output], inputs, [output], -1, op),
-    Kind.ALL_TO_ALL: lambda rank, outputs, inputs: _Transfer(outputs, inputs, outputs),
-    Kind.EMPTY: lambda rank, count: _Transfer(length=count),
+_TRANSFERS: dict[OpType, Callable[..., _Transfer]] = {
+    OpType.BARRIER: lambda rank: _Transfer(),
+    OpType.ALL_REDUCE: lambda rank, array, op: _Transfer((), [array], [array], -1, op),
+    OpType.REDUCE: lambda rank, array, op, root: _Transfer((), [array], [array] if rank == root else (), root, op),
+    OpType.BROADCAST: _broadcast,
+    OpType.ALL_GATHER: lambda rank, outputs, array: _Transfer(outputs, [array], outputs),
+    OpType.GATHER: lambda rank, outputs, array, root: _Transfer(outputs, [array], outputs, root),
+    OpType.SCATTER: lambda rank, output, inputs, root: _Transfer([output], inputs, [output], root),
+    OpType.REDUCE_SCATTER: lambda rank, output, inputs, op: _Transfer([output], inputs, [output], -1, op),
+    OpType.ALL_TO_ALL: lambda rank, outputs, inputs: _Transfer(outputs, inputs, outputs),
+    OpType.EMPTY: lambda rank, count: _Transfer(length=count),
 }
 """By kind: called with this group rank, and the algorithm's arguments."""
 
@@ -114,8 +114,8 @@ class RemoteBackend(Backend):
                 Request.CALL,
                 document,
                 seconds,
-                up=[octets(array) for array in inputs],
-                down=[octets(array) for array in down],
+                up=[as_bytes(array) for array in inputs],
+                down=[as_bytes(array) for array in down],
                 flags=HAS_NOTE if active.has_details else 0,
                 details=active.details,
                 on_error=self._state.on_agent_error,

@@ -18,7 +18,7 @@ from rankmesh_agent.remote import codec
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, ProtocolError, RankFailedError
-from rankmesh_agent.wire.schemas import AgentBeat, Member
+from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
 _CONNECT_SECONDS = 5.0
 _RESPONSE_GRACE_SECONDS = 10.0
@@ -42,7 +42,7 @@ class AgentDialer:
         token: the job's token.
     """
 
-    def __init__(self, agent: AgentBeat, path: str, token: str) -> None:
+    def __init__(self, agent: AgentHeartbeat, path: str, token: str) -> None:
         self._urls = list(agent.urls)
         self._path = path if path and os.path.exists(path) else ""
         self._token = token
@@ -143,7 +143,7 @@ class AgentClient:
 
     member: Member
 
-    def __init__(self, offer: AgentBeat, path: str, token: str) -> None:
+    def __init__(self, offer: AgentHeartbeat, path: str, token: str) -> None:
         self._offer = offer
         self._dialer = AgentDialer(offer, path, token)
         self._lease = secrets.token_hex(16)
@@ -279,10 +279,10 @@ class AgentClient:
         self._pool.close()
         self._control.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to the agent."""
         self.left = self._pool.closed = True
-        self._pool.forget()
+        self._pool.close_in_child()
         self._control.close()
 
     def _raise_lost(self, error: Exception) -> NoReturn:

@@ -13,7 +13,7 @@ from rankmesh_agent.group.flight_recorder import OpStats, Record
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.dtypes import FROM_CODE, NONE, code_of
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, from_code
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT
 
 _BUILTIN_ERRORS: dict[str, type[BaseException]] = {
@@ -66,7 +66,7 @@ def call_from_json(document: Any) -> Call:
     try:
         kind, dtype, count, op, root, counts, subject = document
         return Call(
-            Kind(kind),
+            OpType(kind),
             FROM_CODE[dtype] if dtype != NONE else None,
             int(count),
             None if op is None else ReduceOp(op),
@@ -182,7 +182,7 @@ def describe_group(group: LocalCommunicator) -> tuple[GroupDescription, list[int
     segment = group.lent
     description, descriptors = None, []
     if segment is not None:
-        description = SegmentDescription(segment.mapping.bytes.size, segment.slot_bytes, segment.crowded)
+        description = SegmentDescription(segment.mapping.bytes.size, segment.slot_bytes, segment.oversubscribed)
         descriptors = [segment.mapping.descriptor]
     return (
         GroupDescription(group.id, group.name, list(group.ranks), group.timeout, group.medium, description),

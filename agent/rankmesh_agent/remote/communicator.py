@@ -13,7 +13,7 @@ import numpy as np
 
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.backends.custom import CustomBackend
-from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.communicator import Communicator
@@ -33,7 +33,7 @@ from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, NO_OP, Request, Response
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.ops import Call, OpType
 from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo
 
 _SOURCE = struct.Struct("!q")
@@ -78,7 +78,7 @@ class RemoteCommunicator(Communicator):
         self._submit = self._queue.submit
         self._segment: Segment | None = None
         if segment is not None:
-            mapping = Mapping.adopt(descriptors.pop(), segment.size)
+            mapping = Mapping.from_descriptor(descriptors.pop(), segment.size)
             self._segment = Segment(mapping, self.rank, self.size, segment.slot_bytes, segment.oversubscribed)
 
     def start(self, timeout: float) -> None:
@@ -91,8 +91,8 @@ class RemoteCommunicator(Communicator):
             return
         queue = self._queue
         queue.use_backend(CpuBackend(self._link, self.ranks, self._segment))
-        call = Call(Kind.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
-        queue.execute(queue.plan(call, lambda shared: shared.windows.probe()), (), 0, Options(timeout))
+        call = Call(OpType.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
+        queue.execute(queue.plan(call, lambda shared: shared.windows.probe_reads()), (), 0, Options(timeout))
         self._reporter.start()
 
     @property
@@ -150,7 +150,7 @@ class RemoteCommunicator(Communicator):
             return np.empty(count, dtype)  # a custom backend cannot register arrays
         if self._segment is not None:
             return self._registered_array(dtype, count, options, self._settings.shm_dir, self._settings.job)
-        self._queue.submit((Kind.EMPTY, dtype, count), (count,), options)
+        self._queue.submit((OpType.EMPTY, dtype, count), (count,), options)
         return np.empty(count, dtype)
 
     def info(self) -> GroupInfo:
@@ -193,7 +193,7 @@ class _Message:
 
     def __init__(self, client: AgentClient, array: Array | None, options: Options) -> None:
         self._client = client
-        self._down = [] if array is None else [octets(array)]
+        self._down = [] if array is None else [as_bytes(array)]
         self._on_complete: OnComplete = options.on_complete
         self._deadline = Deadline(options.timeout)
         self._number = next(_message_numbers)
@@ -207,7 +207,7 @@ class _Message:
         call = attach_frames.Call(
             group, seconds, tag, self._number, rank, 0, NO_OP, code_of(array.dtype), outputs, inputs
         )
-        up = [] if self._down else [octets(array)]
+        up = [] if self._down else [as_bytes(array)]
         self._request(kind, call, seconds if blocking else 0.0, up, blocking=blocking)
 
     def wait(self, deadline: Deadline | None) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.agent import Agent
-from rankmesh_agent.collectives.link import Array, octets
+from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.pending import PendingMessage
@@ -23,7 +23,7 @@ from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
 from rankmesh_agent.wire.errors import (
@@ -35,7 +35,7 @@ from rankmesh_agent.wire.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from rankmesh_agent.wire.ops import Kind, ReduceOp
+from rankmesh_agent.wire.ops import OpType, ReduceOp
 
 _KEPT = 64 << 20
 """Bytes of memory that a lane keeps for its next call."""
@@ -114,7 +114,7 @@ class Session:
 
     def abort_pending_groups(self, said: dict[str, Any]) -> None:
         """End the groups that are being made."""
-        self._agent.abort_pending_groups(codec.error_from_json(said["error"], at_agent=True))
+        self._agent.group_registry.abort_pending(codec.error_from_json(said["error"], at_agent=True))
 
     # Lanes
 
@@ -186,7 +186,7 @@ class Session:
         self._forget(number)
         if array is None:
             return Response.OK, b"", ()
-        return Response.OK, _NUMBER.pack(group.source(message)), [octets(array)]
+        return Response.OK, _NUMBER.pack(group.source(message)), [as_bytes(array)]
 
     @property
     def store(self) -> BlockingStore:
@@ -251,35 +251,35 @@ class _Lane:
         group = self._desk._group(call.group)
         note = self._note if frame.header.flags & HAS_NOTE else None
         options, root = Options(call.seconds, details=note), call.tag
-        if call.what == Kind.BARRIER:
+        if call.what == OpType.BARRIER:
             group.barrier(options)
             return Response.OK, b"", ()
-        if call.what == Kind.EMPTY:
+        if call.what == OpType.EMPTY:
             group.empty(dtype, call.number, options)
             return Response.OK, b"", ()
         op = ReduceOp(call.op) if call.op != attach_frames.NO_OP else ReduceOp.SUM
-        if call.what == Kind.ALL_REDUCE:
+        if call.what == OpType.ALL_REDUCE:
             group.all_reduce(inputs[0], op, options, call.subject)
-            return Response.OK, b"", [octets(inputs[0])]
-        if call.what == Kind.REDUCE:
+            return Response.OK, b"", [as_bytes(inputs[0])]
+        if call.what == OpType.REDUCE:
             group.reduce(inputs[0], op, root, options)
-            return Response.OK, b"", [octets(inputs[0])] if group.rank == root else []
+            return Response.OK, b"", [as_bytes(inputs[0])] if group.rank == root else []
         outputs = _cut(self._out.take(sum(call.outputs) * dtype.itemsize), dtype, call.outputs)
-        if call.what == Kind.BROADCAST:
+        if call.what == OpType.BROADCAST:
             group.broadcast((inputs or outputs)[0], root, options)
-        elif call.what == Kind.ALL_GATHER:
+        elif call.what == OpType.ALL_GATHER:
             group.all_gather(outputs, inputs[0], options)
-        elif call.what == Kind.GATHER:
+        elif call.what == OpType.GATHER:
             group.gather(outputs, inputs[0], root, options)
-        elif call.what == Kind.SCATTER:
+        elif call.what == OpType.SCATTER:
             group.scatter(outputs[0], inputs, root, options)
-        elif call.what == Kind.REDUCE_SCATTER:
+        elif call.what == OpType.REDUCE_SCATTER:
             group.reduce_scatter(outputs[0], inputs, op, options)
-        elif call.what == Kind.ALL_TO_ALL:
+        elif call.what == OpType.ALL_TO_ALL:
             group.all_to_all(outputs, inputs, options)
         else:
             raise ProtocolError(f"an attached process asked for collective {call.what}, which there is not")
-        return Response.OK, b"", [octets(output) for output in outputs]
+        return Response.OK, b"", [as_bytes(output) for output in outputs]
 
     def _inputs(self, call: Call, frame: Frame) -> list[Array]:
         """Receive the arrays that come with a call."""
@@ -307,7 +307,7 @@ class _Lane:
         if frame.header.payload != sum(call.inputs) * dtype.itemsize:
             raise ProtocolError(f"an attached process sent {frame.header.payload} bytes of {array.nbytes}")
         if frame.header.payload:
-            self._channel.receive_into([octets(array)])
+            self._channel.receive_into([as_bytes(array)])
         group = self._desk._group(call.group)
         waits = bool(frame.header.flags & BLOCKING)
         options = Options(call.seconds, async_op=not waits)
@@ -357,7 +357,7 @@ class _Lane:
             group.delegated_calls.verify(
                 call_from_json(said["call"]), said["seq"], said["fingerprint"], said["seconds"]
             )
-        except DisagreementError:
+        except CallMismatchError:
             return Response.PENDING, b"", ()
         return Response.OK, b"", ()
 
@@ -386,7 +386,7 @@ class _Lane:
             try:
                 result = place.execute(command.with_timeout(min(_STORE_SLICE, deadline.remaining())))
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
-                if deadline.passed() or self._channel.peer_closed():
+                if deadline.expired() or self._channel.peer_closed():
                     raise
                 continue
             if isinstance(command, commands.QueuePop) and self._channel.peer_closed():

@@ -10,10 +10,10 @@ from rankmesh_agent.collectives.link import Exchange
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.pending import ActiveCall
 from rankmesh_agent.group.state import BaseGroupState
-from rankmesh_agent.progress.message_link import Payload, Rounds, Wait
+from rankmesh_agent.progress.message_link import Payload, VerifiedLink, Wait
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import call_to_json, error_from_json, error_to_json
-from rankmesh_agent.transports.segment import DisagreementError
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistError
@@ -94,7 +94,7 @@ class RemoteActiveCall(ActiveCall):
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See CallContext. The agent checks the peers."""
         self._state.raise_if_failed()
-        left = -1.0 if self.deadline.passed() else self.deadline.remaining()
+        left = -1.0 if self.deadline.expired() else self.deadline.remaining()
         document = {**self.to_json(), "missing": missing(), "seconds": self.deadline.seconds, "left": left}
         self._client.request_json(Request.CHECK_PEERS, document)
 
@@ -103,7 +103,7 @@ class RemoteActiveCall(ActiveCall):
         raise AssertionError("an attached process has no messages of its own to wait for")
 
 
-class RemoteLink(Rounds):
+class RemoteLink(VerifiedLink):
     """Link of a call that this process makes itself: the agent exchanges the few messages that it needs.
 
     Args:
@@ -121,20 +121,20 @@ class RemoteLink(Rounds):
         self._fingerprint = 0
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
-        """See Rounds."""
+        """See VerifiedLink."""
         self._fingerprint = fingerprint
 
-    def enter(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
+    def all_exchange(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
         """See Link.enter; without payloads."""
         if payload or each:
             self._refuse()
         frame = self._request(Request.VERIFY, fingerprint=self._fingerprint)
         if frame.header.kind == Response.PENDING:
-            raise DisagreementError
+            raise CallMismatchError
         return [b""] * self.size
 
-    def retell(self, payload: Payload) -> list[Payload]:
-        """See Rounds."""
+    def exchange_descriptions(self, payload: Payload) -> list[Payload]:
+        """See VerifiedLink."""
         frame = self._request(Request.EXCHANGE_DESCRIPTIONS, said=bytes(payload).decode("utf-8", "replace"))
         return [text.encode() for text in attach_frames.decode_json(frame.document)["told"]]
 
@@ -143,7 +143,7 @@ class RemoteLink(Rounds):
         document = {**self._call.to_json(), "seconds": deadline.remaining(), **fields}
         return self._client.request_json(kind, document, deadline.seconds)
 
-    def consult(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
+    def via_root(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
         """Not offered."""
         self._refuse()
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 from rankmesh_agent.wire.errors import DistNetworkError
 
 Buffer = bytes | memoryview
-GREETING_BYTES = 80
+IDENTITY_BYTES = 80
 """What a client may tell a listener about itself: of fixed size, so that no stranger decides how much is read."""
 
 
@@ -27,7 +27,7 @@ class Connection(ABC):
     peer: str
     """The other end in words, for error messages."""
 
-    two_cores: bool = False
+    parallel_reads: bool = False
     """Whether the host has a core for each rank, so that the one of a peer that waits can be used meanwhile."""
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Connection(ABC):
         """Return the poll events that mean 'try again', to receive and, if ``writing``, to send."""
 
     @abstractmethod
-    def pending(self, writing: bool) -> bool:
+    def has_work(self, writing: bool) -> bool:
         """Return whether there is something to do that poll would not tell; costs no system call."""
 
     @abstractmethod
@@ -63,10 +63,10 @@ class Connection(ABC):
         """Return True if the caller may sleep in poll now; False if there already is something to do."""
 
     @abstractmethod
-    def woken(self) -> None:
+    def on_wakeup(self) -> None:
         """Take note that poll reported this descriptor: called before anything is received."""
 
-    def offer(self, view: memoryview) -> tuple[int, int]:
+    def expose(self, view: memoryview) -> tuple[int, int]:
         """Return where the peer may read ``view`` itself, and the generation of the offer; address 0 where it cannot.
 
         The offer stands until ``revoke``: no byte of ``view`` may change before.
@@ -77,7 +77,7 @@ class Connection(ABC):
         """Take back all offers: called before the first of their bytes changes, whoever reads it just now."""
         return
 
-    def read_offered(self, address: int, into: int, nbytes: int) -> None:
+    def read_exposed(self, address: int, into: int, nbytes: int) -> None:
         """Copy bytes that the peer has offered to an address of this process; they are good if the offer ``stands``.
 
         Raises:
@@ -85,18 +85,18 @@ class Connection(ABC):
         """
         raise DistNetworkError(f"{self.peer} offers no memory", address=self.peer)
 
-    def stands(self, generation: int) -> bool:
+    def still_exposed(self, generation: int) -> bool:
         """Return whether the peer has taken back no offer of that generation: what was read before this is good."""
         return False
 
-    def unanswered(self) -> float:
+    def silent_seconds(self) -> float:
         """Return for how many seconds the peer's host has left unanswered what it has to answer, 0.0 if it has not.
 
         A process that is busy, or stopped, is not silent: its kernel answers.
         """
         return 0.0
 
-    def finish(self) -> bool:
+    def drain(self) -> bool:
         """Throw away what comes in; return whether the peer has got everything that was sent, so that one may close."""
         return True
 
@@ -105,11 +105,11 @@ class Connection(ABC):
         """Close this end. Does nothing the second time."""
 
     @abstractmethod
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """In a forked child: let go of the parent's connection, without the peer noticing anything."""
 
 
-class Attempt(ABC):
+class PendingConnection(ABC):
     """A connection that is being made, from either side: nothing in it waits."""
 
     @abstractmethod
@@ -134,7 +134,7 @@ class Attempt(ABC):
         """Give up."""
 
 
-Admits = Callable[[bytes], bool]
+Admit = Callable[[bytes], bool]
 """Returns whether the client that said a greeting may come in. It has passed the challenge by then."""
 
 
@@ -149,7 +149,7 @@ class Listener(ABC):
         """Return what to poll for reading; others, perhaps, after each ``arrivals``."""
 
     @abstractmethod
-    def arrivals(self, ready: Container[int], admits: Admits) -> list[tuple[bytes, Connection]]:
+    def accept(self, ready: Container[int], admits: Admit) -> list[tuple[bytes, Connection]]:
         """Do what can be done now; return the connections that are ready, each with its client's greeting.
 
         To be called now and then also when there is nothing to read: it ends what takes too long.
@@ -180,7 +180,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def dial(self, address: str, greeting: bytes = b"") -> Attempt:
+    def dial(self, address: str, greeting: bytes = b"") -> PendingConnection:
         """Begin to connect to a listener.
 
         Args:
@@ -193,6 +193,6 @@ class Transport(ABC):
         """
 
 
-def lost(peer: str, why: str = "closed by the other side") -> DistNetworkError:
+def connection_lost(peer: str, why: str = "closed by the other side") -> DistNetworkError:
     """Return the error of a connection that ended."""
     return DistNetworkError(f"connection to {peer} lost: {why}", address=peer)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import select
 from collections.abc import Generator
 
-from rankmesh_agent.transports.base import Attempt, Connection
+from rankmesh_agent.transports.base import Connection, PendingConnection
 from rankmesh_agent.wire.errors import DistNetworkError
 
 Script = Generator[tuple[bytes, int], bytes, Connection]
 """Yields what to say and how many bytes to hear; an error of the connection is thrown into it."""
 
 
-class Conversation(Attempt):
+class Handshake(PendingConnection):
     """One side of a conversation.
 
     Args:
@@ -27,7 +27,7 @@ class Conversation(Attempt):
 
     def __init__(self, connection: Connection, script: Script) -> None:
         self.connection = connection
-        self.begun = False
+        self.started = False
         """Whether anything has been said or heard."""
         self._script = script
         self._take(next(script))
@@ -62,7 +62,7 @@ class Conversation(Attempt):
     def _say(self) -> None:
         sent = self.connection.send([self._unsaid])
         self._unsaid = self._unsaid[sent:]
-        self.begun = self.begun or sent > 0
+        self.started = self.started or sent > 0
 
     def _hear(self) -> bool:
         """Return whether all of what comes next is here."""
@@ -72,7 +72,7 @@ class Conversation(Attempt):
             self._script.throw(error)
             raise AssertionError("a script that goes on without its connection") from error
         self._unheard = self._unheard[received:]
-        self.begun = self.begun or received > 0
+        self.started = self.started or received > 0
         return not self._unheard
 
     def close(self) -> None:

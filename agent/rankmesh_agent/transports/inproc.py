@@ -11,14 +11,14 @@ from collections.abc import Container, Sequence
 from typing import ClassVar
 
 from rankmesh_agent.transports.base import (
-    GREETING_BYTES,
-    Admits,
-    Attempt,
+    IDENTITY_BYTES,
+    Admit,
     Buffer,
     Connection,
     Listener,
+    PendingConnection,
     Transport,
-    lost,
+    connection_lost,
 )
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
@@ -51,7 +51,7 @@ class InprocConnection(Connection):
         sent = 0
         with self._lock:
             if self._incoming.closed or not self._open:  # the other side has closed, or this one
-                raise lost(self.peer)
+                raise connection_lost(self.peer)
             for buffer in buffers:
                 piece = memoryview(buffer).cast("B")[: QUEUE_BYTES - len(self._outgoing.data)]
                 self._outgoing.data += piece
@@ -63,11 +63,11 @@ class InprocConnection(Connection):
     def recv_into(self, buffer: memoryview) -> int:
         with self._lock:
             if not self._open:
-                raise lost(self.peer, "closed here")
+                raise connection_lost(self.peer, "closed here")
             received = min(len(buffer), len(self._incoming.data))
             if not received:
                 if self._incoming.closed:
-                    raise lost(self.peer)
+                    raise connection_lost(self.peer)
                 return 0
             buffer[:received] = self._incoming.data[:received]
             del self._incoming.data[:received]
@@ -81,15 +81,15 @@ class InprocConnection(Connection):
     def events(self, writing: bool) -> int:
         return select.POLLIN
 
-    def pending(self, writing: bool) -> bool:
+    def has_work(self, writing: bool) -> bool:
         if self._incoming.data or self._incoming.closed:
             return True
         return writing and len(self._outgoing.data) < QUEUE_BYTES
 
     def prepare_wait(self, writing: bool) -> bool:
-        return not self.pending(writing)
+        return not self.has_work(writing)
 
-    def woken(self) -> None:
+    def on_wakeup(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
 
@@ -105,17 +105,17 @@ class InprocConnection(Connection):
             else:
                 os.eventfd_write(self._other_bell, 1)
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         os.close(self._bell)
 
-    def ring(self) -> None:
+    def wake_peer(self) -> None:
         """Wake the other end, if it is there."""
         with self._lock:
             if not self._incoming.closed:
                 os.eventfd_write(self._other_bell, 1)
 
 
-def pair() -> tuple[InprocConnection, InprocConnection]:
+def connected_pair() -> tuple[InprocConnection, InprocConnection]:
     """Return two connected ends."""
     there, back = _Queue(), _Queue()
     mine, yours = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
@@ -123,7 +123,7 @@ def pair() -> tuple[InprocConnection, InprocConnection]:
     return InprocConnection(back, there, mine, yours, lock), InprocConnection(there, back, yours, mine, lock)
 
 
-class InprocAttempt(Attempt):
+class PendingInprocConnection(PendingConnection):
     """A client's end, until the listener has looked at it."""
 
     def __init__(self, connection: InprocConnection) -> None:
@@ -137,7 +137,7 @@ class InprocAttempt(Attempt):
         return select.POLLIN
 
     def advance(self) -> Connection | None:
-        self.connection.woken()
+        self.connection.on_wakeup()
         if self.admitted:
             return self.connection
         self.connection.recv_into(memoryview(b""))  # raises if the listener has closed the other end
@@ -152,7 +152,7 @@ class InprocListener(Listener):
 
     def __init__(self, address: str, listeners: dict[str, InprocListener]) -> None:
         self.address = address
-        self._waiting: deque[tuple[bytes, InprocConnection, InprocAttempt]] = deque()
+        self._waiting: deque[tuple[bytes, InprocConnection, PendingInprocConnection]] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._listeners = listeners
@@ -160,7 +160,7 @@ class InprocListener(Listener):
     def descriptors(self) -> list[int]:
         return [self._bell]
 
-    def wait(self, greeting: bytes, connection: InprocConnection, attempt: InprocAttempt) -> None:
+    def wait(self, greeting: bytes, connection: InprocConnection, attempt: PendingInprocConnection) -> None:
         """Put the other end of a client's connection in the queue."""
         with self._lock:
             if self._closed:
@@ -168,7 +168,7 @@ class InprocListener(Listener):
             self._waiting.append((greeting, connection, attempt))
             os.eventfd_write(self._bell, 1)
 
-    def arrivals(self, ready: Container[int], admits: Admits) -> list[tuple[bytes, Connection]]:
+    def accept(self, ready: Container[int], admits: Admit) -> list[tuple[bytes, Connection]]:
         arrived: list[tuple[bytes, Connection]] = []
         with self._lock:
             if self._closed:
@@ -179,7 +179,7 @@ class InprocListener(Listener):
         for greeting, connection, attempt in waiting:
             if admits(greeting):
                 attempt.admitted = True
-                connection.ring()
+                connection.wake_peer()
                 arrived.append((greeting, connection))
             else:
                 connection.close()
@@ -212,14 +212,14 @@ class InprocTransport(Transport):
             raise AddressInUseError(f"{address} is in use in this process", address=address)
         return listener
 
-    def dial(self, address: str, greeting: bytes = b"") -> Attempt:
+    def dial(self, address: str, greeting: bytes = b"") -> PendingConnection:
         listener = self._listeners.get(address)
         if listener is None:
             raise _nobody(address)
-        here, there = pair()
-        attempt = InprocAttempt(here)
+        here, there = connected_pair()
+        attempt = PendingInprocConnection(here)
         try:
-            listener.wait(greeting.ljust(GREETING_BYTES, b"\0"), there, attempt)
+            listener.wait(greeting.ljust(IDENTITY_BYTES, b"\0"), there, attempt)
         except BaseException:
             here.close()
             there.close()

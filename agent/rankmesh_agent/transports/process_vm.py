@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rankmesh_agent.wire.errors import DistNetworkError
 
-PIECE = 8 << 20
+CHUNK_BYTES = 8 << 20
 """Bytes of one system call: between two of them Ctrl-C and other threads get through."""
 
 
@@ -44,7 +44,7 @@ def address_of(view: memoryview | npt.NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def read_into(pid: int, address: int, into: memoryview | npt.NDArray[Any], *, two_cores: bool = False) -> None:
+def read_into(pid: int, address: int, into: memoryview | npt.NDArray[Any], *, parallel: bool = False) -> None:
     """Fill ``into`` with another process's memory.
 
     The other process must keep the memory as it is meanwhile: nothing tells a reader that it has changed.
@@ -53,20 +53,20 @@ def read_into(pid: int, address: int, into: memoryview | npt.NDArray[Any], *, tw
         pid: the process, as this one's process table knows it.
         address: where to begin in it.
         into: contiguous and writable, of any dtype.
-        two_cores: see ``read``.
+        parallel: see ``read``.
 
     Raises:
         DistNetworkError: the process is gone, has no such memory, or must not be read; ``into`` may be half filled.
     """
     if into.nbytes:
-        read(pid, address, address_of(into), into.nbytes, two_cores=two_cores)
+        read(pid, address, address_of(into), into.nbytes, parallel=parallel)
 
 
-def read(pid: int, address: int, into: int, nbytes: int, *, two_cores: bool = False) -> None:
+def read(pid: int, address: int, into: int, nbytes: int, *, parallel: bool = False) -> None:
     """Do what read_into does, to an address of this process whose ``nbytes`` bytes stay where they are.
 
     Args:
-        two_cores: have a second thread read the second half, if it is long: for who knows of a core without work, that
+        parallel: have a second thread read the second half, if it is long: for who knows of a core without work, that
             of the rank that waits until its memory has been read, say.
 
     Raises:
@@ -74,7 +74,7 @@ def read(pid: int, address: int, into: int, nbytes: int, *, two_cores: bool = Fa
     """
     if _readv is None:
         raise _refused(pid, address, errno.ENOSYS)
-    if not two_cores or nbytes < _LONG:
+    if not parallel or nbytes < _LONG:
         _read(pid, address, into, nbytes)
         return
     half = nbytes // 2 // _PAGE * _PAGE
@@ -99,7 +99,7 @@ def read(pid: int, address: int, into: int, nbytes: int, *, two_cores: bool = Fa
 def _read(pid: int, address: int, into: int, nbytes: int) -> None:
     done = 0
     while done < nbytes:
-        length = min(PIECE, nbytes - done)
+        length = min(CHUNK_BYTES, nbytes - done)
         vectors = _Vectors(into + done, length, address + done, length)
         begin = ctypes.addressof(vectors)
         count = _readv(pid, begin, 1, begin + _VECTOR, 1, 0)
@@ -108,7 +108,7 @@ def _read(pid: int, address: int, into: int, nbytes: int) -> None:
         done += count
 
 
-def allowed(pid: int, address: int, expected: bytes) -> bool:
+def can_read(pid: int, address: int, expected: bytes) -> bool:
     """Return whether this process may read that one's memory, and it is the right one: ``expected`` is at ``address``.
 
     Args:

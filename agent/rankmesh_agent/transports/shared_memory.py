@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from rankmesh_agent.wire.errors import DistNetworkError
 
-LINE = 64
+CACHE_LINE = 64
 """Bytes of a cache line: what two processes write must not share one."""
 
 _FUTEX = 202  # x86-64
@@ -57,12 +57,12 @@ def unsupported() -> str:
     return ""
 
 
-def wake(address: int) -> None:
+def futex_wake(address: int) -> None:
     """Wake every thread, of any process, that sleeps on the 32-bit word at ``address``."""
     _syscall(_FUTEX, address, _WAKE, _EVERYONE, None, None, 0)
 
 
-def sleep(address: int, value: int, timeout: ctypes._Pointer[_Timespec] | None) -> None:
+def futex_wait(address: int, value: int, timeout: ctypes._Pointer[_Timespec] | None) -> None:
     """Sleep until woken, unless the word at ``address`` no longer is ``value``; at most ``timeout``.
 
     May return early without a reason (a signal, for one): the caller looks at the word again.
@@ -70,7 +70,7 @@ def sleep(address: int, value: int, timeout: ctypes._Pointer[_Timespec] | None) 
     _syscall(_FUTEX, address, _WAIT, value & 0xFFFFFFFF, timeout, None, 0)
 
 
-def slice_of(seconds: float) -> ctypes._Pointer[_Timespec]:
+def timespec_of(seconds: float) -> ctypes._Pointer[_Timespec]:
     """Return a timeout for ``sleep``; make it once, use it often."""
     whole = int(seconds)
     return ctypes.pointer(_Timespec(whole, int((seconds - whole) * 1e9)))
@@ -154,7 +154,7 @@ class Mapping:
             os.close(descriptor)
 
     @classmethod
-    def adopt(cls, descriptor: int, size: int) -> Mapping:
+    def from_descriptor(cls, descriptor: int, size: int) -> Mapping:
         """Map a file that another process has open and passed on; the descriptor is this object's to close.
 
         Raises:
@@ -170,7 +170,7 @@ class Mapping:
             os.close(descriptor)
 
     @classmethod
-    def private(cls, size: int) -> Mapping:
+    def anonymous(cls, size: int) -> Mapping:
         """Map ``size`` zero bytes that no other process sees: what a rank shares with itself."""
         return cls("", "", -1, size)
 

@@ -29,14 +29,14 @@ from typing import ClassVar
 import numpy as np
 
 from rankmesh_agent.transports import process_vm
-from rankmesh_agent.transports.base import Buffer, Connection, lost
-from rankmesh_agent.transports.shared_memory import LINE, Mapping, unsupported
-from rankmesh_agent.transports.tcp import PROPOSAL, Offer, TcpConnection, TcpTransport
+from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
+from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, unsupported
+from rankmesh_agent.transports.tcp import PROPOSAL, Proposal, TcpConnection, TcpTransport
 from rankmesh_agent.wire.errors import DistNetworkError
 
 RING_BYTES = 1 << 18
-_DATA = 4 * LINE
-_HEAD, _TAIL, _READER, _WRITER = (line * LINE // 8 for line in range(4))
+_DATA = 4 * CACHE_LINE
+_HEAD, _TAIL, _READER, _WRITER = (line * CACHE_LINE // 8 for line in range(4))
 _PID, _ADDRESS, _GENERATION = (_HEAD + word for word in range(1, 4))
 _READS = _TAIL + 1
 _GENERATIONS = 1 << 32
@@ -142,7 +142,7 @@ class RingConnection(Connection):
         self._doorbell = doorbell
         self._gone: DistNetworkError | None = None
         self._pid = self._in.words[_PID]
-        self._in.words[_READS] = process_vm.allowed(
+        self._in.words[_READS] = process_vm.can_read(
             self._pid, self._in.words[_ADDRESS] + _DATA, mapping.bytes[_DATA : _DATA + _NONCE].tobytes()
         )
 
@@ -168,7 +168,7 @@ class RingConnection(Connection):
     def events(self, writing: bool) -> int:
         return select.POLLIN
 
-    def pending(self, writing: bool) -> bool:
+    def has_work(self, writing: bool) -> bool:
         return bool(self._gone is not None or self._in.readable() or (writing and self._out.writable()))
 
     def prepare_wait(self, writing: bool) -> bool:
@@ -177,9 +177,9 @@ class RingConnection(Connection):
             self._out.words[_WRITER] = 1
         with _fence:
             pass
-        return not self.pending(writing)
+        return not self.has_work(writing)
 
-    def woken(self) -> None:
+    def on_wakeup(self) -> None:
         rings = memoryview(bytearray(64))
         try:
             while self._doorbell.recv_into(rings) == len(rings):
@@ -187,7 +187,7 @@ class RingConnection(Connection):
         except DistNetworkError as error:
             self._gone = error
 
-    def offer(self, view: memoryview) -> tuple[int, int]:
+    def expose(self, view: memoryview) -> tuple[int, int]:
         if not self._out.words[_READS]:
             return 0, 0
         return process_vm.address_of(view), self._out.words[_GENERATION]
@@ -195,19 +195,19 @@ class RingConnection(Connection):
     def revoke(self) -> None:
         self._out.words[_GENERATION] = (self._out.words[_GENERATION] + 1) % _GENERATIONS
 
-    def read_offered(self, address: int, into: int, nbytes: int) -> None:
-        process_vm.read(self._pid, address, into, nbytes, two_cores=self.two_cores)
+    def read_exposed(self, address: int, into: int, nbytes: int) -> None:
+        process_vm.read(self._pid, address, into, nbytes, parallel=self.parallel_reads)
 
-    def stands(self, generation: int) -> bool:
+    def still_exposed(self, generation: int) -> bool:
         return self._in.words[_GENERATION] == generation
 
     def close(self) -> None:
-        self._gone = lost(self.peer, "closed here")
+        self._gone = connection_lost(self.peer, "closed here")
         self.revoke()
         self._doorbell.close()
 
-    def forget(self) -> None:
-        self._doorbell.forget()
+    def close_in_child(self) -> None:
+        self._doorbell.close_in_child()
 
     def _ring(self, ring: _Ring, sleeper: int) -> None:
         with _fence:
@@ -220,11 +220,11 @@ class RingConnection(Connection):
 
 def _introduce(mapping: Mapping, offset: int) -> None:
     """Tell the peer, in the ring that this side will write to, where to read this process's memory."""
-    words = mapping.bytes.data[offset : offset + LINE].cast("Q")
+    words = mapping.bytes.data[offset : offset + CACHE_LINE].cast("Q")
     words[_PID], words[_ADDRESS] = os.getpid(), mapping.address
 
 
-class _RingOffer(Offer):
+class _RingOffer(Proposal):
     """Proposes two rings in memory that was made for them, whose name is gone as soon as both sides have it.
 
     Args:
@@ -242,7 +242,7 @@ class _RingOffer(Offer):
         _introduce(mapping, 0)
         self.proposal = PROPOSAL.pack(1, ring_bytes, mapping.name.encode(), nonce)
 
-    def settle(self, connection: TcpConnection, taken: bool) -> Connection:
+    def resolve(self, connection: TcpConnection, taken: bool) -> Connection:
         if taken:
             return RingConnection(self._mapping, self._ring_bytes, connection, client=True)
         if self._strict:
@@ -251,7 +251,7 @@ class _RingOffer(Offer):
                 "ranks must see the same RANKMESH_SHM_DIR",
                 address=connection.peer,
             )
-        return super().settle(connection, taken)
+        return super().resolve(connection, taken)
 
     def close(self) -> None:
         self._mapping.unlink()
@@ -277,7 +277,7 @@ class RingTransport(TcpTransport):
         self._ring_bytes = ring_bytes
         self._strict = strict
 
-    def _offer(self) -> Offer:
+    def _offer(self) -> Proposal:
         try:
             if reason := unsupported():
                 raise DistNetworkError(reason)
@@ -291,7 +291,7 @@ class RingTransport(TcpTransport):
     def _accept_proposal(self, connection: TcpConnection, proposal: bytes) -> tuple[Connection, bool]:
         wanted, ring_bytes, name, nonce = PROPOSAL.unpack(proposal)
         mapping = None
-        if wanted and LINE <= ring_bytes <= 1 << 30 and not unsupported():
+        if wanted and CACHE_LINE <= ring_bytes <= 1 << 30 and not unsupported():
             with contextlib.suppress(DistNetworkError, UnicodeDecodeError):
                 mapping = Mapping.open(self._directory, name.rstrip(b"\0").decode("ascii"), 2 * (_DATA + ring_bytes))
         said = nonce.rstrip(b"\0")

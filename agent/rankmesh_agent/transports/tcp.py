@@ -26,24 +26,24 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.sockets import bind, notice_silent_peer, silence
+from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
 from rankmesh_agent.transports.base import (
-    GREETING_BYTES,
-    Admits,
-    Attempt,
+    IDENTITY_BYTES,
+    Admit,
     Buffer,
     Connection,
     Listener,
+    PendingConnection,
     Transport,
-    lost,
+    connection_lost,
 )
-from rankmesh_agent.transports.handshaking import Conversation, Script
+from rankmesh_agent.transports.handshaking import Handshake, Script
 from rankmesh_agent.wire import handshake
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
 
-CHALLENGE_SECONDS = 10.0
+HANDSHAKE_SECONDS = 10.0
 """How long a stranger may take to prove that it belongs here."""
-MAX_STRANGERS = 128
+MAX_HANDSHAKES = 128
 """How many may be at it at once; more are closed unheard."""
 SOCKET_BUFFER = 4 << 20
 _SHORT_OF_SOMETHING_SECONDS = 0.05
@@ -52,10 +52,10 @@ _MOST_BUFFERS = 1024
 
 PROPOSAL = struct.Struct("!BQ160s32s")
 """What the client says with its proof: 1 and size, name and nonce of a shared memory file, or 0 to stay on TCP."""
-TAKEN, DECLINED, REFUSED = b"\1", b"\0", b"\2"
+ACCEPTED, DECLINED, REJECTED = b"\1", b"\0", b"\2"
 """What the server answers with its own: it takes the proposal, it stays on TCP, or it does not admit the client."""
 
-Upgrade = Callable[["TcpConnection", bytes], tuple[Connection, bool]]
+AcceptProposal = Callable[["TcpConnection", bytes], tuple[Connection, bool]]
 
 
 class TcpConnection(Connection):
@@ -71,11 +71,11 @@ class TcpConnection(Connection):
         self.peer = peer
         self._fileno = sock.fileno()
 
-    def widen(self) -> None:
+    def configure_for_data(self) -> None:
         """Make room for arrays: this is not only a doorbell, or somebody at the door."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
-        notice_silent_peer(self.socket)
+        probe_idle_peer(self.socket)
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         try:
@@ -83,7 +83,7 @@ class TcpConnection(Connection):
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise lost(self.peer, error.strerror or str(error)) from error
+            raise connection_lost(self.peer, error.strerror or str(error)) from error
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
@@ -91,9 +91,9 @@ class TcpConnection(Connection):
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise lost(self.peer, error.strerror or str(error)) from error
+            raise connection_lost(self.peer, error.strerror or str(error)) from error
         if not received and len(buffer):
-            raise lost(self.peer)
+            raise connection_lost(self.peer)
         return received
 
     def fileno(self) -> int:
@@ -102,19 +102,19 @@ class TcpConnection(Connection):
     def events(self, writing: bool) -> int:
         return select.POLLIN | select.POLLOUT if writing else select.POLLIN
 
-    def pending(self, writing: bool) -> bool:
+    def has_work(self, writing: bool) -> bool:
         return False
 
     def prepare_wait(self, writing: bool) -> bool:
         return True
 
-    def woken(self) -> None:
+    def on_wakeup(self) -> None:
         pass
 
-    def unanswered(self) -> float:
-        return silence(self.socket)
+    def silent_seconds(self) -> float:
+        return silent_seconds(self.socket)
 
-    def finish(self) -> bool:
+    def drain(self) -> bool:
         # Closing over unread bytes, or before ours are acknowledged, may reset the connection and lose what we sent.
         scratch = bytearray(1 << 16)
         try:
@@ -128,35 +128,35 @@ class TcpConnection(Connection):
 
     def close(self) -> None:
         if self.socket.fileno() >= 0:
-            self.finish()
+            self.drain()
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_WR)
         self.socket.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         self.socket.close()
 
 
-class Offer:
+class Proposal:
     """What a client proposes once it has passed the challenge: this one, to stay on the socket."""
 
     proposal = PROPOSAL.pack(0, 0, b"", b"")
 
-    def settle(self, connection: TcpConnection, taken: bool) -> Connection:
+    def resolve(self, connection: TcpConnection, taken: bool) -> Connection:
         """Return the connection to use.
 
         Args:
             connection: the socket.
             taken: whether the listener has taken the proposal.
         """
-        connection.widen()
+        connection.configure_for_data()
         return connection
 
     def close(self) -> None:
         """Undo what the proposal needed, whether anything came of it or not."""
 
 
-class TcpAttempt(Attempt):
+class PendingTcpConnection(PendingConnection):
     """Connects to the first of an address's sockets that answers, and has a conversation there.
 
     Args:
@@ -181,7 +181,7 @@ class TcpAttempt(Attempt):
             try:
                 return self._conversation.advance()
             except DistNetworkError as error:
-                if self._conversation.begun:
+                if self._conversation.started:
                     raise
                 if not self._places:
                     raise _unreachable(self._address, error.__cause__ or error) from error
@@ -191,7 +191,7 @@ class TcpAttempt(Attempt):
     def close(self) -> None:
         self._conversation.close()
 
-    def _call(self) -> Conversation:
+    def _call(self) -> Handshake:
         family, place = self._places.pop(0)
         try:
             sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -207,10 +207,10 @@ class TcpAttempt(Attempt):
             sock.close()
             return self._call()
         connection = TcpConnection(sock, self._address)
-        return Conversation(connection, self._script(connection))
+        return Handshake(connection, self._script(connection))
 
 
-class _Stranger(Conversation):
+class _Stranger(Handshake):
     """Somebody who has to prove that they belong here.
 
     Args:
@@ -221,13 +221,13 @@ class _Stranger(Conversation):
     def __init__(self, connection: TcpConnection, script: Callable[[_Stranger], Script]) -> None:
         super().__init__(connection, script(self))
         self.greeting = b""
-        self.deadline = Deadline(CHALLENGE_SECONDS)
+        self.deadline = Deadline(HANDSHAKE_SECONDS)
 
 
 class TcpListener(Listener):
     """Challenges everyone who comes, all at once: a silent stranger holds up nobody."""
 
-    def __init__(self, listening: socket.socket, token: str, upgrade: Upgrade) -> None:
+    def __init__(self, listening: socket.socket, token: str, upgrade: AcceptProposal) -> None:
         host, port = listening.getsockname()[:2]
         self.address = f"{host}:{port}"
         listening.setblocking(False)
@@ -240,14 +240,14 @@ class TcpListener(Listener):
     def descriptors(self) -> list[int]:
         return [self._fileno, *self._strangers]
 
-    def arrivals(self, ready: Container[int], admits: Admits) -> list[tuple[bytes, Connection]]:
+    def accept(self, ready: Container[int], admits: Admit) -> list[tuple[bytes, Connection]]:
         if self._socket.fileno() < 0:
             raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
         arrived: list[tuple[bytes, Connection]] = []
         for fd, stranger in list(self._strangers.items()):
             if fd in ready:
                 self._hear(fd, stranger, arrived)
-            if fd in self._strangers and stranger.deadline.passed():
+            if fd in self._strangers and stranger.deadline.expired():
                 self._hang_up(fd)
         if self._fileno in ready:
             self._let_in(admits)
@@ -258,7 +258,7 @@ class TcpListener(Listener):
             self._hang_up(fd)
         self._socket.close()
 
-    def _let_in(self, admits: Admits) -> None:
+    def _let_in(self, admits: Admit) -> None:
         while True:
             try:
                 sock, place = self._socket.accept()
@@ -269,12 +269,12 @@ class TcpListener(Listener):
                     time.sleep(_SHORT_OF_SOMETHING_SECONDS)  # it stays in the queue: trying at once would only spin
                     return
                 continue  # that one peer gave up while it waited
-            if len(self._strangers) < MAX_STRANGERS:
+            if len(self._strangers) < MAX_HANDSHAKES:
                 self._challenge(sock, f"{place[0]}:{place[1]}", admits)
             else:
                 sock.close()
 
-    def _challenge(self, sock: socket.socket, peer: str, admits: Admits) -> None:
+    def _challenge(self, sock: socket.socket, peer: str, admits: Admit) -> None:
         try:
             connection = TcpConnection(sock, peer)
         except OSError:  # it has gone again
@@ -298,18 +298,18 @@ class TcpListener(Listener):
     def _hang_up(self, fd: int) -> None:
         self._strangers.pop(fd).close()
 
-    def _welcome(self, them: _Stranger, connection: TcpConnection, admits: Admits) -> Script:
+    def _welcome(self, them: _Stranger, connection: TcpConnection, admits: Admit) -> Script:
         challenge = handshake.Challenge(self._token, client=False)
         challenge.receive_hello((yield b"", handshake.HELLO_BYTES))
-        said = yield challenge.hello(), handshake.PROOF_BYTES + PROPOSAL.size + GREETING_BYTES
+        said = yield challenge.hello(), handshake.PROOF_BYTES + PROPOSAL.size + IDENTITY_BYTES
         proof, proposal, greeting = _split(said, handshake.PROOF_BYTES, PROPOSAL.size)
         challenge.receive_proof(proof)
         if not admits(greeting):
-            yield challenge.proof() + REFUSED, 0
+            yield challenge.proof() + REJECTED, 0
             raise DistNetworkError(f"{connection.peer} is not who is waited for", address=connection.peer)
         them.greeting = greeting
         upgraded, taken = self._upgrade(connection, proposal)
-        yield challenge.proof() + (TAKEN if taken else DECLINED), 0
+        yield challenge.proof() + (ACCEPTED if taken else DECLINED), 0
         return upgraded
 
 
@@ -325,18 +325,18 @@ class TcpTransport(Transport):
 
     def listen(self, address: str) -> Listener:
         host, port = split_address(address)
-        return TcpListener(bind(host, port, what="the agent listens for peers"), self._token, self._accept_proposal)
+        return TcpListener(bind(host, port, purpose="the agent listens for peers"), self._token, self._accept_proposal)
 
-    def dial(self, address: str, greeting: bytes = b"") -> Attempt:
-        greeting = greeting.ljust(GREETING_BYTES, b"\0")
-        return TcpAttempt(address, lambda connection: self._introduce(connection, greeting))
+    def dial(self, address: str, greeting: bytes = b"") -> PendingConnection:
+        greeting = greeting.ljust(IDENTITY_BYTES, b"\0")
+        return PendingTcpConnection(address, lambda connection: self._introduce(connection, greeting))
 
     def _introduce(self, connection: TcpConnection, greeting: bytes) -> Script:
         challenge = handshake.Challenge(self._token, client=True)
         challenge.receive_hello((yield challenge.hello(), handshake.HELLO_BYTES))
         with contextlib.closing(self._offer()) as offer:
             try:
-                said = yield challenge.proof() + offer.proposal + greeting, handshake.PROOF_BYTES + len(TAKEN)
+                said = yield challenge.proof() + offer.proposal + greeting, handshake.PROOF_BYTES + len(ACCEPTED)
             except DistNetworkError as error:
                 # The server closes without a word when our proof was wrong.
                 raise AuthenticationError(
@@ -345,20 +345,20 @@ class TcpTransport(Transport):
                 ) from error
             proof, answer = _split(said, handshake.PROOF_BYTES)
             challenge.receive_proof(proof)
-            if answer == REFUSED:
+            if answer == REJECTED:
                 raise DistNetworkError(
                     f"who answers at {connection.peer} does not wait for this rank: another process has that address",
                     address=connection.peer,
                 )
-            return offer.settle(connection, answer == TAKEN)
+            return offer.resolve(connection, answer == ACCEPTED)
 
-    def _offer(self) -> Offer:
+    def _offer(self) -> Proposal:
         """Return what to propose."""
-        return Offer()
+        return Proposal()
 
     def _accept_proposal(self, connection: TcpConnection, proposal: bytes) -> tuple[Connection, bool]:
         """Return the connection to use, and whether it is the proposed one."""
-        connection.widen()
+        connection.configure_for_data()
         return connection, False
 
 

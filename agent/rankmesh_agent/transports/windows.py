@@ -16,22 +16,20 @@ import os
 import struct
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.transports.slots import Slots
 from rankmesh_agent.wire.errors import DistNetworkError
-
-if TYPE_CHECKING:
-    from rankmesh_agent.transports.segment import Segment
 
 Typed = npt.NDArray[Any]
 _WORD = np.dtype(np.uint64)
 _PAGE = 4096
-ORDINARY, NOTHING = 0, -1
+PRIVATE, NOT_EXPOSED = 0, -1
 """In place of a region's number, which counts from one."""
 
 
@@ -52,11 +50,11 @@ class Region:
         self._own: weakref.ref[Typed] | None = None
 
     @staticmethod
-    def size_of(size: int, nbytes: int) -> int:
+    def bytes_for(size: int, nbytes: int) -> int:
         """Return the bytes of memory for an array of ``nbytes`` at each rank."""
         return size * max(_PAGE, -(-nbytes // _PAGE) * _PAGE)
 
-    def lend(self, rank: int, nbytes: int) -> Typed:
+    def own_array(self, rank: int, nbytes: int) -> Typed:
         """Return this rank's array, as bytes; the region is in use as long as anything refers to it."""
         own = np.frombuffer(self.parts[rank].data, np.uint8)[:nbytes]
         base = own.base  # what NumPy makes the base of every view of it
@@ -70,7 +68,7 @@ class Region:
         return self._own is not None and self._own() is not None
 
 
-class Windows:
+class MemoryWindows:
     """One rank's side.
 
     Args:
@@ -82,8 +80,8 @@ class Windows:
         pids: of all ranks.
     """
 
-    def __init__(self, segment: Segment) -> None:
-        self.reads = False
+    def __init__(self, segment: Slots) -> None:
+        self.can_read = False
         self.regions: dict[int, Region] = {}
         self.pids: list[int] = []
         self._segment = segment
@@ -92,7 +90,7 @@ class Windows:
     @property
     def usable(self) -> bool:
         """Whether it may be worth the step to show something: the same at all ranks."""
-        return self.reads or bool(self.regions)
+        return self.can_read or bool(self.regions)
 
     def add(self, mapping: Mapping) -> Region:
         """Take memory into use, at all ranks in the same order."""
@@ -100,7 +98,7 @@ class Windows:
         region = self.regions[self._made] = Region(mapping, self._segment.rank, self._segment.size)
         return region
 
-    def places(self, arrays: Sequence[Typed | None]) -> list[int]:
+    def locations(self, arrays: Sequence[Typed | None]) -> list[int]:
         """Return what the others are told: two words for each rank, by rank.
 
         Args:
@@ -108,7 +106,7 @@ class Windows:
         """
         words: list[int] = []
         last: Typed | None = None
-        place = nothing = NOTHING, 0
+        place = nothing = NOT_EXPOSED, 0
         for array in arrays:
             if array is not last:
                 place = self._locate(array) if array is not None and array.size else nothing
@@ -121,9 +119,9 @@ class Windows:
         for number, region in self.regions.items():
             if region.begin <= address < region.end:
                 return number, address - region.begin
-        return ORDINARY, address
+        return PRIVATE, address
 
-    def show(self, arrays: Sequence[Typed | None]) -> Shown:
+    def expose(self, arrays: Sequence[Typed | None]) -> Exposure:
         """Tell each rank where what is for it lies; ends a step.
 
         Args:
@@ -133,11 +131,11 @@ class Windows:
         row = struct.Struct(f"={2 * segment.size}q")
         segment.slots(_WORD, 0)
         notes = segment.notes()
-        row.pack_into(notes[segment.rank], 0, *self.places(arrays))
+        row.pack_into(notes[segment.rank], 0, *self.locations(arrays))
         segment.step()
-        return Shown(segment, self, [row.unpack_from(note) for note in notes])
+        return Exposure(segment, self, [row.unpack_from(note) for note in notes])
 
-    def probe(self) -> None:
+    def probe_reads(self) -> None:
         """Find out, with all others, whether process_vm_readv is allowed; two steps."""
         segment = self._segment
         nonce = np.frombuffer(os.urandom(16), np.uint8)
@@ -148,15 +146,15 @@ class Windows:
         segment.step()
         said = [(slot[:16].view(_WORD).tolist(), slot[16:].tobytes()) for slot in slots]
         self.pids = [pid for (pid, _), _ in said]
-        allowed = all(process_vm.allowed(pid, address, expected) for (pid, address), expected in said)
+        allowed = all(process_vm.can_read(pid, address, expected) for (pid, address), expected in said)
         verdicts = segment.slots(np.dtype(np.uint8), 1)
         verdicts[segment.rank][:] = allowed
         segment.step()
-        self.reads = all(verdict[0] for verdict in verdicts)
+        self.can_read = all(verdict[0] for verdict in verdicts)
         segment.step()  # before the nonce goes
 
 
-class Shown:
+class Exposure:
     """What all ranks show in one call.
 
     Args:
@@ -165,32 +163,32 @@ class Shown:
         table: everyone's ``Windows.places``, by rank.
     """
 
-    def __init__(self, segment: Segment, windows: Windows, table: Sequence[Sequence[int]]) -> None:
-        self.mapped = not any(ORDINARY in row[::2] for row in table)
+    def __init__(self, segment: Slots, windows: MemoryWindows, table: Sequence[Sequence[int]]) -> None:
+        self.mapped = not any(PRIVATE in row[::2] for row in table)
         """Whether all of it is registered."""
-        self.readable = self.mapped or windows.reads
+        self.readable = self.mapped or windows.can_read
         """Whether every rank can read what is for it: the same at all of them."""
-        self.anything = any(region != NOTHING for row in table for region in row[::2])
+        self.any_exposed = any(region != NOT_EXPOSED for row in table for region in row[::2])
         """Whether there is anything to read for anyone."""
         rank = segment.rank
         self._segment = segment
         self._regions = windows.regions
         self._places = [(row[2 * rank], row[2 * rank + 1]) for row in table]
         self._pids = windows.pids
-        self._readers = [reader for reader, region in enumerate(table[rank][::2]) if region != NOTHING]
+        self._readers = [reader for reader, region in enumerate(table[rank][::2]) if region != NOT_EXPOSED]
 
-    def by(self, owner: int) -> bool:
+    def has_from(self, owner: int) -> bool:
         """Return whether a rank shows something to this one."""
-        return self._places[owner][0] != NOTHING
+        return self._places[owner][0] != NOT_EXPOSED
 
     def view(self, owner: int, like: Typed) -> Typed:
         """Return what a rank shows to this one, if it is registered: of ``like``'s dtype and length."""
         region, offset = self._places[owner]
-        if region == NOTHING:
+        if region == NOT_EXPOSED:
             return like[:0]
         return self._regions[region].parts[owner][offset : offset + like.nbytes].view(like.dtype)
 
-    def read(self, owner: int, begin: int, into: Typed, *, alone: bool = False) -> None:
+    def read(self, owner: int, begin: int, into: Typed, *, owner_idle: bool = False) -> None:
         """Fill ``into`` from element ``begin`` of what a rank shows to this one.
 
         Args:
@@ -206,20 +204,22 @@ class Shown:
             return
         region, where = self._places[owner]
         where += begin * into.itemsize
-        if region != ORDINARY:
+        if region != PRIVATE:
             into[:] = self._regions[region].parts[owner][where : where + into.nbytes].view(into.dtype)
             return
         try:
-            process_vm.read_into(self._pids[owner], where, into, two_cores=alone and not self._segment.crowded)
+            process_vm.read_into(
+                self._pids[owner], where, into, parallel=owner_idle and not self._segment.oversubscribed
+            )
         except DistNetworkError:
-            self._segment.suspect(owner)
+            self._segment.raise_departed(owner)
 
-    def done(self) -> None:
+    def complete(self) -> None:
         """End the last step: this rank has read, and what it showed may change, because its readers have read it.
 
         Raises:
             DistBackendError: a rank has left the call before, so what was read may be anything.
         """
         self._segment.step(self._readers)
-        for owner in self._segment.left():
-            self._segment.suspect(owner)
+        for owner in self._segment.left_ranks():
+            self._segment.raise_departed(owner)

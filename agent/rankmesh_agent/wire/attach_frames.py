@@ -16,7 +16,7 @@ agent answers, perhaps after questions of its own::
             16      8     tag      of a message (signed); of a collective its root, or -1
             24      8     number   of a message, which the client counts
             32      4     rank     of a message: the other end
-            36      1     what     the collective (wire.ops.Kind)
+            36      1     what     the collective (wire.ops.OpType)
             37      1     op       how elements are reduced (wire.ops.ReduceOp), or 255
             38      2     dtype    element type of the arrays (wire.dtypes)
             40      2     outputs  how many arrays are filled

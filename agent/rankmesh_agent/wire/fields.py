@@ -26,7 +26,7 @@ class _Number:
         return {"type": "function-before", "function": check, "schema": handler(source)}
 
 
-class Documented:
+class SchemaKeywords:
     """A field that is checked elsewhere, with an error of its own; this says in the document what holds.
 
     Args:
@@ -49,24 +49,26 @@ def _refuse_others(value: object) -> object:
 NUMBER = _Number()
 """In ``Annotated``, behind the bounds of a number."""
 
-Whole = Annotated[int, NUMBER]
+Integer = Annotated[int, NUMBER]
 """A whole number."""
 Number = Annotated[float, NUMBER]
 """Any number."""
 Base64 = Annotated[
     str,
-    Documented(pattern=r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$", contentEncoding="base64"),
+    SchemaKeywords(
+        pattern=r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$", contentEncoding="base64"
+    ),
 ]
 """Bytes in JSON."""
-Name = Annotated[str, Documented(minLength=1, maxLength=MAX_NAME, pattern=r"\S")]
+Name = Annotated[str, SchemaKeywords(minLength=1, maxLength=MAX_NAME, pattern=r"\S")]
 """A name, which is not blank."""
-Text = Annotated[str, Documented(maxLength=MAX_NAME)]
+Text = Annotated[str, SchemaKeywords(maxLength=MAX_NAME)]
 """A host name, an address or a URL."""
-Texts = Annotated[list[Text], Documented(maxItems=MAX_ADDRESSES)]
+Texts = Annotated[list[Text], SchemaKeywords(maxItems=MAX_ADDRESSES)]
 """Addresses or URLs."""
-Rank = Annotated[int, NUMBER, Documented(minimum=-1, maximum=MAX_WORLD_SIZE - 1)]
+Rank = Annotated[int, NUMBER, SchemaKeywords(minimum=-1, maximum=MAX_WORLD_SIZE - 1)]
 """A rank, or -1 for none yet."""
-WorldSize = Annotated[int, NUMBER, Documented(minimum=1, maximum=MAX_WORLD_SIZE)]
+WorldSize = Annotated[int, NUMBER, SchemaKeywords(minimum=1, maximum=MAX_WORLD_SIZE)]
 """How many ranks a world has."""
-Epoch = Annotated[int, NUMBER, Documented(minimum=1)]
+Epoch = Annotated[int, NUMBER, SchemaKeywords(minimum=1)]
 """Counts the times a job's world came together."""

@@ -14,7 +14,7 @@ import numpy as np
 from rankmesh_agent.wire.dtypes import display
 
 
-class Kind(enum.IntEnum):
+class OpType(enum.IntEnum):
     """A collective operation."""
 
     BARRIER = 1
@@ -46,6 +46,13 @@ class ReduceOp(enum.IntEnum):
     BOR = 6
     BXOR = 7
     PREMUL_SUM = 8
+
+    def __str__(self) -> str:
+        """Return the operation's name as torch's ReduceOp does: ``RedOpType.SUM``."""
+        return f"RedOpType.{self.name}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
 
     def __call__(self, factor: complex) -> PremulSum:
         """Return the sum of what every rank multiplies by its factor first.
@@ -96,7 +103,7 @@ class Call:
         place: where the arrays are: nothing for host memory, ``cuda`` for GPUs'.
     """
 
-    kind: Kind
+    kind: OpType
     dtype: np.dtype[Any] | None = None
     count: int = 0
     reduce_op: ReduceOp | None = None
@@ -143,4 +150,4 @@ class Call:
         return f"{self.name}({self.arguments})"
 
 
-_FROM_ROOT = frozenset({Kind.BROADCAST, Kind.SCATTER})
+_FROM_ROOT = frozenset({OpType.BROADCAST, OpType.SCATTER})

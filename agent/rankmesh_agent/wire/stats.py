@@ -9,7 +9,7 @@ BOUNDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10
 
 
 @dataclass
-class Operations:
+class OperationStats:
     """The calls, or messages, of one kind in one group.
 
     Attributes:
@@ -32,7 +32,7 @@ class Operations:
     in_flight: int = 0
     oldest: float = 0.0
 
-    def add(self, other: Operations) -> None:
+    def add(self, other: OperationStats) -> None:
         """Count another one's calls, too."""
         self.nbytes += other.nbytes
         self.seconds += other.seconds
@@ -58,7 +58,7 @@ class HeartbeatStats:
 
 
 @dataclass
-class StoreVitals:
+class StoreStats:
     """The store of the agent that owns the keys.
 
     Attributes:
@@ -71,7 +71,7 @@ class StoreVitals:
 
 
 @dataclass
-class Vitals:
+class AgentStats:
     """What an agent has counted since it joined its job; nothing, for one that is in none.
 
     Attributes:
@@ -82,8 +82,8 @@ class Vitals:
         lost: how many peers have gone without a goodbye.
     """
 
-    operations: list[Operations] = field(default_factory=list)
-    pulse: HeartbeatStats | None = None
-    store: StoreVitals | None = None
+    operations: list[OperationStats] = field(default_factory=list)
+    heartbeats: HeartbeatStats | None = None
+    store: StoreStats | None = None
     peers: dict[str, int] = field(default_factory=dict)
     lost: int = 0

@@ -12,8 +12,8 @@ from rankmesh_agent.http.middleware import Receive, problem, problem_of
 from rankmesh_agent.wire.errors import DistError, NoFreeAgentError
 from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
-    AgentBeat,
-    AgentGoodbye,
+    AgentHeartbeat,
+    AgentLeave,
     Done,
     GatewayHealth,
     Heartbeat,
@@ -62,13 +62,13 @@ async def leave(registry: Registry, body: Leave, _: Receive) -> Done:
     return Done()
 
 
-async def agent_heartbeat(registry: Registry, body: AgentBeat, _: Receive) -> Done:
+async def agent_heartbeat(registry: Registry, body: AgentHeartbeat, _: Receive) -> Done:
     """Record the heartbeat of a standalone agent."""
     registry.agents.heartbeat(body)
     return Done()
 
 
-async def agent_leave(registry: Registry, body: AgentGoodbye, _: Receive) -> Done:
+async def agent_leave(registry: Registry, body: AgentLeave, _: Receive) -> Done:
     """Forget a standalone agent."""
     registry.agents.leave(body)
     return Done()
@@ -104,8 +104,8 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
     ("POST", "/v1/join"): (JoinRequest, join),
     ("POST", "/v1/heartbeat"): (Heartbeat, heartbeat),
     ("POST", "/v1/leave"): (Leave, leave),
-    ("POST", "/v1/agents"): (AgentBeat, agent_heartbeat),
-    ("POST", "/v1/agents/leave"): (AgentGoodbye, agent_leave),
+    ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
+    ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),
     ("POST", "/v1/leases"): (LeaseRequest, lease),
     ("GET", "/health"): (None, health),
 }

@@ -13,7 +13,7 @@ from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     UNASSIGNED,
     JoinReply,
-    Lost,
+    LostRank,
     Member,
     RankInfo,
 )
@@ -135,7 +135,7 @@ class Epoch:
             record.joining, record.last_seen = False, now
         self.since = now
 
-    def report_lost(self, reporter: RankRecord, lost: list[Lost], now: float) -> list[RankRecord]:
+    def report_lost(self, reporter: RankRecord, lost: list[LostRank], now: float) -> list[RankRecord]:
         """Record which ranks another one reports lost; a repeated report changes nothing.
 
         Returns:

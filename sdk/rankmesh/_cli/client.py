@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rankmesh._cli.exit_codes import FAILED, NOBODY, REFUSED, CommandError
 
 if TYPE_CHECKING:
-    from rankmesh_agent.net.http_client import Answer
+    from rankmesh_agent.net.http_client import HttpResponse
 
 ANSWER_SECONDS = 20.0
 """How long an answer may take: an agent that nobody has asked before has to load its web framework."""
@@ -25,25 +25,25 @@ class Service:
     """
 
     def __init__(self, what: str, url: str, token: str, patience: float = ANSWER_SECONDS) -> None:
-        from rankmesh_agent.net.http_client import Asker
+        from rankmesh_agent.net.http_client import HttpClient
 
         self.what = what
         self.url = url
         self.token = token
         self._patience = patience
-        self._asker = Asker(token)
+        self._asker = HttpClient(token)
 
-    def ask(self, method: str, path: str, document: Any = None) -> Answer:
+    def ask(self, method: str, path: str, document: Any = None) -> HttpResponse:
         """Ask, and return the answer whatever its status.
 
         Raises:
             CommandError: there is none.
         """
-        from rankmesh_agent.net.http_client import NoAnswerError
+        from rankmesh_agent.net.http_client import NoResponseError
 
         try:
-            return self._asker.ask(method, self.url + path, document, timeout=self._patience)
-        except NoAnswerError as error:
+            return self._asker.request(method, self.url + path, document, timeout=self._patience)
+        except NoResponseError as error:
             hint = {
                 "gateway": "is the job still running? --gateway or RANKMESH_GATEWAY says where its gateway is",
             }.get(self.what, "'rankmesh status' shows whether it is alive")
@@ -65,7 +65,7 @@ class Service:
         """
         return self.meaning("POST", path, self.ask("POST", path, document))
 
-    def meaning(self, method: str, path: str, answer: Answer) -> Any:
+    def meaning(self, method: str, path: str, answer: HttpResponse) -> Any:
         """Return the document that an answer holds.
 
         Raises:
@@ -95,7 +95,7 @@ class Service:
             )
         raise CommandError(f"the {self.what} at {self.url} says: {document.get('detail', document['code'])}", FAILED)
 
-    def _stranger(self, answer: Answer) -> CommandError:
+    def _stranger(self, answer: HttpResponse) -> CommandError:
         return CommandError(
             f"{self.url} is not a RankMesh {self.what}: its answer ({answer.status}) is not RankMesh's; is the port "
             "another program's?"

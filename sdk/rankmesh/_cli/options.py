@@ -12,7 +12,7 @@ import typer
 from rankmesh._cli.client import Service
 from rankmesh._cli.exit_codes import USAGE, CommandError
 from rankmesh._cli.local_jobs import nearby
-from rankmesh_agent.config.settings import Settings, token_in
+from rankmesh_agent.config.settings import Settings, read_token
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8700"
 """Where 'rankmesh gateway' listens unless told otherwise."""
@@ -111,6 +111,6 @@ def token(file: Path | None) -> str:
     if file is None:
         return settings().token
     try:
-        return token_in(file)
+        return read_token(file)
     except (OSError, ValueError) as error:
         raise CommandError(f"no token in {file}: {error}", USAGE) from error

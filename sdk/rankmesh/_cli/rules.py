@@ -183,8 +183,8 @@ def hosts(patients: Sequence[Patient]) -> list[Host]:
     for there in by.values():
         report = there[0].report or {}
         count = len(there)
-        slot = max(int(report["slot_bytes"]), Segment.least_slot_bytes(count))
-        need = Segment.size_of(count, slot) if count > 1 and report["transport"] != "tcp" else 0
+        slot = max(int(report["slot_bytes"]), Segment.min_slot_bytes(count))
+        need = Segment.bytes_for(count, slot) if count > 1 and report["transport"] != "tcp" else 0
         found.append(
             Host(
                 there[0].host,

@@ -147,13 +147,13 @@ def _first_that_answers(urls: list[str]) -> str:
 
     A standalone agent may have addresses that only its peers reach, and a port that is published for others.
     """
-    from rankmesh_agent.net.http_client import Asker, NoAnswerError
+    from rankmesh_agent.net.http_client import HttpClient, NoResponseError
 
     for url in urls if len(urls) > 1 else ():
-        asker = Asker()
+        asker = HttpClient()
         try:
-            asker.ask("GET", f"{url}/livez", timeout=_TRY_SECONDS)
-        except (NoAnswerError, ValueError):
+            asker.request("GET", f"{url}/livez", timeout=_TRY_SECONDS)
+        except (NoResponseError, ValueError):
             continue
         finally:
             asker.close()

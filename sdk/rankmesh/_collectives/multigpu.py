@@ -32,7 +32,7 @@ from rankmesh_agent.collectives.reduction import combine, premultiplied
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import display
-from rankmesh_agent.wire.ops import Kind, PremulSum, ReduceOp
+from rankmesh_agent.wire.ops import OpType, PremulSum, ReduceOp
 
 if TYPE_CHECKING:
     from rankmesh_agent.gpu.communicator import GpuCommunicator
@@ -76,7 +76,7 @@ def broadcast_multigpu(
     chosen = arrays[_index(src_tensor, "src_tensor", arrays)]
     users = list(tensor_list)
     if gpus is not None:
-        key = Kind.BROADCAST, chosen.dtype, chosen.size, None, comm.global_ranks[root]
+        key = OpType.BROADCAST, chosen.dtype, chosen.size, None, comm.global_ranks[root]
         source = root * len(arrays) + src_tensor
         return gpus.submit_multigpu(
             key, [(array, source) for array in arrays], write_backs, options(gpus, timeout, async_op, users)
@@ -117,7 +117,7 @@ def all_reduce_multigpu(
     arrays, write_backs, reduce_op = _premultiplied(arrays, write_backs, op)
     users = list(tensor_list)
     if gpus is not None:
-        key = Kind.ALL_REDUCE, arrays[0].dtype, arrays[0].size, reduce_op
+        key = OpType.ALL_REDUCE, arrays[0].dtype, arrays[0].size, reduce_op
         return gpus.submit_multigpu(
             key, [(array, reduce_op) for array in arrays], write_backs, options(gpus, timeout, async_op, users)
         )
@@ -165,7 +165,7 @@ def reduce_multigpu(
     receives, users = comm.rank == root, list(tensor_list)
     write_back = write_backs[dst_tensor] if receives else None
     if gpus is not None:
-        key = Kind.REDUCE, arrays[0].dtype, arrays[0].size, reduce_op, comm.global_ranks[root]
+        key = OpType.REDUCE, arrays[0].dtype, arrays[0].size, reduce_op, comm.global_ranks[root]
         destination = root * len(arrays) + dst_tensor
         write_backs = [write_back if number == dst_tensor else None for number in range(len(arrays))]
         return gpus.submit_multigpu(
@@ -216,7 +216,7 @@ def all_gather_multigpu(
     ]
     users = [tensor for outputs in output_tensor_lists for tensor in outputs]
     if gpus is not None:
-        key = Kind.ALL_GATHER, inputs[0].dtype, inputs[0].size
+        key = OpType.ALL_GATHER, inputs[0].dtype, inputs[0].size
         each = [(outputs, array) for (outputs, _), array in zip(lists, inputs, strict=True)]
         finishes = [chain(write_backs) for _, write_backs in lists]
         return gpus.submit_multigpu(key, each, finishes, options(gpus, timeout, async_op, users))
@@ -277,7 +277,7 @@ def reduce_scatter_multigpu(
         lists = [[premultiplied(factor, array) for array in inputs] for inputs in lists]
     users = list(output_tensor_list)
     if gpus is not None:
-        key = Kind.REDUCE_SCATTER, outputs[0].dtype, outputs[0].size, reduce_op
+        key = OpType.REDUCE_SCATTER, outputs[0].dtype, outputs[0].size, reduce_op
         each = [(output, inputs, reduce_op) for output, inputs in zip(outputs, lists, strict=True)]
         return gpus.submit_multigpu(key, each, write_backs, options(gpus, timeout, async_op, users))
     # For each rank: the arrays for its outputs in the first list, then those in the second, …
@@ -290,7 +290,8 @@ def reduce_scatter_multigpu(
     def finish() -> None:
         pieces = _pieces(parts, count * count)
         for number, output in enumerate(outputs):
-            combine(reduce_op, pieces[number::count], output)
+            with np.errstate(all="ignore"):
+                combine(reduce_op, pieces[number::count], output)
 
     return comm.all_to_all(parts, mine, options(comm, timeout, async_op, users, chain([finish, *write_backs])))
 
@@ -386,7 +387,8 @@ def _reduce(reduce_op: ReduceOp, parts: Sequence[Array], count: int, outputs: Se
     """Return a function that reduces ``count`` arrays of each rank and copies the result to all outputs."""
 
     def finish() -> None:
-        combine(reduce_op, _pieces(parts, count), outputs[0])
+        with np.errstate(all="ignore"):
+            combine(reduce_op, _pieces(parts, count), outputs[0])
         _copy(outputs[0], outputs)()
 
     return finish

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankmesh_agent.collectives.reduction import refuse
+from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 _NOT_COMPLEX = frozenset({ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
@@ -39,14 +39,14 @@ def reduction(op: Any, dtype: np.dtype[Any]) -> Reduction:
     if isinstance(op, ReduceOp):
         return _checked(op, dtype)
     if isinstance(op, PremulSum):
-        refuse(op, dtype)
+        check_op(op, dtype)
         return Reduction(ReduceOp.PREMUL_SUM, op.factor)
     return _checked(_from_torch(op), dtype)
 
 
 @lru_cache(1024)
 def _checked(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
-    refuse(op, dtype)
+    check_op(op, dtype)
     return Reduction(op, None)
 
 

@@ -24,7 +24,7 @@ def resolve_nodes(options: Options, settings: Settings) -> Options:
             "--nnodes, --node-rank and --master-addr"
         )
     if launcher.rank is None or launcher.world_size is None:  # else WORLD_SIZE may be of ranks, and is not compared
-        raise ValueError(f"--nnodes auto: {launcher.wrong}")
+        raise ValueError(f"--nnodes auto: {launcher.problem}")
     if launcher.world_size == 1:
         return replace(options, nnodes=1)
     from rankmesh._rendezvous.launcher_env import with_master_address

@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from rankmesh._launcher.arguments import Options
-from rankmesh_agent.config.launchers import plain
+from rankmesh_agent.config.launchers import slug
 from rankmesh_agent.config.settings import Settings
 
 
@@ -92,7 +92,7 @@ def plan(options: Options, settings: Settings) -> Plan:
     """
     if options.nnodes == 1:
         name = options.job or options.name.removesuffix(".py")
-        job = f"{plain(name)[:40]}-{secrets.token_hex(4)}"
+        job = f"{slug(name)[:40]}-{secrets.token_hex(4)}"
         return Plan(options, job, token_of(settings), options.master_port)
     if not settings.token:
         raise ValueError(
@@ -102,7 +102,7 @@ def plan(options: Options, settings: Settings) -> Plan:
     job = options.job or settings.job
     if job == Settings.job:
         job = f"{options.master_addr}-{options.master_port}"
-    return Plan(options, plain(job), settings.token, options.master_port)
+    return Plan(options, slug(job), settings.token, options.master_port)
 
 
 def token_of(settings: Settings) -> str:

@@ -113,9 +113,9 @@ class HostedGateway:
         self._registry.close()
         self._http.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """In a forked child: close the listening socket."""
-        self._http.forget()
+        self._http.close_in_child()
 
 
 def _most_reachable(addresses: list[str]) -> str:

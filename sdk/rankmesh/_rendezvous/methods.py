@@ -35,7 +35,7 @@ class Rendezvous(NamedTuple):
         bind_host: the address that this rank's agent listens on.
         hosting: whether to attach to a standalone agent; None: if agents are registered at the gateway.
         close: stops the gateway if this process hosts it.
-        forget: releases that gateway in a forked child.
+        close_in_child: releases that gateway in a forked child.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class Rendezvous(NamedTuple):
     bind_host: str
     hosting: Literal["attached", "embedded"] | None
     close: Callable[[], None]
-    forget: Callable[[], None]
+    close_in_child: Callable[[], None]
 
 
 def resolve_init_method(
@@ -117,7 +117,7 @@ def rendezvous_through(
     """
     chosen = hosting if hosting != "auto" else None if either else "embedded"
     return Rendezvous(
-        rank, world_size, locator.job, locator.find, locator.bind_host, chosen, locator.close, locator.forget
+        rank, world_size, locator.job, locator.find, locator.bind_host, chosen, locator.close, locator.close_in_child
     )
 
 
@@ -187,7 +187,7 @@ def _number(
         if number is not None:
             return number
     if settings.launcher is not None:
-        raise ValueError(f"{name} is not known: {settings.launcher.wrong}. Or pass {name}=")
+        raise ValueError(f"{name} is not known: {settings.launcher.problem}. Or pass {name}=")
     raise ValueError(
         f"{name} is not known: pass {name}=, append ?{name}= to the init_method, set {name.upper()}, or start with "
         f"what sets it: {_LAUNCHERS}"

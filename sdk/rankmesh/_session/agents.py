@@ -1,4 +1,4 @@
-"""Where this process's rank is carried: by an agent in this process, or by a standalone one that it attaches to."""
+"""The agent of this process's rank: embedded in the process, or a standalone one that it attaches to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.http_client import Answer, Asker, NoAnswerError
+from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
@@ -19,7 +19,7 @@ from rankmesh_agent.wire.errors import (
     GatewayUnreachableError,
     from_code,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentBeat, LeaseRequest
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, LeaseRequest
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
-_PATIENCE = 5.0
-"""Seconds in vain after which a warning says what this process waits for."""
+_WARNING_SECONDS = 5.0
+"""Seconds without an agent after which a warning names the reason."""
 
 _log = logging.getLogger("rankmesh")
 
@@ -38,12 +38,12 @@ def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Age
     """Return the agent that carries this process's rank; it has joined the job.
 
     Args:
-        rendezvous: where and as whom to join.
-        settings: what the environment says.
+        rendezvous: the gateway and the rank to join with.
+        settings: the settings in the environment.
         timeout: seconds for the join, and the default for calls.
 
     Raises:
-        DistNetworkError: the join failed, or there is no agent to attach to; the subclass and the message say how.
+        DistNetworkError: the join failed, or there is no agent to attach to; see its subclasses.
     """
     if rendezvous.hosting != "embedded":
         attached = _attached(rendezvous, settings, timeout)
@@ -62,13 +62,13 @@ def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Age
 
 
 def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> RemoteAgent | None:
-    """Return an agent that was leased; None if the gateway has none and need not have."""
+    """Return a leased standalone agent; None if the gateway has none and an embedded one is allowed."""
     deadline = Deadline(timeout)
-    asker = Asker(settings.token)
+    client = HttpClient(settings.token)
     failure: DistNetworkError | None = None
     try:
         while True:
-            offer = _offered(asker, rendezvous, settings, deadline, failure)
+            offer = _offered(client, rendezvous, settings, deadline, failure)
             if offer is None:
                 return None
             from rankmesh_agent.remote.agent import RemoteAgent
@@ -83,37 +83,37 @@ def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Rem
                     deadline=deadline,
                 )
             except AgentTakenError as error:
-                failure = error  # somebody was faster: there may be another one
+                failure = error  # another process was faster: there may be another agent
             except DistNetworkError as error:
-                if type(error) is not DistNetworkError or deadline.passed():
+                if type(error) is not DistNetworkError or deadline.expired():
                     raise
-                failure = error  # it cannot be reached, or has just ended
+                failure = error  # the agent cannot be reached, or has just ended
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
     finally:
-        asker.close()
+        client.close()
 
 
 def _offered(
-    asker: Asker, rendezvous: Rendezvous, settings: Settings, deadline: Deadline, failure: DistNetworkError | None
-) -> AgentBeat | None:
-    """Ask the gateway for an agent until there is one.
+    client: HttpClient, rendezvous: Rendezvous, settings: Settings, deadline: Deadline, failure: DistNetworkError | None
+) -> AgentHeartbeat | None:
+    """Request an agent from the gateway until there is one.
 
     Args:
-        asker: asks.
-        rendezvous: where the gateway is.
-        settings: what the environment says.
-        deadline: when to give up.
-        failure: what became of the last agent that was offered.
+        client: HTTP client.
+        rendezvous: the gateway's address.
+        settings: the settings in the environment.
+        deadline: end of the attempts.
+        failure: error of the last agent that was offered.
 
     Returns:
-        None if no agent is registered and this process may have its own.
+        None if no agent is registered and an embedded one is allowed.
 
     Raises:
         GatewayUnreachableError: there is no gateway.
-        DistNetworkError: there is no agent; says who has them.
+        DistNetworkError: there is no free agent; names the processes that hold them.
     """
-    patience = Deadline(_PATIENCE)
-    why, url = "", None
+    warning = Deadline(_WARNING_SECONDS)
+    reason, url = "", None
     while True:
         url = rendezvous.find()
         if url is not None:
@@ -121,45 +121,44 @@ def _offered(
             host_id = shared_memory.host_id(settings.shm_dir)
             asked = LeaseRequest(settings.job, rendezvous.rank, rendezvous.world_size, host_id, wait)
             try:
-                answer = asker.ask("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
-            except NoAnswerError as error:
+                answer = client.request("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
+            except NoResponseError as error:
                 if rendezvous.hosting is None:
-                    return None  # the agent of this process knows best how to wait for a gateway
-                why = str(error)
+                    return None  # the embedded agent waits for the gateway
+                reason = str(error)
             else:
                 if answer.status == HTTPStatus.OK:
                     return _offer_in(answer, url)
                 if answer.status == HTTPStatus.NOT_FOUND and rendezvous.hosting is None:
                     return None
-                why = _refusal(answer, url)
-        if deadline.passed():
+                reason = _refusal(answer, url)
+        if deadline.expired():
             break
-        if patience.passed():
-            _log.warning("this process still waits for a standalone agent at the gateway at %s: %s", url, why)
-            patience = Deadline(deadline.remaining() + 1)
+        if warning.expired():
+            _log.warning("this process still waits for a standalone agent of the gateway at %s: %s", url, reason)
+            warning = Deadline(deadline.remaining() + 1)
         time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
     if failure is not None and not isinstance(failure, AgentTakenError):
         raise failure
     if url is None:
         raise GatewayUnreachableError(f"no gateway was found within {deadline.seconds:.0f} s to ask for an agent")
     raise DistNetworkError(
-        f"no standalone agent of the gateway at {url} was to be had within {deadline.seconds:.1f} s: {why or failure}",
+        f"no standalone agent of the gateway at {url} was free within {deadline.seconds:.1f} s: {reason or failure}",
         address=url,
     )
 
 
-def _offer_in(answer: Answer, url: str) -> AgentBeat:
+def _offer_in(answer: HttpResponse, url: str) -> AgentHeartbeat:
     try:
-        said = answer.json()["agent"]
-        return AgentBeat(**{**said, "leases": []})
+        return AgentHeartbeat(**{**answer.json()["agent"], "leases": []})
     except (ValueError, KeyError, TypeError):
         raise DistNetworkError(
-            f"{url} is not a RankMesh gateway: it answered a question for an agent with something else", address=url
+            f"{url} is not a RankMesh gateway: its response to a request for an agent is something else", address=url
         ) from None
 
 
-def _refusal(answer: Answer, url: str) -> str:
-    """Return why there is no agent; raise if there will not be one."""
+def _refusal(answer: HttpResponse, url: str) -> str:
+    """Return the reason why there is no agent; raise if there will not be one."""
     try:
         problem: dict[str, Any] = answer.json()
         code, detail = str(problem["code"]), str(problem["detail"])

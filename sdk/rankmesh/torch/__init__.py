@@ -1,8 +1,7 @@
-"""A backend of torch.distributed: ``torch.distributed.init_process_group("rankmesh")``.
+"""Backend of torch.distributed: ``torch.distributed.init_process_group("rankmesh")``.
 
-Importing this module makes the name known to torch. Where the package is installed, ``import torch`` does so by itself
-(the entry point group ``torch.backends``), so this has to load next to nothing: what does the work is loaded when the
-first group is made.
+Importing this module registers the backend. With the package installed, ``import torch`` does so by itself (entry point
+group ``torch.backends``). So this module imports next to nothing; the creation of the first group imports the rest.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessGroup", "Store", "monitored_barrier", "register", "split_group"]
 
-_HOMES = {"ProcessGroup": "_group", "Store": "_store", "monitored_barrier": "_barrier", "split_group": "_split"}
+_MODULES = {"ProcessGroup": "_group", "Store": "_store", "monitored_barrier": "_barrier", "split_group": "_split"}
 
 
 def register() -> None:
-    """Make the backend known to torch under the name ``rankmesh``. Does nothing the second time, or without c10d."""
+    """Register the backend ``rankmesh`` in torch. Does nothing the second time, or without c10d."""
     import torch.distributed as c10d
 
     if not c10d.is_available() or hasattr(c10d.Backend, "RANKMESH"):
@@ -38,32 +37,34 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _take_over_env() -> None:
-    """Have torch's ``env://`` go to the mesh's store where ``launched()``: under ``rankmesh run``, srun, mpirun.
+    """Replace torch's handler of ``env://`` where ``handles_env()``: under ``rankmesh run``, srun and mpirun.
 
-    torch's own would host, or look for, a store of its own there. There is no public way to change a scheme of torch's:
-    where its table is not found, only ``rankmesh run`` with another init method works.
+    torch's own handler would host, or connect to, a store of its own there. torch has no public way to replace a
+    handler; without its table, ``rankmesh run`` requires another init method.
     """
     from torch.distributed import rendezvous as module  # the function hides the module of that name
 
     table = getattr(module, "__globals__", {}).get("_rendezvous_handlers", {})
-    torchs = table.get("env")
-    if torchs is None:
+    original = table.get("env")
+    if original is None:
         return
 
     def env(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
         from rankmesh.torch._rendezvous import handles_env, rendezvous
 
-        return rendezvous(url, **options) if handles_env() else torchs(url, **options)
+        return rendezvous(url, **options) if handles_env() else original(url, **options)
 
     table["env"] = env
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    public = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    public.__module__ = __name__
+    return public
 
 
 def __dir__() -> list[str]:

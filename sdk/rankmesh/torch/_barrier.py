@@ -1,4 +1,4 @@
-"""monitored_barrier for torch groups over the mesh: torch's own function refuses backends other than gloo."""
+"""monitored_barrier for torch groups over the mesh; torch's own function accepts gloo alone."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rankmesh.torch._group import rankmesh_group
 
 
 def monitored_barrier(group: Any = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
-    """Wait until all ranks of a torch group have come here, and say which did not come in time.
+    """Wait until all ranks of a torch group have called it, or raise an error that names those that have not.
 
     Args:
         group: a torch process group of backend ``rankmesh``, the default one if None.
-        timeout: how long to wait, timedelta or seconds; the group's by default.
-        wait_all_ranks: name all ranks that did not come, not only the first.
+        timeout: timedelta or seconds; the group's default if None.
+        wait_all_ranks: name all missing ranks, not only the first.
 
     Raises:
-        CollectiveTimeoutError: ranks did not come; every rank that came names them.
+        CollectiveTimeoutError: ranks are missing; raised at every rank that called it.
         TypeError: the group has another backend.
         As rankmesh.monitored_barrier.
 

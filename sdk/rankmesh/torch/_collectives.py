@@ -1,8 +1,8 @@
-"""What c10d calls on a process group, carried out by the SDK's functions.
+"""Methods that c10d calls on a process group, implemented by the SDK's functions.
 
-torch has checked arguments and turned global ranks into group ranks by then. Every method returns a Work: what was
-called synchronously has been carried out in the calling thread when it returns. torch 2.13 renamed some methods; older
-torch, and parts of newer, call the old names, which are here, too.
+torch has checked the arguments and translated global ranks into group ranks. Every method returns a Work; a synchronous
+call has completed when it returns. torch 2.13 renamed some methods; the old names, which older torch and parts of newer
+call, exist here as well.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rankmesh.torch._patches import untraced
 from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._work import CompletedWork, MessageWork, PendingWork
 from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
@@ -38,22 +39,22 @@ _OPS = {
     for op in ReduceOp
     if op is not ReduceOp.PREMUL_SUM and hasattr(c10d.ReduceOp.RedOpType, op.name)
 }
-_UNSET = timedelta(milliseconds=-1)
-"""The timeout in torch's options where nobody said one."""
+_UNSET_TIMEOUT = timedelta(milliseconds=-1)
+"""Value of the timeout in torch's options if the caller gave none."""
 _profiling = torch.autograd._profiler_enabled
 
 
 @dataclass
-class _Said:
-    """What torch's options would say, of a call in the short form: ``broadcast(tensor, root)`` say."""
+class _CallOptions:
+    """Substitute for torch's options in a call of the short form, such as ``broadcast(tensor, root)``."""
 
     rootRank: int = 0  # noqa: N815  # torch's names
     reduceOp: Any = c10d.ReduceOp.SUM  # noqa: N815
     timeout: timedelta | None = None
     asyncOp: bool = True  # noqa: N815
 
-    def hear(self, argument: Any) -> None:
-        """Take an argument for what it is, by its type: torch's methods differ in their order."""
+    def set(self, argument: Any) -> None:
+        """Set the option that an argument is for, by its type: the order differs between torch's methods."""
         if isinstance(argument, c10d.ReduceOp | c10d.ReduceOp.RedOpType):
             self.reduceOp = argument
         elif isinstance(argument, timedelta):
@@ -67,25 +68,25 @@ class _Said:
 
 
 def _call(name: str) -> Callable[[Method], Method]:
-    """Return what makes a method a call of the group.
+    """Return a decorator that makes a method a call of the group.
 
-    Tensors of another device go to the backend that the user named for it; errors are torch's as well as ours; a
-    profiler sees the call under the name ``rankmesh:…``, as it sees ``gloo:…``. A method whose last argument is
-    ``opts``, torch's options, can be called with root, operation and timeout instead.
+    Tensors of another device go to the backend named for it. Errors are also of torch's classes. A profiler sees the
+    call as ``rankmesh:NAME``, like ``gloo:NAME``. A method whose last argument is ``opts``, torch's options, also takes
+    root, operation and timeout instead.
     """
 
-    def made(method: Method) -> Method:
-        takes = method.__code__.co_varnames[1 : method.__code__.co_argcount]
-        count = len(takes) if takes[-1:] == ("opts",) else 0
+    def decorate(method: Method) -> Method:
+        parameters = method.__code__.co_varnames[1 : method.__code__.co_argcount]
+        count = len(parameters) if parameters[-1:] == ("opts",) else 0
 
         @untraced
         @functools.wraps(method)
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
             device = _device_of(arguments)
             if device is not None:
-                return getattr(self._beside(device), method.__name__)(*arguments, **named)
+                return getattr(self._device_backend(device), method.__name__)(*arguments, **named)
             if count and (len(arguments) != count or not hasattr(arguments[-1], "asyncOp")):
-                arguments, named = _in_full(arguments, named, count), {}
+                arguments, named = _with_options(arguments, named, count), {}
             try:
                 if not _profiling():
                     return method(self, *arguments, **named)
@@ -96,21 +97,21 @@ def _call(name: str) -> Callable[[Method], Method]:
 
         return call  # type: ignore[return-value]
 
-    return made
+    return decorate
 
 
-def _in_full(arguments: tuple[Any, ...], named: dict[str, Any], count: int) -> tuple[Any, ...]:
-    """Return a call's arguments with torch's options, or what says the same, as the last of ``count``."""
+def _with_options(arguments: tuple[Any, ...], named: dict[str, Any], count: int) -> tuple[Any, ...]:
+    """Return a call's arguments with torch's options, or a substitute for them, as the last of ``count``."""
     if hasattr(named.get("opts"), "asyncOp"):
         return *arguments, named["opts"]
-    said = _Said()
+    options = _CallOptions()
     for argument in (*arguments[count - 1 :], *named.values()):
-        said.hear(argument)
-    return *arguments[: count - 1], said
+        options.set(argument)
+    return *arguments[: count - 1], options
 
 
 def _device_of(arguments: Any) -> Any:
-    """Return the device of the first tensor, None if it is in host memory or there is none."""
+    """Return the device of the first tensor, None for host memory or without a tensor."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             return None if argument.is_cpu else argument.device
@@ -120,22 +121,24 @@ def _device_of(arguments: Any) -> Any:
 
 
 class Collectives:
-    """The calls of a process group.
+    """Collectives and messages of a process group.
 
     Attributes:
-        mesh: the SDK's group that carries them out.
+        mesh: the SDK's group that runs them.
+        comm: the group's communicator.
     """
 
     mesh: MeshGroup
-    _beside: Callable[[Any], Any]
-    _begun: list[Work] | None = None
-    """Messages begun in torch's batch, which are made at once; None outside of one."""
+    comm: Communicator
+    _device_backend: Callable[[Any], Any]
+    _batched: list[Work] | None = None
+    """Works of messages inside torch's coalescing manager, which are sent at once; None outside of it."""
 
     @_call("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Reduce a tensor over all ranks, in place; sparse ones can be summed."""
-        tensors = _listed(tensors)
-        op, timeout, is_async = _reducing(opts)
+        tensors = _as_list(tensors)
+        op, timeout, is_async = _reduce_options(opts)
         if tensors[0].layout is not torch.strided:
             return self._sparse(tensors, op, timeout, is_async)
         if len(tensors) > 1:
@@ -145,8 +148,8 @@ class Collectives:
     @_call("all_reduce_coalesced")
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Reduce several tensors over all ranks, together."""
-        op, timeout, is_async = _reducing(opts)
-        with self._together(is_async, timeout) as made:
+        op, timeout, is_async = _reduce_options(opts)
+        with self._coalesced(is_async, timeout) as made:
             for tensor in tensors:
                 rankmesh.all_reduce(tensor, op, self.mesh)
         return _works(tensors, made)
@@ -154,49 +157,49 @@ class Collectives:
     @_call("reduce")
     def reduce(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Reduce a tensor over all ranks into the root's."""
-        tensors = _listed(tensors)
-        op, timeout, is_async = _reducing(opts)
+        tensors = _as_list(tensors)
+        op, timeout, is_async = _reduce_options(opts)
         done = rankmesh.reduce(tensors[0], None, op, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(tensors, done)
 
     @_call("broadcast")
     def broadcast(self, tensors: Any, opts: Any = None) -> CompletedWork:
         """Copy the root's tensor to all ranks."""
-        tensors = _listed(tensors)
-        timeout, is_async = _how(opts)
+        tensors = _as_list(tensors)
+        timeout, is_async = _call_options(opts)
         done = rankmesh.broadcast(tensors[0], None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(tensors, done)
 
     @_call("all_gather")
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Copy every rank's tensor into a list on all ranks."""
-        inputs = _listed(inputs)
-        outs = _one(outputs)
-        timeout, is_async = _how(opts)
+        inputs = _as_list(inputs)
+        outs = _inner_list(outputs)
+        timeout, is_async = _call_options(opts)
         done = rankmesh.all_gather(outs, inputs[0], self.mesh, is_async, timeout=timeout)
         return _work(outs, done)
 
     @_call("all_gather_into_tensor")
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> CompletedWork:
-        """Copy every rank's tensor into one on all ranks, behind one another."""
-        timeout, is_async = _how(opts)
+        """Copy every rank's tensor into one concatenated tensor on all ranks."""
+        timeout, is_async = _call_options(opts)
         done = rankmesh.all_gather_single(output, input, self.mesh, is_async, timeout=timeout)
         return _work([output], done)
 
     @_call("all_gather_coalesced")
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
-        """Gather several tensors: ``outputs`` has for each rank a list of that rank's."""
-        timeout, is_async = _how(opts)
-        with self._together(is_async, timeout) as made:
+        """Gather several tensors; ``outputs`` has one list per rank."""
+        timeout, is_async = _call_options(opts)
+        with self._coalesced(is_async, timeout) as made:
             for input, outs in zip(inputs, zip(*outputs, strict=True), strict=True):
                 rankmesh.all_gather(outs, input, self.mesh)
         return _works([out for outs in outputs for out in outs], made)
 
     @_call("all_gather_into_tensor_coalesced")
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
-        """Gather several tensors, each into one."""
-        timeout, is_async = _how(opts)
-        with self._together(is_async, timeout) as made:
+        """Gather several tensors, each into one concatenated tensor."""
+        timeout, is_async = _call_options(opts)
+        with self._coalesced(is_async, timeout) as made:
             for output, input in zip(outputs, inputs, strict=True):
                 rankmesh.all_gather_single(output, input, self.mesh)
         return _works(outputs, made)
@@ -204,42 +207,42 @@ class Collectives:
     @_call("gather")
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
         """Copy every rank's tensor into a list on the root."""
-        inputs = _listed(inputs)
-        timeout, is_async = _how(opts)
-        outs = _one(outputs) or None
+        inputs = _as_list(inputs)
+        timeout, is_async = _call_options(opts)
+        outs = _inner_list(outputs) or None
         done = rankmesh.gather(inputs[0], outs, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(outs or [], done)
 
     @_call("scatter")
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
-        """Give every rank its tensor of the root's list."""
-        outputs = _listed(outputs)
-        timeout, is_async = _how(opts)
-        ins = _one(inputs) or None
+        """Copy to every rank its tensor of the root's list."""
+        outputs = _as_list(outputs)
+        timeout, is_async = _call_options(opts)
+        ins = _inner_list(inputs) or None
         done = rankmesh.scatter(outputs[0], ins, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
         return _work(outputs, done)
 
     @_call("reduce_scatter")
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
-        """Reduce the tensors that all ranks have for each rank into that rank's."""
-        outputs = _listed(outputs)
-        ins = _one(inputs)
-        op, timeout, is_async = _reducing(opts)
+        """Reduce the input tensors for each rank into that rank's output."""
+        outputs = _as_list(outputs)
+        ins = _inner_list(inputs)
+        op, timeout, is_async = _reduce_options(opts)
         done = rankmesh.reduce_scatter(outputs[0], ins, op, self.mesh, is_async, timeout=timeout)
         return _work(outputs, done)
 
     @_call("reduce_scatter_tensor")
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> CompletedWork:
-        """Reduce a tensor over all ranks; each gets its share."""
-        op, timeout, is_async = _reducing(opts)
+        """Reduce a tensor over all ranks, and scatter the result."""
+        op, timeout, is_async = _reduce_options(opts)
         done = rankmesh.reduce_scatter_single(output, input, op, self.mesh, is_async, timeout=timeout)
         return _work([output], done)
 
     @_call("reduce_scatter_tensor_coalesced")
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
-        """Reduce several tensors; each rank gets its share of each."""
-        op, timeout, is_async = _reducing(opts)
-        with self._together(is_async, timeout) as made:
+        """Reduce several tensors, and scatter each result."""
+        op, timeout, is_async = _reduce_options(opts)
+        with self._coalesced(is_async, timeout) as made:
             for output, input in zip(outputs, inputs, strict=True):
                 rankmesh.reduce_scatter_single(output, input, op, self.mesh)
         return _works(outputs, made)
@@ -248,8 +251,8 @@ class Collectives:
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
     ) -> CompletedWork:
-        """Give every rank its rows of a tensor; without splits all get as many."""
-        timeout, is_async = _how(opts)
+        """Send every rank its rows of a tensor; without splits, all get the same number."""
+        timeout, is_async = _call_options(opts)
         done = rankmesh.all_to_all_single(
             output, input, output_splits, input_splits, self.mesh, is_async, timeout=timeout
         )
@@ -257,25 +260,25 @@ class Collectives:
 
     @_call("all_to_all")
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
-        """Give every rank the tensor that this rank has for it."""
-        timeout, is_async = _how(opts)
+        """Send every rank its tensor of a list."""
+        timeout, is_async = _call_options(opts)
         done = rankmesh.all_to_all(outputs, inputs, self.mesh, is_async, timeout=timeout)
         return _work(list(outputs), done)
 
     @_call("barrier")
     def barrier(self, opts: Any = None) -> CompletedWork:
-        """Wait until all ranks have come."""
-        timeout, is_async = _how(opts)
+        """Wait until all ranks have called it."""
+        timeout, is_async = _call_options(opts)
         return _work([], rankmesh.barrier(self.mesh, is_async, timeout=timeout))
 
     @_call("monitored_barrier")
     def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
-        """Wait until all ranks have come, and say which did not; see rankmesh.torch.monitored_barrier."""
+        """Wait until all ranks have called it, or name those that have not; see rankmesh.torch.monitored_barrier."""
         try:
             rankmesh.monitored_barrier(self.mesh, timeout, wait_all_ranks)
         except CollectiveTimeoutError as error:
-            # in gloo's words, which people search their logs for
-            ranks = [self.mesh._communicator.global_ranks.index(each) for each in error.ranks]
+            # in gloo's wording, which users search their logs for
+            ranks = [self.comm.global_ranks.index(each) for each in error.ranks]
             late = f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
             rank = self.mesh.rank()
             here = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
@@ -283,7 +286,7 @@ class Collectives:
             words = f"{words}. {late} failed to pass monitoredBarrier: {error.message}"
             raise CollectiveTimeoutError(words, **error.details()) from error.__cause__
 
-    # Names of torch before 2.13
+    # Names in torch before 2.13
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -296,91 +299,90 @@ class Collectives:
     @_call("send")
     def send(self, tensors: Any, dst: int, tag: int = 0) -> CompletedWork:
         """Begin to send a tensor to a group rank."""
-        tensors = _listed(tensors)
-        return self._message(tensors, rankmesh.isend(tensors[0], None, self.mesh, tag, dst))
+        tensors = _as_list(tensors)
+        return self._message_work(tensors, rankmesh.isend(tensors[0], None, self.mesh, tag, dst))
 
     @_call("recv")
     def recv(self, tensors: Any, src: int, tag: int = 0) -> CompletedWork:
         """Begin to receive a tensor from a group rank."""
-        tensors = _listed(tensors)
-        return self._message(tensors, rankmesh.irecv(tensors[0], None, self.mesh, tag, src))
+        tensors = _as_list(tensors)
+        return self._message_work(tensors, rankmesh.irecv(tensors[0], None, self.mesh, tag, src))
 
     @_call("recv")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> CompletedWork:
-        """Begin to receive a tensor from any rank; the Work's ``_source_rank()`` says from which."""
-        tensors = _listed(tensors)
-        return self._message(tensors, rankmesh.irecv(tensors[0], None, self.mesh, tag))
+        """Begin to receive a tensor from any rank; the Work's ``_source_rank()`` is the source."""
+        tensors = _as_list(tensors)
+        return self._message_work(tensors, rankmesh.irecv(tensors[0], None, self.mesh, tag))
 
-    def _message(self, tensors: list[Any], work: Work | None) -> CompletedWork:
+    def _message_work(self, tensors: list[Any], work: Work | None) -> CompletedWork:
         assert work is not None  # only members have the group
-        if self._begun is not None and self.mesh._communicator.batching:
-            self._begun.append(work)
-        return MessageWork(tensors, work, self.mesh._communicator.global_ranks)
+        if self._batched is not None and self.comm.batching:
+            self._batched.append(work)
+        return MessageWork(tensors, work, self.comm.global_ranks)
 
     # Batches, by torch's coalescing manager
 
     @contextlib.contextmanager
-    def _together(self, is_async: bool, timeout: timedelta | None) -> Iterator[rankmesh.Batch]:
-        """Make the calls of the block together when it ends, or those of the batch that is open when that ends."""
-        if self.mesh._communicator.batching:
+    def _coalesced(self, is_async: bool, timeout: timedelta | None) -> Iterator[rankmesh.Batch]:
+        """Run the calls of the block as one batch at its end, or as part of the batch that is open already."""
+        if self.comm.batching:
             yield rankmesh.Batch()
         else:
             with rankmesh.batch(self.mesh, is_async, timeout=timeout) as made:
                 yield made
 
     def _start_coalescing(self, device: Any = None) -> None:
-        if _elsewhere(device):
-            self._beside(torch.device(device))._start_coalescing(device)
+        if _is_on_device(device):
+            self._device_backend(torch.device(device))._start_coalescing(device)
             return
-        self.mesh._communicator.open_batch()
-        self._begun = []
+        self.comm.open_batch()
+        self._batched = []
 
     def _end_coalescing(self, device: Any = None) -> Any:
-        if _elsewhere(device):
-            return self._beside(torch.device(device))._end_coalescing(device)
-        comm = self.mesh._communicator
-        begun, self._begun = self._begun or [], None
+        if _is_on_device(device):
+            return self._device_backend(torch.device(device))._end_coalescing(device)
+        comm = self.comm
+        batched, self._batched = self._batched or [], None
         try:
-            return PendingWork([], [*comm.close_batch(Options(comm.timeout, True)), *begun])
+            return PendingWork([], [*comm.close_batch(Options(comm.timeout, True)), *batched])
         except DistError as error:
             raise to_torch_error(error) from error.__cause__
 
-    # What is special
+    # Sparse tensors
 
     def _sparse(self, tensors: list[Any], op: Any, timeout: timedelta | None, is_async: bool) -> CompletedWork:
-        if self.mesh._communicator.batching:
+        if self.comm.batching:
             raise RuntimeError(
                 "a sparse all_reduce cannot be part of a batch of collectives: call it before or after it"
             )
-        # Several calls one after the other, of which each needs the result of the one before: made here and now, also
-        # where a Work is wanted.
+        # Several calls, each of which needs the result of the previous one; so it is synchronous in any case.
         all_reduce_sparse(tensors[0], op, self.mesh, timeout)
         return CompletedWork(tensors)
 
 
-def _elsewhere(device: Any) -> bool:
-    """Whether tensors of a device are not in host memory; None means they are."""
+def _is_on_device(device: Any) -> bool:
+    """Return whether a device is not the CPU; None stands for the CPU."""
     return device is not None and torch.device(device).type != "cpu"
 
 
-def _listed(tensors: Any) -> list[Any]:
+def _as_list(tensors: Any) -> list[Any]:
     return list(tensors) if isinstance(tensors, list | tuple) else [tensors]
 
 
-def _one(lists: Any) -> list[Any]:
-    """Return the list of tensors of a call that may have it in a list of such, one a device."""
+def _inner_list(lists: Any) -> list[Any]:
+    """Return a call's list of tensors, which may be the only element of another list."""
     return list(lists[0] if lists and isinstance(lists[0], list | tuple) else lists)
 
 
-def _how(opts: Any) -> tuple[timedelta | None, bool]:
-    """Return what torch's options say: how long it may take, and whether the call returns at once."""
+def _call_options(opts: Any) -> tuple[timedelta | None, bool]:
+    """Return the timeout and the asynchrony in torch's options."""
     timeout = opts.timeout
-    return None if timeout == _UNSET else timeout, opts.asyncOp
+    return None if timeout == _UNSET_TIMEOUT else timeout, opts.asyncOp
 
 
-def _reducing(opts: Any) -> tuple[ReduceOp | PremulSum, timedelta | None, bool]:
-    """Return the same of a reduction's options, and the reduction."""
-    return _op(opts.reduceOp), *_how(opts)
+def _reduce_options(opts: Any) -> tuple[ReduceOp | PremulSum, timedelta | None, bool]:
+    """Return the reduction, the timeout and the asynchrony in torch's options."""
+    return _op(opts.reduceOp), *_call_options(opts)
 
 
 def _op(op: Any) -> ReduceOp | PremulSum:

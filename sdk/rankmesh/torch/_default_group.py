@@ -1,4 +1,4 @@
-"""torch's process groups for a script that has called rankmesh.init_process_group() alone."""
+"""torch's default process group for a script that has only called rankmesh.init_process_group()."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from rankmesh._session import session
 from rankmesh._session.process_group import NonMember
 from rankmesh._session.process_group import ProcessGroup as MeshGroup
 from rankmesh._session.ranks import get_process_group_ranks, require_member
+from rankmesh._session.session import communicator_of
 from rankmesh.torch._group import ProcessGroup
 from rankmesh.torch._store import fresh_job_store
 
 _made: ProcessGroup | None = None
-"""The default group that was last made here."""
+"""The default group that this module created last."""
 
 
 def ensure_default_group() -> None:
-    """Make torch's default process group of rankmesh's world, unless torch has one or there is no world.
+    """Create torch's default process group from rankmesh's session, unless torch has one or there is no session.
 
-    All ranks call it. The group is torch's in every way, and ``torch.distributed.destroy_process_group()`` ends it; one
-    made earlier of a world that is gone since ends here.
+    All ranks call it. ``torch.distributed.destroy_process_group()`` ends the group. A group created earlier, of a
+    session that has ended since, ends here.
     """
     global _made
     world = session.current()
-    if _made is not None and _made is c10d.group.WORLD and _made.world is not world:
+    if _made is not None and _made is c10d.group.WORLD and _made.session is not world:
         c10d.destroy_process_group()
     if world is None or c10d.is_initialized():
         return
-    comm = world.group._communicator
+    comm = communicator_of(world.group)
     c10d.init_process_group(
         "rankmesh",
         store=fresh_job_store(),
@@ -42,9 +43,9 @@ def ensure_default_group() -> None:
 
 
 def torch_group(group: Any) -> Any:
-    """Return a torch process group with the members of one of rankmesh's groups; any other object as it is.
+    """Return a torch process group with the members of one of rankmesh's groups; any other object unchanged.
 
-    The group's members call it, all of them; while torch has no default group, all ranks of the world.
+    All members of the group call it; while torch has no default group, all ranks of the world.
 
     Raises:
         ValueError: this process is not a member.

@@ -1,4 +1,4 @@
-"""Errors that are RankMesh's and torch's at once: whoever catches either class gets them."""
+"""Errors that are instances of both RankMesh's and torch's classes, for handlers of either."""
 
 from __future__ import annotations
 
@@ -23,24 +23,26 @@ _COUNTERPARTS: tuple[tuple[type[DistError], str], ...] = (
     (DistBackendError, "DistBackendError"),
     (DistError, "DistError"),
 )
-"""Ours, the most special first, and the name of torch's."""
+"""RankMesh's classes, the most specific first, with the names of torch's."""
 
 
 def to_torch_error(error: DistError) -> DistError:
-    """Return an error that is also an instance of torch's class for its kind, with what it carries."""
-    both: type[DistError] = _both(type(error))  # type: ignore[arg-type]  # a class is hashable
+    """Return an error with the same content that is also an instance of torch's counterpart of its class."""
+    both: type[DistError] = _dual_class(type(error))  # type: ignore[arg-type]  # a class is hashable
     if both is type(error):
         return error
     late = isinstance(error, CollectiveTimeoutError)
-    made = both(f"{error.message}; the timeout is over" if late else error.message)  # what people search for
+    made = both(
+        f"{error.message}; the timeout is over" if late else error.message
+    )  # torch's wording, which users search for
     vars(made).update(vars(error))
     made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
     return made.with_traceback(error.__traceback__)
 
 
 @functools.cache
-def _both(ours: type[DistError]) -> type[DistError]:
-    """Return the class that is both; it has the name of ours."""
+def _dual_class(ours: type[DistError]) -> type[DistError]:
+    """Return a subclass of an error class and its counterpart in torch, with the name of the former."""
     for kind, name in _COUNTERPARTS:
         torchs = getattr(c10d, name, None)
         if issubclass(ours, kind) and torchs is not None:
@@ -49,15 +51,15 @@ def _both(ours: type[DistError]) -> type[DistError]:
         return ours
     if issubclass(ours, torchs):
         return ours
-    space = {"__module__": ours.__module__, "__doc__": ours.__doc__, "__reduce__": _reduced}
+    space = {"__module__": ours.__module__, "__doc__": ours.__doc__, "__reduce__": _reduce}
     both: type[DistError] = type(ours.__name__, (ours, torchs), space)
     return both
 
 
-def _reduced(error: DistError) -> tuple[Any, ...]:
-    """Pickle what is ours: a class that is made here has no name to be found by."""
-    return _again, (type(error).__bases__[0], error.message, error.details())
+def _reduce(error: DistError) -> tuple[Any, ...]:
+    """Pickle by RankMesh's class: the dual class cannot be imported by name."""
+    return _rebuild, (type(error).__bases__[0], error.message, error.details())
 
 
-def _again(ours: type[DistError], message: str, details: dict[str, Any]) -> DistError:
-    return _both(ours)(message, **details)  # type: ignore[arg-type]
+def _rebuild(ours: type[DistError], message: str, details: dict[str, Any]) -> DistError:
+    return _dual_class(ours)(message, **details)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A torch process group whose calls the mesh carries out."""
+"""torch process group whose calls run over the mesh."""
 
 from __future__ import annotations
 
@@ -8,42 +8,47 @@ from typing import Any
 
 import torch
 import torch.distributed as c10d
+from torch._C._distributed_c10d import Backend as C10dBackend
 
 from rankmesh._session.process_group import ProcessGroup as MeshGroup
-from rankmesh._session.session import Session
+from rankmesh._session.session import Session, communicator_of
 from rankmesh.torch._collectives import Collectives
-from rankmesh.torch._device_backend import device_backend
+from rankmesh.torch._device_backend import new_device_backend
 from rankmesh_agent.wire.errors import GroupAbortedError
+
+BackendOptions = C10dBackend.Options
 
 
 class ProcessGroup(Collectives, c10d.ProcessGroup):
-    """One rank's side of a torch process group over the mesh. torch makes it: ``backend="rankmesh"``.
+    """One rank's side of a torch process group over the mesh. torch creates it: ``backend="rankmesh"``.
 
     Args:
-        world: what this process joined.
-        mesh: the group of it that carries the calls out.
-        store: the group's store of torch's; None if it has none.
+        session: of this process in the job.
+        mesh: the SDK's group that runs the calls.
+        store: torch's store of the group, None if it has none.
         name: the group's name in torch.
         leave: ends ``mesh`` at this rank.
 
     Attributes:
-        world: see above.
-        mesh: see above: ``rankmesh``'s functions take it as ``group``.
+        session: see above.
+        mesh: see above; ``rankmesh``'s functions take it as ``group``.
+        comm: the communicator of ``mesh``.
     """
 
     def __init__(
-        self, world: Session, mesh: MeshGroup, store: c10d.Store | None, name: str, leave: Callable[[], None]
+        self, session: Session, mesh: MeshGroup, store: c10d.Store | None, name: str, leave: Callable[[], None]
     ) -> None:
         super().__init__(mesh.rank(), mesh.size())
-        self.world = world
+        self.session = session
         self.mesh = mesh
+        self.comm = communicator_of(mesh)
         self._store = store
         self._name = name
         self._description = "undefined"
         self._leave: Callable[[], None] | None = leave
-        self._others: dict[str, Any] = {}
+        self._device_backends: dict[str, Any] = {}
 
-    # Who it is
+    # Identity
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         """Return ``rankmesh``."""
@@ -60,7 +65,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
 
     @property
     def group_desc(self) -> str:
-        """What the group is for."""
+        """Description of the group."""
         return self._description
 
     def getGroupName(self) -> str:  # noqa: N802
@@ -68,15 +73,15 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Give the group a name; torch does so once it is made."""
+        """Set the group's name in torch."""
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return what the group is for."""
+        """Return the description of the group."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Say what the group is for."""
+        """Set the description of the group."""
         self._description = description
 
     _set_group_name = setGroupName
@@ -88,17 +93,17 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), *(torch.device(kind) for kind in self._others)]
+        return [torch.device("cpu"), *(torch.device(kind) for kind in self._device_backends)]
 
     def __repr__(self) -> str:
         return f"<rankmesh.torch.ProcessGroup {self._name!r} rank {self.rank()} of {self.size()}>"
 
     @property
     def gateway(self) -> str | None:
-        """The URL of the job's gateway, for curl and ``rankmesh status``; None while it is not known."""
-        return self.world.rendezvous.find()
+        """URL of the job's gateway, for curl and ``rankmesh status``; None until it is known."""
+        return self.session.rendezvous.find()
 
-    # What torch asks of a device's backend, which for the CPU is the group itself
+    # Interface of a device's backend, which for the CPU is the group itself
 
     supports_splitting = False
     supports_coalescing = False
@@ -106,60 +111,68 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
     supports_shrinking = False
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """Return False: tensors need not be allocated in a special way."""
+        """Return False: the group has no allocator for tensors."""
         return False
+
+    @property
+    def options(self) -> Any:
+        """Options of the backend, as those of torch's backends: name, timeout and global ranks; a copy."""
+        options = BackendOptions("rankmesh", self._timeout)
+        options.global_ranks_in_group = list(self.comm.global_ranks)
+        options.group_name = self._name
+        return options
 
     def _get_backend(self, device: Any) -> Any:
         kind = torch.device(device)
-        return self if kind.type == "cpu" else self._beside(kind)._get_backend(kind)
+        return self if kind.type == "cpu" else self._device_backend(kind)._get_backend(kind)
 
-    def _beside(self, device: torch.device) -> Any:
-        """Return the backend of torch's for tensors of another device, as named in ``"cpu:rankmesh,cuda:nccl"``."""
-        if device.type not in self._others:
-            self._others[device.type] = device_backend(self, self._store, device.type, self._timeout)
-        return self._others[device.type]
+    def _device_backend(self, device: torch.device) -> Any:
+        """Return torch's backend for tensors of another device, as named in ``"cpu:rankmesh,cuda:nccl"``."""
+        if device.type not in self._device_backends:
+            self._device_backends[device.type] = new_device_backend(self, self._store, device.type, self._timeout)
+        return self._device_backends[device.type]
 
-    # Life
+    # Lifetime
 
     @property
     def _timeout(self) -> timedelta:
-        return timedelta(seconds=self.mesh._communicator.timeout)
+        return timedelta(seconds=self.comm.timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long a call may take from now on."""
-        self.mesh._communicator.set_timeout(timeout)
-        for other in self._others.values():
-            other.set_timeout(timeout)
+        """Set the default timeout of later calls."""
+        self.comm.set_timeout(timeout)
+        for backend in self._device_backends.values():
+            backend.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
     def abort(self) -> None:
-        """End the group at all ranks: calls under way fail, here and elsewhere."""
+        """Abort the group at all ranks; active calls fail."""
         error = GroupAbortedError(f"rank {self.rank()} called abort() on the group", group=self._name)
-        self.mesh._communicator.abort(error)
-        for other in self._others.values():
-            other.abort()
+        self.comm.abort(error)
+        for backend in self._device_backends.values():
+            backend.abort()
 
     def shutdown(self) -> None:
-        """Leave the group: calls under way here fail. Does nothing the second time."""
+        """Leave the group; active calls fail at this rank. Does nothing the second time."""
         leave, self._leave = self._leave, None
         if leave is None:
             return
         try:
-            for other in self._others.values():
-                other.shutdown()
+            for backend in self._device_backends.values():
+                backend.shutdown()
         finally:
             leave()
 
     def _get_sequence_number_for_group(self) -> int:
-        return self.mesh._communicator.info().seq
+        return self.comm.info().seq
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: the group has a number since it was made, the same at all ranks."""
+        """Do nothing: the group's sequence number is the same at all ranks from the start."""
 
 
 def rankmesh_group(group: Any) -> ProcessGroup | None:
-    """Return a torch group as one of the mesh, the default one if None; None at ranks that are not members.
+    """Return a torch group of backend ``rankmesh``, the default group if None; None at ranks that are not members.
 
     Raises:
         TypeError: the group has another backend.

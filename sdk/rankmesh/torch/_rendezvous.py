@@ -1,7 +1,4 @@
-"""torch's ``env://`` under ``rankmesh run``, whose MASTER_PORT is a gateway's, and under srun or mpirun, without any.
-
-torch's store is the mesh's then.
-"""
+"""torch's ``env://`` over the mesh's store, under ``rankmesh run`` (MASTER_PORT is a gateway's), srun and mpirun."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ _NAMES = ("rank", "world_size")
 
 
 def handles_env() -> bool:
-    """Whether ``env://`` is ours: somebody says where a gateway is, or a launcher whose variables torch does not know.
+    """Return whether RankMesh handles ``env://``: a gateway or a launcher that torch does not know is configured.
 
-    MASTER_PORT without a gateway is torch's: the user sets what torch wants.
+    MASTER_PORT without a gateway belongs to torch.
     """
     settings = Settings.from_env(os.environ)
     if settings.hosting == "attached":
@@ -33,20 +30,20 @@ def handles_env() -> bool:
 
 
 def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Join the job, and yield the mesh's store, this process's rank and the world size, as torch's handlers do.
+    """Join the job, and yield the mesh's store, this rank and the world size, as torch's handlers do.
 
-    The world that is joined becomes that of torch's default group, if this one's backend is the mesh; else it is left
-    when the process ends.
+    The session becomes that of torch's default group if the group's backend is ``rankmesh``; otherwise it ends with the
+    process.
 
     Args:
-        url: ``env://``, with ``rank`` and ``world_size`` if the user passed them.
-        timeout: how long the join may take.
+        url: ``env://``, with ``rank`` and ``world_size`` if the caller passed them.
+        timeout: of the join.
 
     Raises:
         As rankmesh.init_process_group.
     """
-    said = {name: int(values[-1]) for name, values in parse_qs(urlsplit(url).query).items() if name in _NAMES}
-    rank, world_size = (said.get(name, -1) for name in _NAMES)
+    query = {name: int(values[-1]) for name, values in parse_qs(urlsplit(url).query).items() if name in _NAMES}
+    rank, world_size = (query.get(name, -1) for name in _NAMES)
     world = session.current()
     if world is None:
         try:
@@ -56,4 +53,4 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
         world = session.require_session()
         world.joined_for_store = True
     yield fresh_job_store(), world.group.rank(), world.group.size()
-    raise RuntimeError("env:// cannot be met at a second time")
+    raise RuntimeError("env:// cannot rendezvous a second time")

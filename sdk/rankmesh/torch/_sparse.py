@@ -1,4 +1,4 @@
-"""The sum of sparse tensors, which torch's gloo has, and DDP needs for sparse gradients of embeddings."""
+"""Sum of sparse tensors, as in torch's gloo; DDP needs it for the sparse gradients of embeddings."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rankmesh_agent.wire.ops import ReduceOp
 
 
 def all_reduce_sparse(tensor: Any, op: Any, group: ProcessGroup, timeout: Timeout) -> None:
-    """Sum a sparse tensor over all ranks, in place; every rank has the same, coalesced result afterwards.
+    """Sum a sparse tensor over all ranks, in place; the result is coalesced, and the same on every rank.
 
-    The ranks tell each other their numbers of elements, then gather indices and values: n ranks with k elements of d
+    The ranks exchange their numbers of elements, then gather indices and values: n ranks with k elements of d
     dense values each move n * k * (d values + indices) to each.
 
     Args:
         tensor: COO tensor, of the same shape, dtype and numbers of sparse and dense dimensions on all ranks.
         op: SUM.
         group: the group.
-        timeout: how long it may take.
+        timeout: of each of the calls.
 
     Raises:
-        ValueError: the op is another one; or the layout is not COO.
+        ValueError: the op is not SUM, or the layout is not COO.
         As all_reduce.
     """
     if op is not ReduceOp.SUM:
@@ -52,7 +52,7 @@ def all_reduce_sparse(tensor: Any, op: Any, group: ProcessGroup, timeout: Timeou
 
 
 def _same_shape(tensor: Any, group: ProcessGroup, timeout: Timeout) -> None:
-    """Raise at all ranks unless all have tensors of one shape: the sizes of what they gather do not show it."""
+    """Raise at all ranks unless all tensors have one shape, which the gathered sizes do not show."""
     shape = [tensor.sparse_dim(), *tensor.shape]
     mine = np.zeros(64, np.int64)
     mine[: len(shape)] = shape

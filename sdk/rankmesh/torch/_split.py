@@ -1,15 +1,20 @@
-"""split_group for torch groups over the mesh: torch's own function needs an accelerator."""
+"""split_group for torch groups over the mesh; torch's own function requires an accelerator."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as c10d
+from torch.distributed.constants import default_pg_timeout
 
 from rankmesh._session.groups import check_split
 from rankmesh.torch._group import rankmesh_group
+
+_splits: Counter[str] = Counter()
+"""Number of groups made so far, by members. It is part of a group's name, so that no name is used twice."""
 
 
 def split_group(
@@ -19,36 +24,46 @@ def split_group(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> Any:
-    """Make torch groups out of a group's members; each member calls it and gets the one it is in.
+    """Split a group's members into torch groups; each member calls it and gets the group it is in.
 
     Args:
         parent_pg: a torch process group of backend ``rankmesh``, the default one if None.
-        split_ranks: the ranks of each new group, numbered as in ``parent_pg``, which also gives their order.
-        timeout: default time an operation of the new group may take; torch's default if None.
+        split_ranks: the members of each new group, as ranks in ``parent_pg``; the new ranks are in their order there.
+        timeout: default timeout of the new group's calls; torch's default if None.
         pg_options, group_desc: as for torch.distributed.new_group.
 
     Returns:
         The group this rank is in, None if it is in none.
 
     Raises:
-        ValueError: there is none, one is empty, a rank is in two or out of range, or this process is not in
-            ``parent_pg``.
+        ValueError: ``split_ranks`` is empty or has an empty list, a rank twice or one out of range; or this process is
+            not in ``parent_pg``.
 
     Source: torch.distributed.split_group
     """
-    group = rankmesh_group(parent_pg)
-    if group is None:
+    parent = rankmesh_group(parent_pg)
+    if parent is None:
         raise ValueError("this process is not a member of the group")
-    parent = c10d.get_process_group_ranks(parent_pg)
-    split = check_split(split_ranks, "split_ranks", len(parent), "the ranks of parent_pg")
-    mine = next((ranks for ranks in split if group.rank() in ranks), None)
+    parent_ranks = c10d.get_process_group_ranks(parent)
+    split = check_split(split_ranks, "split_ranks", len(parent_ranks), "the ranks of parent_pg")
+    mine = next((ranks for ranks in split if parent.rank() in ranks), None)
     if mine is None:
         return None
-    return c10d.new_group(
-        [parent[rank] for rank in sorted(mine)],
-        timeout=timeout,
-        backend="rankmesh",
-        pg_options=pg_options,
-        use_local_synchronization=True,
+    ranks = [parent_ranks[rank] for rank in sorted(mine)]
+    members = "_".join(map(str, ranks))
+    _splits[members] += 1
+    # torch.distributed.new_group names a group by the number of groups there are, a name that an older one may have.
+    torchs = c10d.distributed_c10d
+    group, _ = torchs._new_process_group_helper(
+        len(ranks),
+        ranks.index(c10d.get_rank()),
+        ranks,
+        c10d.Backend("rankmesh"),
+        torchs._get_default_store(),
+        f"rankmesh/{members}/{_splits[members]}",
+        pg_options,
+        timeout=timeout or default_pg_timeout,
         group_desc=group_desc,
     )
+    torchs._world.pg_group_ranks[group] = {global_rank: rank for rank, global_rank in enumerate(ranks)}
+    return group

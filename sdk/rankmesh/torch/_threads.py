@@ -1,7 +1,7 @@
 """Threads for the callbacks of futures.
 
-A callback may wait for another call of the same group, whose completion needs a thread as well: so it runs neither in
-the group's worker nor behind another callback.
+A callback may wait for another call of the same group, which needs a thread to complete; so callbacks run neither in
+the group's worker thread nor one behind another.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from rankmesh._session.session import leave_at_exit
 from rankmesh_agent.net.deadline import Deadline
 
-_PATIENCE = 5.0
-"""Seconds the process waits at its end for callbacks that run."""
+_EXIT_SECONDS = 5.0
+"""Longest wait at exit for running callbacks."""
 _running: set[threading.Thread] = set()
 
 
 def run_in_thread(callback: Callable[[], None]) -> None:
-    """Call ``callback`` in a thread of its own."""
+    """Call a function in a new thread."""
 
     def run() -> None:
         try:
@@ -33,15 +33,14 @@ def run_in_thread(callback: Callable[[], None]) -> None:
 
 
 def _end() -> None:
-    """Have callbacks end before Python does, of which torch's C++ would make a crash.
+    """Wait for callbacks before Python ends: torch's C++ crashes if they end later.
 
-    They are daemons, and what they wait for fails first: otherwise the process would wait with them for a rank that
-    never comes.
+    The threads are daemons, and the sessions end first; so no callback waits for a rank that never comes.
     """
     leave_at_exit()
-    patience = Deadline(_PATIENCE)
+    deadline = Deadline(_EXIT_SECONDS)
     for thread in list(_running):
-        thread.join(patience.remaining())
+        thread.join(deadline.remaining())
 
 
 atexit.register(_end)

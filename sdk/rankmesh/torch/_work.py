@@ -1,4 +1,4 @@
-"""What the group's calls return to torch: Works, whose futures are torch's."""
+"""Works that the group's methods return to torch, with torch's futures."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rankmesh_agent.wire.errors import DistError
 
 
 class CompletedWork(c10d.Work):
-    """A call that was carried out before it returned.
+    """Work of a call that completed before it returned.
 
     Args:
-        tensors: the user's tensors that it filled, or worked on.
+        tensors: the caller's tensors that the call wrote to.
     """
 
     def __init__(self, tensors: list[Any]) -> None:
@@ -30,23 +30,23 @@ class CompletedWork(c10d.Work):
         self._tensors = tensors
 
     def is_completed(self) -> bool:
-        """Whether the call has ended."""
+        """Return whether the call has ended."""
         return True
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Return whether the call has succeeded."""
         return True
 
     def exception(self) -> BaseException | None:
-        """Return its error, if it failed."""
+        """Return the error of a failed call, else None."""
         return None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # torch's default, never changed
-        """Wait for its end; 0 means as long as it may take."""
+        """Wait for the end of the call; 0 stands for the call's own timeout."""
         return True
 
     def synchronize(self) -> None:
-        """Wait for its end: there is no stream of a device to wait for instead."""
+        """Wait for the end of the call; there is no stream to wait for instead."""
         self.wait()
 
     def block_current_stream(self) -> None:
@@ -59,7 +59,7 @@ class CompletedWork(c10d.Work):
         return self._tensors
 
     def source_rank(self) -> int:
-        """Return the group rank that a receive got its message from.
+        """Return the source of a receive, as a group rank.
 
         Raises:
             RuntimeError: this is not a receive.
@@ -77,11 +77,11 @@ class CompletedWork(c10d.Work):
 
 
 class PendingWork(CompletedWork):
-    """A call that goes on after it has returned.
+    """Work of an asynchronous call.
 
     Args:
         tensors: see Done.
-        works: what the engine has to end for it.
+        works: the engine's Works, all of which must end.
     """
 
     def __init__(self, tensors: list[Any], works: Sequence[engine.Work]) -> None:
@@ -109,14 +109,14 @@ class PendingWork(CompletedWork):
             raise to_torch_error(error) from error.__cause__
         future = self._future
         if future is not None and not future.done():
-            future.wait()  # torch's C++ takes the value of a future whose Work it has waited for
+            future.wait()  # torch's C++ reads the future's value once it has waited for the Work
         return True
 
     def get_future(self) -> torch.futures.Future[list[Any]]:
-        """Return a future whose value is the tensors, completed without anybody waiting.
+        """Return a future whose value is the tensors; it completes without a wait.
 
-        To torch's C++, which DDP waits in, only a callback that raises is an error: so the future is that of a callback
-        that looks how the call has ended.
+        DDP waits in torch's C++, which takes only an error that a callback raises; so the future is that of a callback
+        that returns the tensors or raises the call's error.
         """
         with self._lock:
             if self._future is None:
@@ -137,27 +137,27 @@ class PendingWork(CompletedWork):
 
 
 class MessageWork(PendingWork):
-    """A point-to-point message under way.
+    """Work of a point-to-point message.
 
     Args:
         tensors: see Done.
-        work: what the engine has to end for it.
-        numbers: the numbers the engine knows the members by, by group rank.
+        work: the engine's Work.
+        global_ranks: of the members, by group rank.
     """
 
-    def __init__(self, tensors: list[Any], work: engine.Work, numbers: Sequence[int]) -> None:
+    def __init__(self, tensors: list[Any], work: engine.Work, global_ranks: Sequence[int]) -> None:
         super().__init__(tensors, [work])
-        self._numbers = numbers
+        self._global_ranks = global_ranks
 
     def source_rank(self) -> int:
         try:
-            return self._numbers.index(self._works[0].source_rank())
+            return self._global_ranks.index(self._works[0].source_rank())
         except DistError as error:
             raise to_torch_error(error) from error.__cause__
 
 
 def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> None:
-    """Call ``then`` once, in a thread that holds nothing up, when all works have ended, well or not."""
+    """Call ``then`` once all works have ended or failed, in a thread that blocks no other call."""
     left = len(works)
     lock = threading.Lock()
 
@@ -171,14 +171,14 @@ def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> No
 
     for work in works:
         if isinstance(work, engine.MessageWork):
-            run_in_thread(functools.partial(_settle, work, one))  # nothing but who waits for it moves a message
+            run_in_thread(functools.partial(_wait_for_message, work, one))  # only a wait progresses a message
         else:
             work.get_future().then(lambda future: one(future.release))
 
 
-def _settle(work: engine.Work, ended: Callable[[Callable[[], bool]], None]) -> None:
+def _wait_for_message(work: engine.Work, ended: Callable[[Callable[[], bool]], None]) -> None:
     try:
-        with contextlib.suppress(DistError):  # whoever asks the work finds it
+        with contextlib.suppress(DistError):  # the Work keeps the error
             work.wait()
     finally:
         ended(lambda: True)

@@ -13,7 +13,7 @@ from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress import engine as engine
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.shm_ring import RING_BYTES
 from rankmesh_agent.wire.errors import RankFailedError
 
@@ -41,14 +41,14 @@ def send(members: LocalCommunicator, to: int, tag: int = 0) -> None:
 
 def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks once more whether there is something to do, not over and over while it keeps the lock."""
-    looks: dict[Mesh, int] = dict.fromkeys(pair.meshes, 0)
-    idle = Mesh._idle
+    looks: dict[ProgressEngine, int] = dict.fromkeys(pair.meshes, 0)
+    idle = ProgressEngine._idle
 
-    def counted(mesh: Mesh) -> bool:
+    def counted(mesh: ProgressEngine) -> bool:
         looks[mesh] += 1
         return idle(mesh)
 
-    monkeypatch.setattr(Mesh, "_idle", counted)
+    monkeypatch.setattr(ProgressEngine, "_idle", counted)
     go = threading.Event()
 
     def call(members: LocalCommunicator) -> None:
@@ -75,13 +75,13 @@ def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.
 def test_the_background_stays_away_from_who_calls_again_and_again(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_GRACE_SECONDS", LONG)
     leaders: set[str] = set()
-    lead = Mesh._lead
+    lead = ProgressEngine._drive
 
-    def noted(mesh: Mesh, *arguments: Any) -> None:
+    def noted(mesh: ProgressEngine, *arguments: Any) -> None:
         leaders.add(threading.current_thread().name)
         lead(mesh, *arguments)
 
-    monkeypatch.setattr(Mesh, "_lead", noted)
+    monkeypatch.setattr(ProgressEngine, "_lead", noted)
 
     def call(members: LocalCommunicator) -> None:
         for count in (1, EAGER // 8, 50_000):
@@ -188,7 +188,7 @@ def unanswered(pair: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]
     """Seconds for which rank 1's host has answered nothing, as rank 0 is told; and what the clock says."""
     said = {"silence": 0.0, "clock": 1000.0}
     connection = pair.meshes[0]._peers[1].connection
-    monkeypatch.setattr(connection, "unanswered", lambda: said["silence"], raising=False)
+    monkeypatch.setattr(connection, "silent_seconds", lambda: said["silence"], raising=False)
     monkeypatch.setattr(engine.time, "monotonic", lambda: said["clock"])
     return said
 
@@ -197,18 +197,18 @@ def test_a_host_that_answers_nothing_for_long_is_held_for_failed(pair: World, un
     mesh = pair.meshes[0]
     for seconds in range(10):
         unanswered.update(silence=seconds + 1.0, clock=1000.0 + seconds)
-        mesh.give_up_silent_hosts()
-        assert (1 in mesh.lost) == (seconds >= engine.SILENT_SECONDS)
-    assert mesh.lost[1].cause == "its host has answered nothing for 8 s: it, or the network to it, is down"
-    assert not mesh.lost[1].clean
+        mesh.fail_silent_hosts()
+        assert (1 in mesh.lost_peers) == (seconds >= engine.SILENT_SECONDS)
+    assert mesh.lost_peers[1].cause == "its host has answered nothing for 8 s: it, or the network to it, is down"
+    assert not mesh.lost_peers[1].clean
 
 
 def test_a_first_question_in_minutes_may_take_a_while_to_answer(pair: World, unanswered: dict[str, float]) -> None:
     mesh = pair.meshes[0]
     for seconds in range(20):
         unanswered.update(silence=0.0 if seconds % 7 == 6 else 60.0, clock=1000.0 + seconds)
-        mesh.give_up_silent_hosts()
-        assert not mesh.lost
+        mesh.fail_silent_hosts()
+        assert not mesh.lost_peers
 
 
 def test_who_waits_is_told_of_a_silent_host_at_once(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +219,8 @@ def test_who_waits_is_told_of_a_silent_host_at_once(pair: World, monkeypatch: py
     def call(members: LocalCommunicator) -> None:
         if members.rank == 1:
             until(lambda: mesh._asleep)
-            monkeypatch.setattr(mesh._peers[1].connection, "unanswered", lambda: 9.0, raising=False)
-            mesh.give_up_silent_hosts()
+            monkeypatch.setattr(mesh._peers[1].connection, "silent_seconds", lambda: 9.0, raising=False)
+            mesh.fail_silent_hosts()
         else:
             with pytest.raises(RankFailedError, match="has answered nothing"):
                 members.receive(np.zeros(3), 1, 0, NOW)

@@ -7,12 +7,12 @@ import pytest
 from support.oracle import OPS, expected, ops_of, values
 
 from rankmesh_agent.collectives.reduction import (
+    check_op,
     combine,
     combine_partials,
-    combine_some,
+    combine_to_partial,
     partial_dtype,
     premultiplied,
-    refuse,
 )
 from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, FROM_NAME, display
 from rankmesh_agent.wire.ops import ReduceOp
@@ -57,10 +57,10 @@ def test_one_part_is_copied():
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_operations_are_refused_exactly_where_they_make_no_sense(op, dtype):
     if op in ops_of(dtype):
-        refuse(op, dtype)
+        check_op(op, dtype)
     else:
         with pytest.raises(TypeError, match=f"ReduceOp.{op.name} is not defined for {display(dtype)}"):
-            refuse(op, dtype)
+            check_op(op, dtype)
 
 
 def test_an_average_of_integers_is_exact_and_rounds_towards_zero():
@@ -98,7 +98,7 @@ def test_the_factor_is_applied_over_many_pieces(dtype):
 
 def test_premul_sum_without_a_factor_says_how_to_give_one():
     with pytest.raises(TypeError, match=r"PREMUL_SUM\(0.5\)"):
-        refuse(ReduceOp.PREMUL_SUM, np.dtype(np.float32))
+        check_op(ReduceOp.PREMUL_SUM, np.dtype(np.float32))
     with pytest.raises(TypeError, match=r"ReduceOp.SUM takes no factor"):
         ReduceOp.SUM(2)
 
@@ -107,7 +107,7 @@ def test_premul_sum_without_a_factor_says_how_to_give_one():
     ("factor", "dtype"), [(2, np.int32), (0.5, np.float32), (2, np.float16), (1j, np.complex64), (0.5, np.complex128)]
 )
 def test_factors_that_fit_are_accepted(factor, dtype):
-    refuse(ReduceOp.PREMUL_SUM(factor), np.dtype(dtype))
+    check_op(ReduceOp.PREMUL_SUM(factor), np.dtype(dtype))
     assert premultiplied(factor, np.array([2, 4], dtype)).tolist() == [2 * factor, 4 * factor]
 
 
@@ -116,7 +116,7 @@ def test_factors_that_fit_are_accepted(factor, dtype):
 )
 def test_factors_that_do_not_fit_are_refused(factor, dtype):
     with pytest.raises(TypeError, match="PREMUL_SUM"):
-        refuse(ReduceOp.PREMUL_SUM(factor), np.dtype(dtype))
+        check_op(ReduceOp.PREMUL_SUM(factor), np.dtype(dtype))
 
 
 # In two stages
@@ -130,8 +130,8 @@ def test_partial_results_lose_nothing(op, dtype):
     parts = [values(rank, 40_000, dtype) for rank in range(5)]
     wide = partial_dtype(op, dtype, 5)
     partials = [np.empty(40_000, wide) for _ in range(2)]
-    combine_some(op, parts[:4], partials[0])
-    combine_some(op, parts[4:], partials[1])
+    combine_to_partial(op, parts[:4], partials[0])
+    combine_to_partial(op, parts[4:], partials[1])
     got, want = np.empty(40_000, dtype), np.empty(40_000, dtype)
     combine_partials(op, partials, 5, got)
     combine(op, parts, want)  # the same order of additions, as the last part is alone in its half
@@ -162,8 +162,8 @@ def test_averages_of_extremes_survive_two_stages():
         limits = np.iinfo(dtype)
         parts = [np.array([limits.max, limits.min, limits.max - rank % 2], dtype) for rank in range(6)]
         partials = [np.empty(3, partial_dtype(ReduceOp.AVG, np.dtype(dtype), 6)) for _ in range(2)]
-        combine_some(ReduceOp.AVG, parts[:3], partials[0])
-        combine_some(ReduceOp.AVG, parts[3:], partials[1])
+        combine_to_partial(ReduceOp.AVG, parts[:3], partials[0])
+        combine_to_partial(ReduceOp.AVG, parts[3:], partials[1])
         got, want = np.empty(3, dtype), np.empty(3, dtype)
         combine_partials(ReduceOp.AVG, partials, 6, got)
         combine(ReduceOp.AVG, parts, want)

@@ -7,25 +7,25 @@ import inspect
 import pytest
 
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
-from rankmesh_agent.collectives.link import pieces, shares
-from rankmesh_agent.collectives.select import OVER_HOSTS, _rows, algorithm, algorithms, candidates, row_of
+from rankmesh_agent.collectives.link import chunks, shards
+from rankmesh_agent.collectives.select import OVER_HOSTS, _rows, algorithm, algorithms, candidates, table_row
 from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.wire.frames import SMALL
-from rankmesh_agent.wire.ops import Kind
+from rankmesh_agent.wire.ops import OpType
 
-COLLECTIVES = sorted(set(Kind) - {Kind.NEW_GROUP, Kind.EMPTY})
+COLLECTIVES = sorted(set(OpType) - {OpType.NEW_GROUP, OpType.EMPTY})
 OVER_LINKS = [
-    (Kind.ALL_REDUCE, all_reduce.small_link),
-    (Kind.REDUCE, reduce.small_link),
-    (Kind.BROADCAST, broadcast.small_link),
-    (Kind.ALL_GATHER, all_gather.small_link),
-    (Kind.GATHER, gather.small_link),
-    (Kind.SCATTER, scatter.small_link),
-    (Kind.REDUCE_SCATTER, reduce_scatter.small_link),
+    (OpType.ALL_REDUCE, all_reduce.small_link),
+    (OpType.REDUCE, reduce.small_link),
+    (OpType.BROADCAST, broadcast.small_link),
+    (OpType.ALL_GATHER, all_gather.small_link),
+    (OpType.GATHER, gather.small_link),
+    (OpType.SCATTER, scatter.small_link),
+    (OpType.REDUCE_SCATTER, reduce_scatter.small_link),
 ]
 OVER_SEGMENTS = [
-    (Kind.ALL_REDUCE, all_reduce.small_segment, all_reduce.chunked_segment),
-    (Kind.REDUCE, reduce.small_segment, reduce.chunked_segment),
+    (OpType.ALL_REDUCE, all_reduce.small_segment, all_reduce.chunked_segment),
+    (OpType.REDUCE, reduce.small_segment, reduce.chunked_segment),
 ]
 
 
@@ -77,14 +77,14 @@ def test_no_measured_limit_goes_beyond_what_an_algorithm_can_take(monkeypatch):
     monkeypatch.setitem(LIMITS, ("GATHER", "link"), {"small_link": {2: SMALL * 2}})
     _rows.cache_clear()
     try:
-        assert algorithm(Kind.GATHER, "link", SMALL + 1, 2) is gather.direct_link
+        assert algorithm(OpType.GATHER, "link", SMALL + 1, 2) is gather.direct_link
     finally:
         _rows.cache_clear()
 
 
 def test_measured_limits_are_of_algorithms_that_are_there():
     for (name, medium), limits in LIMITS.items():
-        rows = candidates(Kind[name], medium)
+        rows = candidates(OpType[name], medium)
         assert set(limits) <= {found.__name__ for _, found in rows[:-1]}
         assert all(limits.values())
 
@@ -93,20 +93,20 @@ def test_every_algorithm_says_its_steps_and_its_bytes():
     for kind, _, found in algorithms():
         steps = (found.__doc__ or "").partition("Steps:")[2]
         assert steps, found
-        assert "byte" in steps or kind is Kind.BARRIER, found
+        assert "byte" in steps or kind is OpType.BARRIER, found
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 9, 10, 1000])
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
 def test_shares_cover_everything_once(count, size):
-    covered = [index for share in shares(count, size) for index in range(count)[share]]
+    covered = [index for share in shards(count, size) for index in range(count)[share]]
     assert covered == list(range(count))
-    assert len(shares(count, size)) == size
+    assert len(shards(count, size)) == size
 
 
 def test_pieces_cover_everything_once():
-    assert [index for piece in pieces(10, 4) for index in range(10)[piece]] == list(range(10))
-    assert pieces(0, 4) == []
+    assert [index for piece in chunks(10, 4) for index in range(10)[piece]] == list(range(10))
+    assert chunks(0, 4) == []
 
 
 @pytest.mark.parametrize("medium", ["reads", "registered"])
@@ -114,10 +114,10 @@ def test_pieces_cover_everything_once():
 def test_what_has_no_row_of_its_own_takes_the_simpler_one_with_its_limits(kind, medium):
     for nbytes in (0, 1 << 10, 1 << 17, (1 << 17) + 1, 1 << 20, 1 << 30):
         found = algorithm(kind, medium, nbytes, 2, slot_bytes=1 << 20)
-        if row_of(kind, medium) == "segment":
+        if table_row(kind, medium) == "segment":
             assert found is algorithm(kind, "segment", nbytes, 2, slot_bytes=1 << 20)
 
 
 def test_who_cuts_arrays_into_chunks_may_take_more_than_a_slot():
-    rows = _rows(Kind.BROADCAST, "reads", 2, 4096)
+    rows = _rows(OpType.BROADCAST, "reads", 2, 4096)
     assert rows[0] == (LIMITS["BROADCAST", "reads"]["over_segment"][2], broadcast.over_segment)

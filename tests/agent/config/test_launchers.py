@@ -16,9 +16,9 @@ from rankmesh_agent.config.launchers import (
     OpenMpi,
     Pmi,
     Slurm,
-    first_of,
+    detect_launcher,
+    first_host_in,
     first_pod,
-    launcher_in,
 )
 from rankmesh_agent.config.settings import Settings
 
@@ -88,10 +88,10 @@ STARTED = {
 
 @pytest.mark.parametrize(("environ", "kind", "numbers"), STARTED.values(), ids=STARTED)
 def test_the_innermost_launcher_counts(environ, kind, numbers):
-    there = launcher_in(environ)
+    there = detect_launcher(environ)
     assert type(there) is kind
     assert (there.rank, there.world_size, there.local_rank, there.local_world_size) == numbers
-    assert not there.wrong
+    assert not there.problem
     settings = Settings.from_env(environ)
     assert (settings.rank, settings.world_size, settings.local_rank) == numbers[:3]
     assert settings.launcher == there
@@ -128,9 +128,9 @@ def test_who_sets_the_rank_does_not_trip_over_what_a_launcher_left():
 
 
 def test_nothing_of_a_launcher_is_none():
-    assert launcher_in({}) is None
-    assert launcher_in(dict.fromkeys([*OPEN_MPI, *MPICH, *SRUN, *POD], "")) is None, "empty is as good as absent"
-    assert launcher_in({"WORLD_SIZE": "4", "KUBERNETES_SERVICE_HOST": "10.96.0.1", "PMIX_RANK": "0"}) is None
+    assert detect_launcher({}) is None
+    assert detect_launcher(dict.fromkeys([*OPEN_MPI, *MPICH, *SRUN, *POD], "")) is None, "empty is as good as absent"
+    assert detect_launcher({"WORLD_SIZE": "4", "KUBERNETES_SERVICE_HOST": "10.96.0.1", "PMIX_RANK": "0"}) is None
 
 
 def without(environ, *names):
@@ -173,8 +173,8 @@ WRONG = {
 
 @pytest.mark.parametrize(("environ", "says"), WRONG.values(), ids=WRONG)
 def test_half_of_a_set_is_no_rank_and_said_in_words(environ, says):
-    there = launcher_in(environ)
-    assert says in there.wrong
+    there = detect_launcher(environ)
+    assert says in there.problem
     assert (there.rank, there.world_size) == (None, None)
     assert Settings.from_env(environ).rank is None
 
@@ -182,16 +182,16 @@ def test_half_of_a_set_is_no_rank_and_said_in_words(environ, says):
 def test_another_world_size_is_said_and_what_the_launcher_says_is_kept():
     """It may have started nodes, and WORLD_SIZE be of their ranks: nodes.py."""
     environ = {**SRUN, "WORLD_SIZE": "8"}
-    there = launcher_in(environ)
+    there = detect_launcher(environ)
     assert (there.rank, there.world_size) == (2, 3)
     says = "WORLD_SIZE=8, but Slurm started 3 processes (SLURM_PROCID=2, SLURM_STEP_NUM_TASKS=3): unset WORLD_SIZE"
-    assert says in there.wrong
+    assert says in there.problem
     settings = Settings.from_env(environ)
     assert (settings.rank, settings.world_size) == (None, 8)
 
 
 def test_the_same_world_size_twice_is_fine():
-    assert launcher_in({**SRUN, "WORLD_SIZE": "3"}) == launcher_in(SRUN)
+    assert detect_launcher({**SRUN, "WORLD_SIZE": "3"}) == detect_launcher(SRUN)
 
 
 # Where rank 0 is, on which port, and the job's name
@@ -207,7 +207,7 @@ ONE_HOST = {
 
 @pytest.mark.parametrize("environ", ONE_HOST.values(), ids=ONE_HOST)
 def test_on_one_host_they_meet_on_loopback(environ):
-    there = launcher_in(environ)
+    there = detect_launcher(environ)
     assert there.one_host
     assert there.host() == "127.0.0.1"
 
@@ -227,19 +227,19 @@ def test_on_one_host_they_meet_on_loopback(environ):
     ],
 )
 def test_where_they_meet(environ, host, port, job):
-    there = launcher_in(environ)
+    there = detect_launcher(environ)
     assert (there.host(), there.port(), there.job()) == (host, port, job)
 
 
 def test_ports_are_not_those_that_kernels_give_away():
-    ports = {launcher_in({**SRUN, "SLURM_JOB_ID": str(job)}).port() for job in range(0, 100_000, 7)}
+    ports = {detect_launcher({**SRUN, "SLURM_JOB_ID": str(job)}).port() for job in range(0, 100_000, 7)}
     assert min(ports) >= FIRST_PORT
     assert max(ports) < FIRST_PORT + PORTS <= DEFAULT_PORT < 32768
 
 
 def test_jobs_that_run_at_a_time_have_ports_of_their_own():
     def port(job, step=0):
-        return launcher_in({**SRUN, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).port()
+        return detect_launcher({**SRUN, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).port()
 
     assert len({port(8990 + job) for job in range(900)}) == 900
     assert len({port(8990 + job, step) for job in range(100) for step in range(9)}) == 900
@@ -248,7 +248,7 @@ def test_jobs_that_run_at_a_time_have_ports_of_their_own():
 def test_mpiexec_is_told_by_its_process_whatever_is_between():
     """All ranks of a job on a host have the same name for it, a shell in between or not; the next job another."""
     code = (
-        "import os; from rankmesh_agent.config.launchers import launcher_in; there = launcher_in(os.environ);"
+        "import os; from rankmesh_agent.config.launchers import detect_launcher; there = detect_launcher(os.environ);"
         "print(there.job(), there.port())"
     )
     here = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI_", "SLURM_"))}
@@ -282,7 +282,7 @@ def test_mpiexec_is_told_by_its_process_whatever_is_between():
     ],
 )
 def test_the_first_of_slurms_nodes(nodes, first):
-    assert first_of(nodes) == first
+    assert first_host_in(nodes) == first
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 from rankmesh_agent.config.settings import (
     DEFAULT_TIMEOUT,
     Settings,
+    create_token,
     is_loopback,
-    make_token,
+    read_token,
     require_token_beyond_loopback,
-    token_in,
 )
 
 VARIABLES = [
@@ -154,12 +154,12 @@ def test_the_token_may_be_in_a_file(tmp_path):
 def test_a_fresh_token_is_made_once(tmp_path):
     path = tmp_path / "token"
     with ThreadPoolExecutor(8) as makers:
-        list(makers.map(make_token, [path] * 8))
-    token = token_in(path)
+        list(makers.map(create_token, [path] * 8))
+    token = read_token(path)
     assert len(token) == 64
     assert path.stat().st_mode & 0o777 == 0o600
-    make_token(path)
-    assert token_in(path) == token
+    create_token(path)
+    assert read_token(path) == token
     assert os.listdir(tmp_path) == ["token"]
-    make_token(tmp_path / "other")
-    assert token_in(tmp_path / "other") != token
+    create_token(tmp_path / "other")
+    assert read_token(tmp_path / "other") != token

@@ -37,7 +37,7 @@ class Somebody:
 @pytest.fixture(scope="module")
 def agent() -> Iterator[str]:
     """The URL of an agent that wants the token 'secret'."""
-    listener = bind("127.0.0.1", 0, what="a test listens")
+    listener = bind("127.0.0.1", 0, purpose="a test listens")
     url = url_of(listener)
     thread = HttpServer(listener, "agent")
     thread.start(lambda: create_app(Somebody(), token="secret"))

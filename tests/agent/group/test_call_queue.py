@@ -16,16 +16,17 @@ from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.coalescing import BatchedWork
+from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.pending import LocalActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.engine import Mesh
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, GroupAbortedError
-from rankmesh_agent.wire.ops import Call, Kind
+from rankmesh_agent.wire.ops import Call, OpType
 
 SECONDS = 20.0
 NOW, LATER = Options(SECONDS), Options(SECONDS, async_op=True)
-BARRIER = (Kind.BARRIER,)
+BARRIER = (OpType.BARRIER,)
 
 
 class Recorder(Backend):
@@ -57,8 +58,8 @@ class Alone:
     """A group of one rank."""
 
     def __init__(self) -> None:
-        self.mesh = Mesh(0, 1, {}, eager_limit=1024)
-        self.standing = LocalGroupState(self.mesh, 1, "alone", (0,), {})
+        self.mesh = ProgressEngine(0, 1, {}, eager_limit=1024)
+        self.standing = LocalGroupState(self.mesh, 1, "alone", (0,), {}, FlightRecorder())
         self.backend = Recorder()
         self.order = CallQueue(self.standing, LocalActiveCall(self.standing), "alone", self.backend)
 
@@ -352,7 +353,7 @@ def test_a_call_is_planned_once_until_the_backend_changes(alone: Alone) -> None:
 
 def test_plans_of_ever_new_sizes_do_not_pile_up(alone: Alone) -> None:
     for count in range(3000):
-        alone.submit(None, NOW, (Kind.BROADCAST, np.dtype("u1"), count, None, 0))
+        alone.submit(None, NOW, (OpType.BROADCAST, np.dtype("u1"), count, None, 0))
     assert len(alone.order._plans) <= 1024
 
 

@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 
 from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall, coalesce
-from rankmesh_agent.wire.ops import Kind, ReduceOp
+from rankmesh_agent.wire.ops import OpType, ReduceOp
 
 
 def all_reduce(array: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM, after: Any = None) -> RecordedCall:
-    return RecordedCall((Kind.ALL_REDUCE, array.dtype, array.size, op), (array, op), [array], after)
+    return RecordedCall((OpType.ALL_REDUCE, array.dtype, array.size, op), (array, op), [array], after)
 
 
 def broadcast(array: np.ndarray[Any, Any], root: int = 0) -> RecordedCall:
-    return RecordedCall((Kind.BROADCAST, array.dtype, array.size, None, root), (array, root), [array], None)
+    return RecordedCall((OpType.BROADCAST, array.dtype, array.size, None, root), (array, root), [array], None)
 
 
-BARRIER = RecordedCall((Kind.BARRIER,), (), [], None)
+BARRIER = RecordedCall((OpType.BARRIER,), (), [], None)
 
 
 def test_neighbouring_all_reduces_become_one() -> None:
     one, two, three = np.arange(3.0), np.zeros(0), np.full(4, 7.0)
     (call,) = coalesce([all_reduce(one), all_reduce(two), all_reduce(three)])
     array, op = call.arguments
-    assert call.key == (Kind.ALL_REDUCE, np.dtype("f8"), 7, ReduceOp.SUM, None, None, "arrays of 3+0+4")
+    assert call.key == (OpType.ALL_REDUCE, np.dtype("f8"), 7, ReduceOp.SUM, None, None, "arrays of 3+0+4")
     assert op is ReduceOp.SUM
     np.testing.assert_array_equal(array, [0, 1, 2, 7, 7, 7, 7])
     assert [user is each for user, each in zip(call.result, (one, two, three), strict=True)] == [True] * 3
@@ -61,7 +61,7 @@ def test_a_call_alone_is_made_as_it_is() -> None:
         broadcast(np.ones(2)),
         all_reduce(np.ones(2, np.float32)),
         all_reduce(np.ones(2), ReduceOp.MAX),
-        RecordedCall((Kind.ALL_TO_ALL, np.dtype("f8"), -1), ([np.ones(2)], [np.ones(2)]), [], None),
+        RecordedCall((OpType.ALL_TO_ALL, np.dtype("f8"), -1), ([np.ones(2)], [np.ones(2)]), [], None),
     ],
     ids=["barrier", "broadcast", "dtype", "op", "all_to_all"],
 )
@@ -69,7 +69,7 @@ def test_what_differs_keeps_its_place(between: RecordedCall) -> None:
     first, second, last = all_reduce(np.ones(2)), all_reduce(np.ones(2)), all_reduce(np.ones(2))
     made = coalesce([between, first, second, between, last, between])
     assert [call.key[0] for call in made] == [
-        between.key[0], Kind.ALL_REDUCE, between.key[0], Kind.ALL_REDUCE, between.key[0],
+        between.key[0], OpType.ALL_REDUCE, between.key[0], OpType.ALL_REDUCE, between.key[0],
     ]  # fmt: skip
     assert made[1].key[2] == 4
     assert made[3] is last

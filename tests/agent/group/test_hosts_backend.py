@@ -26,7 +26,7 @@ from rankmesh_agent.wire.errors import (
     GroupAbortedError,
     RankFailedError,
 )
-from rankmesh_agent.wire.ops import Call, Kind, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Array = np.ndarray[Any, Any]
 SECONDS = 20.0
@@ -69,33 +69,33 @@ def sent_between_hosts(ranks: World, call: Callable[[LocalCommunicator], Any]) -
     return left
 
 
-def make(kind: Kind, dtype: type) -> Callable[[LocalCommunicator], Any]:
+def make(kind: OpType, dtype: type) -> Callable[[LocalCommunicator], Any]:
     """Return the call of a collective on arrays of COUNT elements; those for each rank are as many together."""
 
     def call(members: LocalCommunicator) -> None:
         array = np.ones(COUNT, dtype)
         split = np.split(array, members.size)
         match kind:
-            case Kind.ALL_REDUCE:
+            case OpType.ALL_REDUCE:
                 members.all_reduce(array, ReduceOp.SUM, NOW)
-            case Kind.REDUCE:
+            case OpType.REDUCE:
                 members.reduce(array, ReduceOp.SUM, 0, NOW)
-            case Kind.BROADCAST:
+            case OpType.BROADCAST:
                 members.broadcast(array, 0, NOW)
-            case Kind.ALL_GATHER:
+            case OpType.ALL_GATHER:
                 members.all_gather(split, split[members.rank].copy(), NOW)
-            case Kind.REDUCE_SCATTER:
+            case OpType.REDUCE_SCATTER:
                 members.reduce_scatter(np.empty_like(split[0]), split, ReduceOp.SUM, NOW)
 
     return call
 
 
 FLAT = {
-    Kind.ALL_REDUCE: all_reduce.direct_link,
-    Kind.REDUCE: reduce.direct_link,
-    Kind.BROADCAST: broadcast.scatter_link,
-    Kind.ALL_GATHER: all_gather.direct_link,
-    Kind.REDUCE_SCATTER: reduce_scatter.direct_link,
+    OpType.ALL_REDUCE: all_reduce.direct_link,
+    OpType.REDUCE: reduce.direct_link,
+    OpType.BROADCAST: broadcast.scatter_link,
+    OpType.ALL_GATHER: all_gather.direct_link,
+    OpType.REDUCE_SCATTER: reduce_scatter.direct_link,
 }
 LAYOUTS = ("aabb", "aaab", "aabbcc", "abab")
 
@@ -103,7 +103,7 @@ LAYOUTS = ("aabb", "aaab", "aabbcc", "abab")
 @pytest.mark.parametrize("hosts", LAYOUTS)
 @pytest.mark.parametrize("kind", FLAT, ids=lambda kind: kind.name.lower())
 def test_fewer_bytes_pass_between_hosts_than_without_them(
-    kind: Kind, hosts: str, monkeypatch: pytest.MonkeyPatch
+    kind: OpType, hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world(len(hosts), "inproc", hosts=hosts) as ranks:
         ours = sent_between_hosts(ranks, make(kind, np.float32))
@@ -123,7 +123,7 @@ def test_all_reduce_sends_each_hosts_part_once_each_way(hosts: str, dtype: type,
     nbytes = COUNT * np.dtype(dtype).itemsize
     number = len(set(hosts))
     with world(len(hosts), "inproc", hosts=hosts) as ranks:
-        left = sent_between_hosts(ranks, make(Kind.ALL_REDUCE, dtype))
+        left = sent_between_hosts(ranks, make(OpType.ALL_REDUCE, dtype))
     for host in set(hosts):
         assert left[host] == pytest.approx((1 + wide) * (number - 1) / number * nbytes, rel=0.02)
         ring = 2 * (len(hosts) - 1) / len(hosts) * nbytes
@@ -134,7 +134,7 @@ def test_all_reduce_sends_each_hosts_part_once_each_way(hosts: str, dtype: type,
 @pytest.mark.parametrize("hosts", LAYOUTS)
 def test_the_roots_host_sends_a_broadcast_once(hosts: str) -> None:
     with world(len(hosts), "inproc", hosts=hosts) as ranks:
-        left = sent_between_hosts(ranks, make(Kind.BROADCAST, np.float32))
+        left = sent_between_hosts(ranks, make(OpType.BROADCAST, np.float32))
     number = len(set(hosts))
     assert left["a"] == pytest.approx(COUNT * 4, rel=0.01)
     assert left["b"] == pytest.approx(COUNT * 4 * (number - 2) / (number - 1), abs=COUNT * 0.04)
@@ -147,10 +147,10 @@ def test_short_arrays_and_different_bytes_for_every_rank_go_straight_over_the_li
     backend = quartet.communicators[0]._queue.backend
     assert isinstance(backend, HierarchicalCpuBackend)
     float32 = np.dtype(np.float32)
-    assert backend.algorithm(Call(Kind.ALL_REDUCE, float32, 100, ReduceOp.SUM)) is all_reduce.small_link
-    assert backend.algorithm(Call(Kind.ALL_REDUCE, float32, 100_000, ReduceOp.SUM)) is all_reduce_hosts.over_hosts
-    assert backend.algorithm(Call(Kind.EMPTY, float32, 100)) is registered.over_link
-    found = backend.algorithm(Call(Kind.GATHER, float32, 100_000, None, 0))
+    assert backend.algorithm(Call(OpType.ALL_REDUCE, float32, 100, ReduceOp.SUM)) is all_reduce.small_link
+    assert backend.algorithm(Call(OpType.ALL_REDUCE, float32, 100_000, ReduceOp.SUM)) is all_reduce_hosts.over_hosts
+    assert backend.algorithm(Call(OpType.EMPTY, float32, 100)) is registered.over_link
+    found = backend.algorithm(Call(OpType.GATHER, float32, 100_000, None, 0))
     assert (found.__module__.rpartition(".")[2], found.__name__) == ("gather", "direct_link")
 
 

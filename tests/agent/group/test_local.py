@@ -178,7 +178,7 @@ def test_who_leaves_because_of_a_loss_says_so_before(trio: World, how: str) -> N
         elif members.rank == 0:
             call = LEARNED[how](members) if how in LEARNED else members.close
             deadline = Deadline(TIMEOUT)
-            while 1 not in mesh.lost and not deadline.passed():
+            while 1 not in mesh.lost_peers and not deadline.expired():
                 mesh.progress()
             if how in LEARNED:
                 with pytest.raises(RankFailedError, match="rank 1 "):

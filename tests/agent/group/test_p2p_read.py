@@ -25,7 +25,7 @@ HERE = np.zeros(1)
 Read = Callable[[Any, int, int, int], None]
 
 pytestmark = pytest.mark.skipif(
-    not process_vm.allowed(os.getpid(), process_vm.address_of(HERE), HERE.tobytes()),
+    not process_vm.can_read(os.getpid(), process_vm.address_of(HERE), HERE.tobytes()),
     reason="this machine lets no process read memory in this way",
 )
 
@@ -41,14 +41,14 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Read, Any, i
     """Have every read go through a function, which is given the true one; return the list of bytes read."""
 
     def replace(function: Callable[[Read, Any, int, int, int], None]) -> list[int]:
-        original, sizes = RingConnection.read_offered, []
+        original, sizes = RingConnection.read_exposed, []
 
         def read(connection: RingConnection, address: int, into: int, nbytes: int) -> None:
             sizes.append(nbytes)
             function(original, connection, address, into, nbytes)
 
-        monkeypatch.setattr(RingConnection, "read_offered", read)
-        monkeypatch.setattr(framing, "FETCH_BYTES", 8 << 20)  # so that several pieces are no long message
+        monkeypatch.setattr(RingConnection, "read_exposed", read)
+        monkeypatch.setattr(framing, "REMOTE_READ_BYTES", 8 << 20)  # so that several pieces are no long message
         return sizes
 
     return replace

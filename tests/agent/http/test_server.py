@@ -27,7 +27,7 @@ class Served:
     """An HttpServer on a free port that notes when its application is made."""
 
     def __init__(self, *, on_demand: bool) -> None:
-        self.listener = bind("127.0.0.1", 0, what="the test serves HTTP")
+        self.listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
         self.url = url_of(self.listener)
         self.made = threading.Event()
         self.server = HttpServer(self.listener, "served")
@@ -96,7 +96,7 @@ def test_never_asked_it_ends_without_the_application():
 def test_one_that_cannot_be_made_sends_its_clients_away(monkeypatch):
     told = []
     monkeypatch.setattr(threading, "excepthook", lambda failure: told.append(failure.exc_value))
-    listener = bind("127.0.0.1", 0, what="the test serves HTTP")
+    listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
 
     def make() -> Any:
         raise ImportError("no framework")

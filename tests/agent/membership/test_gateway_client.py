@@ -35,7 +35,7 @@ def member(rank: int, name: str = "") -> Member:
 @contextlib.contextmanager
 def serving(app: Any, port: int = 0) -> Iterator[str]:
     """The URL at which an ASGI application is served."""
-    listener = bind("127.0.0.1", port, what="the test serves HTTP")
+    listener = bind("127.0.0.1", port, purpose="the test serves HTTP")
     url = url_of(listener)
     server = HttpServer(listener, "served")
     server.start(lambda: app)

@@ -56,7 +56,7 @@ class Failures:
     def fileno(self) -> int:
         return self.descriptor
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         self.looks += 1
         try:
             os.eventfd_read(self.descriptor)
@@ -65,7 +65,7 @@ class Failures:
         self.looked.set()
         return self.news
 
-    def due(self) -> float:
+    def next_check(self) -> float:
         return self.due_seconds
 
     def close(self) -> None:

@@ -21,24 +21,24 @@ def clock(monkeypatch):
 
 def test_a_deadline_comes_nearer_and_passes(clock):
     deadline = Deadline(10)
-    assert (deadline.remaining(), deadline.passed()) == (10, False)
+    assert (deadline.remaining(), deadline.expired()) == (10, False)
     clock[0] += 9.5
-    assert (deadline.remaining(), deadline.passed()) == (0.5, False)
+    assert (deadline.remaining(), deadline.expired()) == (0.5, False)
     clock[0] += 0.5
-    assert (deadline.remaining(), deadline.passed()) == (0, True)
+    assert (deadline.remaining(), deadline.expired()) == (0, True)
     clock[0] += 100
-    assert (deadline.remaining(), deadline.passed()) == (0, True), "never below 0"
+    assert (deadline.remaining(), deadline.expired()) == (0, True), "never below 0"
     assert deadline.seconds == 10
 
 
 def test_no_time_at_all_has_passed_at_once(clock):
-    assert Deadline(0).passed()
+    assert Deadline(0).expired()
 
 
 def test_an_endless_deadline_never_passes(clock):
     deadline = Deadline(math.inf)
     clock[0] += 1e12
-    assert not deadline.passed()
+    assert not deadline.expired()
     assert deadline.remaining() >= 3600
 
 

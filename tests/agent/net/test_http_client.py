@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support.processes import free_port
 
-from rankmesh_agent.net.http_client import Asker, NoAnswerError
+from rankmesh_agent.net.http_client import HttpClient, NoResponseError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n" + b'{"a": 1}'
 
@@ -75,8 +75,8 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def asker() -> Iterator[Asker]:
-    made = Asker("secret")
+def asker() -> Iterator[HttpClient]:
+    made = HttpClient("secret")
     yield made
     made.close()
 
@@ -95,9 +95,9 @@ def test_the_connection_is_kept_and_the_token_goes_along(server, asker):
 
 
 def test_without_a_token_or_a_document_neither_goes_along(server):
-    asker = Asker()
+    asker = HttpClient()
     server.answers = [OK]
-    assert asker.ask("GET", f"{server.url}/health", timeout=10).json() == {"a": 1}
+    assert asker.request("GET", f"{server.url}/health", timeout=10).json() == {"a": 1}
     asker.close()
     assert b"Authorization" not in server.heard[0]
     assert b"Content-Type" not in server.heard[0]
@@ -124,20 +124,20 @@ def test_whatever_the_status_it_is_an_answer(server, asker):
 @pytest.mark.parametrize("answer", [None, b"220 smtp.example.com\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n"])
 def test_no_answer_or_none_in_http_then_another_question(server, asker, answer):
     server.answers = [None if answer is None else answer + b"Connection: close\r\n\r\n", OK]
-    with pytest.raises(NoAnswerError):
+    with pytest.raises(NoResponseError):
         asker.ask("GET", server.url + "/", timeout=10)
     assert asker.ask("GET", server.url + "/", timeout=10).status == 200
 
 
 def test_nobody_there(asker):
-    with pytest.raises(NoAnswerError, match="Connection refused"):
+    with pytest.raises(NoResponseError, match="Connection refused"):
         asker.ask("GET", f"http://127.0.0.1:{free_port()}/", timeout=10)
 
 
 def test_somebody_who_says_nothing_and_the_late_answer_is_not_the_next_ones(asker):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        with pytest.raises(NoAnswerError, match="timed out"):
+        with pytest.raises(NoResponseError, match="timed out"):
             asker.ask("GET", url, timeout=0.05)
         assert asker._connection is None
 

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from rankmesh_agent.net.sockets import bind, notice_silent_peer, silence, url_of
+from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds, url_of
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
 
 def test_any_free_port():
-    with bind("127.0.0.1", 0, what="a test listens") as listener:
+    with bind("127.0.0.1", 0, purpose="a test listens") as listener:
         assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
@@ -22,7 +22,7 @@ def test_ipv6_is_written_in_brackets():
     if not socket.has_ipv6:
         pytest.skip("no IPv6")
     try:
-        listener = bind("::1", 0, what="a test listens")
+        listener = bind("::1", 0, purpose="a test listens")
     except DistNetworkError as error:
         pytest.skip(str(error))
     with listener:
@@ -30,17 +30,17 @@ def test_ipv6_is_written_in_brackets():
 
 
 def test_in_use():
-    with bind("127.0.0.1", 0, what="a test listens") as first:
+    with bind("127.0.0.1", 0, purpose="a test listens") as first:
         port = first.getsockname()[1]
         with pytest.raises(AddressInUseError) as caught:
-            bind("127.0.0.1", port, what="a test listens")
+            bind("127.0.0.1", port, purpose="a test listens")
     assert caught.value.address == f"127.0.0.1:{port}"
     assert f"(pid {os.getpid()})" in str(caught.value)
 
 
 def test_an_address_of_another_machine():
     with pytest.raises(DistNetworkError, match=r"cannot use 192\.0\.2\.1:0"):
-        bind("192.0.2.1", 0, what="a test listens")
+        bind("192.0.2.1", 0, purpose="a test listens")
 
 
 def test_a_name_that_nobody_knows(monkeypatch):
@@ -49,12 +49,12 @@ def test_a_name_that_nobody_knows(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(DistNetworkError, match="cannot resolve 'nobody': Name or service not known"):
-        bind("nobody", 0, what="a test listens")
+        bind("nobody", 0, purpose="a test listens")
 
 
 def test_a_peer_that_answers_is_not_silent_even_if_it_reads_nothing():
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as mine:
-        notice_silent_peer(mine)
+        probe_idle_peer(mine)
         theirs, _ = listener.accept()
         with theirs:
             mine.setblocking(False)
@@ -63,5 +63,5 @@ def test_a_peer_that_answers_is_not_silent_even_if_it_reads_nothing():
                     mine.send(bytes(1 << 20))
             deadline = time.monotonic() + 1
             while time.monotonic() < deadline:  # meanwhile the kernel asks for room, more than once
-                assert silence(mine) < 1
+                assert silent_seconds(mine) < 1
                 time.sleep(0.05)

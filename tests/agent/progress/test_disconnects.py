@@ -13,7 +13,7 @@ import pytest
 from support.threads import LATER, NOW, World, world
 
 from rankmesh_agent.progress import disconnects as vigil_module
-from rankmesh_agent.progress.disconnects import Vigil
+from rankmesh_agent.progress.disconnects import DisconnectMonitor
 
 TIMEOUT = 20.0
 
@@ -25,9 +25,9 @@ def trio(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 @pytest.fixture
-def vigil(trio: World) -> Iterator[Vigil]:
+def vigil(trio: World) -> Iterator[DisconnectMonitor]:
     """Rank 0's."""
-    made = Vigil(trio.meshes[0])
+    made = DisconnectMonitor(trio.meshes[0])
     yield made
     made.close()
 
@@ -39,68 +39,68 @@ def die(made: World, rank: int, towards: int = 0) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def readable(vigil: Vigil, seconds: float = TIMEOUT) -> bool:
+def readable(vigil: DisconnectMonitor, seconds: float = TIMEOUT) -> bool:
     return bool(select.select([vigil.fileno()], [], [], seconds)[0])
 
 
-def until_news(vigil: Vigil) -> None:
+def until_news(vigil: DisconnectMonitor) -> None:
     deadline = time.monotonic() + TIMEOUT
-    while not vigil.look():
+    while not vigil.poll():
         assert time.monotonic() < deadline, "it never noticed"
-        time.sleep(min(0.01, vigil.due()))
+        time.sleep(min(0.01, vigil.next_check()))
 
 
 def test_while_all_are_there_nothing_wakes_it(trio, vigil):
     trio.run(lambda members: members.barrier(NOW))
     assert not readable(vigil, 0.05)
-    assert not vigil.look()
-    assert vigil.due() == float("inf")
-    assert vigil.lost() == []
+    assert not vigil.poll()
+    assert vigil.next_check() == float("inf")
+    assert vigil.failed_peers() == []
 
 
 def test_a_peer_that_dies(trio, vigil):
     die(trio, 1)
     assert readable(vigil)
     until_news(vigil)
-    (lost,) = vigil.lost()
+    (lost,) = vigil.failed_peers()
     assert lost.rank == 1
     assert "closed by the other side" in lost.cause
-    assert not vigil.look(), "it has been told"
+    assert not vigil.poll(), "it has been told"
     assert not readable(vigil, 0.05)
-    assert [each.rank for each in vigil.lost()] == [1], "and is told again to who asks"
+    assert [each.rank for each in vigil.failed_peers()] == [1], "and is told again to who asks"
 
 
 def test_another_one_later(trio, vigil):
     die(trio, 1)
     until_news(vigil)
-    vigil.lost()
+    vigil.failed_peers()
     die(trio, 2)
     assert readable(vigil)
     until_news(vigil)
-    assert [each.rank for each in vigil.lost()] == [1, 2]
+    assert [each.rank for each in vigil.failed_peers()] == [1, 2]
 
 
 def test_the_mesh_tells_what_it_finds_itself(trio, vigil):
     called: list[None] = []
-    trio.meshes[0].on_loss = lambda: called.append(None)
+    trio.meshes[0].on_peer_failure = lambda: called.append(None)
     die(trio, 1)
     deadline = time.monotonic() + TIMEOUT
-    while 1 not in trio.meshes[0].lost:
+    while 1 not in trio.meshes[0].lost_peers:
         assert time.monotonic() < deadline
         trio.meshes[0].progress()
     assert called == [None]
-    assert vigil.look()
-    assert [each.rank for each in vigil.lost()] == [1]
+    assert vigil.poll()
+    assert [each.rank for each in vigil.failed_peers()] == [1]
 
 
 def test_one_that_leaves_in_order_is_not_lost(trio, vigil):
     told: list[None] = []
-    trio.meshes[0].on_loss = lambda: told.append(None)
+    trio.meshes[0].on_peer_failure = lambda: told.append(None)
     trio.meshes[1].close("it was done")
     assert readable(vigil)
-    assert not vigil.look()
-    assert vigil.due() == float("inf")
-    assert vigil.lost() == []
+    assert not vigil.poll()
+    assert vigil.next_check() == float("inf")
+    assert vigil.failed_peers() == []
     assert not told
 
 
@@ -108,19 +108,19 @@ def test_one_whose_last_words_nobody_reads_yet(monkeypatch):
     """Its message waits for a call that is not made: behind it there may be a goodbye, but hardly for so long."""
     monkeypatch.setattr(vigil_module, "_UNREAD_SECONDS", 0.2)
     with world(2, "tcp") as made:
-        vigil = Vigil(made.meshes[0])
+        vigil = DisconnectMonitor(made.meshes[0])
         try:
             made.communicators[1].broadcast(np.ones(1 << 16), 1, LATER)
             made.meshes[1].flush(0.2)
             time.sleep(0.05)
             die(made, 1)
             assert readable(vigil)
-            assert not vigil.look()
-            assert vigil.due() <= 0.2
+            assert not vigil.poll()
+            assert vigil.next_check() <= 0.2
             until_news(vigil)
-            (lost,) = vigil.lost()
+            (lost,) = vigil.failed_peers()
             assert lost.rank == 1
             assert "nobody has read yet" in lost.cause
-            assert vigil.due() == float("inf")
+            assert vigil.next_check() == float("inf")
         finally:
             vigil.close()

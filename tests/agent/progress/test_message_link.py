@@ -15,7 +15,7 @@ from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
 from rankmesh_agent.wire.frames import SMALL
-from rankmesh_agent.wire.ops import Kind, ReduceOp
+from rankmesh_agent.wire.ops import OpType, ReduceOp
 
 SIZE = 5
 every_rank = pytest.mark.parametrize("odd", [0, 1, SIZE - 1])
@@ -64,8 +64,8 @@ def check_it_goes_on(members: LocalCommunicator) -> None:
 
 
 def test_the_calls_here_go_by_way_of_rank_0() -> None:
-    assert algorithm(Kind.ALL_REDUCE, "link", 80, SIZE) is all_reduce.star_link
-    assert algorithm(Kind.BARRIER, "link", 0, SIZE) is barrier.star_link
+    assert algorithm(OpType.ALL_REDUCE, "link", 80, SIZE) is all_reduce.star_link
+    assert algorithm(OpType.BARRIER, "link", 0, SIZE) is barrier.star_link
 
 
 @every_rank

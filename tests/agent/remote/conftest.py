@@ -18,7 +18,7 @@ from rankmesh_gateway.state.registry import Registry
 @pytest.fixture(scope="module")
 def gateway_url() -> Iterator[str]:
     registry = Registry()
-    listener = bind("127.0.0.1", 0, what="the test serves HTTP")
+    listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
     server = HttpServer(listener, "gateway")
     server.start(lambda: create_app(registry, token=TOKEN))
     yield url_of(listener)

@@ -41,7 +41,7 @@ class Exchangeable(StoreServer):
 def server() -> Iterator[tuple[SimpleNamespace, str]]:
     """An agent whose store can be exchanged, and its URL."""
     agent = SimpleNamespace(store=MemoryStore())
-    listener = bind("127.0.0.1", 0, what="test")
+    listener = bind("127.0.0.1", 0, purpose="test")
     url = url_of(listener)
     app = partial(create_app, agent, token="secret")
     running = HttpServer(listener, "owner")

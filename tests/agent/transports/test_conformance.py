@@ -15,7 +15,7 @@ from support.connecting import connect, dial, look, meet, recv_exactly, send_all
 from support.threads import TRANSPORTS, in_threads, transport_named
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.transports.base import GREETING_BYTES, Connection
+from rankmesh_agent.transports.base import IDENTITY_BYTES, Connection
 from rankmesh_agent.wire.errors import AddressInUseError, AuthenticationError, DistNetworkError
 
 PIECE = bytes(range(256)) * 256
@@ -73,7 +73,7 @@ def fill(connection: Connection) -> int:
 
 def send_until_it_fails(connection: Connection) -> None:
     deadline = Deadline(10)
-    while not deadline.passed():
+    while not deadline.expired():
         send_all(connection, PIECE, deadline)
 
 
@@ -90,7 +90,7 @@ def meanwhile(function, *arguments):
 
 def wait_until(condition, seconds: float = 20.0) -> bool:
     deadline = Deadline(seconds)
-    while not condition() and not deadline.passed():
+    while not condition() and not deadline.expired():
         time.sleep(0.005)
     return condition()
 
@@ -150,7 +150,7 @@ def test_many_small_buffers(one_and_other):
     unsent, deadline = data, Deadline(10)
     while unsent:
         unsent = unsent[one.send([unsent[at : at + 1] for at in range(len(unsent))]) :]
-        assert not deadline.passed()
+        assert not deadline.expired()
     assert recv_exactly(other, len(data), deadline) == data
 
 
@@ -299,7 +299,7 @@ def test_who_finishes_before_closing_is_heard_by_a_peer_that_goes_on_talking(one
     def say_and_leave(side: int) -> bytes:
         if side == 0:
             send_all(one, data, deadline)
-            assert wait_until(one.finish, 20)
+            assert wait_until(one.drain, 20)
             one.close()
             return b""
         heard = bytearray(len(data))
@@ -321,7 +321,7 @@ def test_a_forked_child_lets_go_of_a_connection_unnoticed(ends):
     if not child:
         try:
             for end in ends:
-                end.forget()
+                end.close_in_child()
         finally:
             os._exit(0)
     os.waitpid(child, 0)
@@ -395,7 +395,7 @@ def test_connecting_to_nobody(transport, listener):
         dial(transport, listener.address)
 
 
-@pytest.mark.parametrize("greeting", [b"", b"hello", bytes(range(GREETING_BYTES))])
+@pytest.mark.parametrize("greeting", [b"", b"hello", bytes(range(IDENTITY_BYTES))])
 def test_who_comes_says_who_it_is(transport, listener, greeting):
     asked = []
 
@@ -405,7 +405,7 @@ def test_who_comes_says_who_it_is(transport, listener, greeting):
 
     (connecting,), ((said, accepting),) = meet([transport.dial(listener.address, greeting)], listener, admits=admits)
     with contextlib.closing(connecting), contextlib.closing(accepting):
-        assert asked == [said] == [greeting.ljust(GREETING_BYTES, b"\0")]
+        assert asked == [said] == [greeting.ljust(IDENTITY_BYTES, b"\0")]
 
 
 def test_who_is_not_admitted_is_told_and_is_no_arrival(transport, listener, shm):
@@ -435,7 +435,7 @@ def test_many_come_and_some_are_admitted(transport, listener):
                 if connection is not None:
                     made.append(connection)
                     attempts.remove(attempt)
-        assert not deadline.passed()
+        assert not deadline.expired()
     assert sorted(greeting[0] for greeting, _ in arrived) == list(range(0, 20, 2))
     for connection in [*made, *(connection for _, connection in arrived)]:
         connection.close()

@@ -7,12 +7,12 @@ import contextlib
 import pytest
 from support.connecting import look
 
-from rankmesh_agent.transports.inproc import QUEUE_BYTES, InprocTransport, pair
+from rankmesh_agent.transports.inproc import QUEUE_BYTES, InprocTransport, connected_pair
 from rankmesh_agent.wire.errors import DistNetworkError
 
 
 def test_a_pair_is_connected():
-    one, other = pair()
+    one, other = connected_pair()
     with contextlib.closing(one), contextlib.closing(other):
         assert one.medium == other.medium == "inproc"
         assert one.send([b"hello"]) == 5
@@ -22,7 +22,7 @@ def test_a_pair_is_connected():
 
 
 def test_a_queue_takes_exactly_what_it_holds():
-    one, other = pair()
+    one, other = connected_pair()
     with contextlib.closing(one), contextlib.closing(other):
         assert one.send([bytes(QUEUE_BYTES - 1), b"ab"]) == QUEUE_BYTES
         assert one.send([b"b"]) == 0

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rankmesh_agent.transports import process_vm
-from rankmesh_agent.transports.process_vm import PIECE, address_of, allowed, read_into
+from rankmesh_agent.transports.process_vm import CHUNK_BYTES, address_of, can_read, read_into
 from rankmesh_agent.wire.errors import DistNetworkError
 
 SHOWING = """if True:
@@ -45,7 +45,7 @@ def shown(nbytes: int) -> np.ndarray:
 
 def refused() -> bool:
     with showing(100) as (pid, address):
-        return not allowed(pid, address, shown(100).tobytes())
+        return not can_read(pid, address, shown(100).tobytes())
 
 
 needs_permission = pytest.mark.skipif(refused(), reason="this machine lets no process read another one's memory")
@@ -59,7 +59,7 @@ def test_it_reads_its_own_memory():
 
 
 @needs_permission
-@pytest.mark.parametrize("nbytes", [0, 1, 4097, 2 * PIECE + 3])
+@pytest.mark.parametrize("nbytes", [0, 1, 4097, 2 * CHUNK_BYTES + 3])
 def test_it_reads_another_process(nbytes):
     with showing(nbytes) as (pid, address):
         got = np.zeros(nbytes, np.uint8)
@@ -82,7 +82,7 @@ def test_any_dtype(dtype):
 def test_short_reads_are_continued(monkeypatch, most):
     data = np.arange(5000, dtype=np.uint16)
     got = np.zeros_like(data)
-    monkeypatch.setattr(process_vm, "PIECE", most * 2)
+    monkeypatch.setattr(process_vm, "CHUNK_BYTES", most * 2)
     read_into(os.getpid(), address_of(data), got)
     np.testing.assert_array_equal(got, data)
 
@@ -106,7 +106,7 @@ def test_payloads_past_2_gib_are_read_to_the_end():
         finally:
             process_vm._readv = original
     assert sum(calls) == nbytes
-    assert max(calls) == PIECE
+    assert max(calls) == CHUNK_BYTES
 
 
 def test_memory_that_is_not_there():
@@ -114,7 +114,7 @@ def test_memory_that_is_not_there():
     for where in (0, 8, (1 << 63) - 4096):
         with pytest.raises(DistNetworkError, match="cannot read the memory of process"):
             read_into(os.getpid(), where, got)
-    assert not allowed(os.getpid(), 8, b"nonce")
+    assert not can_read(os.getpid(), 8, b"nonce")
 
 
 @needs_permission
@@ -123,29 +123,29 @@ def test_a_process_that_is_gone():
         pass
     with pytest.raises(DistNetworkError, match="No such process"):
         read_into(pid, address, np.zeros(10, np.uint8))
-    assert not allowed(pid, address, shown(10).tobytes())
+    assert not can_read(pid, address, shown(10).tobytes())
 
 
 def test_memory_of_a_stranger_is_not_taken_for_the_right_one():
     data = np.frombuffer(b"nonce of somebody else", np.uint8)
-    assert allowed(os.getpid(), address_of(data), b"nonce")
-    assert not allowed(os.getpid(), address_of(data), b"other")
+    assert can_read(os.getpid(), address_of(data), b"nonce")
+    assert not can_read(os.getpid(), address_of(data), b"other")
     for pid in (0, -1, 1 << 31, 1 << 40):
-        assert not allowed(pid, address_of(data), b"nonce")
+        assert not can_read(pid, address_of(data), b"nonce")
     for address in (0, -8, 1 << 63, 1 << 64):
-        assert not allowed(os.getpid(), address, b"nonce")
+        assert not can_read(os.getpid(), address, b"nonce")
 
 
 def test_without_the_system_call_nothing_is_allowed(monkeypatch):
     monkeypatch.setattr(process_vm, "_readv", None)
     data = np.zeros(4, np.uint8)
-    assert not allowed(os.getpid(), address_of(data), bytes(4))
+    assert not can_read(os.getpid(), address_of(data), bytes(4))
     with pytest.raises(DistNetworkError, match="not implemented"):
         read_into(os.getpid(), address_of(data), np.ones(4, np.uint8))
 
 
 def test_other_threads_run_meanwhile():
-    data, got = np.ones(4 * PIECE, np.uint8), np.zeros(4 * PIECE, np.uint8)
+    data, got = np.ones(4 * CHUNK_BYTES, np.uint8), np.zeros(4 * CHUNK_BYTES, np.uint8)
     steps = 0
     ended = threading.Event()
 
@@ -170,7 +170,7 @@ def test_other_threads_run_meanwhile():
 def test_two_threads_read_a_half_each(nbytes: int) -> None:
     with showing(nbytes) as (pid, address):
         into = np.zeros(nbytes, np.uint8)
-        read_into(pid, address, into, two_cores=True)
+        read_into(pid, address, into, parallel=True)
         assert (into == np.random.default_rng(3).integers(0, 256, nbytes, np.uint8)).all()
     assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-read"]
 
@@ -180,5 +180,5 @@ def test_what_the_second_thread_cannot_read_is_told() -> None:
     with showing(nbytes) as (pid, address):
         far = np.empty(1 << 34, np.uint8)  # never touched: only its addresses count
         with pytest.raises(DistNetworkError, match="cannot read the memory"):
-            process_vm.read(pid, address, address_of(far), far.nbytes, two_cores=True)
+            process_vm.read(pid, address, address_of(far), far.nbytes, parallel=True)
     assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-read"]

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from support.threads import in_threads
 
-from rankmesh_agent.transports import segment as segment_module
-from rankmesh_agent.transports.segment import NOTES, DisagreementError, Segment
+from rankmesh_agent.transports import slots
+from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.transports.slots import NOTES, CallMismatchError
 
 I8, F4, U1 = np.dtype("int64"), np.dtype("float32"), np.dtype("uint8")
 SLOT = 4096
@@ -40,7 +41,7 @@ def segments(shm, crowded):
     """Return a function that makes a group's segments, one a rank, each with a mapping of its own."""
 
     def make(size: int, slot_bytes: int = SLOT) -> list[Segment]:
-        nbytes = Segment.size_of(size, slot_bytes)
+        nbytes = Segment.bytes_for(size, slot_bytes)
         made = Mapping.create(str(shm), "job", nbytes)
         mappings = [made, *(Mapping.open(str(shm), made.name, nbytes) for _ in range(size - 1))]
         made.unlink()
@@ -77,7 +78,7 @@ def test_who_waits_gives_way_before_it_sleeps(segments, monkeypatch):
     for each in (one, other):
         each.begin(1, 7, give_up())
     monkeypatch.setattr(os, "sched_yield", other.step)
-    monkeypatch.setattr(segment_module, "sleep", lambda *arguments: pytest.fail("it fell asleep"))
+    monkeypatch.setattr(slots, "futex_wait", lambda *arguments: pytest.fail("it fell asleep"))
     one.step()
     assert not one.missing()
 
@@ -207,7 +208,7 @@ def test_one_who_strays_is_noticed_by_all_and_all_go_on(segments, stray):
                 slots[rank][:] = seq + rank
             try:
                 segment.step()
-            except DisagreementError:
+            except CallMismatchError:
                 disagreed.append(seq)
             else:
                 assert [int(slot[0]) for slot in slots] == [seq + other for other in range(4)]
@@ -221,7 +222,7 @@ def test_all_different_is_noticed_by_all(segments):
 
     def take_part(rank: int) -> None:
         group[rank].begin(0, rank, give_up())
-        with pytest.raises(DisagreementError):
+        with pytest.raises(CallMismatchError):
             group[rank].step()
 
     in_threads(5, take_part)
@@ -235,7 +236,7 @@ def test_only_the_first_step_of_a_call_compares(segments):
         group[rank].step()
         group[rank].step()
         group[rank].begin(1, 6 + rank, give_up())
-        with pytest.raises(DisagreementError):
+        with pytest.raises(CallMismatchError):
             group[rank].step()
         group[rank].step()
 
@@ -246,7 +247,7 @@ def test_only_the_first_step_of_a_call_compares(segments):
 
 
 def test_who_waits_is_woken(segments, monkeypatch):
-    monkeypatch.setattr("rankmesh_agent.transports.segment.SLICE_SECONDS", 30.0)
+    monkeypatch.setattr("rankmesh_agent.transports.slots.SLICE_SECONDS", 30.0)
     group = segments(2)
     began = time.monotonic()
 

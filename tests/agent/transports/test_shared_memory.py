@@ -12,7 +12,7 @@ import time
 import pytest
 
 from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.transports.shared_memory import Mapping, host_id, sleep, slice_of, unsupported, wake
+from rankmesh_agent.transports.shared_memory import Mapping, futex_wait, futex_wake, host_id, timespec_of, unsupported
 from rankmesh_agent.wire.errors import DistNetworkError
 
 SIZE = 8192
@@ -37,7 +37,7 @@ def test_memory_is_shared_by_name_until_it_is_unlinked(shm):
 
 
 def test_private_memory_has_no_name_and_is_nobody_elses():
-    one, other = Mapping.private(SIZE), Mapping.private(SIZE)
+    one, other = Mapping.anonymous(SIZE), Mapping.anonymous(SIZE)
     one.bytes[:] = 1
     assert one.bytes.size == SIZE
     assert one.bytes.ctypes.data == one.address
@@ -134,7 +134,7 @@ def test_no_room_is_said_and_leaves_nothing(shm, monkeypatch, code, said):
 def test_sleep_ends_by_itself(shm):
     memory = Mapping.create(str(shm), "job", SIZE)
     began = time.monotonic()
-    sleep(memory.address, 0, slice_of(0.05))
+    futex_wait(memory.address, 0, timespec_of(0.05))
     assert time.monotonic() - began >= 0.04
 
 
@@ -142,7 +142,7 @@ def test_sleep_does_not_begin_when_the_word_has_changed(shm):
     memory = Mapping.create(str(shm), "job", SIZE)
     memory.bytes[0] = 1
     began = time.monotonic()
-    sleep(memory.address, 0, slice_of(30))
+    futex_wait(memory.address, 0, timespec_of(30))
     assert time.monotonic() - began < 10
 
 
@@ -151,7 +151,7 @@ def test_the_low_half_of_a_large_count_is_compared(shm):
     words = memory.bytes.view("u8")
     words[0] = (5 << 32) + 70_000
     began = time.monotonic()
-    sleep(memory.address, int(words[0]), slice_of(0.05))
+    futex_wait(memory.address, int(words[0]), timespec_of(0.05))
     assert time.monotonic() - began >= 0.04
 
 
@@ -161,7 +161,7 @@ def test_wake_wakes_all_threads(shm):
 
     def rest() -> None:
         while not word[0]:
-            sleep(memory.address, 0, slice_of(30))
+            futex_wait(memory.address, 0, timespec_of(30))
 
     sleepers = [threading.Thread(target=rest) for _ in range(4)]
     for sleeper in sleepers:
@@ -169,7 +169,7 @@ def test_wake_wakes_all_threads(shm):
     word[0] = 1
     deadline = time.monotonic() + 10
     while any(sleeper.is_alive() for sleeper in sleepers) and time.monotonic() < deadline:
-        wake(memory.address)
+        futex_wake(memory.address)
         sleepers[0].join(0.01)
     assert not any(sleeper.is_alive() for sleeper in sleepers)
 
@@ -178,24 +178,24 @@ def test_sleep_and_wake_across_processes(shm):
     rounds = 500
     memory = Mapping.create(str(shm), "job", SIZE)
     program = f"""if True:
-        from rankmesh_agent.transports.shared_memory import Mapping, sleep, slice_of, wake
+        from rankmesh_agent.transports.shared_memory import Mapping, futex_wait, futex_wake, timespec_of
         memory = Mapping.open({str(shm)!r}, {memory.name!r}, {SIZE})
         words = memory.bytes.view("u8")
         for turn in range(1, {rounds} + 1):
             while words[0] < turn:
-                sleep(memory.address, turn - 1, slice_of(30))
+                futex_wait(memory.address, turn - 1, timespec_of(30))
             words[8] = turn
-            wake(memory.address + 64)"""
+            futex_wake(memory.address + 64)"""
     child = subprocess.Popen([sys.executable, "-c", program])
     words = memory.bytes.view("u8")
     began = time.monotonic()
     try:
         for turn in range(1, rounds + 1):
             words[0] = turn
-            wake(memory.address)
+            futex_wake(memory.address)
             while words[8] < turn:
                 assert child.poll() in (None, 0)
-                sleep(memory.address + 64, turn - 1, slice_of(30))
+                futex_wait(memory.address + 64, turn - 1, timespec_of(30))
         assert child.wait(20) == 0
     finally:
         child.kill()

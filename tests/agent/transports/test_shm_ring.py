@@ -16,12 +16,12 @@ from support.threads import in_threads
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.transports import shm_ring
-from rankmesh_agent.transports.shared_memory import LINE, Mapping
+from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping
 from rankmesh_agent.transports.shm_ring import RingTransport
-from rankmesh_agent.transports.tcp import PROPOSAL, Offer, TcpTransport
+from rankmesh_agent.transports.tcp import PROPOSAL, Proposal, TcpTransport
 from rankmesh_agent.wire.errors import DistNetworkError
 
-_LINES = 4 * LINE
+_LINES = 4 * CACHE_LINE
 WITH_SUPPORT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 """What lets another process import what this one can."""
 
@@ -177,7 +177,7 @@ def test_without_the_directory_it_stays_on_tcp_or_says_why(listener, shm):
 # Proposals that are not what they say
 
 
-class Proposing(TcpTransport, Offer):
+class Proposing(TcpTransport, Proposal):
     """Knows the token, and proposes whatever it is told to; keeps whether that was taken."""
 
     def __init__(self, *proposal) -> None:
@@ -187,7 +187,7 @@ class Proposing(TcpTransport, Offer):
     def _offer(self):
         return self
 
-    def settle(self, connection, taken):
+    def resolve(self, connection, taken):
         self.taken = taken
         return connection
 
@@ -259,7 +259,7 @@ def test_what_is_no_plain_file_is_refused(listener, shm, file):
 # Going round
 
 
-@pytest.mark.parametrize("ring_bytes", [LINE, 1000, 1 << 17])
+@pytest.mark.parametrize("ring_bytes", [CACHE_LINE, 1000, 1 << 17])
 def test_a_ring_goes_round_and_round(transport, listener, shm, ring_bytes):
     small = RingTransport("secret", str(shm), "job", ring_bytes=ring_bytes, strict=True)
     dice = random.Random(ring_bytes)
@@ -281,7 +281,7 @@ def test_a_ring_goes_round_and_round(transport, listener, shm, ring_bytes):
         assert in_threads(2, say_or_hear)[1] == data
 
 
-@pytest.mark.parametrize("ring_bytes", [LINE, 1000])
+@pytest.mark.parametrize("ring_bytes", [CACHE_LINE, 1000])
 def test_a_ring_takes_exactly_what_it_holds(listener, shm, ring_bytes):
     with connected(RingTransport("secret", str(shm), "job", ring_bytes=ring_bytes), listener) as (one, other):
         for _ in range(5):
@@ -295,10 +295,10 @@ def test_a_ring_takes_exactly_what_it_holds(listener, shm, ring_bytes):
 
 def test_who_only_looks_around_is_not_rung_for(transport, listener):
     with connected(transport, listener) as (one, other):
-        assert not one.pending(writing=False)
-        assert one.pending(writing=True), "there is room"
+        assert not one.has_work(writing=False)
+        assert one.has_work(writing=True), "there is room"
         other.send([b"!"])
-        assert one.pending(writing=False)
+        assert one.has_work(writing=False)
         poller = select.poll()
         poller.register(one.fileno(), one.events(False))
         assert poller.poll(50) == []

@@ -43,7 +43,7 @@ def said_to(sock: socket.socket, listener) -> bytes:
     """Return what a stranger hears next, b"" where that is the end, while the listener does its work."""
     sock.settimeout(0.02)
     deadline = Deadline(10)
-    while not deadline.passed():
+    while not deadline.expired():
         assert look(listener) == []
         try:
             return sock.recv(1000)
@@ -75,7 +75,7 @@ def test_garbage_is_hung_up_on_and_hinders_nobody(listener, says):
 
 @pytest.mark.parametrize("says", [b"", b"RKMH", Challenge("", client=True).hello()], ids=["nothing", "little", "hello"])
 def test_the_silent_hinder_nobody_and_are_hung_up_on(listener, says, monkeypatch):
-    monkeypatch.setattr(tcp, "CHALLENGE_SECONDS", 1.0)
+    monkeypatch.setattr(tcp, "HANDSHAKE_SECONDS", 1.0)
     with contextlib.ExitStack() as strangers:
         socks = [strangers.enter_context(stranger(listener.address, says)) for _ in range(5)]
         check_a_proper_client_gets_in(listener)
@@ -86,7 +86,7 @@ def test_the_silent_hinder_nobody_and_are_hung_up_on(listener, says, monkeypatch
 
 
 def test_who_proves_itself_but_then_says_nothing_is_hung_up_on(listener, monkeypatch):
-    monkeypatch.setattr(tcp, "CHALLENGE_SECONDS", 1.0)
+    monkeypatch.setattr(tcp, "HANDSHAKE_SECONDS", 1.0)
     challenge = Challenge("secret", client=True)
     with stranger(listener.address, challenge.hello()) as sock:
         challenge.receive_hello(said_to(sock, listener))
@@ -97,7 +97,7 @@ def test_who_proves_itself_but_then_says_nothing_is_hung_up_on(listener, monkeyp
 
 
 def test_too_many_strangers_are_closed_unheard(monkeypatch):
-    monkeypatch.setattr(tcp, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(tcp, "MAX_HANDSHAKES", 2)
     listener = TcpTransport("secret").listen("127.0.0.1:0")
     with contextlib.closing(listener), contextlib.ExitStack() as strangers:
         first, second, third = (strangers.enter_context(stranger(listener.address)) for _ in range(3))
@@ -110,7 +110,7 @@ def test_too_many_strangers_are_closed_unheard(monkeypatch):
                 check_a_proper_client_gets_in(listener)
                 break
             except DistNetworkError:
-                assert not deadline.passed()
+                assert not deadline.expired()
 
 
 @pytest.mark.parametrize("token", ["wrong", "", "secret2"])

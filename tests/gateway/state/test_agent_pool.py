@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from rankmesh_agent.wire.errors import NoAgentsError, NoFreeAgentError
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, OFFER_SECONDS, SUSPECT_SECONDS, AgentGoodbye
+from rankmesh_agent.wire.schemas import FAILED_SECONDS, OFFER_SECONDS, SUSPECT_SECONDS, AgentLeave
 from rankmesh_gateway.state import agent_pool as agents_module
 from rankmesh_gateway.state.agent_pool import FORGET_AGENT_SECONDS, AgentPool
 from rankmesh_gateway.state.validation import GatewayClosingError, GatewayFullError, InvalidRequestError
@@ -66,8 +66,8 @@ class TestHowTheyAre:
 
     def test_after_a_goodbye_it_is_forgotten(self, agents, ask):
         agents.heartbeat(ask.agent(0))
-        agents.leave(AgentGoodbye(ask.agent(0).id))
-        agents.leave(AgentGoodbye("a stranger"))
+        agents.leave(AgentLeave(ask.agent(0).id))
+        agents.leave(AgentLeave("a stranger"))
         assert agents.entries() == []
 
     def test_after_a_long_silence_it_is_forgotten(self, agents, ask, clock):

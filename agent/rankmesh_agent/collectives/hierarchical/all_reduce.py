@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rankmesh_agent.collectives.hierarchical.hosts import Hosts
-from rankmesh_agent.collectives.link import Array, octets, pieces, shares
-from rankmesh_agent.collectives.reduction import combine_partials, combine_some, partial_dtype
+from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink
+from rankmesh_agent.collectives.link import Array, as_bytes, chunks, shards
+from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, partial_dtype
 from rankmesh_agent.wire.ops import ReduceOp
 
 
-def over_hosts(hosts: Hosts, array: Array, op: ReduceOp) -> None:
+def over_hosts(hosts: HierarchicalLink, array: Array, op: ReduceOp) -> None:
     """Reduce inside each host, reduce-scatter and all-gather between the hosts, copy inside each host.
 
     The ranks of a host are reduced in rank order, then the hosts in the order of their first ranks: floating-point
@@ -21,13 +21,13 @@ def over_hosts(hosts: Hosts, array: Array, op: ReduceOp) -> None:
     carriers equal parts of them; what is accumulated in a wider type counts in that the first time.
     """
     everywhere = range(len(hosts.layout))
-    hosts.link.enter()
+    hosts.link.all_exchange()
     for where, values in reduced(hosts, array, op, by=everywhere, to=everywhere):
         array[where] = values
 
 
 def reduced(
-    hosts: Hosts, array: Array, op: ReduceOp, *, by: Sequence[int], to: Sequence[int]
+    hosts: HierarchicalLink, array: Array, op: ReduceOp, *, by: Sequence[int], to: Sequence[int]
 ) -> Iterator[tuple[slice, Array]]:
     """Reduce chunk by chunk, after the arrival; on the hosts numbered ``to`` yield where, and what is the result there.
 
@@ -39,14 +39,14 @@ def reduced(
         to: the hosts that get the result.
     """
     local = hosts.local
-    for chunk in pieces(array.size, local.slot_bytes // array.itemsize):
+    for chunk in chunks(array.size, local.slot_bytes // array.itemsize):
         part = array[chunk]
         slots = local.slots(array.dtype, part.size)
         slots[local.rank][:] = part
         local.step()
-        split = shares(part.size, hosts.carriers)
-        if hosts.column:
-            mine = split[hosts.place]
+        split = shards(part.size, hosts.leaders)
+        if hosts.rail:
+            mine = split[hosts.local_rank]
             _reduce_column(hosts, [slot[mine] for slot in slots], slots[local.rank][mine], op, by, to)
         local.step()
         if hosts.host in to:
@@ -55,31 +55,31 @@ def reduced(
 
 
 def _reduce_column(
-    hosts: Hosts, parts: Sequence[Array], result: Array, op: ReduceOp, by: Sequence[int], to: Sequence[int]
+    hosts: HierarchicalLink, parts: Sequence[Array], result: Array, op: ReduceOp, by: Sequence[int], to: Sequence[int]
 ) -> None:
     """Reduce this host's ``parts``, exchange what that makes with the column, reduce it and exchange the results."""
-    column, home, others = hosts.column, hosts.host, hosts.elsewhere
+    column, home, others = hosts.rail, hosts.host, hosts.other_hosts
     dtype = partial_dtype(op, result.dtype, hosts.size)
     most = -(-result.size // len(by))
     scratch = hosts.local.scratch(dtype, result.size + len(others) * most)
     total = scratch[: result.size]
-    combine_some(op, parts, total)
+    combine_to_partial(op, parts, total)
     totals, results = _split(total, by, len(column)), _split(result, by, len(column))
     partials = [scratch[result.size + n * most :][: totals[home].size] for n in range(len(others))]
     hosts.link.exchange(
-        [(column[host], octets(totals[host])) for host in others],
-        [(column[host], octets(partial)) for host, partial in zip(others, partials, strict=True)],
+        [(column[host], as_bytes(totals[host])) for host in others],
+        [(column[host], as_bytes(partial)) for host, partial in zip(others, partials, strict=True)],
     )
     combine_partials(op, [*partials[:home], totals[home], *partials[home:]], hosts.size, results[home])
     hosts.link.exchange(
-        [(column[host], octets(results[home])) for host in to if host != home],
-        [(column[host], octets(results[host])) for host in others if home in to],
+        [(column[host], as_bytes(results[home])) for host in to if host != home],
+        [(column[host], as_bytes(results[host])) for host in others if home in to],
     )
 
 
 def _split(share: Array, by: Sequence[int], hosts: int) -> list[Array]:
     """Return the part of a share that each host reduces; an empty one for those that reduce nothing."""
     parts = [share[:0]] * hosts
-    for host, piece in zip(by, shares(share.size, len(by)), strict=True):
+    for host, piece in zip(by, shards(share.size, len(by)), strict=True):
         parts[host] = share[piece]
     return parts

@@ -23,7 +23,7 @@ def layout_of(hosts: Sequence[Hashable]) -> Layout:
     return tuple(map(tuple, members.values()))
 
 
-class Hosts:
+class HierarchicalLink:
     """What a group on several hosts communicates over: its Link, and the shared memory of this rank's host.
 
     As many members of each host as the smallest host has are its *carriers*. The carriers with the same place on
@@ -58,24 +58,24 @@ class Hosts:
         self.local = local
         self.layout = layout
         self._homes = {rank: (host, place) for host, ranks in enumerate(layout) for place, rank in enumerate(ranks)}
-        self.host, self.place = self._homes[self.rank]
-        self.here = layout[self.host]
-        self.carriers = min(map(len, layout))
-        self.column = [ranks[self.place] for ranks in layout] if self.place < self.carriers else []
-        self.elsewhere = [host for host in range(len(layout)) if host != self.host]
-        desks = [self._desks(host) for host in range(len(layout))]
-        self.desks = desks[self.host]
-        self.widest_desk = max(len(desk) for host in desks for desk in host)
+        self.host, self.local_rank = self._homes[self.rank]
+        self.local_ranks = layout[self.host]
+        self.leaders = min(map(len, layout))
+        self.rail = [ranks[self.local_rank] for ranks in layout] if self.local_rank < self.leaders else []
+        self.other_hosts = [host for host in range(len(layout)) if host != self.host]
+        proxied = [self._proxied_on(host) for host in range(len(layout))]
+        self.desks = proxied[self.host]
+        self.max_proxied = max(len(desk) for host in proxied for desk in host)
 
-    def _desks(self, host: int) -> list[list[int]]:
+    def _proxied_on(self, host: int) -> list[list[int]]:
         others = [rank for rank in range(self.size) if self.host_of(rank) != host]
-        return [[mine, *(rank for rank in others if self.deputy(host, rank) == mine)] for mine in self.layout[host]]
+        return [[mine, *(rank for rank in others if self.proxy(host, rank) == mine)] for mine in self.layout[host]]
 
     def host_of(self, rank: int) -> int:
         """Return the number of a rank's host."""
         return self._homes[rank][0]
 
-    def deputy(self, host: int, rank: int) -> int:
+    def proxy(self, host: int, rank: int) -> int:
         """Return the rank that stands for ``rank`` on a host: itself at home, elsewhere one of about the same place."""
         there = self.layout[host]
         return there[self._homes[rank][1] % len(there)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankmesh_agent.collectives.hierarchical.hosts import Hosts
-from rankmesh_agent.collectives.link import Array, octets
-from rankmesh_agent.collectives.reduction import combine_partials, combine_some, partial_dtype
+from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink
+from rankmesh_agent.collectives.link import Array, as_bytes
+from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, partial_dtype
 from rankmesh_agent.wire.ops import ReduceOp
 
 
-def over_hosts(hosts: Hosts, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
+def over_hosts(hosts: HierarchicalLink, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
     """Reduce inside each host what is for each rank, and send it there; each rank reduces what the hosts have for it.
 
     The order of the reduction is that of all_reduce.
@@ -18,9 +18,9 @@ def over_hosts(hosts: Hosts, output: Array, inputs: Sequence[Array], op: ReduceO
     Steps: 1 and 1 exchange a chunk of the longest output, at least 1. Each host sends the bytes of the other hosts'
     outputs once, and receives those of its own once from each of the other hosts.
     """
-    hosts.link.enter()
+    hosts.link.all_exchange()
     local, rank, home = hosts.local, hosts.rank, hosts.host
-    desk = hosts.desks[hosts.place]
+    desk = hosts.desks[hosts.local_rank]
     lane = local.slot_bytes // output.itemsize // hosts.size
     dtype = partial_dtype(op, output.dtype, hosts.size)
     scratch = hosts.local.scratch(dtype, (len(desk) + len(hosts.layout)) * lane).reshape(-1, lane)
@@ -35,11 +35,11 @@ def over_hosts(hosts: Hosts, output: Array, inputs: Sequence[Array], op: ReduceO
         for number, owner in enumerate(desk):
             own = slice(owner * lane, owner * lane + inputs[owner][begin : begin + lane].size)
             totals[owner] = scratch[number, : own.stop - own.start]
-            combine_some(op, [slot[own] for slot in slots], totals[owner])
+            combine_to_partial(op, [slot[own] for slot in slots], totals[owner])
         partials = [scratch[len(desk) + host, : wanted.size] for host in range(len(hosts.layout))]
         partials[home] = totals.pop(rank)
         hosts.link.exchange(
-            [(owner, octets(total)) for owner, total in totals.items()],
-            [(hosts.deputy(host, rank), octets(partials[host])) for host in hosts.elsewhere],
+            [(owner, as_bytes(total)) for owner, total in totals.items()],
+            [(hosts.proxy(host, rank), as_bytes(partials[host])) for host in hosts.other_hosts],
         )
         combine_partials(op, partials, hosts.size, wanted)

@@ -17,16 +17,16 @@ from rankmesh_agent.wire.schemas import (
     AgentInfo,
     FlightRecord,
     GroupInfo,
-    GroupWanted,
+    GroupRequest,
     HostReport,
     InFlight,
     Lease,
     LeaseState,
-    LeaseWanted,
+    LeaseTerms,
     ProbeReply,
     ProbeRequest,
 )
-from rankmesh_agent.wire.stats import Vitals
+from rankmesh_agent.wire.stats import AgentStats
 
 
 class AgentInterface(Protocol):
@@ -56,7 +56,7 @@ class AgentInterface(Protocol):
         """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
 
     def make_group(
-        self, wanted: GroupWanted, begun: Callable[[LocalCommunicator], None]
+        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
         """Create a group that is requested over HTTP. Blocks until its members have met; to be called in a thread.
 
@@ -85,7 +85,7 @@ class AgentInterface(Protocol):
     def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
         """Return the ``last`` recorded operations, or all, of one group or of all."""
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> AgentStats:
         """Return the agent's counters."""
 
     async def aclose(self) -> None:
@@ -95,7 +95,7 @@ class AgentInterface(Protocol):
 class LeasableAgent(AgentInterface, Protocol):
     """A standalone agent, as the HTTP endpoints see it."""
 
-    def acquire_in_background(self, wanted: LeaseWanted) -> tuple[Lease, Future[Lease]]:
+    def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
         """Acquire the agent.
 
         Returns:

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from rankmesh_agent.wire.stats import BOUNDS, Vitals
+from rankmesh_agent.wire.stats import BOUNDS, AgentStats
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,7 @@ async def test_names_are_written_so_that_they_can_be_read(client):
 
 
 async def test_an_agent_in_no_job_has_metrics_too(client, agent):
-    agent.vitals = Vitals
+    agent.vitals = AgentStats
     found = await samples(client)
     assert found["process_cpu_seconds_total",] > 0
     assert not any(name.startswith(("rankmesh_operation", "rankmesh_store", "rankmesh_heart")) for name, *_ in found)

@@ -22,7 +22,7 @@ NAMED, NAMED2 = {"Idempotency-Key": "one"}, {"Idempotency-Key": "two"}
 
 @pytest.fixture
 def owner(agent) -> Iterator[HttpServer]:
-    listener = bind("127.0.0.1", 0, what="test")
+    listener = bind("127.0.0.1", 0, purpose="test")
     server = HttpServer(listener, "owner")
     server.url = url_of(listener)
     server.start(lambda: create_app(agent, token="secret"))

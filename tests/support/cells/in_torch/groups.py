@@ -77,6 +77,36 @@ def a_group_split(group: Any, rank: int, size: int) -> Any:
             rankmesh.torch.split_group(split_ranks=wrong)
 
 
+@cell(sides=OVER, sizes=(3,))
+def a_split_of_an_unsorted_parent(group: Any, rank: int, size: int) -> Any:
+    """The new ranks are in the order of the parent, as in the SDK, and in a group of gloo made in that order."""
+    parent = c10d.new_group([2, 0, 1], sort_ranks=False)
+    part = rankmesh.torch.split_group(parent, [[1, 0], [2]])
+    gloo = c10d.new_group([2, 0], backend="gloo", sort_ranks=False)
+    if rank == 1:
+        assert (part.rank(), part.size()) == (0, 1)
+    else:
+        gathered: list[Any] = [None, None]
+        c10d.all_gather_object(gathered, rank, group=part)
+        assert gathered == c10d.get_process_group_ranks(part) == c10d.get_process_group_ranks(gloo) == [2, 0]
+        assert (part.rank(), part.size()) == (gloo.rank(), gloo.size())
+    for made in (parent, part) if rank == 1 else (parent, part, gloo):
+        c10d.destroy_process_group(made)
+
+
+@cell(sides=OVER, sizes=SEVERAL)
+def a_split_after_a_destroyed_one(group: Any, rank: int, size: int) -> Any:
+    """The new group's name is that of no other one, though there are as many groups as when that was made."""
+    first, second = (rankmesh.torch.split_group(split_ranks=[range(size)]) for _ in range(2))
+    c10d.destroy_process_group(first)
+    third = rankmesh.torch.split_group(split_ranks=[range(size)])
+    assert second.group_name != third.group_name
+    everybody = sum(10.0**each for each in range(size))
+    assert [total(each, rank) for each in (second, third)] == [everybody] * 2
+    c10d.destroy_process_group(second)
+    c10d.destroy_process_group(third)
+
+
 @cell(sides=OVER)
 def what_rankmesh_torch_needs(group: Any, rank: int, size: int) -> Any:
     """Its functions take groups over the mesh, and say so of others."""
@@ -105,6 +135,16 @@ def its_names(group: Any, rank: int, size: int) -> Any:
         device in other._device_types,
         c10d.distributed_c10d._get_pg_default_device(group),
     )
+
+
+@cell()
+def options_of_its_backend(group: Any, rank: int, size: int) -> Any:
+    """Torch reads the options of a group's backend, to make another group like it."""
+    name = group.name()
+    other = c10d.new_group(backend=name, timeout=timedelta(seconds=70))
+    options = other._get_backend(torch.device("cpu")).options
+    assert options.backend == name
+    return options._timeout, options.global_ranks_in_group, options.group_name == other.group_name
 
 
 @cell(sides=OVER)
