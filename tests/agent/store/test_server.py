@@ -296,7 +296,7 @@ class TestAConnection:
         store.execute(Set("k", b"v"))
         (line,) = store._connections
         duplicate = line.sock.dup()  # as the parent of a forked child has it
-        store.forget()
+        store.close_in_child()
         duplicate.sendall(codec.encode_command(Get("k"), 5))
         assert duplicate.recv(100)
         duplicate.close()
@@ -787,7 +787,7 @@ class TestTheServer:
         child = os.fork()
         if child == 0:
             try:
-                store_server.forget()
+                store_server.close_in_child()
                 os._exit(sum(map(is_open, held)))
             finally:
                 os._exit(99)
