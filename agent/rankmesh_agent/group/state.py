@@ -222,7 +222,7 @@ class LocalGroupState(BaseGroupState):
                 for rank in self.ranks:
                     if rank != self.mesh.rank:
                         self.mesh.send(rank, [header, payload])
-            self.mesh.drop_sink(self._group)
+            self.mesh.unregister_sink(self._group)
         self.mesh.flush(_ABORT_FLUSH_SECONDS)
 
     def broadcast_abort(self) -> None:
