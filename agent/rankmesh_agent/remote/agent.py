@@ -151,6 +151,6 @@ class RemoteAgent:
         self._groups = []
         self._client.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to the agent."""
-        self._client.forget()
+        self._client.close_in_child()

@@ -23,7 +23,7 @@ from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.transports.segment import CallMismatchError
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
 from rankmesh_agent.wire.errors import (
@@ -114,7 +114,7 @@ class Session:
 
     def abort_pending_groups(self, said: dict[str, Any]) -> None:
         """End the groups that are being made."""
-        self._agent.abort_pending_groups(codec.error_from_json(said["error"], at_agent=True))
+        self._agent.group_registry.abort_pending(codec.error_from_json(said["error"], at_agent=True))
 
     # Lanes
 

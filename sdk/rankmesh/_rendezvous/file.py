@@ -67,8 +67,8 @@ class AtFile(Meeting):
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def forget(self) -> None:
-        super().forget()
+    def close_in_child(self) -> None:
+        super().close_in_child()
         if self._descriptor >= 0:
             os.close(self._descriptor)
 

@@ -113,9 +113,9 @@ class HostedGateway:
         self._registry.close()
         self._http.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """In a forked child: let go of the listening socket."""
-        self._http.forget()
+        self._http.close_in_child()
 
 
 def _best(addresses: list[str]) -> str:

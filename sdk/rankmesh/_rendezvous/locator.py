@@ -46,10 +46,10 @@ class Meeting(ABC):
         if hosted is not None:
             hosted.close(self._settings.job)
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """In a forked child: let go of what the parent hosts."""
         if self._hosted is not None:
-            self._hosted.forget()
+            self._hosted.close_in_child()
 
 
 class Known(Meeting):

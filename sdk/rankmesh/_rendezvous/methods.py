@@ -35,7 +35,7 @@ class Rendezvous(NamedTuple):
         bind_host: the address this rank's agent listens on.
         hosting: whether to attach to a standalone agent; None: wherever the gateway has some.
         close: ends what was hosted for the job.
-        forget: lets go of that in a forked child.
+        close_in_child: lets go of that in a forked child.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class Rendezvous(NamedTuple):
     bind_host: str
     hosting: Literal["attached", "embedded"] | None
     close: Callable[[], None]
-    forget: Callable[[], None]
+    close_in_child: Callable[[], None]
 
 
 def rendezvous(
@@ -113,7 +113,7 @@ def at(meeting: Meeting, rank: int, world_size: int, hosting: Hosting, *, either
     """
     chosen = hosting if hosting != "auto" else None if either else "embedded"
     return Rendezvous(
-        rank, world_size, meeting.job, meeting.find, meeting.bind_host, chosen, meeting.close, meeting.forget
+        rank, world_size, meeting.job, meeting.find, meeting.bind_host, chosen, meeting.close, meeting.close_in_child
     )
 
 

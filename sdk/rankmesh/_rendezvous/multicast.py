@@ -80,8 +80,8 @@ class AtMulticast(Meeting):
         super().close()
         self._channel.close()
 
-    def forget(self) -> None:
-        super().forget()
+    def close_in_child(self) -> None:
+        super().close_in_child()
         self._channel.close()
 
     def _ask(self) -> str | None:
