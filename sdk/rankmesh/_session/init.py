@@ -119,7 +119,7 @@ def init_process_group(
             found, settings = among_mpi(init_method, rank, world_size, settings, store=store, timeout=seconds)
         else:
             found = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
-        sessions.set_default(join(found, settings, seconds, engines, pg_options))
+        sessions.adopt(join(found, settings, seconds, engines, pg_options))
 
 
 def destroy_process_group(group: Group = None) -> None:
