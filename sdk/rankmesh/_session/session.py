@@ -84,7 +84,7 @@ class Session:
             return
         try:
             if backend == "mpi":
-                comm.use_mpi(compares=get_debug_level() is DebugLevel.DETAIL)
+                self.agent.use_mpi(comm, compare_calls=get_debug_level() is DebugLevel.DETAIL)
             else:
                 comm.use_custom_backend(backend, create(backend, self._backend_options(comm), pg_options))
         except BaseException as error:
