@@ -151,8 +151,8 @@ class Agent:
                 connections,
                 eager_limit=settings.eager_bytes,
                 oversubscribed=self._crowded(),
-                recorder=FlightRecorder(settings.flight_recorder),
             )
+            self._recorder = FlightRecorder(settings.flight_recorder)
             undo.callback(self.engine.close, "it could not set up the world group")
             self.world = self._make_group(range(world_size), "world", timeout)
             self.store_server = self._make_store_server(f"rankmesh-store-{http.port}")
@@ -273,7 +273,7 @@ class Agent:
         text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}{f'/{kind}' if kind else ''}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         group = LocalCommunicator(
-            self.engine, number, name or f"group-{number:016x}"[:14], members, self._members, timeout
+            self.engine, number, name or f"group-{number:016x}"[:14], members, self._members, timeout, self._recorder
         )
         sharing = SegmentOptions(
             allowed=self._settings.transport != "tcp" and not shared_memory.unsupported(),
@@ -341,17 +341,17 @@ class Agent:
         Args:
             group: its name or id.
         """
-        return self.engine.recorder.in_flight(group)
+        return self._recorder.in_flight(group)
 
     def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
         """Return the latest calls and messages: see Recorder.records."""
-        return self.engine.recorder.records(group, last)
+        return self._recorder.records(group, last)
 
     def vitals(self) -> AgentStats:
         """Return what has been counted."""
         store, lost = self._store, dict(self.engine.lost_peers)
         return AgentStats(
-            self.engine.recorder.operations(),
+            self._recorder.operations(),
             self._client.heartbeat_stats(),
             store.table.vitals() if isinstance(store, MemoryStore) else None,
             dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),

@@ -1,12 +1,50 @@
-"""torch.distributed as a mesh of services: ``import rankmesh as dist``.
+"""torch.distributed as a mesh of services, for NumPy arrays, CuPy arrays and torch tensors.
 
-The functions have the names, arguments and meaning of torch.distributed and take NumPy arrays, CuPy arrays, torch
-tensors and what else exports a buffer or DLPack. A rank that dies or strays is named in the errors of the others. See
-the README for the three ways to use it.
+A first program, ``train.py``::
 
-The names are in ``rankmesh._face``, which is loaded when the first of them is used: with NumPy and the engine it takes
-longer than all the rest of the command ``rankmesh``, most of whose work, and a shell's completion, needs none of it.
+    import numpy as np
+    import rankmesh as dist
+
+    dist.init_process_group()
+    gradient = np.full(1000, dist.get_rank(), np.float32)
+    dist.all_reduce(gradient)  # in place; the sum over all ranks
+    print(dist.get_rank(), gradient[0])
+    dist.destroy_process_group()
+
+Run it with four ranks::
+
+    $ rankmesh run --nproc-per-node 4 train.py
+
+Three ways to use it, which one job may mix:
+
+* Embedded: ``init_process_group()`` starts the rank's agent in this process.
+* Attached: ``init_process_group(init_method="http://gateway:29400")`` attaches to an agent that runs as a service
+  (``rankmesh agent``).
+* HTTP: a program without this package takes a rank's part with requests to an agent, for example by curl.
+
+Functions, with the names, arguments and meaning of torch.distributed:
+
+* Start and end: init_process_group, destroy_process_group, is_initialized
+* Ranks and groups: get_rank, get_world_size, new_group, new_subgroups, split_group, shrink_group
+* Collectives: all_reduce, reduce, broadcast, all_gather, gather, scatter, reduce_scatter, all_to_all, barrier,
+  monitored_barrier; with ``async_op=True`` they return a Work
+* Batches of collectives: batch, all_reduce_coalesced, all_gather_coalesced
+* Point-to-point: send, recv, isend, irecv, batch_isend_irecv
+* Python objects: broadcast_object_list, all_gather_object, gather_object, scatter_object_list, all_to_all_object,
+  send_object_list, recv_object_list
+* Key-value stores: TCPStore, FileStore, HashStore, PrefixStore, get_default_store
+* Arrays in shared memory: empty
+* Debugging: set_debug_level, get_debug_level
+
+All errors derive from DistError. A RankFailedError, CollectiveTimeoutError or CollectiveMismatchError names the ranks
+that failed, are missing, or made another call.
+
+Submodules: rankmesh.torch (backend of torch.distributed), rankmesh.nn (GradientBucketer, DistributedDataParallel),
+rankmesh.utils.data (DistributedSampler), rankmesh.multiprocessing (spawn).
 """
+
+# The names are in rankmesh._face, imported when the first of them is used: with NumPy and the agent that takes longer
+# than all the rest of the command ``rankmesh``, most of which, like a shell's completion, needs none of it.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 

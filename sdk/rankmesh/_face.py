@@ -1,6 +1,8 @@
-"""What ``import rankmesh as dist`` offers: every public name, from the module that has it."""
+"""The public names of ``import rankmesh as dist``."""
 
 from __future__ import annotations
+
+from types import FunctionType
 
 from rankmesh._collectives.all_to_all import all_to_all, all_to_all_single
 from rankmesh._collectives.barrier import barrier, monitored_barrier
@@ -252,3 +254,8 @@ __all__ = [
     "StoreTimeoutError",
     "__version__",
 ]
+
+for _name in __all__:  # tracebacks and help() show ``rankmesh.RankFailedError``, not the module of the definition
+    _value = globals()[_name]
+    if isinstance(_value, type | FunctionType):
+        _value.__module__ = "rankmesh"

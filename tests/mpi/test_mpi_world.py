@@ -54,7 +54,7 @@ def whole_world(me: Me) -> None:
 
     dist.barrier()
     dist.monitored_barrier(timeout=30)
-    records = members.mesh.recorder.records()
+    records = members.recorder.records()
     me.say(
         recorded=sorted({record.op for record in records}), failed=[record.error for record in records if record.error]
     )

@@ -61,7 +61,7 @@ def one_truth(me):
         swapped=store.compare_set("swap", "", str(me.rank)).decode(),
         timeout=me.attempt(store.wait, ["missing"], 0.1),
         clone=store.clone().get("n").decode(),
-        remote="Remote" in type(store._place).__name__,
+        remote="Client" in type(store._store).__name__,
     )
     dist.barrier()
     dist.destroy_process_group()

@@ -249,26 +249,26 @@ class TestLog:
     def test_each_reads_on_where_it_was(self, path):
         first, second = Log(str(path)), Log(str(path))
         records = [Record(SET, "grüße", b"\xff"), Record(SET, "b")]
-        with first.locked(Deadline(1), alone=True, create=True):
+        with first.locked(Deadline(1), exclusive=True, create=True):
             assert first.read() == []
             first.append(records)
-        assert not first.has_news()
-        with second.locked(Deadline(1), alone=True):
+        assert not first.has_changed()
+        with second.locked(Deadline(1), exclusive=True):
             assert second.read() == records
             second.append(records[:1])
-        assert first.has_news()
-        with first.locked(Deadline(1), alone=False):
+        assert first.has_changed()
+        with first.locked(Deadline(1), exclusive=False):
             assert first.read() == records[:1]
             assert first.read() == []
 
     def test_who_reads_does_not_keep_out_who_reads(self, path):
         first, second = Log(str(path)), Log(str(path))
-        with first.locked(Deadline(1), alone=False, create=True), second.locked(Deadline(1), alone=False):
+        with first.locked(Deadline(1), exclusive=False, create=True), second.locked(Deadline(1), exclusive=False):
             assert first.read() == second.read() == []
         with (
-            first.locked(Deadline(1), alone=False),
+            first.locked(Deadline(1), exclusive=False),
             pytest.raises(dist.StoreTimeoutError),
-            second.locked(Deadline(0.05), alone=True),
+            second.locked(Deadline(0.05), exclusive=True),
         ):
             pass
 
@@ -277,10 +277,10 @@ class TestLog:
         found = []
 
         def come() -> None:
-            with second.locked(Deadline(10), alone=True, create=True):
+            with second.locked(Deadline(10), exclusive=True, create=True):
                 found.append(second.read())
 
-        with first.locked(Deadline(1), alone=True, create=True):
+        with first.locked(Deadline(1), exclusive=True, create=True):
             first.append([Record(SET, "k")])
             waiting = threading.Thread(target=come)
             waiting.start()

@@ -271,8 +271,8 @@ class TestTheMasterGoes:
         master = made(is_master=True)
         client = made(master.port)
         waits = [in_thread(client.get, "k"), in_thread(client.wait, ["k"]), in_thread(client.queue_pop, "k")]
-        table = master._place.table
-        wait_until(lambda: len(table._watches.get("k", ())) == 2 and table._takers, "three waits")
+        table = master._store.table
+        wait_until(lambda: len(table._watches.get("k", ())) == 2 and table._pending_pops, "three waits")
         began = time.monotonic()
         master.close()
         for wait in waits:
@@ -287,7 +287,7 @@ class TestTheMasterGoes:
     def test_who_waits_in_its_process_learns_it(self, made, in_thread):
         master = made(is_master=True)
         waiting = in_thread(master.get, "k")
-        wait_until(lambda: master._place.table._watches, "the wait")
+        wait_until(lambda: master._store.table._watches, "the wait")
         master.close()
         with pytest.raises(dist.DistStoreError):
             waiting.result(10)
@@ -356,7 +356,7 @@ def test_a_forked_child_holds_no_connection_of_its_parents(made):
     master = made(is_master=True)
     client = made(master.port)
     client.set("k", "v")
-    (store_server,) = master._place.server._http._ways.values()
+    (store_server,) = master._store.server._http._upgrades.values()
     clients = store_server._connections
     wait_until(lambda: len(clients) == 1, "one connection")
     read, write = os.pipe()

@@ -190,7 +190,11 @@ def run_cells(ranks: Ranks, modules: Sequence[str], size: int, kind: str) -> Tol
         kind: of which of KINDS the processes are.
     """
     arguments = [str(size), str(ranks.folder), kind, *modules]
-    started = [ranks.command("-m", "support.sides", str(rank), *arguments, name=f"rank-{rank}") for rank in range(size)]
+    secret = {"RANKMESH_TOKEN": "a secret"}  # so that objects are pickled, as in torch
+    started = [
+        ranks.command("-m", "support.sides", str(rank), *arguments, name=f"rank-{rank}", **secret)
+        for rank in range(size)
+    ]
     ranks.wait(started, seconds=240.0)
     for rank in started:
         ours = [line for line in rank.stderr.splitlines() if ".cpp:" not in line]  # the rest is torch's own log

@@ -10,6 +10,7 @@ from typing import Any
 
 from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
@@ -65,6 +66,7 @@ class World:
             Member(rank, f"{rank:032x}", "here", "host", os.getpid(), [listeners[rank].address], "")
             for rank in range(size)
         ]
+        self.recorders = [FlightRecorder() for _ in range(size)]
         self.meshes: list[ProgressEngine] = [None] * size  # type: ignore[list-item]
         self.communicators: list[LocalCommunicator] = [None] * size  # type: ignore[list-item]
 
@@ -84,7 +86,9 @@ class World:
     def group(self, rank: int, group: int, name: str, ranks: Any) -> LocalCommunicator:
         """Make a group at one of its ranks."""
         everyone = {member.rank: member for member in self.members}
-        made = LocalCommunicator(self.meshes[rank], group, name, list(ranks), everyone, self.timeout)
+        made = LocalCommunicator(
+            self.meshes[rank], group, name, list(ranks), everyone, self.timeout, self.recorders[rank]
+        )
         strict = self.shares and len(set(self.hosts)) == 1
         sharing = SegmentOptions(self.shares, SHM, "test", self.slot_bytes, crowded=True, strict=strict)
         made.start([self.hosts[member] for member in ranks], sharing, self.timeout)

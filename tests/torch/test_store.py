@@ -23,7 +23,7 @@ from torch.distributed.elastic.utils import store as elastic
 
 import rankmesh as ours
 from rankmesh.torch import Store
-from rankmesh.torch._store import _kept
+from rankmesh.torch._store import _open_stores
 
 SHORT = timedelta(seconds=0.05)
 LONG = timedelta(seconds=30)
@@ -55,9 +55,9 @@ def opened(kind: str, folder: Path) -> Any:
 @pytest.fixture(autouse=True)
 def closing() -> Iterator[None]:
     """Close the stores that a test has made, which would be kept otherwise."""
-    before = set(_kept)
+    before = set(_open_stores)
     yield
-    for store in set(_kept) - before:
+    for store in set(_open_stores) - before:
         store.close()
 
 

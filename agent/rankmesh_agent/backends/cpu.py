@@ -11,7 +11,8 @@ from rankmesh_agent.backends.fingerprint import raise_mismatch
 from rankmesh_agent.collectives.reduction import ignore_fp_errors
 from rankmesh_agent.collectives.select import Algorithm, Medium, algorithm
 from rankmesh_agent.progress.message_link import VerifiedLink
-from rankmesh_agent.transports.segment import CallMismatchError, Segment
+from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.ops import Call, OpType
 
 

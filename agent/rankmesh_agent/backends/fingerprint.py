@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.progress.message_link import VerifiedLink
-from rankmesh_agent.transports.segment import CallMismatchError
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 
 _NOTE = 4096

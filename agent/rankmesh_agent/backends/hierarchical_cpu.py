@@ -12,7 +12,7 @@ from rankmesh_agent.backends.fingerprint import raise_mismatch
 from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink
 from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, algorithm
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.transports.segment import CallMismatchError
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import GroupAbortedError
 from rankmesh_agent.wire.ops import Call, OpType
 

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import Array, Link, as_bytes
-from rankmesh_agent.transports.segment import CallMismatchError, Segment
+from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.transports.windows import NOT_EXPOSED, PRIVATE, Exposure
 
 _LENGTH = np.dtype(np.int64)

@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh_agent.wire.dtypes import COMPLEX32, WIDE
+
 Array = npt.NDArray[Any]
 
+_HALF = np.dtype(np.float16)
 _PIECE = 1 << 16
 """Elements: two pieces of float32 are half of a usual L2 cache, and a call of NumPy's counts for little."""
 _FEW = 1 << 12
@@ -54,7 +57,41 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def widen(halves: Array, out: Array) -> None:
+def widen(array: Array, out: Array | None = None) -> Array:
+    """Convert an array to the dtype that it is accumulated in.
+
+    Args:
+        array: one-dimensional, contiguous, of a dtype in WIDE.
+        out: where the result goes: contiguous, of the same length. A new array by default.
+
+    Returns:
+        The array in its accumulation dtype.
+    """
+    if out is None:
+        out = np.empty(array.size, WIDE[array.dtype])
+    if array.dtype == _HALF:
+        _widen_halves(array, out)
+    elif array.dtype == COMPLEX32:
+        _widen_halves(array.view(np.float16), out.view(np.float32))
+    else:
+        out[:] = array
+    return out
+
+
+def narrow(wide: Array, out: Array) -> None:
+    """Round an array in its accumulation dtype to the narrow dtype of ``out``, which is contiguous and as long.
+
+    ``wide`` may be changed. Overflow and NaN are reported according to the caller's ``numpy.errstate``.
+    """
+    if out.dtype == _HALF:
+        _narrow_halves(wide, out)
+    elif out.dtype == COMPLEX32:
+        _narrow_halves(wide.view(np.float32), out.view(np.float16))
+    else:
+        out[:] = wide
+
+
+def _widen_halves(halves: Array, out: Array) -> None:
     """Convert contiguous float16 to as many float32."""
     if halves.size < _FEW:
         out[:] = halves
@@ -68,7 +105,7 @@ def widen(halves: Array, out: Array) -> None:
             np.multiply(wide, _UP, out=wide)
 
 
-def narrow(wide: Array, out: Array) -> None:
+def _narrow_halves(wide: Array, out: Array) -> None:
     """Round contiguous float32 to as many float16, half to even; ``wide`` is used as scratch."""
     if out.size < _FEW:
         out[:] = wide

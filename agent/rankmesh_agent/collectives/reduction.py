@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.collectives import float16
+from rankmesh_agent.collectives.float16 import narrow, widen
 from rankmesh_agent.collectives.link import Array
-from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, WIDE, display, family, narrow, widen
+from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, WIDE, display, family
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 _UFUNCS: dict[ReduceOp, np.ufunc] = {

@@ -185,7 +185,7 @@ class GpuCommunicator(Communicator):
         deadline, queued = Deadline(timeout), self._queued
         if queued is not None:  # calls are launched in order
             try:
-                queued.wait(deadline.remaining())
+                queued.wait(deadline.remaining() or 1e-6)  # 0 would mean no limit
             except DistError:
                 if not queued.is_completed():
                     raise

@@ -25,7 +25,8 @@ from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.transports.segment import CallMismatchError, Segment
+from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 

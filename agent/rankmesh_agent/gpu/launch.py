@@ -11,8 +11,8 @@ from typing import Any
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray, Streams
 from rankmesh_agent.group.pending import OnComplete
-from rankmesh_agent.group.work import Future, Work
-from rankmesh_agent.net.deadline import Deadline, seconds_of
+from rankmesh_agent.group.work import Future, Work, wait_limit
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 
 _POLL_SECONDS = 0.0002
@@ -182,7 +182,7 @@ class LaunchedWork(Work):
         """Make the current stream wait for the call; with a timeout, block the host until the call has ended.
 
         Args:
-            timeout: timedelta or seconds; None does not block the host, as in torch.
+            timeout: how long, as timedelta or seconds; None or 0 not to wait for the GPU at all, as in torch.
 
         Returns:
             True.
@@ -193,7 +193,8 @@ class LaunchedWork(Work):
 
         Source: https://pytorch.org/docs/2.1/distributed.html#synchronous-and-asynchronous-collective-operations
         """
-        limit = None if timeout is None else Deadline(seconds_of(timeout, 0.0))
+        seconds = wait_limit(timeout)
+        limit = None if seconds is None else Deadline(seconds)
         if self._queued is not None:
             self._queued.wait(timeout)
         for launch in self._launches:

@@ -20,7 +20,7 @@ from rankmesh_agent.collectives.link import as_bytes
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.delegation import DelegatedCalls
-from rankmesh_agent.group.flight_recorder import OpStats, Record, in_flight
+from rankmesh_agent.group.flight_recorder import FlightRecorder, OpStats, Record, in_flight
 from rankmesh_agent.group.message_stats import MessageLog
 from rankmesh_agent.group.pending import LocalActiveCall, MessageTransport, PendingMessage
 from rankmesh_agent.group.state import LocalGroupState
@@ -56,9 +56,11 @@ class LocalCommunicator(Communicator, FrameSink):
         ranks: global ranks of the members, by group rank; this process is one.
         members: who the ranks are, by global rank, for error messages.
         timeout: default seconds a call may take.
+        recorder: records the calls; one of its own by default.
 
     Attributes:
         mesh: see above.
+        recorder: see above.
         elsewhere: the calls that another process makes in this rank's place, if one does.
         lent: the members' memory, if it was lent to such a process; see Sharing.lend.
     """
@@ -71,24 +73,26 @@ class LocalCommunicator(Communicator, FrameSink):
         ranks: Sequence[int],
         members: dict[int, Member],
         timeout: float,
+        recorder: FlightRecorder | None = None,
     ) -> None:
         super().__init__(group, name, ranks, mesh.rank, timeout)
         self.mesh = mesh
+        self.recorder = recorder = FlightRecorder() if recorder is None else recorder
         self._others = frozenset(self.ranks) - {mesh.rank}
         self._sources = tuple(member for member in self.ranks if member != mesh.rank)
-        self._standing = LocalGroupState(mesh, group, name, self.ranks, members)
+        self._standing = LocalGroupState(mesh, group, name, self.ranks, members, recorder)
         self._link = MessageLink(mesh, group, self.ranks, self.rank)
         self._matching = MessageMatcher(mesh, group, self._standing.global_rank)
         self._carrier: MessageTransport = self._matching
         self._mpi: MpiGroup | None = None
-        self._messages = MessageLog(mesh.recorder)
+        self._messages = MessageLog(recorder)
         self._running = LocalActiveCall(self._standing)
         self._queue = CallQueue(self._standing, self._running, name, CpuBackend(self._link, self.ranks, None))
         self._submit = self._queue.submit
         self.lent: Segment | None = None
         self.delegated_calls = DelegatedCalls(self._standing, self._link)
         self._closed = False
-        mesh.recorder.add_group(self)
+        recorder.add_group(self)
         mesh.register_sink(group, self)
 
     @property
@@ -307,7 +311,7 @@ class LocalCommunicator(Communicator, FrameSink):
             _log.warning("group %r has ended, and a message was lost before: %s", self.name, refusal.message)
         self.mesh.unregister_sink(self.id)
         self._queue.close()
-        self.mesh.recorder.remove_group(self)
+        self.recorder.remove_group(self)
 
     # FrameSink: with the engine's lock held
 

@@ -116,12 +116,19 @@ class LocalGroupState(BaseGroupState):
         name: the group's name for people.
         ranks: global ranks of the members, by group rank.
         members: the job's members, by rank.
+        recorder: records the calls.
     """
 
     def __init__(
-        self, mesh: ProgressEngine, group: int, name: str, ranks: tuple[int, ...], members: dict[int, Member]
+        self,
+        mesh: ProgressEngine,
+        group: int,
+        name: str,
+        ranks: tuple[int, ...],
+        members: dict[int, Member],
+        recorder: FlightRecorder,
     ) -> None:
-        super().__init__(group, name, ranks, mesh.recorder, mesh.lock)
+        super().__init__(group, name, ranks, recorder, mesh.lock)
         self._abort_sent = False
         self._loss: DistError | None = None
         self._lost = -1

@@ -123,7 +123,7 @@ class Work(ABC):
         """Wait for the end.
 
         Args:
-            timeout: how long, as timedelta or seconds; by default as long as the operation itself may take.
+            timeout: how long, as timedelta or seconds; None, or 0 as torch's default, for the operation's own limit.
 
         Returns:
             True.
@@ -156,6 +156,15 @@ class Work(ABC):
             RuntimeError: this is not a receive.
         """
         raise RuntimeError("source_rank() is only known for a receive")
+
+
+def wait_limit(timeout: timedelta | float | None) -> float | None:
+    """Return the seconds of a wait's timeout; None, the operation's own limit, also for 0: torch's default.
+
+    Raises:
+        ValueError: the timeout is negative.
+    """
+    return (None if timeout is None else seconds_of(timeout, 0.0)) or None
 
 
 class QueuedWork(Work):
@@ -224,7 +233,7 @@ class QueuedWork(Work):
         return self._future._error
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        seconds = None if timeout is None else seconds_of(timeout, 0.0)
+        seconds = wait_limit(timeout)
         try:
             self._future.wait(seconds)
         except TimeoutError as error:
@@ -297,10 +306,11 @@ class MessageWork(Work):
         return self._error
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        own = self._deadline if timeout is None else Deadline(seconds_of(timeout, 0.0))
+        seconds = wait_limit(timeout)
+        own = self._deadline if seconds is None else Deadline(seconds)
         if not self._complete:
             # Where another thread settles it, that one's error, at the operation's deadline, says who is missing.
-            grace = _GRACE_SECONDS if timeout is None else 0.0
+            grace = _GRACE_SECONDS if seconds is None else 0.0
             if not self._settling.acquire(False) and not self._settling.acquire(timeout=own.remaining() + grace):
                 raise CollectiveTimeoutError(
                     f"the message did not end within {own.seconds:.3g} s of waiting; another thread still waits for it"
@@ -308,7 +318,7 @@ class MessageWork(Work):
             try:
                 self._complete = self._complete or self._settle(own)
             except DistError as error:
-                if timeout is None or not isinstance(error, CollectiveTimeoutError):
+                if seconds is None or not isinstance(error, CollectiveTimeoutError):
                     self._error, self._complete = error, True
                 raise
             finally:

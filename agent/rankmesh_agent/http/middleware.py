@@ -21,7 +21,7 @@ from http import HTTPStatus
 from typing import Any
 
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.schemas import Problem
+from rankmesh_agent.wire.schemas import MAX_BODY_BYTES, Problem
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -34,8 +34,6 @@ OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 _MOST_DIGITS = 18
 PROBLEM_TYPE = "application/problem+json"
 """The media type of a problem document."""
-MAX_BODY_BYTES = 64 << 20
-"""Largest request body unless an application says otherwise."""
 
 
 def problem(status: int, code: str, detail: str, **extensions: Any) -> Problem:

@@ -11,7 +11,7 @@ from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.mpi.collectives import MAX_COUNT, Collectives
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.transports.segment import CallMismatchError
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call, OpType
 

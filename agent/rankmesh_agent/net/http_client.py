@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from rankmesh_agent.http.middleware import MAX_BODY_BYTES
+from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
 
 class NoResponseError(Exception):

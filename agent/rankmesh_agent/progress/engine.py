@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
 from rankmesh_agent.transports.base import Buffer, Connection
@@ -69,7 +68,6 @@ class ProgressEngine:
         connections: one to every other rank.
         eager_limit: largest EAGER payload in bytes.
         crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
-        recorder: what remembers the groups' calls; one of its own when left out.
 
     Attributes:
         lost: how the peers went that are gone.
@@ -84,9 +82,7 @@ class ProgressEngine:
         *,
         eager_limit: int,
         oversubscribed: bool = True,
-        recorder: FlightRecorder | None = None,
     ) -> None:
-        self.recorder = FlightRecorder() if recorder is None else recorder
         self.rank = rank
         self.epoch = epoch
         self.eager_limit = eager_limit

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rankmesh_agent.collectives.link import Link
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
-from rankmesh_agent.transports.segment import CallMismatchError
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.frames import Header, Opcode
 

@@ -13,7 +13,7 @@ from rankmesh_agent.group.state import BaseGroupState
 from rankmesh_agent.progress.message_link import Payload, VerifiedLink, Wait
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import call_to_json, error_from_json, error_to_json
-from rankmesh_agent.transports.segment import CallMismatchError
+from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistError

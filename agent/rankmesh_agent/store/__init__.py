@@ -1,11 +1,10 @@
 """The key-value store of a job.
 
-``command`` says what a call is, and ``commands`` are the calls; ``table`` holds the keys, values and queues that they
-work on. ``base`` says what a store is for callers with an event loop: ``memory`` is that of the agent that owns the
-table, with ``answers`` for requests that come twice, ``client`` that of every other agent, which asks the owner over
-HTTP.
+``command`` defines a call and ``commands`` lists the calls; ``table`` holds the keys, values and queues. ``base`` is
+the interface for callers with an event loop: ``memory`` implements it in the agent that owns the table, with
+``idempotency`` for repeated requests, and ``http_client`` in every other agent.
 
-``blocking`` is for callers without an event loop. Those in the owner's process call the table; all others go the fast
-path, from ``fast_client`` to ``fast_server``, in frames whose contents ``forms`` knows; ``lookout`` spares both of
-them falling asleep and being woken.
+``blocking`` is the interface for callers without an event loop. In the owner's process they use the table; elsewhere a
+``client`` sends binary frames to the owner's ``server``, or HTTP requests to an owner that does not speak that
+protocol. ``codec`` translates commands to frames, ``http_codec`` to HTTP requests.
 """

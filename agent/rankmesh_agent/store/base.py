@@ -1,4 +1,4 @@
-"""A store for callers with an event loop, wherever its keys and values are."""
+"""Interface of a store for callers with an event loop."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TypeVar
 from rankmesh_agent.store.command import Command
 
 CONNECT_SECONDS = 5.0
-"""How long an owner elsewhere may take to accept a connection."""
+"""Time limit of a connection attempt to a remote owner."""
 RESPONSE_SECONDS = 10.0
-"""How long an owner elsewhere may take to answer, besides the time it was asked to wait."""
+"""Time limit of a remote owner's response, besides the time that the command waits."""
 
 T = TypeVar("T")
 
@@ -19,24 +19,25 @@ class AsyncStore(ABC):
     """Keys (text) with values (bytes), and queues of values, that all ranks of a job share."""
 
     @abstractmethod
-    async def execute(self, command: Command[T], once: str = "") -> T:
-        """Carry out a command, wait if it is one that waits, and return its result.
+    async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
+        """Execute a command, wait if it has to wait, and return its result.
 
         Args:
-            command: what to do; its class says what it returns and raises.
-            once: a name of this call that no other call has. A command that comes again under the same name, because
-                its caller does not know whether it has got through, is not carried out again but gets the same result.
+            command: the command; its class documents the result and the errors.
+            idempotency_key: a unique name of this call. If a caller does not know whether its command was executed, it
+                sends the command again under the same key: the store does not execute it twice but returns the same
+                result.
 
         Raises:
-            DistStoreError: the command failed; nothing has changed.
-            IdempotencyKeyReusedError: another command came under the same name.
-            DistNetworkError: the keys are at another agent that does not answer.
+            DistStoreError: the command failed and changed nothing.
+            IdempotencyKeyReusedError: the key belongs to another command.
+            DistNetworkError: the agent that owns the keys does not respond.
         """
 
     @abstractmethod
     def cancel_waits(self) -> None:
-        """Send away all who wait for keys of this process, so that a server can shut down. From any thread."""
+        """Cancel all waits for keys of this process, so that a server can shut down. From any thread."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of what the store holds besides memory. Call it in the event loop that used the store."""
+        """Release connections. Call it in the event loop that used the store."""

@@ -1,4 +1,4 @@
-"""A store for callers without an event loop."""
+"""Interface of a store for callers without an event loop, and its implementation on a local table."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ T = TypeVar("T")
 
 
 class BlockingStore(ABC):
-    """Keys and values, wherever they are; several threads may use it at a time."""
+    """Keys and values, local or remote; several threads may use it at a time."""
 
     @abstractmethod
     def execute(self, command: Command[T]) -> T:
-        """Carry out a command, wait if it is one that waits, and return its result. Ctrl-C ends the wait.
+        """Execute a command, wait if it has to wait, and return its result. Ctrl-C ends the wait.
 
         Raises:
-            DistStoreError: the command failed; nothing has changed.
-            DistNetworkError: the keys are at another place that does not answer.
+            DistStoreError: the command failed and changed nothing.
+            DistNetworkError: the remote owner of the keys does not respond.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what the store holds besides memory."""
+        """Release connections, files and whatever else the store holds besides memory."""
 
-    def forget(self) -> None:  # noqa: B027  # most have nothing of the kind
-        """In a forked child: let go of the parent's descriptors; the store is not used any more."""
+    def forget(self) -> None:  # noqa: B027  # most stores hold no descriptors
+        """In a forked child: close the parent's descriptors; the store is not used any more."""
 
 
 class BlockingMemoryStore(BlockingStore):
@@ -50,19 +50,19 @@ class BlockingMemoryStore(BlockingStore):
         if found is not None:
             return found[0]
         assert isinstance(command, Waiting)
-        future: Future[T] = command.begin(self.table)
-        over, deadline = threading.Event(), Deadline(command.seconds)
-        future.add_done_callback(lambda _: over.set())  # futures.wait would not be told of a cancelled one
+        future: Future[T] = command.start(self.table)
+        done, deadline = threading.Event(), Deadline(command.seconds)
+        future.add_done_callback(lambda _: done.set())  # futures.wait does not return for a cancelled future
         try:
-            while not over.wait(deadline.remaining()) and not deadline.expired():
+            while not done.wait(deadline.remaining()) and not deadline.expired():
                 pass
         except BaseException:
             if not future.cancel():
                 command.undo(self.table, future.result())
             raise
         if future.cancel():
-            raise command.late(self.table)
+            raise command.timeout_error(self.table)
         return future.result()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: a table holds only memory."""

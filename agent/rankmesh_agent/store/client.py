@@ -1,4 +1,4 @@
-"""The store at another place, for callers without an event loop: over the fast path, or else over HTTP."""
+"""Client of a remote store for callers without an event loop: binary protocol, else HTTP."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rankmesh_agent.wire import handshake, store_frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, DistStoreError, ProtocolError
 
 RETRY_SECONDS = 0.05
-"""How long to pause before an owner that is not there yet is asked again."""
+"""Pause between attempts to reach an owner that has not started yet."""
 MAX_IDLE = 8
-"""How many connections are kept that nobody uses: a thread that calls needs one for itself."""
+"""Maximum number of idle connections: each thread with a call in progress needs its own."""
 _SLICE_SECONDS = 1
-"""How long one system call waits for an answer: the deadline is looked at in between."""
+"""Time limit of one receive call: the deadline is checked in between."""
 _SLICE, _SEND_SECONDS = struct.pack("ll", _SLICE_SECONDS, 0), struct.pack("ll", int(RESPONSE_SECONDS), 0)
 _READ = 1 << 14
 
@@ -32,23 +32,23 @@ T = TypeVar("T")
 
 
 class _ConnectionLost(Exception):
-    """The connection broke: the request may have got through or not."""
+    """The connection broke: the owner may have executed the request or not."""
 
 
 class _ResponseTimeout(Exception):
-    """No answer came in time."""
+    """No response came in time."""
 
 
 class _NotSupported(Exception):
-    """Whoever is there does not know the fast path."""
+    """The peer does not speak the binary protocol."""
 
 
 class _Connection:
     """A connection to the owner, which carries one request at a time.
 
     Args:
-        sock: a connected socket at which the challenge was passed.
-        name: what both sides call the connection.
+        sock: a connected socket that has passed the handshake.
+        name: the connection's name at both ends.
     """
 
     __slots__ = ("name", "seq", "sock", "spin")
@@ -59,26 +59,26 @@ class _Connection:
         self.seq = 0
         self.spin = AdaptiveSpin(sock.recv, _READ, socket.MSG_DONTWAIT)
 
-    def ask(self, command: Command[T], timeout: float, again: bytes = b"") -> T:
-        """Send a command and return its result; after any other error than a store's, the line must be closed.
+    def call(self, command: Command[T], timeout: float, retried: bytes = b"") -> T:
+        """Send a command and return its result; after any error but DistStoreError the connection must be closed.
 
         Args:
-            command: what to ask for.
-            timeout: how many seconds the answer may take, besides the time that the command may wait.
-            again: what the request was on the connection that broke.
+            command: the command.
+            timeout: time limit of the response in seconds, besides the time that the command may wait.
+            retried: the identity of the request that it repeats, if any.
 
         Raises:
             DistStoreError: the command failed.
-            ProtocolError: that is no answer.
+            ProtocolError: the response is malformed.
         """
         self.seq = seq = (self.seq + 1) & 0xFFFFFFFF
-        frame = codec.encode_command(command, seq, again=again)
+        frame = codec.encode_command(command, seq, retried=retried)
         data: bytes | bytearray
         try:
             self.sock.sendall(frame, socket.MSG_NOSIGNAL)
             try:
                 data = self.spin.poll() or self.sock.recv(_READ) or _raise_closed()
-            except BlockingIOError:  # a slice of the time is over
+            except BlockingIOError:  # one slice of the time is over
                 left = timeout + command.seconds - _SLICE_SECONDS
                 data = self._read_into(bytearray(store_frames.HEADER_BYTES), 0, left)
             if len(data) < store_frames.HEADER_BYTES:
@@ -87,45 +87,45 @@ class _Connection:
             if len(data) != store_frames.HEADER_BYTES + length:
                 data = self._read_rest(data, store_frames.HEADER_BYTES + length, timeout)
         except BlockingIOError:
-            raise _ResponseTimeout("it stopped in the middle") from None
+            raise _ResponseTimeout("the response stopped in the middle") from None
         except OSError as error:
             raise _ConnectionLost(error.strerror or str(error)) from error
         if answered != seq:
-            raise ProtocolError("the store answered another request than ours")
+            raise ProtocolError("the store's response belongs to another request")
         return codec.decode_result(command, kind, number, store_frames.decode_parts(data, count) if count else [])
 
     def _read_rest(self, begun: bytes | bytearray, size: int, timeout: float) -> bytearray:
-        """Return so many bytes of an answer that has begun."""
+        """Return ``size`` bytes of a response that begins with ``begun``."""
         if len(begun) > size:
-            raise ProtocolError("the store sent more than an answer")
+            raise ProtocolError("the store sent more than a response")
         whole = bytearray(size)
         whole[: len(begun)] = begun
         return self._read_into(whole, len(begun), timeout)
 
     def _read_into(self, whole: bytearray, at: int, timeout: float) -> bytearray:
-        """Fill up ``whole``; no part of it may take longer than ``timeout`` seconds, give or take a slice."""
-        rest, over = memoryview(whole)[at:], Deadline(timeout)
+        """Fill ``whole`` from ``at`` on; no part may take longer than ``timeout`` seconds, give or take a slice."""
+        rest, deadline = memoryview(whole)[at:], Deadline(timeout)
         while rest:
-            if over.expired():
+            if deadline.expired():
                 raise _ResponseTimeout("timed out")
-            with suppress(BlockingIOError):  # a slice of the time is over
+            with suppress(BlockingIOError):  # one slice of the time is over
                 rest = rest[self.sock.recv_into(rest) or _raise_closed() :]
-                over.restart(timeout)
+                deadline.restart(timeout)
         return whole
 
 
 def _raise_closed() -> NoReturn:
-    raise _ConnectionLost("it hung up")
+    raise _ConnectionLost("the owner closed the connection")
 
 
 class StoreClient(BlockingStore):
-    """The store at another place, for callers without an event loop.
+    """A remote store for callers without an event loop.
 
-    Threads that call at the same time have a connection each, so one that waits holds up nobody. A call whose
-    connection breaks is repeated over another one, and the owner carries it out once.
+    Concurrent threads use a connection each, so a waiting call does not delay others. If a connection breaks, its call
+    is repeated over another one, and the owner executes it once.
 
     Args:
-        url: base URL of whoever owns the keys and values.
+        url: base URL of the owner of the keys and values.
         token: the job's token; empty for none.
     """
 
@@ -142,10 +142,10 @@ class StoreClient(BlockingStore):
         return self._execute(command, RESPONSE_SECONDS)
 
     def execute_first(self, command: Command[T], deadline: Deadline) -> T:
-        """Carry out a command that does not wait at an owner that may yet have to start.
+        """Execute a command that does not wait, at an owner that may not have started yet.
 
         Raises:
-            DistNetworkError: nobody was there when the deadline passed, or it is not a store.
+            DistNetworkError: no owner listens there before the deadline, or it is not a store.
         """
         while True:
             try:
@@ -162,18 +162,18 @@ class StoreClient(BlockingStore):
             time.sleep(min(RETRY_SECONDS, deadline.remaining()))
 
     def close(self) -> None:
-        """Close all connections; calls under way end with an error."""
+        """Close all connections; calls in progress end with an error."""
         self._closed = True
-        for line in list(self._connections):
+        for connection in list(self._connections):
             with suppress(OSError):
-                line.sock.shutdown(socket.SHUT_RDWR)  # wakes whoever waits at it, who closes it
+                connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that receives, and it closes the socket
         self._close_idle()
         if self._http is not None:
             self._http.close()
 
     def forget(self) -> None:
-        for line in list(self._connections):
-            line.sock.close()
+        for connection in list(self._connections):
+            connection.sock.close()
         self._connections.clear()
         self._idle.clear()
         if self._http is not None:
@@ -183,10 +183,10 @@ class StoreClient(BlockingStore):
         if self._http is not None:
             return self._http.execute(command)
         try:
-            line = self._idle.pop()
+            connection = self._idle.pop()
         except IndexError:
             try:
-                line = self._open(timeout)
+                connection = self._open(timeout)
             except _NotSupported:
                 return self._execute_over_http(command, timeout)
             except (_ConnectionLost, _ResponseTimeout, ProtocolError) as error:
@@ -194,39 +194,39 @@ class StoreClient(BlockingStore):
         began = time.monotonic()
         try:
             try:
-                return self._call(line, command, timeout)
-            except _ConnectionLost:  # idle for too long, perhaps
-                again = store_frames.RETRIED_REQUEST.pack(line.name, line.seq) if command.writes else b""
+                return self._call(connection, command, timeout)
+            except _ConnectionLost:  # the owner closed it while it was idle, perhaps
+                retried = store_frames.RETRIED_REQUEST.pack(connection.name, connection.seq) if command.writes else b""
                 rest: Command[T] = command
                 if isinstance(command, Waiting):
                     rest = command.with_timeout(max(0.0, command.seconds - (time.monotonic() - began)))
-                return self._call(self._open(timeout), rest, timeout, again)
+                return self._call(self._open(timeout), rest, timeout, retried)
         except (_ConnectionLost, _ResponseTimeout, _NotSupported, ProtocolError) as error:
             raise self._unreachable_error(error) from error
 
-    def _call(self, line: _Connection, command: Command[T], timeout: float, again: bytes = b"") -> T:
+    def _call(self, connection: _Connection, command: Command[T], timeout: float, retried: bytes = b"") -> T:
         try:
-            result = line.ask(command, timeout, again)
+            result = connection.call(command, timeout, retried)
         except DistStoreError:
-            self._release(line)
+            self._release(connection)
             raise
-        except BaseException:  # Ctrl-C too: the owner learns from it that nobody waits any more
-            self._discard(line)
+        except BaseException:  # Ctrl-C too: by the closed connection the owner learns that the wait is over
+            self._discard(connection)
             raise
-        self._release(line)
+        self._release(connection)
         return result
 
-    def _release(self, line: _Connection) -> None:
+    def _release(self, connection: _Connection) -> None:
         if len(self._idle) < MAX_IDLE:
-            self._idle.append(line)
+            self._idle.append(connection)
             if self._closed:
                 self._close_idle()
         else:
-            self._discard(line)
+            self._discard(connection)
 
-    def _discard(self, line: _Connection) -> None:
-        self._connections.discard(line)
-        line.sock.close()
+    def _discard(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+        connection.sock.close()
 
     def _close_idle(self) -> None:
         with suppress(IndexError):
@@ -237,10 +237,10 @@ class StoreClient(BlockingStore):
         """Return a new connection.
 
         Raises:
-            DistNetworkError: caused by an OSError: there is nobody.
+            DistNetworkError: caused by an OSError: the owner does not listen.
             AuthenticationError: the owner has another token.
-            _NotSupported: whoever is there does not know the fast path.
-            _ConnectionLost, _ResponseTimeout: the owner went, or does not answer.
+            _NotSupported: the peer does not speak the binary protocol.
+            _ConnectionLost, _ResponseTimeout: the owner ended, or does not respond.
         """
         if self._closed:
             raise self._closed_error()
@@ -253,34 +253,30 @@ class StoreClient(BlockingStore):
             raise DistNetworkError(f"{self._url!r} is not a store's URL: it names no host", address=self._url)
         if split.scheme != "http":
             raise _NotSupported(f"{split.scheme} is not http")
-        sock = self._connect_unix()
-        if sock is None:
-            sock = self._connect(host, port, split.netloc, timeout)
+        sock = self._connect_unix() or self._connect(host, port, split.netloc, timeout)
         try:
-            sock.settimeout(timeout)
             try:
-                name = self._authenticate(sock)
+                name = self._authenticate(sock, timeout)
             except AuthenticationError:
-                # An owner that ends hangs up without a word, too. It does not get as far the second time.
+                # An owner that ends closes the connection without a message, too. The second attempt tells them apart.
                 sock.close()
                 sock = self._connect_unix() or self._connect(host, port, split.netloc, timeout)
-                sock.settimeout(timeout)
-                name = self._authenticate(sock)
+                name = self._authenticate(sock, timeout)
             sock.settimeout(None)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_SECONDS)
         except BaseException:
             sock.close()
             raise
-        line = _Connection(sock, name)
-        self._connections.add(line)
-        if self._closed:  # meanwhile, and perhaps before close() could see this one
-            self._discard(line)
+        connection = _Connection(sock, name)
+        self._connections.add(connection)
+        if self._closed:  # meanwhile, and perhaps before close() could see this connection
+            self._discard(connection)
             raise self._closed_error()
-        return line
+        return connection
 
-    def _connect(self, host: str, port: int, place: str, timeout: float) -> socket.socket:
-        """Return a socket whose other end speaks the fast path from now on."""
+    def _connect(self, host: str, port: int, netloc: str, timeout: float) -> socket.socket:
+        """Return a socket whose peer speaks the binary protocol from now on."""
         try:
             sock = socket.create_connection((host, port), min(CONNECT_SECONDS, timeout))
         except (OSError, UnicodeError) as error:
@@ -289,10 +285,11 @@ class StoreClient(BlockingStore):
             sock.settimeout(timeout)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             break_when_peer_vanishes(sock)
-            sock.sendall(store_frames.UPGRADE.request(place))
+            sock.sendall(store_frames.UPGRADE.request(netloc))
             head = b""
-            while (nearby := store_frames.unix_socket_of(head)) is None:
+            while (unix_socket := store_frames.unix_socket_of(head)) is None:
                 head += sock.recv(_READ) or _raise_closed()
+            self._unix_socket = unix_socket
         except BaseException as error:
             sock.close()
             if isinstance(error, TimeoutError):
@@ -300,15 +297,14 @@ class StoreClient(BlockingStore):
             if isinstance(error, OSError | ProtocolError | _ConnectionLost):
                 raise _NotSupported(str(error)) from error
             raise
-        self._unix_socket = nearby
-        nearer = self._connect_unix()
-        if nearer is None:
+        unix = self._connect_unix()
+        if unix is None:
             return sock
         sock.close()
-        return nearer
+        return unix
 
     def _connect_unix(self) -> socket.socket | None:
-        """Return a socket to an owner on this host, None if it is elsewhere, or not known yet."""
+        """Return a socket to an owner on this host, None if it is on another one, or its unix socket not known yet."""
         if not self._unix_socket:
             return None
         sock = socket.socket(socket.AF_UNIX)
@@ -323,16 +319,17 @@ class StoreClient(BlockingStore):
             raise
         return sock
 
-    def _authenticate(self, sock: socket.socket) -> bytes:
-        """Pass the challenge; return the connection's name."""
+    def _authenticate(self, sock: socket.socket, timeout: float) -> bytes:
+        """Pass the handshake; return the connection's name."""
         challenge = handshake.Challenge(self._token, client=True)
         try:
+            sock.settimeout(timeout)
             sock.sendall(challenge.hello())
             challenge.receive_hello(_receive_exactly(sock, handshake.HELLO_BYTES))
             try:
                 sock.sendall(challenge.proof())
                 challenge.receive_proof(_receive_exactly(sock, handshake.PROOF_BYTES))
-            except (ConnectionError, _ConnectionLost, AuthenticationError):  # it hangs up without a word
+            except (ConnectionError, _ConnectionLost, AuthenticationError):  # a refusal has no message
                 raise AuthenticationError(
                     f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here",
                     address=self._url,
@@ -344,7 +341,7 @@ class StoreClient(BlockingStore):
         return challenge.name
 
     def _execute_over_http(self, command: Command[T], timeout: float) -> T:
-        """Ask for a command over HTTP, and do so from now on if that works."""
+        """Execute a command over HTTP; if the owner is a store, so do all later calls."""
         from rankmesh_agent.store.http_client import BlockingHttpStore
 
         http = BlockingHttpStore(self._url, self._token)
@@ -366,8 +363,8 @@ class StoreClient(BlockingStore):
         return DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)
 
     def _unreachable_error(self, error: Exception) -> DistNetworkError:
-        what = str(error) or type(error).__name__
-        return DistNetworkError(f"the store at {self._url} cannot be reached: {what}", address=self._url)
+        reason = str(error) or type(error).__name__
+        return DistNetworkError(f"the store at {self._url} cannot be reached: {reason}", address=self._url)
 
 
 def _receive_exactly(sock: socket.socket, size: int) -> bytes:

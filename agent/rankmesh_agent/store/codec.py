@@ -1,4 +1,4 @@
-"""How commands and their results become frames of the fast path, and frames become them. Pure."""
+"""Commands and their results as frames of the store's binary protocol. Pure: no I/O happens here."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from rankmesh_agent.wire.errors import (
 )
 from rankmesh_agent.wire.store_frames import MAX_BYTES, RETRY, Kind, encode_request, encode_response
 
-_ABSENT, _MATCH, _OTHERS = 0x01, 0x02, 0x08
-"""Flags of writes with a condition: If-None-Match: *; the parts after the usual ones are the tags of If-Match; those
-that begin with an exclamation mark are the tags of If-None-Match."""
-_OTHER = b"!"
+_ABSENT, _MATCH, _NONE_MATCH = 0x01, 0x02, 0x08
+"""Flags of writes with a condition: If-None-Match: *; the tags of If-Match follow the usual parts; so do the tags of
+If-None-Match, after an exclamation mark each."""
+_NONE_MATCH_MARK = b"!"
 _JOINED = 0x04
-"""Flag of commands with keys: all are in one part, with zero bytes between them, which none has: that is faster."""
-_MOST_AT_ONCE = 1024
-"""Most values that are cut apart by one layout, which takes memory for each."""
-_MOST_REMEMBERED = 4096
-"""Longest keys of a request, together, that are remembered: all ranks ask for the same ones, one after the other."""
-_MOST_DIGITS = 40
-"""Longest number that is added: longer ones never give a sum within 64 bits."""
+"""Flag of commands with keys: one part has all keys, separated by zero bytes, which none of them has: it is faster."""
+_MAX_UNPACKED = 1024
+"""Maximum number of values that one struct layout unpacks; a layout takes memory for each."""
+_MAX_CACHED = 4096
+"""Maximum length of the keys of a cached multi_get, together: all ranks request the same keys, one after the other."""
+_MAX_DIGITS = 40
+"""Maximum digits of an amount: a longer one never gives a sum within 64 bits."""
 
 T = TypeVar("T")
 Parts = list[bytes]
 
 
-class Form(NamedTuple):
-    """How one kind of command is written.
+class Format(NamedTuple):
+    """The frame format of one command.
 
     Attributes:
         kind: the command's class.
-        parts: returns its flags and parts.
-        command: makes it of parts, flags and seconds.
+        parts: returns a command's flags and parts.
+        command: returns the command of parts, flags and seconds.
     """
 
     kind: type[Command[Any]]
@@ -51,21 +51,21 @@ class Form(NamedTuple):
     command: Callable[[Parts, int, float], Command[Any]]
 
 
-def encode_command(command: Command[Any], seq: int, *, again: bytes = b"") -> bytes:
+def encode_command(command: Command[Any], seq: int, *, retried: bytes = b"") -> bytes:
     """Return a command as a frame.
 
     Args:
-        command: what to ask for.
+        command: the command.
         seq: its number on the connection.
-        again: what it was when it was asked for first (RETRIED_REQUEST), if this is not the first time.
+        retried: the identity of the request that it repeats (RETRIED_REQUEST), if any.
 
     Raises:
-        InvalidValueError: it is too large.
+        InvalidValueError: the frame would be too large.
     """
-    opcode, form = _OPCODES[type(command)]
-    flags, parts = form.parts(command)
-    if again:
-        flags, parts = flags | RETRY, [again, *parts]
+    opcode, format = _OPCODES[type(command)]
+    flags, parts = format.parts(command)
+    if retried:
+        flags, parts = flags | RETRY, [retried, *parts]
     found = encode_request(opcode, flags, seq, min(command.seconds, 1e9), parts)
     if len(found) > MAX_BYTES:
         raise InvalidValueError(f"{len(found)} bytes in one call, at most {MAX_BYTES} are allowed; use several calls")
@@ -73,19 +73,19 @@ def encode_command(command: Command[Any], seq: int, *, again: bytes = b"") -> by
 
 
 def decode_command(opcode: int, flags: int, seconds: float, parts: Parts) -> Command[Any]:
-    """Return the command that a frame asks for.
+    """Return the command of a request frame.
 
     Raises:
-        DistStoreError: it is one that cannot be, with a key that is too long, say.
-        ProtocolError: it is none.
+        DistStoreError: the command is invalid; its key is too long, for example.
+        ProtocolError: the frame is malformed.
     """
-    form = _FORMS.get(opcode)
-    if form is None:
-        raise ProtocolError(f"the store's fast path has no opcode {opcode}")
+    format = _FORMATS.get(opcode)
+    if format is None:
+        raise ProtocolError(f"the store's binary protocol has no opcode {opcode}")
     try:
-        return form.command(parts, flags, seconds)
+        return format.command(parts, flags, seconds)
     except IndexError:
-        raise ProtocolError(f"a request of the store's fast path with opcode {opcode} lacks parts") from None
+        raise ProtocolError(f"a request of the store's binary protocol with opcode {opcode} lacks parts") from None
 
 
 def encode_result(seq: int, result: Any) -> bytes:
@@ -99,51 +99,51 @@ def encode_result(seq: int, result: Any) -> bytes:
     if isinstance(result, int):
         return encode_response(Kind.NUMBER, seq, result, ())
     if result and isinstance(result[0], str):
-        return _answer_of(Kind.TEXTS, seq, 0, [text.encode() for text in result])
+        return _encode_list(Kind.TEXTS, seq, 0, [text.encode() for text in result])
     lengths, joined = [*map(len, result)], b"".join(result)
     if joined and lengths.count(lengths[0]) == len(lengths):
-        return _answer_of(Kind.EQUAL, seq, lengths[0], [joined])
+        return _encode_list(Kind.EQUAL, seq, lengths[0], [joined])
     if result and b"\0" not in joined:
-        return _answer_of(Kind.JOINED, seq, 0, [b"\0".join(result)])
-    return _answer_of(Kind.VALUES, seq, 0, result)
+        return _encode_list(Kind.JOINED, seq, 0, [b"\0".join(result)])
+    return _encode_list(Kind.VALUES, seq, 0, result)
 
 
-def _answer_of(kind: Kind, seq: int, number: int, parts: Parts) -> bytes:
+def _encode_list(kind: Kind, seq: int, number: int, parts: Parts) -> bytes:
     if 4 * len(parts) + sum(map(len, parts)) > MAX_BYTES:
         return encode_error(
-            seq, InvalidValueError(f"the answer would be over {MAX_BYTES} bytes; ask for less at a time")
+            seq, InvalidValueError(f"the response would be over {MAX_BYTES} bytes; ask for less at a time")
         )
     return encode_response(kind, seq, number, parts)
 
 
 def encode_error(seq: int, error: DistStoreError) -> bytes:
-    """Return the error that a command raised as a frame."""
+    """Return a command's error as a frame."""
     return encode_response(Kind.ERROR, seq, 0, (error.code.encode(), error.message.encode("utf-8", "replace")))
 
 
 def decode_result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
-    """Return what an answer means.
+    """Return the result that a response frame holds.
 
     Raises:
-        DistStoreError: as the command raised it at the other end.
-        ProtocolError: it is none.
+        DistStoreError: the command raised it in the owner's process.
+        ProtocolError: the frame is malformed.
     """
     try:
-        found = _found(kind, number, parts)
-        if kind in _SEVERAL and isinstance(command, commands.MultiGet) and len(command.each) != len(command.keys):
-            values = dict(zip(command.each, found, strict=True))  # a key is asked for once
+        found = _decode(kind, number, parts)
+        if kind in _LISTS and isinstance(command, commands.MultiGet) and len(command.unique) != len(command.keys):
+            values = dict(zip(command.unique, found, strict=True))  # the request has each key once
             found = [values[key] for key in command.keys]
     except (IndexError, ValueError):
-        raise ProtocolError("an answer of the store's fast path lacks parts, or is not text") from None
+        raise ProtocolError("a response of the store's binary protocol lacks parts, or is not text") from None
     if kind == Kind.ERROR:
         raise found
     return cast(T, found)
 
 
-_SEVERAL = frozenset({Kind.EQUAL, Kind.JOINED, Kind.VALUES})
+_LISTS = frozenset({Kind.EQUAL, Kind.JOINED, Kind.VALUES})
 
 
-def _found(kind: int, number: int, parts: Parts) -> Any:
+def _decode(kind: int, number: int, parts: Parts) -> Any:
     if kind == Kind.NUMBER:
         return number
     if kind == Kind.VALUE:
@@ -153,7 +153,7 @@ def _found(kind: int, number: int, parts: Parts) -> Any:
     if kind == Kind.BOOLEAN:
         return number != 0
     if kind == Kind.EQUAL:
-        return _pieces(parts[0], number)
+        return _split(parts[0], number)
     if kind == Kind.JOINED:
         return parts[0].split(b"\0")
     if kind == Kind.VALUES:
@@ -163,14 +163,14 @@ def _found(kind: int, number: int, parts: Parts) -> Any:
     if kind == Kind.ERROR:
         error = BY_CODE.get(parts[0].decode(), DistStoreError)
         return (error if issubclass(error, DistStoreError) else DistStoreError)(parts[1].decode())
-    raise ProtocolError(f"the store's fast path has no answer of kind {kind}")
+    raise ProtocolError(f"the store's binary protocol has no response of kind {kind}")
 
 
-def _pieces(joined: bytes, size: int) -> list[bytes]:
+def _split(joined: bytes, size: int) -> list[bytes]:
     count, rest = divmod(len(joined), size) if size > 0 else (0, 1)
     if rest:
         raise ValueError
-    if count > _MOST_AT_ONCE:
+    if count > _MAX_UNPACKED:
         return [joined[begin : begin + size] for begin in range(0, len(joined), size)]
     return [*struct.unpack(f"{size}s" * count, joined)]
 
@@ -188,17 +188,17 @@ def _texts(parts: Parts) -> tuple[str, ...]:
 
 def _amount(part: bytes) -> int:
     digits = part.removeprefix(b"-")
-    if not digits.isdigit() or len(digits) > _MOST_DIGITS:
-        raise NotANumberError(f"{part[:_MOST_DIGITS]!r} is not a number that can be added")
+    if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+        raise NotANumberError(f"{part[:_MAX_DIGITS]!r} is not a number that can be added")
     return int(part)
 
 
 def _condition(flags: int, tags: Parts) -> Condition:
-    if not flags & (_ABSENT | _MATCH | _OTHERS):
+    if not flags & (_ABSENT | _MATCH | _NONE_MATCH):
         return ALWAYS
-    others = [tag[1:] for tag in tags if tag.startswith(_OTHER)] if flags & _OTHERS else []
-    wanted = [tag for tag in tags if not tag.startswith(_OTHER)] if flags & _OTHERS else tags
-    return Condition(_texts(wanted) if flags & _MATCH else None, bool(flags & _ABSENT), _texts(others))
+    none_match = [tag[1:] for tag in tags if tag.startswith(_NONE_MATCH_MARK)] if flags & _NONE_MATCH else []
+    match = [tag for tag in tags if not tag.startswith(_NONE_MATCH_MARK)] if flags & _NONE_MATCH else tags
+    return Condition(_texts(match) if flags & _MATCH else None, bool(flags & _ABSENT), _texts(none_match))
 
 
 def _pairs(parts: Parts) -> tuple[tuple[str, bytes], ...]:
@@ -218,97 +218,96 @@ def _keys(parts: Parts, flags: int) -> tuple[str, ...]:
 
 
 def _multi_get(parts: Parts, flags: int, seconds: float) -> commands.MultiGet:
-    if flags & _JOINED and len(parts[0]) <= _MOST_REMEMBERED:
-        return _remembered(parts[0], seconds)
+    if flags & _JOINED and len(parts[0]) <= _MAX_CACHED:
+        return _cached_multi_get(parts[0], seconds)
     return commands.MultiGet(_keys(parts, flags), seconds)
 
 
 @functools.lru_cache(64)
-def _remembered(joined: bytes, seconds: float) -> commands.MultiGet:
+def _cached_multi_get(joined: bytes, seconds: float) -> commands.MultiGet:
     return commands.MultiGet(_keys([joined], _JOINED), seconds)
 
 
-def _under_condition(condition: Condition, *parts: bytes) -> tuple[int, Sequence[bytes]]:
+def _with_condition(condition: Condition, *parts: bytes) -> tuple[int, Sequence[bytes]]:
     if condition is ALWAYS:
         return 0, parts
-    flags = condition.absent * _ABSENT | (condition.tags is not None) * _MATCH | bool(condition.others) * _OTHERS
-    others = (_OTHER + tag.encode() for tag in condition.others)
-    return flags, [*parts, *(tag.encode() for tag in condition.tags or ()), *others]
+    flags = condition.if_absent * _ABSENT
+    flags |= (condition.if_match is not None) * _MATCH | bool(condition.if_none_match) * _NONE_MATCH
+    none_match = (_NONE_MATCH_MARK + tag.encode() for tag in condition.if_none_match)
+    return flags, [*parts, *(tag.encode() for tag in condition.if_match or ()), *none_match]
 
 
-_FORMS: dict[int, Form] = {
-    1: Form(
-        commands.Get,
-        lambda get: (0, (get.key.encode(),)),
-        lambda parts, _, seconds: commands.Get(_text(parts[0]), seconds),
-    ),
-    2: Form(
+def _one_key(kind: Any) -> Format:
+    return Format(kind, lambda command: (0, (command.key.encode(),)), lambda parts, *_: kind(_text(parts[0])))
+
+
+def _one_key_to_wait_for(kind: Any) -> Format:
+    return Format(
+        kind,
+        lambda command: (0, (command.key.encode(),)),
+        lambda parts, _, seconds: kind(_text(parts[0]), seconds),
+    )
+
+
+def _key_and_value(kind: Any) -> Format:
+    return Format(
+        kind,
+        lambda command: (0, (command.key.encode(), command.value)),
+        lambda parts, *_: kind(_text(parts[0]), parts[1]),
+    )
+
+
+def _prefix(kind: Any) -> Format:
+    return Format(kind, lambda command: (0, (command.prefix.encode(),)), lambda parts, *_: kind(_text(parts[0])))
+
+
+_FORMATS: dict[int, Format] = {
+    1: _one_key_to_wait_for(commands.Get),
+    2: Format(
         commands.Set,
-        lambda put: _under_condition(put.condition, put.key.encode(), put.value),
+        lambda put: _with_condition(put.condition, put.key.encode(), put.value),
         lambda parts, flags, _: commands.Set(_text(parts[0]), parts[1], _condition(flags, parts[2:])),
     ),
-    3: Form(
+    3: Format(
         commands.Delete,
-        lambda delete: _under_condition(delete.condition, delete.key.encode()),
+        lambda delete: _with_condition(delete.condition, delete.key.encode()),
         lambda parts, flags, _: commands.Delete(_text(parts[0]), _condition(flags, parts[1:])),
     ),
-    4: Form(
+    4: Format(
         commands.Add,
         lambda add: (0, (add.key.encode(), b"%d" % add.amount)),
         lambda parts, *_: commands.Add(_text(parts[0]), _amount(parts[1])),
     ),
-    5: Form(
+    5: Format(
         commands.CompareSet,
         lambda swap: (0, (swap.key.encode(), swap.expected, swap.desired)),
         lambda parts, *_: commands.CompareSet(_text(parts[0]), parts[1], parts[2]),
     ),
-    6: Form(
-        commands.Append,
-        lambda append: (0, (append.key.encode(), append.value)),
-        lambda parts, *_: commands.Append(_text(parts[0]), parts[1]),
-    ),
-    7: Form(
-        commands.MultiGet,
-        lambda get: _with_keys(get.each),
-        _multi_get,
-    ),
-    8: Form(
+    6: _key_and_value(commands.Append),
+    7: Format(commands.MultiGet, lambda get: _with_keys(get.unique), _multi_get),
+    8: Format(
         commands.MultiSet,
         lambda put: (0, [part for key, value in put.values for part in (key.encode(), value)]),
         lambda parts, *_: commands.MultiSet(_pairs(parts)),
     ),
-    9: Form(
+    9: Format(
         commands.Wait,
         lambda wait: _with_keys(wait.keys),
         lambda parts, flags, seconds: commands.Wait(_keys(parts, flags), seconds),
     ),
-    10: Form(
+    10: Format(
         commands.Check,
         lambda check: _with_keys(check.keys),
         lambda parts, flags, _: commands.Check(_keys(parts, flags)),
     ),
-    11: Form(
-        commands.Keys, lambda keys: (0, (keys.prefix.encode(),)), lambda parts, *_: commands.Keys(_text(parts[0]))
-    ),
-    12: Form(
-        commands.Count, lambda count: (0, (count.prefix.encode(),)), lambda parts, *_: commands.Count(_text(parts[0]))
-    ),
-    13: Form(
-        commands.QueuePush,
-        lambda push: (0, (push.key.encode(), push.value)),
-        lambda parts, *_: commands.QueuePush(_text(parts[0]), parts[1]),
-    ),
-    14: Form(
-        commands.QueuePop,
-        lambda pop: (0, (pop.key.encode(),)),
-        lambda parts, _, seconds: commands.QueuePop(_text(parts[0]), seconds),
-    ),
-    15: Form(
-        commands.QueueLen,
-        lambda length: (0, (length.key.encode(),)),
-        lambda parts, *_: commands.QueueLen(_text(parts[0])),
-    ),
+    11: _prefix(commands.Keys),
+    12: _prefix(commands.Count),
+    13: _key_and_value(commands.QueuePush),
+    14: _one_key_to_wait_for(commands.QueuePop),
+    15: _one_key(commands.QueueLen),
 }
-"""The commands by their opcode. The numbers are the protocol: they never change."""
+"""The commands by opcode. The numbers are part of the protocol: they never change."""
 
-_OPCODES: dict[type[Command[Any]], tuple[int, Form]] = {form.kind: (opcode, form) for opcode, form in _FORMS.items()}
+_OPCODES: dict[type[Command[Any]], tuple[int, Format]] = {
+    format.kind: (opcode, format) for opcode, format in _FORMATS.items()
+}

@@ -1,4 +1,4 @@
-"""The store at another place: whoever has the keys and values is asked over HTTP, with an event loop or without."""
+"""Clients of a remote store over HTTP, with and without an event loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from rankmesh_agent.http.middleware import MAX_BODY_BYTES
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.store import http_codec
 from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS, AsyncStore
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
@@ -23,20 +23,20 @@ from rankmesh_agent.wire.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, MAX_BODY_BYTES
 
 IDLE_SECONDS = 2.0
 """How long an unused connection is kept: less than the 5 s after which uvicorn closes its end."""
 
 _CONNECTION_LOST = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 
-# As many connections as there are waits, or those who wait would keep out those who set.
+# A connection for each wait, or waiting calls would keep out the calls that set their keys.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=IDLE_SECONDS)
 
 T = TypeVar("T")
 
 Exchange = Generator[httpx.Request, httpx.Response, T]
-"""Yields one request after the other, is sent the answers or httpx's errors, and returns a result."""
+"""Yields requests one by one, receives the responses or httpx's errors, and returns a result."""
 
 
 class HttpStore(AsyncStore):
@@ -55,28 +55,28 @@ class HttpStore(AsyncStore):
         self.token = token
         self._transport: httpx.AsyncHTTPTransport | None = None
 
-    async def execute(self, command: Command[T], once: str = "") -> T:
-        if self._transport is None:  # made here, because it belongs to the event loop that runs now
+    async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
+        if self._transport is None:  # made here, because it belongs to the running event loop
             self._transport = httpx.AsyncHTTPTransport(**_options(self.url))
-        exchange = _exchange(self.url, self.token, command, once, RESPONSE_SECONDS)
+        exchange = _exchange(self.url, self.token, command, idempotency_key, RESPONSE_SECONDS)
         try:
             request = next(exchange)
             while True:
                 try:
-                    answer = await self._transport.handle_async_request(request)
+                    response = await self._transport.handle_async_request(request)
                     try:
-                        await answer.aread()
+                        await response.aread()
                     finally:
-                        await answer.aclose()
+                        await response.aclose()
                 except httpx.HTTPError as error:
                     request = exchange.throw(error)
                 else:
-                    request = exchange.send(answer)
+                    request = exchange.send(response)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
     def cancel_waits(self) -> None:
-        """Nobody waits for keys of this process."""
+        """Do nothing: the waits are at the owner."""
 
     async def close(self) -> None:
         transport, self._transport = self._transport, None
@@ -85,10 +85,10 @@ class HttpStore(AsyncStore):
 
 
 class BlockingHttpStore(BlockingStore):
-    """The store at another place, for callers without an event loop that cannot reach it over the fast path.
+    """A remote store for callers without an event loop that cannot use the binary protocol.
 
     Args:
-        url: base URL of whoever owns the keys and values.
+        url: base URL of the owner of the keys and values.
         token: the job's token; empty for none.
     """
 
@@ -104,35 +104,35 @@ class BlockingHttpStore(BlockingStore):
         self._transport.close()
 
     def execute_within(self, command: Command[T], timeout: float) -> T:
-        """Carry out a command, for which the owner may take ``timeout`` seconds besides the time it waits."""
+        """Execute a command; the owner may take ``timeout`` seconds besides the time that the command waits."""
         exchange = _exchange(self._url, self._token, command, "", timeout)
         try:
             request = next(exchange)
             while True:
                 try:
-                    answer = self._transport.handle_request(request)
+                    response = self._transport.handle_request(request)
                     try:
-                        answer.read()
+                        response.read()
                     finally:
-                        answer.close()
+                        response.close()
                 except httpx.HTTPError as error:
                     request = exchange.throw(error)
                 else:
-                    request = exchange.send(answer)
+                    request = exchange.send(response)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
 
 def _options(url: str) -> dict[str, Any]:
-    # Loading the authorities takes 20 ms, for which plain HTTP has no use.
+    # Loading the certificate authorities takes 20 ms, and plain HTTP does not need them.
     return {"limits": _LIMITS, "trust_env": False, "verify": url.startswith("https:")}
 
 
-def _exchange(url: str, token: str, command: Command[T], once: str, timeout: float) -> Exchange[T]:
-    """Ask for a command, one long poll after the other if it is one that waits."""
+def _exchange(url: str, token: str, command: Command[T], idempotency_key: str, timeout: float) -> Exchange[T]:
+    """Request a command, by consecutive long polls if it waits."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     if command.writes:
-        headers["Idempotency-Key"] = once or secrets.token_hex(16)
+        headers["Idempotency-Key"] = idempotency_key or secrets.token_hex(16)
     if not isinstance(command, Waiting):
         return (yield from _request(url, headers, command, timeout))
     deadline = Deadline(command.seconds)
@@ -147,69 +147,69 @@ def _exchange(url: str, token: str, command: Command[T], once: str, timeout: flo
 
 
 def _request(url: str, headers: dict[str, str], command: Command[T], seconds: float) -> Exchange[T]:
-    """Ask for a command once, and again if the connection broke: it may have been idle for too long."""
-    asked = command.request()
+    """Send a request, and send it again if the connection broke: it may have been idle for too long."""
+    plain = http_codec.encode_command(command)
     timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
     try:
         request = httpx.Request(
-            asked.method,
-            url + asked.path,
-            params=asked.params or None,
-            headers={**asked.headers, **headers},
-            json=asked.json,
-            content=asked.content,
+            plain.method,
+            url + plain.path,
+            params=plain.params or None,
+            headers={**plain.headers, **headers},
+            json=plain.json,
+            content=plain.content,
             extensions={"timeout": timeout.as_dict()},
         )
     except httpx.InvalidURL as error:
         raise _unreachable_error(url, error) from error
-    if len(request.content) > MAX_BODY_BYTES:  # its refusal would hardly arrive: the connection breaks while we send
+    if len(request.content) > MAX_BODY_BYTES:  # the server's refusal would hardly arrive: the connection breaks earlier
         raise InvalidValueError(f"{len(request.content)} bytes in one request, at most {MAX_BODY_BYTES} are allowed")
     try:
-        answer = yield request
+        response = yield request
     except _CONNECTION_LOST:
         try:
-            answer = yield request
+            response = yield request
         except httpx.HTTPError as error:
             raise _unreachable_error(url, error) from error
     except httpx.HTTPError as error:
         raise _unreachable_error(url, error) from error
-    return _result_of(url, command, answer)
+    return _result_of(url, command, response)
 
 
-def _result_of(url: str, command: Command[T], answer: httpx.Response) -> T:
-    """Return the result that an answer stands for, or raise its error."""
-    if not answer.is_success:
-        refusal = _error_of(url, answer)
-        if isinstance(refusal, DistStoreError):
-            return command.refused(refusal)
-        raise refusal
+def _result_of(url: str, command: Command[T], response: httpx.Response) -> T:
+    """Return the result in a response, or raise its error."""
+    if not response.is_success:
+        error = _error_of(url, response)
+        if isinstance(error, DistStoreError):
+            return http_codec.decode_error(command, error)
+        raise error
     try:
-        return command.result(answer.content)
+        return http_codec.decode_result(command, response.content)
     except (ValueError, KeyError, TypeError, DistStoreError):
-        raise _not_a_store_error(url, answer) from None
+        raise _not_a_store_error(url, response) from None
 
 
-def _error_of(url: str, answer: httpx.Response) -> DistError:
-    """Return a store's error as the owner raised it; anything else is the owner's failure, not our caller's."""
+def _error_of(url: str, response: httpx.Response) -> DistError:
+    """Return a store's error as the owner raised it; any other error is a failure of the owner, not of the caller."""
     try:
-        found = answer.json()
+        found = response.json()
         code, detail = found["code"], found["detail"]
         kind = BY_CODE.get(code)
     except (ValueError, TypeError, KeyError):
-        return _not_a_store_error(url, answer)
+        return _not_a_store_error(url, response)
     if kind is not None and issubclass(kind, DistStoreError):
         return kind(detail)
-    return DistNetworkError(f"the store at {url} answered {answer.status_code}: {detail}", address=url)
+    return DistNetworkError(f"the store at {url} answered {response.status_code}: {detail}", address=url)
 
 
 def _unreachable_error(url: str, error: Exception) -> DistNetworkError:
-    what = str(error) or type(error).__name__
-    return DistNetworkError(f"the store at {url} cannot be reached: {what}", address=url)
+    reason = str(error) or type(error).__name__
+    return DistNetworkError(f"the store at {url} cannot be reached: {reason}", address=url)
 
 
-def _not_a_store_error(url: str, answer: httpx.Response) -> DistNetworkError:
+def _not_a_store_error(url: str, response: httpx.Response) -> DistNetworkError:
     return DistNetworkError(
-        f"{url} is not a RankMesh store: it gave an answer ({answer.status_code}) that is not RankMesh's. "
+        f"{url} is not a RankMesh store: it gave an answer ({response.status_code}) that is not RankMesh's. "
         "Is the port another program's?",
         address=url,
     )

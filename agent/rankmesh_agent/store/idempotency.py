@@ -1,63 +1,63 @@
-"""What was answered to requests that may come again."""
+"""Cache of replies to requests that may come again."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
-from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from rankmesh_agent.store.command import Command
-from rankmesh_agent.wire.errors import IdempotencyKeyReusedError
+RETENTION_SECONDS = 60.0
+"""How long a reply is cached: longer than a client retries."""
+MAX_REPLIES = 4096
 
-KEPT_SECONDS = 60.0
-"""How long an answer is kept: longer than a client tries."""
-MOST_KEPT = 4096
-"""How many answers are kept."""
-
-T = TypeVar("T")
+K = TypeVar("K")
+R = TypeVar("R")
 
 
-class _Given(NamedTuple):
-    command: int
-    answer: Future[Any]
-    at: float
+class ReplyCache(Generic[K, R]):
+    """Replies by the identity of their requests: the newest MAX_REPLIES of the last RETENTION_SECONDS.
 
-
-class Answers:
-    """Answers by the name their request has, the youngest MOST_KEPT of the last KEPT_SECONDS.
-
-    An answer is a future: it may not be there yet when its request comes again.
+    Args:
+        max_bytes: maximum of the sizes of all replies together.
     """
 
-    def __init__(self) -> None:
-        self._given: OrderedDict[str, _Given] = OrderedDict()
+    def __init__(self, max_bytes: float = math.inf) -> None:
+        self._entries: OrderedDict[K, tuple[float, int, R]] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._bytes = 0
 
-    def to(self, name: str, command: Command[T]) -> Future[T] | None:
-        """Return the answer to the request of this name, None if there is none.
+    def __len__(self) -> int:
+        return len(self._entries)
 
-        Raises:
-            IdempotencyKeyReusedError: the name is another request's.
-        """
-        given = self._given.get(name)
-        if given is None:
-            return None
-        if given.command != hash(command):
-            raise IdempotencyKeyReusedError(f"Idempotency-Key {name!r} was another request's; make a new one for each")
-        return given.answer
+    def get(self, key: K) -> R | None:
+        """Return the reply to a request, None if there is none."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[2]
 
-    def keep(self, name: str, command: Command[T], answer: Future[T]) -> None:
-        """Keep an answer, in the place of an earlier one."""
+    def add(self, key: K, reply: R, size: int = 0) -> None:
+        """Cache a reply of so many bytes, in the place of an earlier one."""
+        self.pop(key)
         now = time.monotonic()
-        self._given.pop(name, None)
-        self._given[name] = _Given(hash(command), answer, now)
-        while len(self._given) > MOST_KEPT or next(iter(self._given.values())).at < now - KEPT_SECONDS:
-            self._given.popitem(last=False)
+        self._entries[key] = (now + RETENTION_SECONDS, size, reply)
+        self._bytes += size
+        while len(self._entries) > MAX_REPLIES or self._bytes > self._max_bytes:
+            self.pop(next(iter(self._entries)))
+        self.expire(now)
 
-    def drop(self, name: str, answer: Future[Any]) -> bool:
-        """Forget an answer; return False if another one has taken its place."""
-        given = self._given.get(name)
-        if given is None or given.answer is not answer:
-            return False
-        del self._given[name]
-        return True
+    def pop(self, key: K) -> R | None:
+        """Remove and return the reply to a request, None if there is none."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self._bytes -= entry[1]
+        return entry[2]
+
+    def next_expiry(self) -> float:
+        """Return when the oldest reply expires, by time.monotonic; infinity if there is none."""
+        return next(iter(self._entries.values()))[0] if self._entries else math.inf
+
+    def expire(self, now: float) -> None:
+        """Remove the replies that have expired."""
+        while self.next_expiry() <= now:
+            self.pop(next(iter(self._entries)))

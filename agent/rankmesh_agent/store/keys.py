@@ -1,4 +1,4 @@
-"""What a key and a value may be."""
+"""Limits of keys and values."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rankmesh_agent.wire.errors import InvalidKeyError, InvalidValueError
 from rankmesh_agent.wire.schemas import MAX_KEY_BYTES
 
 MAX_KEYS = 65_536
-"""How many keys one call may be about: one a rank of the largest world."""
+"""Maximum number of keys in one call: one for each rank of the largest world."""
 MAX_VALUE_BYTES = 64 << 20
-"""Largest value, and the most that the values of one call may be together."""
+"""Maximum size of a value, and of the values of one call together."""
 
 
 def check_key(key: str) -> None:
@@ -26,10 +26,10 @@ def check_key(key: str) -> None:
 
 
 def check_keys(keys: Collection[str]) -> tuple[str, ...]:
-    """Return ``keys``, each once, in the order given.
+    """Return ``keys`` without duplicates, in the given order.
 
     Raises:
-        InvalidKeyError: one of them is no key, or they are more than MAX_KEYS.
+        InvalidKeyError: a key is invalid, or there are more than MAX_KEYS.
     """
     each = {*keys}
     found = tuple(keys if len(each) == len(keys) else dict.fromkeys(keys))
@@ -37,13 +37,13 @@ def check_keys(keys: Collection[str]) -> tuple[str, ...]:
         raise InvalidKeyError(f"{len(found)} keys in one call, at most {MAX_KEYS} are allowed; use several calls")
     text = "".join(found)
     if "" in each or not text.isascii() or (len(text) > MAX_KEY_BYTES and max(map(len, found)) > MAX_KEY_BYTES):
-        for key in found:  # one of them may be wrong; looking at each takes longer
+        for key in found:  # one of them may be invalid; checking each takes longer
             check_key(key)
     return found
 
 
 def check_values(*values: bytes) -> None:
-    """Raise InvalidValueError if the values of one call are more than MAX_VALUE_BYTES together."""
+    """Raise InvalidValueError if the values of one call exceed MAX_VALUE_BYTES together."""
     size = sum(map(len, values))
     if size > MAX_VALUE_BYTES:
         raise InvalidValueError(f"{size} bytes of values in one call, at most {MAX_VALUE_BYTES} are allowed")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.command import Command, Immediate, Waiting
-from rankmesh_agent.store.idempotency import Answers
+from rankmesh_agent.store.idempotency import ReplyCache
 from rankmesh_agent.store.table import Table
+from rankmesh_agent.wire.errors import IdempotencyKeyReusedError
 
 T = TypeVar("T")
 
@@ -17,53 +18,67 @@ class MemoryStore(AsyncStore):
     """Keys and values in this process, for several threads and event loops at a time.
 
     Attributes:
-        table: the same keys and values for callers that have no event loop: BlockingMemoryStore takes it.
+        table: the same keys and values for callers without an event loop: BlockingMemoryStore takes it.
     """
 
     def __init__(self) -> None:
         self.table = Table()
-        self._answers = Answers()
+        self._replies: ReplyCache[str, tuple[int, Future[Any]]] = ReplyCache()  # hash of the command, and its result
 
-    async def execute(self, command: Command[T], once: str = "") -> T:
-        if not once:
-            return await self._outcome(command, self._begun(command), once)
-        before = self._answers.to(once, command)
-        # Who comes again has no use for its earlier request: that gives way, and leaves us what it was given already.
-        future = self._begun(command) if before is None or before.cancel() else _done(before.result())
-        self._answers.keep(once, command, future)
-        return await self._outcome(command, future, once)
+    async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
+        if not idempotency_key:
+            return await self._result(command, self._start(command), "")
+        earlier = self._replies.get(idempotency_key)
+        if earlier is not None and earlier[0] != hash(command):
+            raise IdempotencyKeyReusedError(
+                f"Idempotency-Key {idempotency_key!r} belongs to another request; make a new one for each"
+            )
+        # A client that repeats its request has given up the earlier one: cancel that, or take over its result.
+        future = self._start(command) if earlier is None or earlier[1].cancel() else _completed(earlier[1].result())
+        self._replies.add(idempotency_key, (hash(command), future))
+        return await self._result(command, future, idempotency_key)
 
     def cancel_waits(self) -> None:
         self.table.close()
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: a table holds only memory."""
 
-    def _begun(self, command: Command[T]) -> Future[T]:
+    def _start(self, command: Command[T]) -> Future[T]:
         self.table.count_call(command.name)
         if isinstance(command, Waiting):
-            return command.begin(self.table)
+            return command.start(self.table)
         assert isinstance(command, Immediate)
-        return _done(command.apply(self.table))
+        return _completed(command.apply(self.table))
 
-    async def _outcome(self, command: Command[T], future: Future[T], once: str) -> T:
+    async def _result(self, command: Command[T], future: Future[T], idempotency_key: str) -> T:
         if future.done() and not future.cancelled():
             return future.result()
         assert isinstance(command, Waiting)
-        import asyncio  # it is here by now; a rank that nobody asks over HTTP goes without, which saves 8 MB
+        import asyncio  # the caller has loaded it; a rank without HTTP clients does without, which saves 8 MB
 
         try:
             await asyncio.wait([asyncio.wrap_future(future)], timeout=max(0.0, command.seconds))
-        except BaseException:  # the caller has gone
-            if not future.cancel() and (not once or self._answers.drop(once, future)):
+        except BaseException:  # the client has disconnected
+            if not future.cancel() and self._discard(idempotency_key, future):
                 command.undo(self.table, future.result())
             raise
         if future.cancel():
-            raise command.late(self.table)
+            raise command.timeout_error(self.table)
         return future.result()
 
+    def _discard(self, idempotency_key: str, future: Future[Any]) -> bool:
+        """Remove a reply from the cache; return False if a repeated request has taken it over."""
+        if not idempotency_key:
+            return True
+        cached = self._replies.get(idempotency_key)
+        if cached is None or cached[1] is not future:
+            return False
+        self._replies.pop(idempotency_key)
+        return True
 
-def _done(result: T) -> Future[T]:
+
+def _completed(result: T) -> Future[T]:
     future: Future[T] = Future()
     future.set_result(result)
     return future

@@ -1,4 +1,4 @@
-"""The keys, values and queues themselves: synchronous, and safe to use from several threads."""
+"""The keys, values and queues of a store: synchronous, and safe to use from several threads."""
 
 from __future__ import annotations
 
@@ -19,49 +19,51 @@ T = TypeVar("T")
 
 
 class Table:
-    """Keys, values, queues, and those who wait for something to appear. No method blocks.
+    """Keys, values, queues, and the futures of callers that wait for them. No method blocks.
 
-    A queue has a key, too, but is not the key's value: both may be there at a time.
+    A queue has a key, too, but is not the key's value: both may exist at a time.
     """
 
     def __init__(self) -> None:
-        # It may be closed while this thread is in the middle of something, because a garbage collection closes stores.
+        # Reentrant: a garbage collection closes stores, perhaps in the middle of a call of this thread.
         self._lock = threading.RLock()
         self._values: dict[str, bytes] = {}
         self._watches: dict[str, set[_Watch[Any]]] = {}
         self._queues: dict[str, deque[bytes]] = {}
-        self._takers: dict[str, deque[Future[bytes]]] = {}
-        self._asked: dict[str, int] = {}
+        self._pending_pops: dict[str, deque[Future[bytes]]] = {}
+        self._calls: dict[str, int] = {}
         self._closed = False
 
-    # How it is
+    # Statistics
 
     def count_call(self, name: str) -> None:
-        """Take note that a command of that name is carried out."""
+        """Count the execution of a command of that name."""
         with self._lock:
-            self._asked[name] = self._asked.get(name, 0) + 1
+            self._calls[name] = self._calls.get(name, 0) + 1
 
     def vitals(self) -> StoreStats:
-        """Return what has been counted."""
+        """Return the counters."""
         with self._lock:
-            return StoreStats(dict(self._asked), len(self._values))
+            return StoreStats(dict(self._calls), len(self._values))
 
     # Values
 
-    def change(self, plan: Callable[[Values], tuple[T, Changes]], keep: Callable[[Changes], None] | None = None) -> T:
-        """Change values in one step that nobody sees half done.
+    def change(
+        self, plan: Callable[[Values], tuple[T, Changes]], persist: Callable[[Changes], None] | None = None
+    ) -> T:
+        """Change values in one atomic step.
 
         Args:
-            plan: called with all values, which it must leave alone; returns a result, and the changes to make.
-            keep: called with the changes before they are made; if it raises, they are not.
+            plan: called with all values, which it must not change; returns a result, and the changes to make.
+            persist: called with the changes before they are made; if it raises, they are not made.
 
         Returns:
             The plan's result.
         """
         with self._lock:
             result, changes = plan(self._values)
-            if changes and keep is not None:
-                keep(changes)
+            if changes and persist is not None:
+                persist(changes)
             if None in changes.values():
                 for key, value in changes.items():
                     if value is None:
@@ -69,21 +71,21 @@ class Table:
                     else:
                         self._values[key] = value
             else:
-                self._values.update(changes)  # type: ignore[arg-type]  # in one step also for value(), without the lock
-            complete = self._completed(changes) if self._watches else ()
-        for watch in complete:
+                self._values.update(changes)  # type: ignore[arg-type]  # atomic also for value(), which does not lock
+            completed = self._complete(changes) if self._watches else ()
+        for watch in completed:
             watch.finish()
         return result
 
     def value(self, key: str) -> bytes | None:
         """Return the value of ``key``, None if it has none."""
-        return self._values.get(key)  # one look at a dict needs no lock
+        return self._values.get(key)  # a single dict lookup needs no lock
 
     def values(self, keys: Collection[str]) -> list[bytes] | None:
         """Return the values of ``keys`` at one moment, None if one of them has none."""
         with self._lock:
             try:
-                # A call that gets all at once takes half the time of as many calls; but what it returns depends.
+                # One itemgetter takes half the time of a lookup for each key, but returns a tuple only for several.
                 return [*itemgetter(*keys)(self._values)] if len(keys) > 1 else [self._values[key] for key in keys]
             except KeyError:
                 return None
@@ -95,12 +97,12 @@ class Table:
         return sorted(key for key in found if key.startswith(prefix))
 
     def count(self, prefix: str = "") -> int:
-        """Return how many keys that begin with ``prefix`` have values."""
+        """Return the number of keys with values that begin with ``prefix``."""
         with self._lock:
             return sum(key.startswith(prefix) for key in self._values) if prefix else len(self._values)
 
     def has(self, keys: Iterable[str]) -> bool:
-        """Return whether each of ``keys`` has a value or a queue with something in it."""
+        """Return whether each of ``keys`` has a value or a queue that is not empty."""
         with self._lock:
             return all(key in self._values or key in self._queues for key in keys)
 
@@ -109,13 +111,13 @@ class Table:
         with self._lock:
             return [key for key in keys if key not in self._values]
 
-    def watch(self, keys: Iterable[str], pick: Callable[[Values], T]) -> Future[T]:
+    def watch(self, keys: Iterable[str], select: Callable[[Values], T]) -> Future[T]:
         """Return a future that completes when all ``keys`` have values at the same time.
 
-        It completes with what ``pick`` makes of the values at that moment, in the thread that sets the last key. Cancel
+        Its result is ``select`` of the values at that moment; it completes in the thread that sets the last key. Cancel
         it to stop watching.
         """
-        watch = _Watch(tuple(keys), pick)
+        watch = _Watch(tuple(keys), select)
         with self._lock:
             watch.missing = {key for key in watch.keys if key not in self._values}
             if not watch.missing:
@@ -134,21 +136,21 @@ class Table:
     # Queues
 
     def push(self, key: str, value: bytes, *, first: bool = False) -> None:
-        """Append ``value`` to the queue, or put it back at its head; whoever has waited longest gets it at once."""
+        """Append ``value`` to the queue, or put it back at its head; the longest-waiting pop gets it at once."""
         with self._lock:
-            takers = self._takers.get(key) or deque()
-            while takers:
-                taker = takers.popleft()
-                if taker.set_running_or_notify_cancel():  # from here on it cannot be cancelled any more
+            pops = self._pending_pops.get(key) or deque()
+            while pops:
+                pop = pops.popleft()
+                if pop.set_running_or_notify_cancel():  # it cannot be cancelled any more
                     break
             else:
                 queue = self._queues.setdefault(key, deque())
                 (queue.appendleft if first else queue.append)(value)
                 return
-        taker.set_result(value)
+        pop.set_result(value)
 
     def pop_one(self, key: str) -> bytes | None:
-        """Return the queue's first value, which has left the queue then; None if it is empty."""
+        """Remove and return the queue's first value; None if it is empty."""
         with self._lock:
             queue = self._queues.get(key)
             if queue is None:
@@ -159,7 +161,7 @@ class Table:
             return value
 
     def pop(self, key: str) -> Future[bytes]:
-        """Return a future that completes with the queue's first value, which has left the queue then.
+        """Return a future of the queue's first value, which it removes.
 
         Cancel it to stop waiting: if that succeeds, no value has left the queue.
         """
@@ -169,32 +171,32 @@ class Table:
             if value is not None:
                 future.set_result(value)
             elif not self._closed:
-                self._takers.setdefault(key, deque()).append(future)
+                self._pending_pops.setdefault(key, deque()).append(future)
         if not future.done():
-            future.add_done_callback(lambda _: self._leave(key, future))
+            future.add_done_callback(lambda _: self._remove_pop(key, future))
             if self._closed:
                 future.cancel()
         return future
 
     def length(self, key: str) -> int:
-        """Return how many values are in the queue."""
+        """Return the number of values in the queue."""
         return len(self._queues.get(key, ()))
 
-    # The end
+    # Shutdown
 
     def close(self) -> None:
-        """Send all away who wait, now and later: their futures are cancelled. Does nothing the second time."""
+        """Cancel the futures of all waits, now and later. Does nothing the second time."""
         with self._lock:
             self._closed = True
             waiting: set[Future[Any]] = {watch.future for watches in self._watches.values() for watch in watches}
-            waiting.update(taker for takers in self._takers.values() for taker in takers)
+            waiting.update(pop for pops in self._pending_pops.values() for pop in pops)
         for future in waiting:
             future.cancel()
 
-    # What needs the lock
+    # These need the lock
 
-    def _completed(self, changes: Changes) -> list[_Watch[Any]]:
-        """Return the watches that the changes, all made by now, complete; they are watches no more."""
+    def _complete(self, changes: Changes) -> list[_Watch[Any]]:
+        """Remove and return the watches that are complete now that all ``changes`` are made."""
         touched: dict[_Watch[Any], None] = {}
         for key, value in changes.items():
             for watch in self._watches.get(key, ()):
@@ -203,50 +205,50 @@ class Table:
                 else:
                     watch.missing.discard(key)
                     touched[watch] = None
-        complete = [watch for watch in touched if not watch.missing]
-        for watch in complete:
+        completed = [watch for watch in touched if not watch.missing]
+        for watch in completed:
             watch.take(self._values)
-            self._forget(watch)
-        return complete
+            self._remove_watch(watch)
+        return completed
 
-    def _forget(self, watch: _Watch[Any]) -> None:
+    def _remove_watch(self, watch: _Watch[Any]) -> None:
         for key in watch.keys:
             watches = self._watches.get(key, set())
             watches.discard(watch)
             if not watches:
                 self._watches.pop(key, None)
 
-    # What takes the lock
+    # These take the lock
 
     def _unwatch(self, watch: _Watch[Any]) -> None:
         with self._lock:
-            self._forget(watch)
+            self._remove_watch(watch)
 
-    def _leave(self, key: str, taker: Future[bytes]) -> None:
+    def _remove_pop(self, key: str, pop: Future[bytes]) -> None:
         with self._lock:
-            takers = self._takers.get(key)
-            if takers is not None:
-                if taker in takers:
-                    takers.remove(taker)
-                if not takers:
-                    del self._takers[key]
+            pops = self._pending_pops.get(key)
+            if pops is not None:
+                if pop in pops:
+                    pops.remove(pop)
+                if not pops:
+                    del self._pending_pops[key]
 
 
 class _Watch(Generic[T]):
-    """Somebody who waits until all of some keys have values."""
+    """A wait until all of some keys have values."""
 
-    def __init__(self, keys: tuple[str, ...], pick: Callable[[Values], T]) -> None:
+    def __init__(self, keys: tuple[str, ...], select: Callable[[Values], T]) -> None:
         self.keys = keys
         self.missing: set[str] = set()
         self.future: Future[T] = Future()
-        self._pick = pick
+        self._select = select
         self._values: Values = {}
 
     def take(self, values: Values) -> None:
-        """Keep what the keys hold now: the future is completed later, outside the lock."""
+        """Copy the values of the keys at this moment: the future is completed later, outside the lock."""
         self._values = {key: values[key] for key in self.keys}
 
     def finish(self) -> None:
-        """Complete the future; without the lock, because its callbacks may call the table."""
+        """Complete the future; without the lock, because its callbacks may use the table."""
         if self.future.set_running_or_notify_cancel():
-            self.future.set_result(self._pick(self._values))
+            self.future.set_result(self._select(self._values))

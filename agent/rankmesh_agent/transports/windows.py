@@ -16,17 +16,15 @@ import os
 import struct
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.transports.slots import Slots
 from rankmesh_agent.wire.errors import DistNetworkError
-
-if TYPE_CHECKING:
-    from rankmesh_agent.transports.segment import Segment
 
 Typed = npt.NDArray[Any]
 _WORD = np.dtype(np.uint64)
@@ -82,7 +80,7 @@ class MemoryWindows:
         pids: of all ranks.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Slots) -> None:
         self.can_read = False
         self.regions: dict[int, Region] = {}
         self.pids: list[int] = []
@@ -165,7 +163,7 @@ class Exposure:
         table: everyone's ``Windows.places``, by rank.
     """
 
-    def __init__(self, segment: Segment, windows: MemoryWindows, table: Sequence[Sequence[int]]) -> None:
+    def __init__(self, segment: Slots, windows: MemoryWindows, table: Sequence[Sequence[int]]) -> None:
         self.mapped = not any(PRIVATE in row[::2] for row in table)
         """Whether all of it is registered."""
         self.readable = self.mapped or windows.can_read

@@ -10,9 +10,6 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
-
-from rankmesh_agent.collectives import float16
 
 Family = Literal["bool", "int", "float", "complex", "opaque"]
 
@@ -67,8 +64,6 @@ WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
 }
 """What an element type too narrow to accumulate in is accumulated in."""
 
-_HALF = np.dtype(np.float16)
-
 # int64 and longlong are two type numbers of the same bytes: dtype equality makes them one key here.
 _CODES: dict[np.dtype[Any], int] = {dtype: code for code, _, dtype, _ in _TYPES}
 _NAMES: dict[np.dtype[Any], str] = {dtype: name for _, name, dtype, _ in _TYPES}
@@ -107,34 +102,3 @@ def name_of(code: int) -> str:
     """Return an element type's name for messages, also when the code is not known here."""
     dtype = FROM_CODE.get(code)
     return display(dtype) if dtype is not None else f"dtype #{code}"
-
-
-def widen(array: npt.NDArray[Any], out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-    """Return a one-dimensional, contiguous array of a dtype in WIDE in the dtype it is accumulated in.
-
-    Args:
-        array: what to copy.
-        out: where to; as long, contiguous. A new array by default.
-    """
-    if out is None:
-        out = np.empty(array.size, WIDE[array.dtype])
-    if array.dtype == _HALF:
-        float16.widen(array, out)
-    elif array.dtype == COMPLEX32:
-        float16.widen(array.view(np.float16), out.view(np.float32))
-    else:
-        out[:] = array
-    return out
-
-
-def narrow(wide: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """Round what ``widen`` made, and the arithmetic changed, into ``out``: as long, contiguous, of the narrow dtype.
-
-    ``wide`` may be changed. Overflow and NaN are reported the way the caller's ``numpy.errstate`` says.
-    """
-    if out.dtype == _HALF:
-        float16.narrow(wide, out)
-    elif out.dtype == COMPLEX32:
-        float16.narrow(wide.view(np.float32), out.view(np.float16))
-    else:
-        out[:] = wide

@@ -47,6 +47,13 @@ class ReduceOp(enum.IntEnum):
     BXOR = 7
     PREMUL_SUM = 8
 
+    def __str__(self) -> str:
+        """Return the operation's name as torch's ReduceOp does: ``RedOpType.SUM``."""
+        return f"RedOpType.{self.name}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
     def __call__(self, factor: complex) -> PremulSum:
         """Return the sum of what every rank multiplies by its factor first.
 

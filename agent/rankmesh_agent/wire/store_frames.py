@@ -1,25 +1,25 @@
-"""The frames of the store's fast path. Pure: no input or output happens here.
+"""The frames of the store's binary protocol. Pure: no I/O happens here.
 
-The fast path is at the address of the store's HTTP face. A client asks there for another protocol, as HTTP has it
-(Upgrade, RFC 9110, section 7.8), so whoever does not know it answers in HTTP. The answer names a unix socket, which
-costs half of what TCP does, for clients that can reach it. There or here come the challenge of ``wire.handshake`` and,
-one at a time, requests and their answers::
+The protocol is at the address of the store's HTTP port. A client requests it by an HTTP Upgrade (RFC 9110, section
+7.8), so a server that does not speak it responds in HTTP. The response names a unix socket, which takes half the time
+of TCP, for clients that can connect to it. On either socket follow the challenge of ``wire.handshake`` and, one at a
+time, requests and their responses::
 
     request  offset  size  field
-             0       1     opcode   what to do
+             0       1     opcode   the command
              1       1     flags    of the opcode, and RETRY
              2       2     zero
              4       4     seq      number of the request on this connection
-             8       4     count    how many parts there are
+             8       4     count    number of parts
              12      4     length   bytes that follow the header
-             16      8     seconds  how long the answer may be waited for (float64)
+             16      8     seconds  how long the command may wait (float64)
 
-    answer   0       1     kind     what the result is, see Kind
+    response 0       1     kind     type of the result, see Kind
              1       3     zero
              4       4     seq      the request's
-             8       4     count    how many parts there are
+             8       4     count    number of parts
              12      4     length   bytes that follow the header
-             16      8     number   the result, if that is a number (int64)
+             16      8     number   the result, if it is a number (int64)
 
     both     24      4 x count      length of each part
              then                   the parts, one after the other: keys, values, names
@@ -49,16 +49,16 @@ _REQUEST_OF_ONE, _RESPONSE_OF_ONE = struct.Struct(_REQUEST + "I"), struct.Struct
 _LENGTH = struct.Struct("!I")
 HEADER_BYTES = REQUEST.size
 MAX_BYTES = (2 * 64 + 1) << 20
-"""Most bytes after a header: as many keys as a call may have, of the longest, and the largest value."""
+"""Maximum bytes after a header: the maximum number of keys of maximum length, and the largest value."""
 
 RETRY = 0x80
-"""A flag: the request was sent before over a connection that broke; its first part says which it was."""
+"""A flag: the request was sent before over a connection that broke; its first part identifies it."""
 RETRIED_REQUEST = struct.Struct("!64sI")
 """That part: the broken connection's name (both nonces of its challenge), and the request's number there."""
 
 
 class Kind(enum.IntEnum):
-    """What an answer holds."""
+    """The type of a response's result."""
 
     NONE = 0
     BOOLEAN = 1
@@ -73,31 +73,31 @@ class Kind(enum.IntEnum):
     ERROR = 6
     """Two parts: the error's code and message."""
     JOINED = 7
-    """VALUES in one part, with zero bytes between them: none has any."""
+    """VALUES in one part, separated by zero bytes: none of them contains any."""
     EQUAL = 8
     """VALUES in one part, of ``number`` bytes each, at least one."""
 
 
 Request = tuple[int, int, int, int, int, float]
 """A request's header, decoded: opcode, flags, seq, count, length, seconds."""
-Answer = tuple[int, int, int, int, int]
-"""An answer's header, decoded: kind, seq, count, length, number."""
+Response = tuple[int, int, int, int, int]
+"""A response's header, decoded: kind, seq, count, length, number."""
 
 
 def upgrade_response(unix_socket: str) -> bytes:
-    """Return the answer to an upgrade.
+    """Return the response to an upgrade request.
 
     Args:
-        unix_socket: name of the unix socket (abstract) at which clients of the same host may go on instead.
+        unix_socket: abstract name of the unix socket that clients on the same host may use instead.
     """
     return UPGRADE.switching(_UNIX_SOCKET_FIELD + unix_socket.encode("ascii"))
 
 
 def unix_socket_of(head: bytes) -> str | None:
-    """Return the name of the unix socket in an answer to an upgrade, '' if it has none; None if more is needed to tell.
+    """Return the unix socket's name in an upgrade response, '' if it has none; None if the response is incomplete.
 
     Raises:
-        ProtocolError: the answer is another one: whoever gave it does not know the fast path.
+        ProtocolError: it is another response: the server does not speak the protocol.
     """
     if not switched(head):
         return None
@@ -106,7 +106,7 @@ def unix_socket_of(head: bytes) -> str | None:
 
 def encode_request(opcode: int, flags: int, seq: int, seconds: float, parts: Sequence[bytes]) -> bytes:
     """Return a request as bytes."""
-    if len(parts) == 1:  # most have one
+    if len(parts) == 1:  # the most frequent case
         size = len(parts[0])
         return _REQUEST_OF_ONE.pack(opcode, flags, seq, 1, 4 + size, seconds, size) + parts[0]
     lengths = [*map(len, parts)]
@@ -116,7 +116,7 @@ def encode_request(opcode: int, flags: int, seq: int, seconds: float, parts: Seq
 
 
 def encode_response(kind: int, seq: int, number: int, parts: Sequence[bytes]) -> bytes:
-    """Return an answer as bytes."""
+    """Return a response as bytes."""
     if not parts:
         return RESPONSE.pack(kind, seq, 0, 0, number)
     if len(parts) == 1:
@@ -128,33 +128,33 @@ def encode_response(kind: int, seq: int, number: int, parts: Sequence[bytes]) ->
     return header + b"".join(parts)
 
 
-def with_seq(answer: bytes, seq: int) -> bytes:
-    """Return an answer as one to another request."""
-    return answer[:4] + seq.to_bytes(4, "big") + answer[8:]
+def with_seq(response: bytes, seq: int) -> bytes:
+    """Return a response as one to another request."""
+    return response[:4] + seq.to_bytes(4, "big") + response[8:]
 
 
 def decode_request(data: bytes | bytearray) -> Request:
     """Return the header that ``data`` begins with: opcode, flags, seq, count, length, seconds.
 
     Raises:
-        ProtocolError: a length over the limit, or a time that is none.
+        ProtocolError: the length exceeds the limit, or the time is invalid.
     """
     found: Request = REQUEST.unpack_from(data)
     _, _, _, count, length, seconds = found
     if length > MAX_BYTES or 4 * count > length:
         raise _size_error(count, length)
     if not 0.0 <= seconds < math.inf:
-        raise ProtocolError(f"a request of the store's fast path would wait {seconds} seconds")
+        raise ProtocolError(f"a request of the store's binary protocol would wait {seconds} seconds")
     return found
 
 
-def decode_response(data: bytes | bytearray) -> Answer:
+def decode_response(data: bytes | bytearray) -> Response:
     """Return the header that ``data`` begins with: kind, seq, count, length, number.
 
     Raises:
-        ProtocolError: a length over the limit.
+        ProtocolError: the length exceeds the limit.
     """
-    found: Answer = RESPONSE.unpack_from(data)
+    found: Response = RESPONSE.unpack_from(data)
     _, _, count, length, _ = found
     if length > MAX_BYTES or 4 * count > length:
         raise _size_error(count, length)
@@ -162,7 +162,7 @@ def decode_response(data: bytes | bytearray) -> Answer:
 
 
 def decode_parts(frame: bytes | bytearray, count: int) -> list[bytes]:
-    """Return the parts of a frame, whole, whose header was decoded.
+    """Return the parts of a complete frame with ``count`` of them.
 
     Raises:
         ProtocolError: their lengths do not add up.
@@ -170,24 +170,24 @@ def decode_parts(frame: bytes | bytearray, count: int) -> list[bytes]:
     start = HEADER_BYTES + 4 * count
     if count == 1 and _LENGTH.unpack_from(frame, HEADER_BYTES)[0] == len(frame) - start:
         return [bytes(memoryview(frame)[start:]) if isinstance(frame, bytearray) else frame[start:]]
-    view = memoryview(frame) if isinstance(frame, bytearray) else frame  # large ones: no copy more than needed
+    view = memoryview(frame) if isinstance(frame, bytearray) else frame  # large parts: one copy only
     parts = []
     for length in _layout("!", count).unpack_from(frame, HEADER_BYTES):
         parts.append(bytes(view[start : start + length]))
         start += length
     if start != len(frame):
-        raise ProtocolError("the parts of a frame of the store's fast path do not add up to its length")
+        raise ProtocolError("the parts of a frame of the store's binary protocol do not add up to its length")
     return parts
 
 
 @functools.lru_cache(32)
 def _layout(header: str, count: int) -> struct.Struct:
-    """Return a header with the lengths of so many parts after it."""
+    """Return the layout of a header and the lengths of ``count`` parts."""
     return struct.Struct(f"{header}{count}I")
 
 
 def _size_error(count: int, length: int) -> ProtocolError:
     return ProtocolError(
-        f"a frame of the store's fast path would have {count} parts and {length} bytes; at most {MAX_BYTES} bytes are "
-        "allowed"
+        f"a frame of the store's binary protocol would have {count} parts and {length} bytes; at most {MAX_BYTES} "
+        "bytes are allowed"
     )

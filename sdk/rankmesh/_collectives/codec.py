@@ -1,9 +1,9 @@
-"""Plain data and arrays as bytes, and back. Decoding builds values and nothing else: it runs no code of the sender.
+"""Codec: plain data and arrays as bytes, and back. Decoding builds values only: it runs no code of the sender.
 
 ::
 
-    message    "RMO", version 1 (one byte), one value
-    value      one byte that tells the kind, then
+    message    "RMO", version (one byte: 1, or 2 if it has a value r or f), one value
+    value      one byte for the kind, then
 
       N T F    None, True, False
       i        int: length, two's complement
@@ -13,19 +13,22 @@
       l t S Z  list, tuple, set, frozenset: count, values
       m        dict: count, then each key and its value
       n        NumPy scalar: dtype, the bytes of one element
-      a        NumPy array: dtype, number of dimensions (one byte), the dimensions, zeros up to an offset in the message
-               that is a multiple of 16, elements in C order
-      x        something else: its name (as behind 's'), then a value that it is made from
+      a f      NumPy array: dtype, number of dimensions (one byte), the dimensions, zeros up to an offset in the message
+               that is a multiple of 16, elements in C order (a) or Fortran order (f)
+      x        another object: its name (as behind 's'), then a value that it is made from
+      r        an object that occurred before: its number
 
     dtype      length (one byte), NumPy's name with the byte order ("<f4", ">i8", "|b1"), or the name in wire.dtypes
                of a type that NumPy lacks ("bfloat16")
-    length, count, dimension      LEB128, at most 63 bits
+    length, count, dimension, number      LEB128, at most 63 bits
 
 Numbers are in network byte order, array elements in that of their dtype. Ranges, dates, times, durations and NumPy's
-strings are kinds of 'x' that are built in; callers can add others (``extend``, ``revive``).
+strings are built-in kinds of 'x'; callers can add others (``extend``, ``revive``).
 
-Values are kept, identity is not: what two places of a structure share arrives twice. Types are exact: an object of a
-subclass, an OrderedDict say, is none of these.
+An object that occurs in several places is sent once and is one object again: values of the kinds l t S Z m B a f x, and
+those of s and b from 16 bytes on, are numbered from 0 in the order in which they end. Within a key of a dict or an item
+of a set, 'r' stands for s, b and x only, which keep their hash: the hash of nested tuples that share items would take
+exponential time. Types are exact: an object of a subclass, such as an OrderedDict, is not plain data.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ import re
 import struct
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,24 +47,34 @@ from rankmesh_agent.wire import dtypes
 from rankmesh_agent.wire.errors import ProtocolError
 
 MAGIC: Final = b"RMO"
-VERSION: Final = 1
+PLAIN_VERSION: Final = 1
+"""Version of a message without shared objects and arrays in Fortran order."""
+VERSION: Final = 2
 MAX_DEPTH: Final = 100
 """Levels of nesting, in both directions: each takes the decoder's stack, which a sender must not exhaust."""
 
 Extend = Callable[[Any, str], tuple[str, Any]]
-"""Takes an object that is not plain data, and where it is; returns a name and plain data, or raises."""
+"""Takes an object that is not plain data, and its position; returns a name and plain data, or raises."""
 Revive = Callable[[str, Any], Any]
 """Takes such a name and data; returns the object, or raises."""
+
+
+class CycleError(ValueError):
+    """An object contains itself."""
+
 
 _T = TypeVar("_T")
 _ALIGNMENT = 16
 _COLLISIONS = 64
 """Keys of one set or dict that may share a hash with others: each of them is compared with all of them."""
 _COPIED = 1 << 12
-"""Bytes up to which data is copied at once, not kept to be joined at the end."""
+"""Bytes up to which data is copied immediately, not kept to be joined at the end."""
+_SHARED_BYTES = 16
+"""Bytes from which text and bytes are numbered: a reference to less saves nothing."""
+_VERSION_AT = len(MAGIC)
 _DOUBLE = struct.Struct("!d")
 _COMPLEX = struct.Struct("!dd")
-_NUMPYS_OWN = re.compile(r"[<>|](?:[biufc]\d{1,2}|[SU][1-9]\d{0,8}|[mM]8(?:\[(?:[1-9]\d{0,8})?[A-Za-z]{1,7}\])?)")
+_NUMPY_DTYPE = re.compile(r"[<>|](?:[biufc]\d{1,2}|[SU][1-9]\d{0,8}|[mM]8(?:\[(?:[1-9]\d{0,8})?[A-Za-z]{1,7}\])?)")
 
 
 def _refuse(obj: Any, where: str) -> tuple[str, Any]:
@@ -79,12 +92,13 @@ def encode(obj: Any, *, name: str = "obj", extend: Extend = _refuse) -> bytes:
         obj: None, bool, int, float, complex, str, bytes, bytearray, range, date, datetime (in UTC, or of no time zone),
             timedelta, NumPy scalars and arrays (of numbers, bool, strings, times), and lists, tuples, dicts, sets and
             frozensets of all these.
-        name: what error messages call ``obj``.
-        extend: asked about everything else.
+        name: name of ``obj`` in errors.
+        extend: converts objects of other types.
 
     Raises:
-        TypeError: something in ``obj`` is of another type; says where.
-        ValueError: ``obj`` contains itself, or is nested deeper than MAX_DEPTH; says where.
+        TypeError: an object in ``obj`` is of another type; names its position.
+        CycleError: ``obj`` contains itself; names the position.
+        ValueError: ``obj`` is nested deeper than MAX_DEPTH; names the position.
     """
     encoder = _Encoder(name, extend)
     encoder.value(obj)
@@ -94,15 +108,15 @@ def encode(obj: Any, *, name: str = "obj", extend: Extend = _refuse) -> bytes:
 def decode(data: bytes | bytearray | memoryview, *, revive: Revive = _unknown) -> Any:
     """Return the object that ``data`` holds.
 
-    Memory is taken in proportion to ``data``, whatever sizes it claims. All that is returned can be changed. An array
-    that makes up half of ``data`` or more is a view of it, if ``data`` can be written to; others are copies.
+    Memory use is proportional to ``data``, whatever sizes it claims. All arrays returned are writable. An array that
+    makes up half of ``data`` or more is a view of it, if ``data`` is writable; others are copies.
 
     Args:
-        data: what encode returned.
-        revive: makes the object of what ``extend`` returned.
+        data: a message of encode.
+        revive: makes an object from the name and data that ``extend`` returned.
 
     Raises:
-        ProtocolError: ``data`` is not what encode returns; says what is wrong and at which byte.
+        ProtocolError: ``data`` is not such a message; names the fault and the byte.
     """
     return _Decoder(memoryview(data).cast("B"), revive).message()
 
@@ -143,7 +157,7 @@ _BUILT_IN_NAME: Final[dict[type[Any], str]] = {made.kind: name for name, made in
 
 def _name_of(dtype: np.dtype[Any]) -> str | None:
     """Return an element type's name in a message, None if it has none."""
-    if dtype.isbuiltin != 2 and _NUMPYS_OWN.fullmatch(dtype.str):  # 2 is a type that another library added
+    if dtype.isbuiltin != 2 and _NUMPY_DTYPE.fullmatch(dtype.str):  # 2 is a type that another library added
         return dtype.str
     name = dtypes.display(dtype)
     return name if dtypes.FROM_NAME.get(name) == dtype else None
@@ -157,16 +171,28 @@ class _Encoder:
         self._extend = extend
         self._parts: list[bytearray | memoryview] = []
         self._before = 0  # bytes in parts
-        self._out = bytearray(MAGIC + bytes([VERSION]))  # what comes behind them
-        self._open: dict[int, Any] = {}  # what is being written, outermost first, by id
-        self._keys: list[Any] = []  # which item of each
+        self._out = bytearray(MAGIC + bytes([PLAIN_VERSION]))  # the bytes after them
+        self._version = PLAIN_VERSION
+        self._open: dict[int, Any] = {}  # the containers being written, outermost first, by id
+        self._keys: list[Any] = []  # the current item of each
+        self._numbers: dict[int, int] = {}  # of the objects written, by id
+        self._written: list[Any] = []  # these objects, so that no id is used again
+        self._hashed = 0  # levels of keys and set items around the value
 
     def message(self) -> bytes:
-        """Return what was written."""
+        """Return the bytes written."""
+        first = self._parts[0] if self._parts else self._out
+        first[_VERSION_AT] = self._version
         return b"".join([*self._parts, self._out])
 
     def value(self, obj: Any) -> None:
         """Write a value."""
+        number = self._numbers.get(id(obj))
+        if number is not None and not (self._hashed and type(obj) in _UNCACHED):
+            self._version = VERSION
+            self._out += b"r"
+            self._number(number)
+            return
         write = _WRITERS.get(type(obj))
         if write is not None:
             write(self, obj)
@@ -176,7 +202,7 @@ class _Encoder:
             self._extension(obj)
 
     def _where(self) -> str:
-        """Say where in the whole the value is that is being written."""
+        """Return the position of the value being written."""
         steps = (
             f"{{{shown(key)}}}" if isinstance(container, set | frozenset) else f"[{shown(key)}]"
             for container, key in zip(self._open.values(), self._keys, strict=True)
@@ -203,21 +229,29 @@ class _Encoder:
 
     def text(self, obj: str) -> None:
         """Write a str."""
-        self._counted(b"s", obj.encode("utf-8", "surrogatepass"))
+        data = obj.encode("utf-8", "surrogatepass")
+        self._counted(b"s", data)
+        if len(data) >= _SHARED_BYTES:
+            self._remember(obj)
 
     def octets(self, obj: bytes | bytearray) -> None:
         """Write bytes or a bytearray."""
         self._counted(b"b" if type(obj) is bytes else b"B", obj)
+        if len(obj) >= _SHARED_BYTES or type(obj) is bytearray:
+            self._remember(obj)
 
     def items(self, obj: Any) -> None:
         """Write a list, tuple, set or frozenset."""
+        ordered = isinstance(obj, list | tuple)
         self._enter(obj)
         self._out += _TAGS[type(obj)]
         self._number(len(obj))
-        for key, item in enumerate(obj) if isinstance(obj, list | tuple) else zip(obj, obj, strict=True):
+        self._hashed += not ordered
+        for key, item in enumerate(obj) if ordered else zip(obj, obj, strict=True):
             self._keys[-1] = key
             self.value(item)
-        self._leave()
+        self._hashed -= not ordered
+        self._leave(obj)
 
     def mapping(self, obj: dict[Any, Any]) -> None:
         """Write a dict."""
@@ -226,9 +260,11 @@ class _Encoder:
         self._number(len(obj))
         for key, item in obj.items():
             self._keys[-1] = key
+            self._hashed += 1
             self.value(key)
+            self._hashed -= 1
             self.value(item)
-        self._leave()
+        self._leave(obj)
 
     def scalar(self, obj: np.generic) -> None:
         """Write a NumPy scalar."""
@@ -244,19 +280,23 @@ class _Encoder:
         if (name := _name_of(obj.dtype)) is None:
             self._extension(obj)
             return
-        self._out += b"a"
+        fortran = obj.flags.fnc
+        if fortran:
+            self._version = VERSION
+        self._out += b"f" if fortran else b"a"
         self._dtype(name)
         self._out.append(obj.ndim)
         for length in obj.shape:
             self._number(length)
         self._out += bytes(-(self._before + len(self._out)) % _ALIGNMENT)
         if obj.nbytes:
-            self._bulk(np.ascontiguousarray(obj).reshape(-1).view(np.uint8).data)
+            self._bulk(np.ascontiguousarray(obj.T if fortran else obj).reshape(-1).view(np.uint8).data)
+        self._remember(obj)
 
     def made(self, obj: Any) -> None:
         """Write a value of a type that is built in."""
         if type(obj) is datetime and obj.tzinfo is not None and obj.tzinfo is not UTC:
-            self._extension(obj)  # what a time zone is takes more than its offset
+            self._extension(obj)  # a time zone is more than its offset
             return
         name = _BUILT_IN_NAME[type(obj)]
         self._named(obj, name, _BUILT_IN[name].take_apart(obj))
@@ -270,7 +310,11 @@ class _Encoder:
         self._enter(obj)
         self._counted(b"x", name.encode())
         self.value(data)
-        self._leave()
+        self._leave(obj)
+
+    def _remember(self, obj: Any) -> None:
+        self._numbers.setdefault(id(obj), len(self._written))
+        self._written.append(obj)
 
     def _counted(self, tag: bytes, data: bytes | bytearray) -> None:
         self._out += tag
@@ -297,17 +341,20 @@ class _Encoder:
 
     def _enter(self, obj: Any) -> None:
         if id(obj) in self._open:
-            raise ValueError(f"{self._where()} contains itself; only data without cycles can be sent")
+            raise CycleError(f"{self._where()} contains itself; only data without cycles can be sent")
         if len(self._open) == MAX_DEPTH:
             raise ValueError(f"{self._where()} is nested too deep: only {MAX_DEPTH} levels can be sent")
         self._open[id(obj)] = obj
         self._keys.append(None)
 
-    def _leave(self) -> None:
+    def _leave(self, obj: Any) -> None:
         self._open.popitem()
         self._keys.pop()
+        self._remember(obj)
 
 
+_UNCACHED: Final = frozenset((tuple, frozenset))
+"""Types with items that can be hashed: their hash takes as long as their items' does."""
 _TAGS: Final[dict[type[Any], bytes]] = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
 _WRITERS: Final[dict[type, Callable[[_Encoder, Any], None]]] = {
     type(None): _Encoder.constant,
@@ -333,13 +380,16 @@ class _Decoder:
         self._at = 0
         self._depth = 0
         self._revive = revive
+        self._read: list[Any] = []  # the numbered objects
+        self._hashed = 0  # levels of keys and set items around the value
+        self._length = 0  # bytes of the latest text or bytes
 
     def message(self) -> Any:
         """Read all of it."""
         head = bytes(self._take(len(MAGIC) + 1, "the beginning"))
         if head[:-1] != MAGIC:
             raise ProtocolError(f"expected an encoded object, got bytes that begin with {head!r}")
-        if head[-1] != VERSION:
+        if not PLAIN_VERSION <= head[-1] <= VERSION:
             raise ProtocolError(f"the object is encoded in version {head[-1]}, we speak {VERSION}: upgrade the older")
         value = self.value()
         if self._left:
@@ -352,7 +402,10 @@ class _Decoder:
         read = _READERS.get(tag)
         if read is None:
             raise self._damage(f"no value begins with {bytes([tag])!r}")
-        return read(self)
+        value = read(self)
+        if tag in _NUMBERED or (tag in _TEXT and self._length >= _SHARED_BYTES):
+            self._read.append(value)
+        return value
 
     @property
     def _left(self) -> int:
@@ -383,12 +436,13 @@ class _Decoder:
             raise self._damage(f"a text is not UTF-8: {error.reason}") from None
 
     def octets(self) -> memoryview:
-        """Read bytes; what they are for is up to the caller."""
-        return self._take(self._number(), "a value")
+        """Read a length, and as many bytes."""
+        self._length = self._number()
+        return self._take(self._length, "a value")
 
-    def items(self, each: int = 1) -> list[Any]:
-        """Read a count, and as many values, or pairs of them."""
-        count = each * self._number()
+    def items(self) -> list[Any]:
+        """Read a count, and as many values."""
+        count = self._number()
         if count > self._left:  # a value takes a byte at least
             raise self._damage(f"{count} values cannot be in {self._left} bytes")
         self._enter()
@@ -396,19 +450,46 @@ class _Decoder:
         self._depth -= 1
         return values
 
+    def keys(self, build: Callable[[list[Any]], _T]) -> _T:
+        """Read the items of a set or frozenset."""
+        self._hashed += 1
+        items = self.items()
+        self._hashed -= 1
+        return self.hashed(items, build)
+
     def mapping(self) -> dict[Any, Any]:
         """Read a dict."""
-        values = self.items(2)
-        return self.hashed(values[::2], lambda keys: dict(zip(keys, values[1::2], strict=True)))
+        count = self._number()
+        if 2 * count > self._left:
+            raise self._damage(f"{2 * count} values cannot be in {self._left} bytes")
+        self._enter()
+        keys, values = [], []
+        for _ in range(count):
+            self._hashed += 1
+            keys.append(self.value())
+            self._hashed -= 1
+            values.append(self.value())
+        self._depth -= 1
+        return self.hashed(keys, lambda keys: dict(zip(keys, values, strict=True)))
+
+    def reference(self) -> Any:
+        """Read the number of an object that occurred before; return that object."""
+        number = self._number()
+        if number >= len(self._read):
+            raise self._damage(f"object {number} is referred to, but there are {len(self._read)} before it")
+        found = self._read[number]
+        if self._hashed and type(found) in _UNCACHED:
+            raise self._damage(f"a key refers to a {type(found).__name__}")
+        return found
 
     def hashed(self, keys: list[Any], build: Callable[[list[Any]], _T]) -> _T:
-        """Build something in which keys are looked up; refuse them where that would take for ever."""
+        """Build a container that hashes its keys; refuse keys with so many collisions that it would take forever."""
         try:
             same = len(keys) - len(set(map(hash, keys)))
             if same <= _COLLISIONS:
                 return build(keys)
         except (TypeError, ValueError, OverflowError) as error:
-            raise self._damage(f"something that cannot be in a set or a dict's key: {error}") from None
+            raise self._damage(f"a value that cannot be in a set or be a dict's key: {error}") from None
         raise self._damage(f"{same} keys of a set or dict have the hash of another")
 
     def scalar(self) -> np.generic:
@@ -419,7 +500,7 @@ class _Decoder:
             raise self._damage(f"a NumPy scalar of dtype {dtype}")
         return scalar
 
-    def array(self) -> npt.NDArray[Any]:
+    def array(self, order: Literal["C", "F"] = "C") -> npt.NDArray[Any]:
         """Read a NumPy array."""
         dtype = self._dtype()
         shape = [self._number() for _ in range(self._byte("a number of dimensions"))]
@@ -429,14 +510,14 @@ class _Decoder:
             raise self._damage("an array of bool has an element that is neither True nor False")
         try:
             array = np.frombuffer(data, dtype) if data else np.empty(0, dtype)
-            array = array.reshape(shape)
+            array = array.reshape(shape, order=order)
         except ValueError as error:
             raise self._damage(f"an array of shape {tuple(shape)}: {error}") from None
         large = 2 * len(data) >= len(self._data)
-        return array if large and array.flags.writeable and array.flags.aligned else array.copy()
+        return array if large and array.flags.writeable and array.flags.aligned else array.copy(order)
 
     def extension(self) -> Any:
-        """Read a value of a type that is built in, or that the caller added."""
+        """Read a value of a built-in kind, or of one that the caller added."""
         name = self.text()
         self._enter()
         data = self.value()
@@ -445,7 +526,7 @@ class _Decoder:
         if made is None:
             return self._revive(name, data)
         if type(data) is not tuple or tuple(map(type, data)) != made.fields:
-            raise self._damage(f"a {name} is made of something else")
+            raise self._damage(f"a {name} is made from other values")
         try:
             return made.make(*data)
         except (ValueError, OverflowError) as error:
@@ -486,7 +567,7 @@ class _Decoder:
         if name in dtypes.FROM_NAME:
             return dtypes.FROM_NAME[name]
         try:
-            if _NUMPYS_OWN.fullmatch(name):
+            if _NUMPY_DTYPE.fullmatch(name):
                 return np.dtype(name)
         except (TypeError, ValueError):
             pass
@@ -505,10 +586,14 @@ _READERS: Final[dict[int, Callable[[_Decoder], Any]]] = {
     ord("B"): lambda decoder: bytearray(decoder.octets()),
     ord("l"): _Decoder.items,
     ord("t"): lambda decoder: tuple(decoder.items()),
-    ord("S"): lambda decoder: decoder.hashed(decoder.items(), set),
-    ord("Z"): lambda decoder: decoder.hashed(decoder.items(), frozenset),
+    ord("S"): lambda decoder: decoder.keys(set),
+    ord("Z"): lambda decoder: decoder.keys(frozenset),
     ord("m"): _Decoder.mapping,
     ord("n"): _Decoder.scalar,
     ord("a"): _Decoder.array,
+    ord("f"): lambda decoder: decoder.array("F"),
     ord("x"): _Decoder.extension,
+    ord("r"): _Decoder.reference,
 }
+_NUMBERED: Final = frozenset(b"ltSZmBafx")
+_TEXT: Final = frozenset(b"sb")

@@ -1,8 +1,9 @@
-"""Objects as bytes and back: plain data by the codec, torch tensors as arrays, the rest pickled where that is allowed.
+"""Serialization of objects: plain data by the codec, torch tensors as arrays, other objects by pickle if allowed.
 
-A pickle is code: who reads it runs what its writer wants. So an object that is not plain data is pickled, by itself and
-not with what it is in, only if the ranks have proved to each other that they know the job's token, and RANKMESH_PICKLE
-is not ``never``. Elsewhere it is refused: by the sender when it is sent, and unread by the receiver.
+A pickle is code: reading one runs what its writer chose. So an object that is not plain data is pickled, by itself and
+not with its container, only if the ranks have authenticated each other with the job's token, and RANKMESH_PICKLE is not
+``never``. Otherwise the sender refuses the object, and a receiver does not read the pickle. An object that contains
+itself is pickled as a whole.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,14 @@ from rankmesh_agent.wire.errors import ProtocolError
 
 _PICKLE = "pickle"
 _PROTOCOL = 5
-"""Every Python that this package runs on reads it."""
+"""Every Python that this package supports reads it."""
 _TENSOR = "torch.Tensor"
+
+
+class _Whole(NamedTuple):
+    """An object to be pickled as a whole."""
+
+    obj: Any
 
 
 def dumps(obj: Any, name: str) -> bytes:
@@ -31,42 +38,51 @@ def dumps(obj: Any, name: str) -> bytes:
 
     Args:
         obj: the object.
-        name: what errors call it.
+        name: its name in errors.
 
     Raises:
-        TypeError: something in it is not plain data and must not, or cannot, be pickled; says where and what to do.
-        ValueError: it contains itself, or is nested too deep; says where.
+        TypeError: an object in it is not plain data, and pickling is not allowed; names position and remedy.
+        ValueError: it is nested too deep, or contains itself where pickling is not allowed; names the position.
+        Exception: an object in it cannot be pickled; pickle's error, with a note that names the position.
     """
-    return codec.encode(obj, name=name, extend=_extend)
+    try:
+        return codec.encode(obj, name=name, extend=_extend)
+    except codec.CycleError as error:
+        if reason := _pickle_refusal():
+            raise ValueError(f"{error}; {reason}") from None
+        return codec.encode(_Whole(obj), name=name, extend=_extend)
 
 
 def loads(data: memoryview) -> Any:
-    """Return the object that ``dumps`` made ``data`` of.
+    """Return the object of a message of ``dumps``.
 
     Args:
-        data: the bytes; if they can be written to, the object may keep them.
+        data: the bytes; if they are writable, arrays may share their memory.
 
     Raises:
-        ProtocolError: ``data`` is something else, or has a pickled object in it that must not be read here.
-        ImportError: there is a torch tensor in it, and no torch here.
-        Exception: whatever the code of an object that was pickled raises.
+        ProtocolError: ``data`` is not such a message, or contains a pickle that must not be read here.
+        ImportError: it contains a torch tensor, and torch is not installed.
+        Exception: raised by the code of a pickled object.
     """
     return codec.decode(data, revive=_revive)
 
 
 def _extend(obj: Any, where: str) -> tuple[str, Any]:
-    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    if type(obj) is _Whole:
+        obj = obj.obj
+    torch = sys.modules.get("torch")  # a caller with a tensor has imported it
     if torch is not None and type(obj) is torch.Tensor:
         try:
             return _TENSOR, (str(obj.dtype), bool(obj.requires_grad), TorchBuffer(obj, where).host_array()[0])
         except TypeError:
             pass  # not dense, or not in host memory: torch can pickle some of these
-    if reason := _no_pickle():
+    if reason := _pickle_refusal():
         raise TypeError(f"{where} is a {type_name(obj)}, which is not plain data; {reason}")
     try:
         return _PICKLE, pickle.dumps(obj, _PROTOCOL)
-    except Exception as error:  # of the object's own code, too
-        raise TypeError(f"{where} is a {type_name(obj)}, which cannot be pickled: {error}") from error
+    except Exception as error:  # also errors of the object's own code
+        error.add_note(f"{where} is a {type_name(obj)}, which is not plain data and cannot be pickled")
+        raise
 
 
 def _revive(name: str, data: Any) -> Any:
@@ -74,13 +90,13 @@ def _revive(name: str, data: Any) -> Any:
         return _tensor(data)
     if name != _PICKLE or not isinstance(data, bytes):
         raise ProtocolError(f"an object of the kind {codec.shown(name)} arrived, which is not known here")
-    if reason := _no_pickle():
+    if reason := _pickle_refusal():
         raise ProtocolError(f"a pickled object arrived and was not read; {reason}")
     return pickle.loads(data)
 
 
-def _no_pickle() -> str:
-    """Say why nothing is pickled or unpickled here, '' if it is."""
+def _pickle_refusal() -> str:
+    """Return the reason why this rank neither pickles nor unpickles, and the remedy; '' if it does."""
     settings = require_session().agent.settings
     if settings.pickle == "never":
         return "RANKMESH_PICKLE=never forbids to pickle it: send plain data and arrays"

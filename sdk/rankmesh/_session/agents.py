@@ -1,4 +1,4 @@
-"""Where this process's rank is carried: by an agent in this process, or by a standalone one that it attaches to."""
+"""The agent of this process's rank: embedded in the process, or a standalone one that it attaches to."""
 
 from __future__ import annotations
 
@@ -28,47 +28,47 @@ if TYPE_CHECKING:
 
 _RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
-_PATIENCE = 5.0
-"""Seconds in vain after which a warning says what this process waits for."""
+_WARNING_SECONDS = 5.0
+"""Seconds without an agent after which a warning names the reason."""
 
 _log = logging.getLogger("rankmesh")
 
 
-def agent_for(meeting: Rendezvous, settings: Settings, timeout: float) -> Agent | RemoteAgent:
+def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Agent | RemoteAgent:
     """Return the agent that carries this process's rank; it has joined the job.
 
     Args:
-        meeting: where and as whom to join.
-        settings: what the environment says.
+        rendezvous: the gateway and the rank to join with.
+        settings: the settings in the environment.
         timeout: seconds for the join, and the default for calls.
 
     Raises:
-        DistNetworkError: the join failed, or there is no agent to attach to; the subclass and the message say how.
+        DistNetworkError: the join failed, or there is no agent to attach to; see its subclasses.
     """
-    if meeting.hosting != "embedded":
-        attached = _attached(meeting, settings, timeout)
+    if rendezvous.hosting != "embedded":
+        attached = _attached(rendezvous, settings, timeout)
         if attached is not None:
             return attached
     from rankmesh_agent.agent import Agent
 
     return Agent(
         settings,
-        meeting.find,
-        rank=meeting.rank,
-        world_size=meeting.world_size,
-        host=meeting.bind_host,
+        rendezvous.find,
+        rank=rendezvous.rank,
+        world_size=rendezvous.world_size,
+        host=rendezvous.bind_host,
         timeout=timeout,
     )
 
 
-def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> RemoteAgent | None:
-    """Return an agent that was leased; None if the gateway has none and need not have."""
+def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> RemoteAgent | None:
+    """Return a leased standalone agent; None if the gateway has none and an embedded one is allowed."""
     deadline = Deadline(timeout)
-    asker = HttpClient(settings.token)
+    client = HttpClient(settings.token)
     failure: DistNetworkError | None = None
     try:
         while True:
-            offer = _offered(asker, meeting, settings, deadline, failure)
+            offer = _offered(client, rendezvous, settings, deadline, failure)
             if offer is None:
                 return None
             from rankmesh_agent.remote.agent import RemoteAgent
@@ -77,89 +77,88 @@ def _attached(meeting: Rendezvous, settings: Settings, timeout: float) -> Remote
                 return RemoteAgent(
                     settings,
                     offer,
-                    rank=meeting.rank,
-                    world_size=meeting.world_size,
+                    rank=rendezvous.rank,
+                    world_size=rendezvous.world_size,
                     timeout=timeout,
                     deadline=deadline,
                 )
             except AgentTakenError as error:
-                failure = error  # somebody was faster: there may be another one
+                failure = error  # another process was faster: there may be another agent
             except DistNetworkError as error:
                 if type(error) is not DistNetworkError or deadline.expired():
                     raise
-                failure = error  # it cannot be reached, or has just ended
+                failure = error  # the agent cannot be reached, or has just ended
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
     finally:
-        asker.close()
+        client.close()
 
 
 def _offered(
-    asker: HttpClient, meeting: Rendezvous, settings: Settings, deadline: Deadline, failure: DistNetworkError | None
+    client: HttpClient, rendezvous: Rendezvous, settings: Settings, deadline: Deadline, failure: DistNetworkError | None
 ) -> AgentHeartbeat | None:
-    """Ask the gateway for an agent until there is one.
+    """Request an agent from the gateway until there is one.
 
     Args:
-        asker: asks.
-        meeting: where the gateway is.
-        settings: what the environment says.
-        deadline: when to give up.
-        failure: what became of the last agent that was offered.
+        client: HTTP client.
+        rendezvous: the gateway's address.
+        settings: the settings in the environment.
+        deadline: end of the attempts.
+        failure: error of the last agent that was offered.
 
     Returns:
-        None if no agent is registered and this process may have its own.
+        None if no agent is registered and an embedded one is allowed.
 
     Raises:
         GatewayUnreachableError: there is no gateway.
-        DistNetworkError: there is no agent; says who has them.
+        DistNetworkError: there is no free agent; names the processes that hold them.
     """
-    patience = Deadline(_PATIENCE)
-    why, url = "", None
+    warning = Deadline(_WARNING_SECONDS)
+    reason, url = "", None
     while True:
-        url = meeting.find()
+        url = rendezvous.find()
         if url is not None:
             wait = min(LONG_POLL_SECONDS, deadline.remaining())
             host_id = shared_memory.host_id(settings.shm_dir)
-            asked = LeaseRequest(settings.job, meeting.rank, meeting.world_size, host_id, wait)
+            asked = LeaseRequest(settings.job, rendezvous.rank, rendezvous.world_size, host_id, wait)
             try:
-                answer = asker.request("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
+                answer = client.request("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
             except NoResponseError as error:
-                if meeting.hosting is None:
-                    return None  # the agent of this process knows best how to wait for a gateway
-                why = str(error)
+                if rendezvous.hosting is None:
+                    return None  # the embedded agent waits for the gateway
+                reason = str(error)
             else:
                 if answer.status == HTTPStatus.OK:
                     return _offer_in(answer, url)
-                if answer.status == HTTPStatus.NOT_FOUND and meeting.hosting is None:
+                if answer.status == HTTPStatus.NOT_FOUND and rendezvous.hosting is None:
                     return None
-                why = _refusal(answer, url)
+                reason = _refusal(answer, url)
         if deadline.expired():
             break
-        if patience.expired():
-            _log.warning("this process still waits for a standalone agent at the gateway at %s: %s", url, why)
-            patience = Deadline(deadline.remaining() + 1)
+        if warning.expired():
+            _log.warning("this process still waits for a standalone agent of the gateway at %s: %s", url, reason)
+            warning = Deadline(deadline.remaining() + 1)
         time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
     if failure is not None and not isinstance(failure, AgentTakenError):
         raise failure
     if url is None:
         raise GatewayUnreachableError(f"no gateway was found within {deadline.seconds:.0f} s to ask for an agent")
     raise DistNetworkError(
-        f"no standalone agent of the gateway at {url} was to be had within {deadline.seconds:.1f} s: {why or failure}",
+        f"no standalone agent of the gateway at {url} was free within {deadline.seconds:.1f} s: {reason or failure}",
         address=url,
     )
 
 
 def _offer_in(answer: HttpResponse, url: str) -> AgentHeartbeat:
     try:
-        said = answer.json()["agent"]
-        return AgentHeartbeat(**{**said, "leases": []})
+        return AgentHeartbeat(**{**answer.json()["agent"], "leases": []})
     except (ValueError, KeyError, TypeError):
         raise DistNetworkError(
-            f"{url} is not a RankMesh gateway: it answered a question for an agent with something else", address=url
+            f"{url} is not a RankMesh gateway: its response to a request for an agent is something else", address=url
         ) from None
 
 
 def _refusal(answer: HttpResponse, url: str) -> str:
-    """Return why there is no agent; raise if there will not be one."""
+    """Return the reason why there is no agent; raise if there will not be one."""
     try:
         problem: dict[str, Any] = answer.json()
         code, detail = str(problem["code"]), str(problem["detail"])

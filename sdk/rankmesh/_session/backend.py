@@ -1,4 +1,4 @@
-"""Backends by name: which there are, how the strings that name them are read, and those from outside."""
+"""Backends: their names, the strings that select them per device, and registered ones."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.errors import DistBackendError
 
 _MESH = ("mesh", "gloo", "tcp")
-"""Names that mean the CPU data plane: scripts written for gloo, or for torch's first 'tcp', run unchanged."""
+"""Names of the CPU data plane: scripts written for gloo, or for torch's former 'tcp', run unchanged."""
 _ABSENT = {
     "ucc": "'gloo' for arrays in host memory, 'mpi' where the cluster's MPI runs over UCC, 'nccl' for arrays on GPUs",
-    "xccl": "'gloo', which takes arrays in host memory: there is no engine for GPUs of Intel's",
+    "xccl": "'gloo', which takes arrays in host memory: there is no engine for Intel's GPUs",
 }
-"""Names of torch's that mean nothing here, and what to use."""
+"""Backends of torch that are not available here, and their replacements."""
 
 
 class Engines(NamedTuple):
-    """What carries out the collectives of a group.
+    """The backends of a group.
 
     Attributes:
-        host: those on arrays in host memory: ``mesh``, ``mpi`` or a registered name.
-        device: those on arrays on GPUs: ``nccl``; ``host``, by way of host memory; ``mpi``; ``auto``, ``nccl`` where it
-            can be used and else ``host``.
-        name: what get_backend() says.
+        host: for arrays in host memory: ``mesh``, ``mpi`` or a registered name.
+        device: for arrays on GPUs: ``nccl``; ``host``, through host memory; ``mpi``; ``auto``, which is ``nccl`` if
+            available and else ``host``.
+        name: the value of get_backend().
     """
 
     host: str = "mesh"
@@ -35,13 +35,13 @@ class Engines(NamedTuple):
 
 
 class BackendOptions(NamedTuple):
-    """What a creator registered with ``extended_api=True`` gets.
+    """Argument of a creator registered with ``extended_api=True``.
 
     Attributes:
         store: a store of the group's own.
         group_rank: this process's rank in the group.
         group_size: ranks in the group.
-        timeout: how long an operation may take by default.
+        timeout: default limit for an operation.
         group_id: the group's name.
         global_ranks_in_group: the members, by group rank.
     """
@@ -79,7 +79,7 @@ class Backend(str):
         """Return the name in lower case.
 
         Raises:
-            ValueError: it is no string.
+            ValueError: it is not a string.
         """
         if not isinstance(name, str):
             raise ValueError(f"a backend is named by a string, got {name!r}")
@@ -89,7 +89,7 @@ class Backend(str):
     def register_backend(
         cls, name: str, func: Callable[..., Any], extended_api: bool = False, devices: str | Sequence[str] | None = None
     ) -> None:
-        """Make an engine from outside known under a name; ``init_process_group`` and ``new_group`` then take it.
+        """Register a backend under a name, for ``init_process_group`` and ``new_group``.
 
         Args:
             name: the name; it becomes ``Backend.NAME``.
@@ -99,15 +99,15 @@ class Backend(str):
                 ``all_gather(outputs, array)``, ``gather(outputs, array, root)``, ``scatter(output, inputs, root)``,
                 ``reduce_scatter(output, inputs, op)``, ``all_to_all(outputs, inputs)``, ``barrier()``, and optionally
                 ``close()``. Arrays are one-dimensional, contiguous NumPy arrays, filled in place; roots are group
-                ranks; ``outputs`` of gather and ``inputs`` of scatter are empty but at the root; with PREMUL_SUM the
-                factor has been applied. The ranks have met and agreed on the call by then; point-to-point messages go
-                over the mesh.
+                ranks; ``outputs`` of gather and ``inputs`` of scatter are empty except at the root; with PREMUL_SUM the
+                factor has been applied. The ranks have agreed on the call by then; point-to-point messages go over the
+                mesh.
             extended_api: call ``func(options, pg_options)`` instead, with BackendOptions.
-            devices: device types it is for; only ``"cpu"`` has a meaning here, also if left out.
+            devices: device types that it supports; has to include ``"cpu"``, the default.
 
         Raises:
             RuntimeError: there is a backend of that name.
-            TypeError: ``func`` cannot be called.
+            TypeError: ``func`` is not callable.
             ValueError: ``name`` cannot be a name in a backend string, or ``devices`` leave out ``"cpu"``.
 
         Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Backend.register_backend
@@ -128,14 +128,14 @@ class Backend(str):
 
 
 def resolve(backend: str | None) -> Engines:
-    """Return what carries out the collectives that a backend string asks for.
+    """Return the backends that a string selects.
 
     Args:
-        backend: a name, or ``device:name`` pairs with commas; None for the mesh, and NCCL where it can be used.
+        backend: a name, or ``device:name`` pairs with commas; None for the mesh, and NCCL if available.
 
     Raises:
-        ValueError: the string cannot be read, names no backend, or NCCL for arrays in host memory.
-        DistBackendError: a backend cannot be used here; says why, and which can.
+        ValueError: the string cannot be parsed, names no backend, or NCCL for arrays in host memory.
+        DistBackendError: a backend is not available here; names the reason and the available ones.
     """
     if backend is None:
         return Engines()
@@ -143,16 +143,16 @@ def resolve(backend: str | None) -> Engines:
     for name in named.values():
         if name not in _known() and name not in _ABSENT:
             raise ValueError(
-                f"backend {name!r} is not known: use {_listed(_known())}, or make it known with "
+                f"backend {name!r} is not known: use {_listed(_known())}, or register it with "
                 "Backend.register_backend()"
             )
     cpu, cuda = named.get("cpu", named.get("")), named.get("cuda", named.get(""))
     if named.get("cpu") == "nccl":
         raise ValueError(f"backend {backend!r}: nccl is for arrays on GPUs, as in 'cpu:gloo,cuda:nccl'")
     for name in named.values():
-        # Scripts name NCCL beside another one on machines without a GPU, too: then an array on one would miss it.
+        # Scripts name NCCL beside another backend on machines without a GPU, too; only an array on a GPU needs it.
         if name != "nccl" or len(named) == 1:
-            needs(name)
+            require_available(name)
     if cuda == "mpi" != cpu:
         raise ValueError(f"backend {backend!r}: arrays on GPUs can go over MPI where all do: 'cpu:mpi,cuda:mpi'")
     host = "mesh" if cpu is None or cpu == "nccl" or cpu in _MESH else cpu
@@ -160,23 +160,23 @@ def resolve(backend: str | None) -> Engines:
     return Engines(host, device, "nccl" if set(named.values()) == {"nccl"} else host)
 
 
-def needs(name: str) -> None:
-    """Refuse a backend that cannot be used here.
+def require_available(name: str) -> None:
+    """Refuse a backend that is not available here.
 
     Raises:
-        DistBackendError: says why, and which can.
+        DistBackendError: names the reason and the available backends.
     """
-    why = _why_not(name)
-    if why:
-        usable = [other for other in _known() if not _why_not(other)]
-        raise DistBackendError(f"backend {name!r} is not available: {why}; available are {_listed(usable)}")
+    reason = _unavailable_reason(name)
+    if reason:
+        usable = [other for other in _known() if not _unavailable_reason(other)]
+        raise DistBackendError(f"backend {name!r} is not available: {reason}; available are {_listed(usable)}")
 
 
 def _by_device(backend: str) -> dict[str, str]:
-    """Return the names in a backend string by device; a name alone is for all, and its device ``''``.
+    """Return the names in a backend string by device; a name alone is for all devices, and its key is ``''``.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the string cannot be parsed.
     """
     parts = backend.split(",") if ":" in backend else [backend]
     pairs = [tuple(word.strip() for word in part.split(":")) for part in parts]
@@ -188,12 +188,12 @@ def _by_device(backend: str) -> dict[str, str]:
 
 
 def _known() -> list[str]:
-    """Return the names that mean something here, whether it can be used or not."""
+    """Return the names of all backends, available or not."""
     return [*_MESH, "nccl", "mpi", *Backend._creators]
 
 
-def _why_not(name: str) -> str:
-    """Return why a backend cannot be used, and how to get it; nothing if it can."""
+def _unavailable_reason(name: str) -> str:
+    """Return the reason why a backend is not available, and the remedy; '' if it is."""
     if name == "nccl":
         from rankmesh_agent.device import runtime
 
@@ -203,7 +203,7 @@ def _why_not(name: str) -> str:
 
         return mpi.unavailable_reason()
     if name in _ABSENT:
-        return f"RankMesh has no engine for it; use {_ABSENT[name]}, or make one known with Backend.register_backend()"
+        return f"RankMesh has no engine for it; use {_ABSENT[name]}, or register one with Backend.register_backend()"
     return "" if name in _known() else "it is not known"
 
 
@@ -220,14 +220,14 @@ def create(name: str, options: BackendOptions, pg_options: Any) -> Any:
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return whether a backend can be used; of ``device:name`` pairs, whether all can.
+    """Return whether a backend is available; for ``device:name`` pairs, whether all are.
 
     Raises:
-        ValueError: the string cannot be read.
+        ValueError: the string cannot be parsed.
 
     Source: torch.distributed.is_backend_available
     """
-    return not any(map(_why_not, _by_device(Backend(backend)).values()))
+    return not any(map(_unavailable_reason, _by_device(Backend(backend)).values()))
 
 
 def is_gloo_available() -> bool:
@@ -239,7 +239,7 @@ def is_gloo_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Return whether arrays on GPUs can go through NCCL: CuPy is installed with it, and there is a GPU.
+    """Return whether NCCL is available: CuPy is installed with it, and there is a GPU.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_nccl_available
     """
@@ -247,7 +247,7 @@ def is_nccl_available() -> bool:
 
 
 def is_mpi_available() -> bool:
-    """Return whether a cluster's own MPI can carry the traffic: mpi4py is installed, and finds an MPI library.
+    """Return whether MPI is available: mpi4py is installed, and finds an MPI library.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.is_mpi_available
     """

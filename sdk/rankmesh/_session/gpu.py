@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import cast
 
-from rankmesh._session.backend import needs
+from rankmesh._session.backend import require_available
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh._session.session import communicator_of, require_session
 from rankmesh_agent.gpu.communicator import GpuCommunicator
@@ -54,7 +54,7 @@ def _selector(group: Group) -> GpuBackendSelector | None:
         return None
     if found._gpu is None:
         if found._engines.device == "nccl":
-            needs("nccl")
+            require_available("nccl")
         found._gpu = _new_selector(found)
     return found._gpu
 

@@ -1,8 +1,8 @@
-"""Key-value stores: keys that ranks share, to meet and to tell each other small things.
+"""Key-value stores: keys that ranks share, for rendezvous and small messages.
 
-``base`` is what every store can do; ``commands`` those whose methods are commands to a table of ours: ``hash`` in this
-process, ``tcp`` and ``agent`` here or in another process, ``file`` in a file. ``prefix`` wraps any store, torch's and
-others' too.
+``base`` defines the methods of every store, ``methods`` lists them and ``arguments`` checks their arguments.
+``commands`` implements them by commands to a table of keys: ``hash`` in this process, ``tcp`` and ``agent`` in this or
+another process, ``file`` in a file. ``prefix`` wraps any store, also those of torch and of users.
 """
 
 from __future__ import annotations

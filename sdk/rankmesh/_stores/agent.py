@@ -1,4 +1,4 @@
-"""The store of the world that this process is a rank of."""
+"""The store of the job that this process is a rank of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rankmesh._stores.base import DEFAULT_TIMEOUT
-from rankmesh._stores.commands import CommandStore, Refusing
+from rankmesh._stores.commands import CommandStore, UnusableStore
 
 if TYPE_CHECKING:
     from rankmesh_agent.agent import Agent
@@ -18,7 +18,7 @@ class AgentStore(CommandStore):
 
     Args:
         agent: this process's agent.
-        timeout: how long calls wait unless they are told otherwise.
+        timeout: default time limit of calls that wait.
     """
 
     def __init__(self, agent: Agent | RemoteAgent, timeout: timedelta) -> None:
@@ -30,7 +30,7 @@ class AgentStore(CommandStore):
 
     def _after_fork(self) -> None:
         super()._after_fork()
-        self._move(Refusing(f"{self!r} belongs to the process that was forked, which is the rank"))
+        self._replace_store(UnusableStore(f"{self!r} belongs to the process that was forked, which is the rank"))
 
     def __repr__(self) -> str:
         return f"the store of rank {self._agent.member.rank}'s job"
@@ -41,6 +41,6 @@ def agent_store(agent: Agent | RemoteAgent, timeout: timedelta = DEFAULT_TIMEOUT
 
     Args:
         agent: this process's agent.
-        timeout: how long calls wait unless they are told otherwise.
+        timeout: default time limit of calls that wait.
     """
     return AgentStore(agent, timeout)

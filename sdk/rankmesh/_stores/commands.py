@@ -1,130 +1,103 @@
-"""Stores whose methods are commands to a table of keys and values, here or elsewhere."""
+"""Stores that carry out their methods by commands to a table, local or remote."""
 
 from __future__ import annotations
 
-import operator
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from rankmesh._stores.base import Store, Text, key_of, keys_of, pairs_of, timedelta_of, value_of
+from rankmesh._stores import methods
+from rankmesh._stores.base import Store
+from rankmesh._stores.methods import Method
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.blocking import BlockingStore
-from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire.errors import DistStoreError, KeyNotFoundError, QueueEmptyError, StoreTimeoutError
 
 T = TypeVar("T")
 
+_COMMANDS: dict[Method[Any], Callable[..., Command[Any]]] = {
+    methods.SET: commands.Set,
+    methods.GET: commands.Get,
+    methods.ADD: commands.Add,
+    methods.COMPARE_SET: commands.CompareSet,
+    methods.APPEND: commands.Append,
+    methods.DELETE_KEY: commands.Delete,
+    methods.WAIT: commands.Wait,
+    methods.CHECK: commands.Check,
+    methods.MULTI_GET: commands.MultiGet,
+    methods.MULTI_SET: lambda keys, values: commands.MultiSet(tuple(zip(keys, values, strict=True))),
+    methods.NUM_KEYS: commands.Count,
+    methods.LIST_KEYS: commands.Keys,
+    methods.QUEUE_PUSH: commands.QueuePush,
+    methods.QUEUE_POP: commands.QueuePop,
+    methods.QUEUE_LEN: commands.QueueLen,
+}
+
 
 class CommandStore(Store):
-    """A store that hands commands on.
+    """A store that executes commands on a BlockingStore.
 
     Args:
-        place: where they are carried out. It is closed with the store, when nobody has the store any more, or at exit.
-        timeout: how long calls wait unless they are told otherwise.
+        store: executes the commands. It is closed with this object, when that is collected, or at exit.
+        timeout: default time limit of calls that wait.
     """
 
-    def __init__(self, place: BlockingStore, timeout: timedelta) -> None:
+    def __init__(self, store: BlockingStore, timeout: timedelta) -> None:
         self._timeout = timeout
-        self._place: BlockingStore = place
-        self._finalizer = weakref.finalize(self, place.close)
+        self._store: BlockingStore = store
+        self._finalizer = weakref.finalize(self, store.close)
         _stores.add(self)
 
     def close(self) -> None:
-        """Let go of connections, files and what is served; calls after that fail. Does nothing the second time."""
+        """Release connections, files and the server; calls after that fail. Does nothing the second time."""
         self._finalizer()
-        self._place = Refusing(f"{self!r} is closed; make a new one")
-
-    def set(self, key: str, value: Text) -> None:
-        self._execute(commands.Set(key_of(key), value_of(value)))
-
-    def get(self, key: str) -> bytes:
-        return self._in_time(commands.Get(key_of(key), self._seconds()))
-
-    def add(self, key: str, amount: int) -> int:
-        return self._execute(commands.Add(key_of(key), operator.index(amount)))
-
-    def compare_set(self, key: str, expected_value: Text, desired_value: Text) -> bytes:
-        return self._execute(commands.CompareSet(key_of(key), value_of(expected_value), value_of(desired_value)))
-
-    def append(self, key: str, value: Text) -> None:
-        self._execute(commands.Append(key_of(key), value_of(value)))
-
-    def delete_key(self, key: str) -> bool:
-        return self._execute(commands.Delete(key_of(key)))
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        self._in_time(commands.Wait(keys_of(keys), self._seconds(timeout)))
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._execute(commands.Check(keys_of(keys)))
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return self._in_time(commands.MultiGet(keys_of(keys), self._seconds()))
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[Text]) -> None:
-        self._execute(commands.MultiSet(tuple(pairs_of(keys, values))))
-
-    def num_keys(self) -> int:
-        return self._execute(commands.Count())
-
-    def list_keys(self) -> list[str]:
-        return self._execute(commands.Keys())
-
-    def queue_push(self, key: str, value: Text) -> None:
-        self._execute(commands.QueuePush(key_of(key), value_of(value)))
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        if not block:
-            return self._execute(commands.QueuePop(key_of(key)))
-        return self._in_time(commands.QueuePop(key_of(key), self._seconds()))
-
-    def queue_len(self, key: str) -> int:
-        return self._execute(commands.QueueLen(key_of(key)))
+        self._store = UnusableStore(f"{self!r} is closed; make a new one")
 
     def has_extended_api(self) -> bool:
         return True
 
-    def _execute(self, command: Command[T]) -> T:
-        return self._place.execute(command)
-
-    def _in_time(self, command: Waiting[T]) -> T:
+    def _call(self, method: Method[T], *arguments: Any) -> T:
+        command: Callable[..., Command[T]] = _COMMANDS[method]
+        if not method.waits:
+            return self._store.execute(command(*arguments))
+        keys, *limit = arguments
+        if limit == [False]:  # queue_pop(key, block=False)
+            return self._store.execute(command(keys))
+        seconds = cast(timedelta, limit[0] if limit and limit[0] is not True else self._timeout).total_seconds()
         try:
-            return self._execute(command)
+            return self._store.execute(command(keys, seconds))
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
-            raise StoreTimeoutError(f"{self!r}: waited {command.seconds:g} s, but {error.message}") from None
-
-    def _seconds(self, timeout: timedelta | float | None = None) -> float:
-        return (self.timeout if timeout is None else timedelta_of(timeout)).total_seconds()
+            raise StoreTimeoutError(f"{self!r}: waited {seconds:g} s, but {error.message}") from None
 
     def _after_fork(self) -> None:
-        """In a forked child: what the parent's store holds is the parent's to close."""
+        """In a forked child: leave the parent's connections and files to the parent."""
         self._finalizer.detach()
-        self._place.forget()
+        self._store.forget()
 
-    def _move(self, place: BlockingStore) -> None:
-        """In a forked child: have commands carried out elsewhere."""
-        self._place = place
-        self._finalizer = weakref.finalize(self, place.close)
+    def _replace_store(self, store: BlockingStore) -> None:
+        """In a forked child: execute commands on another store."""
+        self._store = store
+        self._finalizer = weakref.finalize(self, store.close)
 
 
-class Refusing(BlockingStore):
-    """The place of a store that cannot be used any more.
+class UnusableStore(BlockingStore):
+    """Stands in for a store that is closed, or belongs to another process.
 
     Args:
-        why: what calls raise.
+        reason: the message of the error that every call raises.
     """
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
 
     def execute(self, command: Command[T]) -> T:
-        raise DistStoreError(self._why)
+        raise DistStoreError(self._reason)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
 
 _stores: weakref.WeakSet[CommandStore] = weakref.WeakSet()

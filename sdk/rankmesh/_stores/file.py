@@ -7,11 +7,13 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from rankmesh._stores.base import DEFAULT_TIMEOUT, Text
+from rankmesh._stores import methods
+from rankmesh._stores.base import DEFAULT_TIMEOUT
 from rankmesh._stores.commands import CommandStore
-from rankmesh._stores.log import CAME, LEFT, SET, Log, Record
+from rankmesh._stores.log import JOIN, LEAVE, SET, Log, Record
+from rankmesh._stores.methods import Method
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command, Immediate, Waiting, Write
@@ -19,10 +21,11 @@ from rankmesh_agent.store.table import Changes, Table
 from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
 
 _LOCK_SECONDS = 60.0
-"""How long others may keep the file locked: each operation takes microseconds."""
+"""Time limit for the file's lock: each operation holds it for microseconds."""
 _LEAVE_SECONDS = 2.0
-_FIRST_PAUSE, _LAST_PAUSE = 0.0005, 0.01
-"""Seconds between looks at the file while waiting."""
+_MIN_PAUSE, _MAX_PAUSE = 0.0005, 0.01
+"""Seconds between checks of the file while waiting."""
+_UNSUPPORTED = {methods.DELETE_KEY, methods.QUEUE_PUSH, methods.QUEUE_POP, methods.QUEUE_LEN}
 
 T = TypeVar("T")
 
@@ -30,13 +33,13 @@ T = TypeVar("T")
 class FileStore(CommandStore):
     """A store in a file, for the processes that can open it; several stores in a process may use one file, too.
 
-    Keys cannot be deleted, and there are no queues.
+    The file is only ever appended to: keys cannot be deleted, and there are no queues.
 
     Args:
-        file_name: path of the file; it is made if needed, in a directory that exists. What an earlier store left there
-            is kept.
-        world_size: how many stores will use the file in all: when that many are closed, the last one removes it.
-            Negative if that is not known: then the file stays.
+        file_name: path of the file; it is created if needed, in a directory that exists. The keys that an earlier store
+            left there stay.
+        world_size: number of stores that will use the file in all: when that many are closed, the last one removes it.
+            Negative if it is not known: then the file stays.
 
     Raises:
         TypeError: an argument is of the wrong type.
@@ -60,39 +63,27 @@ class FileStore(CommandStore):
         return self._path
 
     def num_keys(self) -> int:
-        return super().num_keys() + 1  # the file's users are counted in it, too
-
-    def delete_key(self, key: str) -> bool:
-        """Refused: the file is only ever appended to.
-
-        Raises:
-            UnsupportedStoreError: always.
-        """
-        self._refuse("delete_key")
-
-    def queue_push(self, key: str, value: Text) -> None:
-        self._refuse("queue_push")
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        self._refuse("queue_pop")
-
-    def queue_len(self, key: str) -> int:
-        self._refuse("queue_len")
+        return super().num_keys() + 1  # torch's FileStore counts its users under a key
 
     def has_extended_api(self) -> bool:
         return False
 
     def clone(self) -> FileStore:
-        twin = FileStore(self._path, self._world_size)
-        twin._timeout = self._timeout
-        return twin
+        found = FileStore(self._path, self._world_size)
+        found._timeout = self._timeout
+        return found
+
+    def _call(self, method: Method[T], *arguments: Any) -> T:
+        if method in _UNSUPPORTED:
+            raise self._unsupported_error(method.name)
+        return super()._call(method, *arguments)
 
     def __repr__(self) -> str:
         return f"FileStore({self._path!r}, {self._world_size})"
 
 
 class _FileTable(BlockingStore):
-    """A table that follows a log."""
+    """A table that replicates a log."""
 
     def __init__(self, path: str, world_size: int) -> None:
         self._log = Log(path)
@@ -100,72 +91,72 @@ class _FileTable(BlockingStore):
         self._table = Table()
         self._users = self._left = 0
         self._mutex = threading.Lock()
-        with self._following(Deadline(_LOCK_SECONDS), alone=True, create=True):
-            self._append(Record(CAME))
+        with self._synchronized(Deadline(_LOCK_SECONDS), exclusive=True, create=True):
+            self._append(Record(JOIN))
 
     def execute(self, command: Command[T]) -> T:
         if isinstance(command, Waiting):
             return cast(T, self._wait(command))
         assert isinstance(command, Immediate)
-        with self._following(Deadline(_LOCK_SECONDS), alone=command.writes):
+        with self._synchronized(Deadline(_LOCK_SECONDS), exclusive=command.writes):
             if isinstance(command, Write):
-                return cast(T, self._table.change(command.plan, self._keep))
+                return cast(T, self._table.change(command.plan, self._persist))
         return cast(T, command.apply(self._table))
 
     def close(self) -> None:
-        """Leave the file, and remove it as its last user."""
+        """Release the file, and remove it as its last user."""
         with (
-            contextlib.suppress(DistStoreError),  # gone already: then there is nothing to leave
-            self._following(Deadline(_LEAVE_SECONDS), alone=True),
+            contextlib.suppress(DistStoreError),  # removed already: then there is nothing to release
+            self._synchronized(Deadline(_LEAVE_SECONDS), exclusive=True),
         ):
-            self._append(Record(LEFT))
+            self._append(Record(LEAVE))
             if self._users == 0 and 0 <= self._world_size <= self._left:
                 self._log.remove()
 
     def _wait(self, command: Waiting[T]) -> T:
-        deadline, pause = Deadline(command.seconds), _FIRST_PAUSE
-        self._catch_up(deadline)
-        future: Future[T] = command.begin(self._table)
+        deadline, pause = Deadline(command.seconds), _MIN_PAUSE
+        self._synchronize(deadline)
+        future: Future[T] = command.start(self._table)
         try:
             while not future.done() and not deadline.expired():
-                wait([future], min(pause, deadline.remaining()))  # another thread may bring the news
-                pause = min(2 * pause, _LAST_PAUSE)
-                self._catch_up(deadline)
+                wait([future], min(pause, deadline.remaining()))  # another thread may apply the change
+                pause = min(2 * pause, _MAX_PAUSE)
+                self._synchronize(deadline)
         finally:
             future.cancel()
         if future.cancelled():
-            raise command.late(self._table)
+            raise command.timeout_error(self._table)
         return future.result()
 
-    def _catch_up(self, deadline: Deadline) -> None:
-        if self._log.has_news():
-            with self._following(Deadline(max(deadline.remaining(), _FIRST_PAUSE)), alone=False):
+    def _synchronize(self, deadline: Deadline) -> None:
+        if self._log.has_changed():
+            with self._synchronized(Deadline(max(deadline.remaining(), _MIN_PAUSE)), exclusive=False):
                 pass
 
     @contextlib.contextmanager
-    def _following(self, deadline: Deadline, *, alone: bool, create: bool = False) -> Iterator[None]:
+    def _synchronized(self, deadline: Deadline, *, exclusive: bool, create: bool = False) -> Iterator[None]:
         """Lock the file, and bring the table up to date."""
         if not self._mutex.acquire(timeout=deadline.remaining()):
             raise StoreTimeoutError(f"{self._log.path} was in use by another thread for {deadline.seconds:g} s")
         try:
-            with self._log.locked(deadline, alone=alone, create=create):
-                self._learn(self._log.read())
+            with self._log.locked(deadline, exclusive=exclusive, create=create):
+                self._apply(self._log.read())
                 yield
         finally:
             self._mutex.release()
 
     def _append(self, record: Record) -> None:
         self._log.append([record])
-        self._learn([record])
+        self._apply([record])
 
-    def _keep(self, changes: Changes) -> None:
+    def _persist(self, changes: Changes) -> None:
         self._log.append(Record(SET, key, value) for key, value in changes.items() if value is not None)
 
-    def _learn(self, records: list[Record]) -> None:
-        """Take over what others have written."""
+    def _apply(self, records: list[Record]) -> None:
+        """Apply records of the log to the table, in one step."""
         values: Changes = {record.key: record.value for record in records if record.kind == SET}
-        left = sum(record.kind == LEFT for record in records)
-        self._users += sum(record.kind == CAME for record in records) - left
+        left = sum(record.kind == LEAVE for record in records)
+        self._users += sum(record.kind == JOIN for record in records) - left
         self._left += left
         if values:
             self._table.change(lambda _: (None, values))

@@ -18,9 +18,9 @@ class HashStore(CommandStore):
         super().__init__(BlockingMemoryStore(Table()), DEFAULT_TIMEOUT)
 
     def clone(self) -> HashStore:
-        twin = HashStore()
-        twin._place, twin._timeout = self._place, self._timeout
-        return twin
+        found = HashStore()
+        found._store, found._timeout = self._store, self._timeout
+        return found
 
     def __repr__(self) -> str:
         return "HashStore()"

@@ -1,4 +1,4 @@
-"""A file to which several processes append what they set, one at a time."""
+"""The file of a FileStore: a log of records that several processes append, one at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankmesh_agent.store.keys import MAX_VALUE_BYTES
 from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
 from rankmesh_agent.wire.schemas import MAX_KEY_BYTES
 
-SET, CAME, LEFT = b"=", b"+", b"-"
+SET, JOIN, LEAVE = b"=", b"+", b"-"
 """Kinds of records: a key has a new value; the file has one user more; one less."""
 
 _MAGIC = b"rankmesh store 1\n"
@@ -27,10 +27,10 @@ _PAUSE_SECONDS = 0.001
 
 
 class Record(NamedTuple):
-    """What happened.
+    """One change.
 
     Attributes:
-        kind: SET, CAME or LEFT.
+        kind: SET, JOIN or LEAVE.
         key: the key, empty unless the kind is SET.
         value: the key's new value.
     """
@@ -41,7 +41,7 @@ class Record(NamedTuple):
 
 
 class Log:
-    """The file as one reader and writer sees it: what it has read already, it does not read again.
+    """One reader and writer of the file, which reads each record once.
 
     Args:
         path: the file.
@@ -49,12 +49,12 @@ class Log:
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
-        self._id = b""  # a random name of the file's own: what replaces a file may have its inode
+        self._id = b""  # random, written in the file: a replacement of the file may have its inode
         self._end = 0
         self._descriptor = -1
 
-    def has_news(self) -> bool:
-        """Return whether somebody has written since the last read, without waiting for anybody.
+    def has_changed(self) -> bool:
+        """Return whether the file has changed since the last read, without waiting for its lock.
 
         Raises:
             DistStoreError: the file is gone.
@@ -63,20 +63,20 @@ class Log:
             return os.stat(self.path).st_size != self._end
 
     @contextlib.contextmanager
-    def locked(self, deadline: Deadline, *, alone: bool, create: bool = False) -> Iterator[None]:
-        """Keep writers away from the file, or everybody; read and append meanwhile.
+    def locked(self, deadline: Deadline, *, exclusive: bool, create: bool = False) -> Iterator[None]:
+        """Lock the file, for reading or for appending, too.
 
         Args:
-            deadline: how long to wait for those who have locked it.
-            alone: whether to append, too.
-            create: whether to make the file if it is not there.
+            deadline: time limit for the lock.
+            exclusive: whether to append, too.
+            create: whether to create the file if it does not exist.
 
         Raises:
-            StoreTimeoutError: it was locked all the time.
+            StoreTimeoutError: other users held the lock until the deadline.
             DistStoreError: the file cannot be used.
         """
         with self._errors():
-            self._descriptor = self._open_locked(deadline, alone, create)
+            self._descriptor = self._open_locked(deadline, exclusive, create)
             try:
                 yield
             finally:
@@ -84,10 +84,10 @@ class Log:
                 self._descriptor = -1
 
     def read(self) -> list[Record]:
-        """Return what was written since the last read.
+        """Return the records written since the last read.
 
         Raises:
-            DistStoreError: the file is not a store's, or not the one that was read before.
+            DistStoreError: the file is not a FileStore's, or not the one that was read before.
         """
         size = os.fstat(self._descriptor).st_size
         start = _read(self._descriptor, 0, _START)
@@ -107,7 +107,7 @@ class Log:
         return found
 
     def append(self, records: Iterable[Record]) -> None:
-        """Write records behind what was read; all of them or none."""
+        """Write records after the last one read; all of them or none."""
         data = b"".join(
             _HEAD.pack(record.kind, len(key := record.key.encode()), len(record.value)) + key + record.value
             for record in records
@@ -115,7 +115,7 @@ class Log:
         if not self._end:
             self._id = secrets.token_bytes(_ID_BYTES)
             data = _MAGIC + self._id + data
-        # What is behind the last whole record is left of a writer that died while it wrote.
+        # Bytes after the last whole record are left of a writer that died while it wrote.
         os.ftruncate(self._descriptor, self._end)
         try:
             _write(self._descriptor, self._end, data)
@@ -125,25 +125,25 @@ class Log:
         self._end += len(data)
 
     def remove(self) -> None:
-        """Remove the file; whoever waits for it makes a new one or finds that it is gone."""
+        """Remove the file; users that wait for its lock create a new one, or find that it is gone."""
         os.unlink(self.path)
 
-    def _open_locked(self, deadline: Deadline, alone: bool, create: bool) -> int:
+    def _open_locked(self, deadline: Deadline, exclusive: bool, create: bool) -> int:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         while True:
             descriptor = os.open(self.path, flags, 0o600)
             try:
-                self._lock(descriptor, deadline, alone)
-                if os.fstat(descriptor).st_nlink:  # else its last user removed it while we waited
+                self._lock(descriptor, deadline, exclusive)
+                if os.fstat(descriptor).st_nlink:  # else its last user removed it meanwhile
                     return descriptor
             except BaseException:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
 
-    def _lock(self, descriptor: int, deadline: Deadline, alone: bool) -> None:
+    def _lock(self, descriptor: int, deadline: Deadline, exclusive: bool) -> None:
         # A lock of the open file, not of the process: two stores in one process keep each other out, too.
-        kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         while True:
             try:
                 fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -172,7 +172,7 @@ def _records(path: str, data: memoryview) -> Iterator[tuple[Record, int]]:
     """Yield each whole record with its length in bytes."""
     while len(data) >= _HEAD.size:
         kind, key_bytes, value_bytes = _HEAD.unpack_from(data)
-        if kind not in (SET, CAME, LEFT) or key_bytes > MAX_KEY_BYTES or value_bytes > MAX_VALUE_BYTES:
+        if kind not in (SET, JOIN, LEAVE) or key_bytes > MAX_KEY_BYTES or value_bytes > MAX_VALUE_BYTES:
             raise DistStoreError(f"{path} is damaged: it has a record that no FileStore writes")
         length = _HEAD.size + key_bytes + value_bytes
         if len(data) < length:

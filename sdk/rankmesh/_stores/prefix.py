@@ -1,23 +1,26 @@
-"""A store inside another one, told apart by a prefix of the keys."""
+"""A store inside another one, with a prefix before its keys."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from rankmesh._stores.base import Store, Text, key_of, keys_of, pairs_of, timedelta_of, value_of
+from rankmesh._stores.arguments import timedelta_of
+from rankmesh._stores.base import Store
+from rankmesh._stores.methods import MULTI_GET, MULTI_SET, Method
 from rankmesh_agent.wire.errors import UnsupportedStoreError
+
+T = TypeVar("T")
 
 
 class PrefixStore(Store):
     """Another store, with ``prefix + "/"`` before each key.
 
     Args:
-        prefix: what to put before the keys.
-        store: where the keys are: one of ours, one of torch's, or any object with the methods ``set``, ``get``, ``add``
-            and ``wait``. A method that it lacks raises UnsupportedStoreError here; its own errors pass through.
+        prefix: the text before the keys.
+        store: the underlying store: one of RankMesh's, one of torch's, or any object with the methods ``set``, ``get``,
+            ``add`` and ``wait``. A method that it lacks raises UnsupportedStoreError here; its own errors pass through.
 
     Raises:
         TypeError: ``prefix`` is not text, or ``store`` is not a store.
@@ -35,7 +38,7 @@ class PrefixStore(Store):
 
     @property
     def underlying_store(self) -> Any:
-        """The store that this one is a part of."""
+        """The store that holds the keys."""
         return self._store
 
     @property
@@ -45,77 +48,38 @@ class PrefixStore(Store):
         return found
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        self._call("set_timeout", timedelta_of(timeout))
-
-    def set(self, key: str, value: Text) -> None:
-        self._call("set", self._within(key), value_of(value))
-
-    def get(self, key: str) -> bytes:
-        return value_of(self._call("get", self._within(key)))
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._call("add", self._within(key), operator.index(amount)))
-
-    def compare_set(self, key: str, expected_value: Text, desired_value: Text) -> bytes:
-        expected, desired = value_of(expected_value), value_of(desired_value)
-        return value_of(self._call("compare_set", self._within(key), expected, desired))
-
-    def append(self, key: str, value: Text) -> None:
-        self._call("append", self._within(key), value_of(value))
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._call("delete_key", self._within(key)))
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        within = [self._within(key) for key in keys_of(keys)]
-        self._call("wait", within, *(() if timeout is None else (timedelta_of(timeout),)))
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return bool(self._call("check", [self._within(key) for key in keys_of(keys)]))
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        if not hasattr(self._store, "multi_get"):
-            return super().multi_get(keys)
-        return list(map(value_of, self._call("multi_get", [self._within(key) for key in keys_of(keys)])))
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[Text]) -> None:
-        pairs = pairs_of(keys, values)
-        if hasattr(self._store, "multi_set"):
-            self._call("multi_set", [self._within(key) for key, _ in pairs], [value for _, value in pairs])
-        else:
-            super().multi_set(keys, values)
+        self._underlying("set_timeout")(timedelta_of(timeout))
 
     def num_keys(self) -> int:
-        """Return how many keys are set in the underlying store, whatever their prefix, as torch's does."""
-        return int(self._call("num_keys"))
+        """Return the number of keys in the underlying store, with any prefix, as torch's PrefixStore does."""
+        return super().num_keys()
 
     def list_keys(self) -> list[str]:
-        start = self._within("")
-        return sorted(key.removeprefix(start) for key in self._call("list_keys") if key.startswith(start))
-
-    def queue_push(self, key: str, value: Text) -> None:
-        self._call("queue_push", self._within(key), value_of(value))
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        return value_of(self._call("queue_pop", self._within(key), block))
-
-    def queue_len(self, key: str) -> int:
-        return int(self._call("queue_len", self._within(key)))
+        start = f"{self._prefix}/"
+        return sorted(key.removeprefix(start) for key in super().list_keys() if key.startswith(start))
 
     def clone(self) -> PrefixStore:
-        return PrefixStore(self._prefix, self._call("clone"))
+        return PrefixStore(self._prefix, self._underlying("clone")())
 
     def has_extended_api(self) -> bool:
         return hasattr(self._store, "has_extended_api") and bool(self._store.has_extended_api())
 
-    def _within(self, key: str) -> str:
-        return f"{self._prefix}/{key_of(key)}"
+    def _call(self, method: Method[T], *arguments: Any) -> T:
+        if method in (MULTI_GET, MULTI_SET) and not hasattr(self._store, method.name):
+            return super()._call(method, *arguments)
+        call = self._underlying(method.name)
+        if not arguments:
+            return method.result(call())
+        keys, *rest = arguments
+        prefix = self._prefix
+        prefixed = f"{prefix}/{keys}" if isinstance(keys, str) else [f"{prefix}/{key}" for key in keys]
+        return method.result(call(prefixed, *rest))
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        found = getattr(self._store, method, None)
+    def _underlying(self, method: str) -> Callable[..., Any]:
+        found: Callable[..., Any] | None = getattr(self._store, method, None)
         if found is None:
             raise UnsupportedStoreError(f"{self!r}: {type(self._store).__name__} has no {method}()")
-        return found(*arguments)
+        return found
 
     def __repr__(self) -> str:
         return f"PrefixStore({self._prefix!r}, {self._store!r})"

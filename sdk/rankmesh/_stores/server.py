@@ -1,4 +1,4 @@
-"""A store that this process serves: over the fast path, and over HTTP."""
+"""Server of a TCPStore: the store's binary protocol and HTTP on one port."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _WHAT = "the TCPStore serves its keys"
 
 
 class TCPStoreServer:
-    """A store at an address, for as long as somebody in this process uses it.
+    """A store at an address, for as long as an object of this process refers to it.
 
     Args:
         listener: a listening socket; this object closes it.
-        settings: what the environment says.
-        host: a name under which it may be asked.
+        settings: the environment's settings.
+        host: a host name that requests may have.
 
     Attributes:
-        port: where it listens.
+        port: its port.
     """
 
     def __init__(self, listener: socket.socket, settings: Settings, host: str) -> None:
         self.port: int = listener.getsockname()[1]
         self._store = MemoryStore()
-        self._users = 0
+        self._references = 0
         self._http = HttpServer(listener, f"rankmesh-store-{self.port}", advertise=settings.advertise)
 
         def make() -> Any:
@@ -45,32 +45,32 @@ class TCPStoreServer:
         store_server = StoreServer(self._store.table, settings.token, f"rankmesh-store-fast-{self.port}")
         self._http.start(make, {store_frames.UPGRADE: store_server})
 
-    def use(self) -> ServerReference:
-        """Return the store for one more user, to be closed."""
+    def acquire(self) -> ServerReference:
+        """Return one more reference to the store, to be closed."""
         with _lock:
-            self._users += 1
+            self._references += 1
             _running.add(self)
         return ServerReference(self)
 
-    def leave(self) -> None:
-        """One user less; the last one ends the service."""
+    def release(self) -> None:
+        """Drop a reference; the last one closes the server."""
         with _lock:
-            self._users -= 1
-            if self._users:
+            self._references -= 1
+            if self._references:
                 return
             _running.discard(self)
-            for place in [place for place, server in _shared.items() if server is self]:
-                del _shared[place]
+            for address in [address for address, server in _shared.items() if server is self]:
+                del _shared[address]
         self._store.cancel_waits()
         self._http.close()
 
     def forget(self) -> None:
-        """In a forked child: let go of the parent's listening socket."""
+        """In a forked child: close the parent's listening socket."""
         self._http.forget()
 
 
 class ServerReference(BlockingMemoryStore):
-    """The keys of a server in this process.
+    """A counted reference to a server in this process, as a store of its keys.
 
     Args:
         server: the server.
@@ -81,24 +81,24 @@ class ServerReference(BlockingMemoryStore):
         self.server = server
 
     def close(self) -> None:
-        self.server.leave()
+        self.server.release()
 
 
 def serve(host: str, port: int, settings: Settings, *, shared: bool, descriptor: int | None) -> ServerReference:
-    """Return a store that is served at an address.
+    """Return a reference to a store that is served at an address.
 
     Args:
         host: name or address to listen on.
         port: port to listen on, 0 for any free one.
-        settings: what the environment says.
-        shared: whether to use a server that this process has there, and to let others use this one.
+        settings: the environment's settings.
+        shared: whether to share one server with other masters of this process at this address.
         descriptor: a bound socket to listen on instead; the server closes it.
 
     Raises:
-        ValueError: it would listen beyond loopback without a token.
-        AddressInUseError: somebody else listens there.
+        ValueError: the server would listen beyond loopback without a token.
+        AddressInUseError: another socket listens there.
         DistStoreError: the descriptor's socket is bound to another port.
-        DistNetworkError: it cannot listen there, or the descriptor is no socket.
+        DistNetworkError: the server cannot listen there, or the descriptor is not a socket.
     """
     with _lock:
         server = _shared.get((host, port)) if shared else None
@@ -106,7 +106,7 @@ def serve(host: str, port: int, settings: Settings, *, shared: bool, descriptor:
             server = TCPStoreServer(_listener(host, port, settings, descriptor), settings, host)
             if shared:
                 _shared[host, server.port] = server
-        return server.use()
+        return server.acquire()
 
 
 def _listener(host: str, port: int, settings: Settings, descriptor: int | None) -> socket.socket:
@@ -121,15 +121,15 @@ def _listener(host: str, port: int, settings: Settings, descriptor: int | None) 
     try:
         if listener.type != socket.SOCK_STREAM or listener.family not in (socket.AF_INET, socket.AF_INET6):
             raise DistNetworkError(f"master_listen_fd={descriptor} is not a TCP socket")
-        bound, there = listener.getsockname()[:2]
-        if there == 0 or port not in (0, there):
+        bound, actual = listener.getsockname()[:2]
+        if actual == 0 or port not in (0, actual):
             raise DistStoreError(
-                f"master_listen_fd={descriptor} is bound to port {there}, but port={port} was asked for"
+                f"master_listen_fd={descriptor} is bound to port {actual}, but port={port} was requested"
             )
         require_token_beyond_loopback(bound, settings.token, "the TCPStore")
         listener.listen(1024)
     except BaseException as error:
-        listener.detach()  # it stays the caller's
+        listener.detach()  # the caller keeps it
         if isinstance(error, OSError):
             raise DistNetworkError(f"cannot listen on master_listen_fd={descriptor}: {error.strerror}") from error
         raise
@@ -138,7 +138,7 @@ def _listener(host: str, port: int, settings: Settings, descriptor: int | None) 
 
 _shared: dict[tuple[str, int], TCPStoreServer] = {}
 _running: set[TCPStoreServer] = set()
-_lock = threading.RLock()  # a store may be collected, and so its server left, at any time
+_lock = threading.RLock()  # reentrant: the garbage collector may close a store at any time
 
 
 def _after_fork() -> None:

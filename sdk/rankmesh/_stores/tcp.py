@@ -1,4 +1,4 @@
-"""A store in one process that others ask over the network."""
+"""A store in one process that others use over the network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rankmesh._rendezvous.urls import url_for
-from rankmesh._stores.base import DEFAULT_TIMEOUT, timedelta_of
+from rankmesh._stores.arguments import timedelta_of
+from rankmesh._stores.base import DEFAULT_TIMEOUT
 from rankmesh._stores.commands import CommandStore
 from rankmesh._stores.server import ServerReference, serve
 from rankmesh_agent.config.settings import Settings
@@ -33,30 +34,30 @@ T = TypeVar("T")
 
 
 class TCPStore(CommandStore):
-    """A store in the process that makes it with ``is_master=True``; others that make it ask that one.
+    """A store whose keys are in the process that creates it with ``is_master=True``; other processes are its clients.
 
-    The master serves its keys until it is closed or nobody in its process has it any more, all at one port: to these
-    stores over a fast path of their own, to everybody else over HTTP, under ``/v1/store`` as an agent does.
-    RANKMESH_TOKEN is what clients have to know; it is required beyond loopback.
+    The master serves its keys until it is closed or garbage-collected, on one port: to these stores in a binary
+    protocol, to all other clients over HTTP, under ``/v1/store`` as an agent does. Clients need the master's
+    RANKMESH_TOKEN, which is required beyond loopback.
 
     Args:
-        host_name: name or address of the master; it listens there, unless RANKMESH_BIND says where.
-        port: its port; 0 at the master for any free one.
-        world_size: how many participants there are, the master included; None or negative if that is not fixed.
-        is_master: whether this process has the keys.
-        timeout: how long to wait for the master, or for the participants, and by default in calls: timedelta or
-            seconds.
-        wait_for_workers: whether the master waits until ``world_size`` participants have come.
-        multi_tenant: whether the masters in this process at the same host and port have the same keys.
-        master_listen_fd: descriptor of a socket bound to ``port``, on which the master listens; it becomes the store's.
+        host_name: name or address of the master, which listens there unless RANKMESH_BIND is set.
+        port: the master's port; 0 at the master for any free one.
+        world_size: number of participants, including the master; None or negative if it is not fixed.
+        is_master: whether this process holds the keys.
+        timeout: time limit for reaching the master, or for the participants to join, and the default of calls that
+            wait: timedelta or seconds.
+        wait_for_workers: whether the master waits until ``world_size`` participants have joined.
+        multi_tenant: whether masters of this process at the same host and port share their keys.
+        master_listen_fd: descriptor of a socket bound to ``port``, on which the master listens; the store closes it.
         use_libuv: accepted and ignored.
         wait_for_worker: another name of ``wait_for_workers``.
 
     Raises:
-        TypeError, ValueError: an argument makes no sense, or the master would listen beyond loopback without a token.
-        AddressInUseError: somebody else listens at the master's address.
-        DistNetworkError: nobody serves a store there before the timeout, or it refuses our token.
-        StoreTimeoutError: not all participants came before the timeout.
+        TypeError, ValueError: an argument is invalid, or the master would listen beyond loopback without a token.
+        AddressInUseError: another socket listens at the master's address.
+        DistNetworkError: no store is served there before the timeout, or it refuses the token.
+        StoreTimeoutError: not all participants joined before the timeout.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.TCPStore
     """
@@ -83,11 +84,11 @@ class TCPStore(CommandStore):
         expected = world_size if waits and world_size is not None and world_size > 0 else None
         self._host, self._port, self._token = host_name, port, settings.token
         if is_master:
-            served = serve(host_name, port, settings, shared=multi_tenant, descriptor=master_listen_fd)
-            self._port = served.server.port
-            super().__init__(served, allowed)
+            reference = serve(host_name, port, settings, shared=multi_tenant, descriptor=master_listen_fd)
+            self._port = reference.server.port
+            super().__init__(reference, allowed)
         elif port == 0:
-            raise ValueError("port 0, any free one, is for the master: clients have to know which it is")
+            raise ValueError("port 0, any free one, is for the master: clients need its number")
         else:
             master = self._master()
             super().__init__(master, allowed)
@@ -95,7 +96,7 @@ class TCPStore(CommandStore):
             if not is_master:
                 master.execute_first(Add(_WORKERS) if expected else Count(), deadline)
             elif expected:
-                self._gather(expected, deadline)
+                self._wait_for_workers(expected, deadline)
         except BaseException:
             self.close()
             raise
@@ -114,62 +115,63 @@ class TCPStore(CommandStore):
         return [key for key in super().list_keys() if key != _WORKERS]
 
     def clone(self) -> TCPStore:
-        twin = TCPStore.__new__(TCPStore)
-        twin._host, twin._port, twin._token = self._host, self._port, self._token
-        place = self._place.server.use() if isinstance(self._place, ServerReference) else self._master()
-        CommandStore.__init__(twin, place, self.timeout)
-        return twin
+        found = TCPStore.__new__(TCPStore)
+        found._host, found._port, found._token = self._host, self._port, self._token
+        store = self._store.server.acquire() if isinstance(self._store, ServerReference) else self._master()
+        CommandStore.__init__(found, store, self.timeout)
+        return found
 
-    def _gather(self, expected: int, deadline: Deadline) -> None:
-        """Wait at the master until everyone has come."""
-        came = self._execute(Add(_WORKERS))
-        while came < expected:
+    def _wait_for_workers(self, expected: int, deadline: Deadline) -> None:
+        """Wait at the master until all participants have joined."""
+        joined = self._store.execute(Add(_WORKERS))
+        while joined < expected:
             if deadline.expired():
                 raise StoreTimeoutError(
-                    f"{self!r}: waited {deadline.seconds:g} s for {expected} participants, and {came} came (we are one)"
+                    f"{self!r}: waited {deadline.seconds:g} s for {expected} participants, and {joined} came, with "
+                    "the master"
                 )
             time.sleep(min(_PAUSE_SECONDS, deadline.remaining()))
-            came = self._execute(Add(_WORKERS, 0))
+            joined = self._store.execute(Add(_WORKERS, 0))
 
     @property
     def _master(self) -> Callable[[], StoreClient]:
-        """Opens a connection to the master; it does not keep the store alive."""
+        """Return a function that makes a client of the master; it holds no reference to this store."""
         return partial(_remote, url_for(self._host, self._port), self._token)
 
     def _after_fork(self) -> None:
-        """In a forked child: ask the parent if it is the master, and else over connections of the child's own."""
+        """In a forked child: use the master over the child's own connections, also if the parent is the master."""
         super()._after_fork()
-        self._move(_Later(self._master))
+        self._replace_store(_LazyStore(self._master))
 
     def __repr__(self) -> str:
         return f"TCPStore({self._host!r}, {self._port})"
 
 
-class _Later(BlockingStore):
-    """A place that is opened when it is first used: most forked children never use their parent's stores.
+class _LazyStore(BlockingStore):
+    """A store that is opened at its first use: most forked children never use their parent's stores.
 
     Args:
-        open_place: opens it.
+        open_store: opens it.
     """
 
-    def __init__(self, open_place: Callable[[], BlockingStore]) -> None:
-        self._open = open_place
+    def __init__(self, open_store: Callable[[], BlockingStore]) -> None:
+        self._open = open_store
         self._lock = threading.Lock()
-        self._place: BlockingStore | None = None
+        self._store: BlockingStore | None = None
 
     def execute(self, command: Command[T]) -> T:
         with self._lock:
-            if self._place is None:
-                self._place = self._open()
-        return self._place.execute(command)
+            if self._store is None:
+                self._store = self._open()
+        return self._store.execute(command)
 
     def close(self) -> None:
-        if self._place is not None:
-            self._place.close()
+        if self._store is not None:
+            self._store.close()
 
     def forget(self) -> None:
-        if self._place is not None:
-            self._place.forget()
+        if self._store is not None:
+            self._store.forget()
 
 
 def _remote(url: str, token: str) -> StoreClient:

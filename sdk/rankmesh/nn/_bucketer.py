@@ -1,4 +1,4 @@
-"""Gradients averaged over all ranks in a few large messages, while the backward pass goes on."""
+"""GradientBucketer: averages gradients in a few large all_reduces, overlapped with the backward pass."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Name = str | int
 
 
 class GradientBucketer:
-    """Averages the gradients of a backward pass written by hand, over all ranks of a group.
+    """Averages the gradients of a hand-written backward pass over all ranks of a group.
 
     The gradients are views into a few flat arrays, the buckets. As soon as the last gradient of a bucket is ready, its
-    ``all_reduce`` starts, and goes on while the backward pass computes the next ones::
+    ``all_reduce`` starts, and runs while the backward pass computes the next ones::
 
         gradients = GradientBucketer({"w1": w1, "b1": b1, "w2": w2, "b2": b2})
         for samples, labels in batches:
@@ -42,17 +42,17 @@ class GradientBucketer:
             for name, parameter in parameters.items():
                 parameter -= rate * gradients.grads[name]
 
-    Buckets are filled from the last parameter to the first, the order in which a backward pass arrives at them, and
-    started in that order on all ranks, in whatever order ``ready`` is called there. To accumulate gradients over
+    Buckets are filled from the last parameter to the first, the order of a backward pass, and reduced in that order on
+    all ranks, independent of the order of ``ready`` calls. To accumulate gradients over
     several backward passes, add to ``grads`` and call ``ready`` in the last one only.
 
-    Making one is a collective call. It is not safe to use from several threads at once.
+    Construction is a collective call. A GradientBucketer is not thread-safe.
 
     Args:
-        parameters: the arrays whose gradients are to be averaged, by name or, numbered from 0, as a sequence, in the
-            order of the forward pass; the same names, shapes and dtypes on all ranks. Only shape and dtype are used.
-        bucket_bytes: a bucket is closed once it holds so many bytes; a parameter is never cut. 4 MiB by default: enough
-            for the bandwidth between CPUs, and small enough that the last bucket, which nothing hides, is soon there.
+        parameters: the arrays whose gradients are averaged, by name or as a sequence (numbered from 0), in the order
+            of the forward pass; the same names, shapes and dtypes on all ranks. Only shape and dtype are used.
+        bucket_bytes: size from which a bucket is closed; a parameter is never split. 4 MiB by default: enough for the
+            bandwidth between CPUs, and small enough that the last bucket, which overlaps with nothing, is fast.
         group: the group, the world by default.
         average: divide by the number of ranks; otherwise the gradients are summed.
 
@@ -62,8 +62,8 @@ class GradientBucketer:
 
     Raises:
         ValueError: there are no parameters, ``bucket_bytes`` is not positive, or this process is not in the group.
-        TypeError: a parameter is no array, or of a dtype that cannot be averaged.
-        CollectiveMismatchError: the ranks' parameters or options differ; says where, on all ranks.
+        TypeError: a parameter is not an array, or its dtype cannot be averaged.
+        CollectiveMismatchError: the ranks' parameters or options differ; names the difference, on all ranks.
         DistBackendError: as for all_reduce.
 
     Source: the design is that of torch's DistributedDataParallel, Li et al. 2020, https://arxiv.org/abs/2006.15704
@@ -96,7 +96,7 @@ class GradientBucketer:
 
         self._op = op
         self._group = group
-        self._buckets = _share_out(named, bucket_bytes)
+        self._buckets = _assign_buckets(named, bucket_bytes)
         self._bucket_of = {name: number for number, names in enumerate(self._buckets) for name in names}
         self._flats = []
         views = {}
@@ -114,22 +114,22 @@ class GradientBucketer:
         self._begin()
 
     def _begin(self) -> None:
-        """Expect the gradients of a backward pass."""
+        """Start a new backward pass."""
         self._missing = [set(names) for names in self._buckets]
         self._works: list[Work] = []
 
     def ready(self, name: Name, grad: Any = None) -> None:
-        """Say that a gradient is complete; starts the ``all_reduce`` of its bucket if it was the last one there.
+        """Mark a gradient as complete; starts the ``all_reduce`` of its bucket after the last gradient there.
 
         Args:
             name: the parameter's name, or its number.
-            grad: the gradient, copied to ``grads[name]``; None if it is there already.
+            grad: the gradient, copied to ``grads[name]``; None if it is already there.
 
         Raises:
             ValueError: there is no such parameter, or ``grad`` has another shape.
             TypeError: ``grad`` has another dtype.
             RuntimeError: the gradient was marked ready before, since the last ``wait``.
-            DistBackendError: the group failed earlier; it is the first failure once more.
+            DistBackendError: the group failed earlier; repeats the first failure.
         """
         if name not in self.grads:
             raise ValueError(f"there is no parameter {name!r}; there are {', '.join(map(repr, self.grads))}")
@@ -147,15 +147,15 @@ class GradientBucketer:
         self._start_full_buckets()
 
     def wait(self, timeout: timedelta | float | None = None) -> None:
-        """Wait until all gradients are averaged; ``grads`` holds them then, and the next backward pass may begin.
+        """Wait until ``grads`` holds all averaged gradients; the next backward pass may begin then.
 
         Args:
-            timeout: how long, timedelta or seconds; by default as long as the operations may take.
+            timeout: limit, timedelta or seconds; by default the operations' own.
 
         Raises:
-            RuntimeError: gradients are missing; names them. Nothing is lost: mark them ready and wait again.
-            CollectiveTimeoutError: ``timeout`` passed, and one may wait again; or a rank did not come in time.
-            DistBackendError: an ``all_reduce`` failed; the gradients are of no use.
+            RuntimeError: gradients are missing; names them. Mark them ready and wait again.
+            CollectiveTimeoutError: ``timeout`` passed, and the caller may wait again; or ranks are missing.
+            DistBackendError: an ``all_reduce`` failed; the gradients are invalid.
         """
         missing = [name for name in self.grads if name in self._missing[self._bucket_of[name]]]
         if missing:
@@ -163,43 +163,43 @@ class GradientBucketer:
                 f"no gradient was marked ready for {', '.join(map(repr, missing))}; every parameter needs one on every "
                 "rank: of zeros where a rank's samples do not use it"
             )
-        self._start_full_buckets()  # again, where the failure of the group kept ready() from it
+        self._start_full_buckets()  # again, if a failure of the group kept ready() from it
         deadline = None if timeout is None else Deadline(seconds_of(timeout, 0.0))
         failure: BaseException | None = None
         for work in self._works:
             try:
-                work.wait(None if deadline is None else deadline.remaining())
+                work.wait(None if deadline is None else deadline.remaining() or 1e-6)  # 0 would mean no limit
             except Exception:
                 if work.exception() is None:
-                    raise  # our time is over, not the operation's
+                    raise  # this wait timed out, not the operation
                 failure = failure or work.exception()
         self._begin()
         if failure is not None:
             raise failure
 
     def _start_full_buckets(self) -> None:
-        """Start what is complete, strictly in the order of the buckets: all ranks must make the same calls."""
+        """Reduce complete buckets, strictly in their order: all ranks must make the same calls."""
         while (number := len(self._works)) < len(self._buckets) and not self._missing[number]:
             work = all_reduce(self._flats[number], self._op, self._group, async_op=True)
             self._works.append(cast(Work, work))
 
 
-def _share_out(parameters: Mapping[Name, Any], bucket_bytes: int) -> list[list[Name]]:
+def _assign_buckets(parameters: Mapping[Name, Any], bucket_bytes: int) -> list[list[Name]]:
     """Return the names in each bucket, in the order in which a backward pass will fill the buckets.
 
-    A bucket has one dtype, and parameters of several dtypes may alternate, so one bucket of each stays open.
+    A bucket has one dtype. Parameters of several dtypes may alternate, so one bucket of each dtype stays open.
     """
     arrival = {name: number for number, name in enumerate(reversed(parameters))}
     buckets: list[list[Name]] = []
     filling: dict[Any, list[Name]] = {}
-    held: Counter[Any] = Counter()
+    filled: Counter[Any] = Counter()
     for name in arrival:
         dtype = parameters[name].dtype
         filling.setdefault(dtype, []).append(name)
-        held[dtype] += parameters[name].nbytes
-        if held[dtype] >= bucket_bytes:
+        filled[dtype] += parameters[name].nbytes
+        if filled[dtype] >= bucket_bytes:
             buckets.append(filling.pop(dtype))
-            del held[dtype]
+            del filled[dtype]
     return sorted([*buckets, *filling.values()], key=lambda names: arrival[names[-1]])
 
 
@@ -210,8 +210,9 @@ def _require_equal(lines: list[str], group: Group) -> None:
     all_gather_object(everyones, lines, group)
     for number, found in enumerate(zip_longest(*everyones, fillvalue="nothing")):
         if len(set(found)) > 1:
-            what = f"parameter {number - 1}" if number else "the options"
+            subject = f"parameter {number - 1}" if number else "the options"
             differ = "; ".join(f"rank {rank}: {line}" for rank, line in zip(ranks, found, strict=True))
             raise CollectiveMismatchError(
-                f"a GradientBucketer needs the same parameters on all ranks, and {what} differ: {differ}", ranks=ranks
+                f"a GradientBucketer needs the same parameters on all ranks, and {subject} differ: {differ}",
+                ranks=ranks,
             )

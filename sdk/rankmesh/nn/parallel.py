@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel over the mesh, laid out like torch.nn.parallel. torch is imported when it is used."""
+"""torch's DistributedDataParallel over the mesh, laid out like torch.nn.parallel. torch is imported on first use."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ __all__ = ["DistributedDataParallel"]
 
 
 class DistributedDataParallel:
-    """Wraps a torch module with torch's own DistributedDataParallel, over the mesh and nothing else.
+    """Wraps a torch module in torch's own DistributedDataParallel, which communicates over the mesh.
 
-    What comes back is an instance of ``torch.nn.parallel.DistributedDataParallel``, which is also the class to use with
-    ``isinstance``. For arrays without torch there is ``rankmesh.nn.GradientBucketer``.
+    Construction returns an instance of ``torch.nn.parallel.DistributedDataParallel``, which is also the class to use
+    with ``isinstance``. Without torch, use ``rankmesh.nn.GradientBucketer``.
 
     Args:
         module: the ``torch.nn.Module`` to train.
         arguments, options: as torch's DistributedDataParallel takes them.
-        process_group: the torch process group, made with torch's backend ``"rankmesh"``, or a group of rankmesh's; if
-            None, torch's default group. If torch has none, it is made of rankmesh's world.
+        process_group: a torch process group with the backend ``"rankmesh"``, or a group of rankmesh; torch's default
+            group if None, which is made from rankmesh's world if torch has none.
 
     Raises:
         ImportError: torch is not installed.
-        ValueError: there is no process group, or this process is not in it, or it is of another backend, which the mesh
-            does not carry.
+        ValueError: there is no process group, or this process is not in it, or it has another backend.
 
     Source: https://pytorch.org/docs/2.1/generated/torch.nn.parallel.DistributedDataParallel.html
     """

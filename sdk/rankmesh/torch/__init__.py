@@ -62,7 +62,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    public = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    public.__module__ = __name__
+    return public
 
 
 def __dir__() -> list[str]:

@@ -1,168 +1,141 @@
-"""The mesh's key-value stores as stores of torch's."""
+"""RankMesh's key-value stores as stores of torch's."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch.distributed
 
 from rankmesh._session.init import get_default_store
 from rankmesh._session.session import Session, require_session
-from rankmesh._stores.base import Store as MeshStore
-from rankmesh._stores.base import Text
-from rankmesh._stores.commands import CommandStore, Refusing
+from rankmesh._stores.base import Store as RankMeshStore
+from rankmesh._stores.commands import CommandStore, UnusableStore
+from rankmesh._stores.methods import METHODS, WAIT, Method
 from rankmesh.torch._errors import to_torch_error
 from rankmesh_agent.wire.errors import DistError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_AT_ONCE = timedelta(0)
+_NOW = timedelta(0)
 _SHORTEST = timedelta(milliseconds=1)
 _ENDLESS = timedelta(days=36500)
 
 
 class Store(torch.distributed.Store):
-    """A store of the mesh, for torch: whatever takes a ``torch.distributed.Store`` takes this one.
+    """A store of RankMesh's for torch, in the place of any ``torch.distributed.Store``.
 
     ::
 
         torch.distributed.init_process_group("gloo", store=Store(rankmesh.FileStore(path)), rank=rank, world_size=size)
 
-    Methods, results and errors are those of the mesh's store; the errors are torch's, too: a timeout is a
+    Methods, results and errors are those of RankMesh's store; the errors are torch's, too: a timeout is a
     ``rankmesh.StoreTimeoutError`` and a ``torch.distributed.DistStoreError``.
 
-    The timeout is at first that of the mesh's store, and set from here afterwards: ``set_timeout``, or what torch sets
-    by itself, becomes the timeout of the mesh's store with the next call that waits. As with torch's stores, a timeout
-    of 0 is none: the wait has no end. A negative one is over at once.
+    The timeout is at first that of RankMesh's store, and set here afterwards: the timeout given to ``set_timeout``, by
+    the program or by torch, becomes that of RankMesh's store with the next call that waits. As with torch's stores, a
+    timeout of 0 means no limit. A negative one expires at once.
 
-    torch's groups and prefixes keep only the half of a store that is written in C++. So each store is kept here until
-    it is closed, even if nobody else has it, and with it what the mesh's store has open: connections, a file, a port.
+    torch's groups and prefixes refer only to the half of a store that is written in C++. So each store stays alive
+    until it is closed, even without other references, and with it the connections, file or port of RankMesh's store.
 
     Args:
-        store: one of the mesh; by default that of the job this process is a rank of, then with a timeout of its own.
+        store: a store of RankMesh's; by default that of this process's job, then with a timeout of its own.
 
     Raises:
-        TypeError: ``store`` is not a store of the mesh.
+        TypeError: ``store`` is not a store of RankMesh's.
         ValueError: there is none given, and rankmesh.init_process_group has not been called.
     """
 
-    def __init__(self, store: MeshStore | None = None) -> None:
+    def __init__(self, store: RankMeshStore | None = None) -> None:
         super().__init__()
         if store is None:
-            store = _do(get_default_store().clone)
-        elif not isinstance(store, MeshStore):
+            store = _translating(get_default_store().clone)
+        elif not isinstance(store, RankMeshStore):
             hint = "; torch takes its own as they are" if isinstance(store, torch.distributed.Store) else ""
             raise TypeError(f"store must be one of rankmesh's stores, got {type(store).__qualname__}{hint}")
-        self._mesh = store
+        self._store = store
         self.set_timeout(max(store.timeout, _SHORTEST))
-        _kept.add(self)
+        _open_stores.add(self)
 
     def close(self) -> None:
-        """Let go of the mesh's store, which is closed if nobody else has it; calls after that fail.
+        """Release RankMesh's store, which is closed unless something else refers to it; calls after that fail.
 
         Close a store when no group of torch's uses it any more. Does nothing the second time.
         """
-        if self in _kept:
-            _kept.remove(self)
-            self._mesh = CommandStore(Refusing(f"{self!r} is closed; make a new one"), self.timeout)
-
-    # One key
-
-    def set(self, key: str, value: Text) -> None:
-        _do(self._mesh.set, key, value)
-
-    def get(self, key: str) -> bytes:
-        return _do(self._in_time().get, key)
-
-    def add(self, key: str, amount: int) -> int:
-        return _do(self._mesh.add, key, amount)
-
-    def compare_set(self, key: str, expected_value: Text, desired_value: Text) -> bytes:
-        return _do(self._mesh.compare_set, key, expected_value, desired_value)
-
-    def append(self, key: str, value: Text) -> None:
-        _do(self._mesh.append, key, value)
-
-    def delete_key(self, key: str) -> bool:
-        return _do(self._mesh.delete_key, key)
-
-    # Several keys
+        if self in _open_stores:
+            _open_stores.remove(self)
+            self._store = CommandStore(UnusableStore(f"{self!r} is closed; make a new one"), self.timeout)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        if timeout is None:
-            _do(self._in_time().wait, keys)
-        else:
-            _do(self._mesh.wait, keys, _limit(timeout))
+        """Return when all ``keys`` are set.
 
-    def check(self, keys: Sequence[str]) -> bool:
-        return _do(self._mesh.check, keys)
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return _do(self._in_time().multi_get, keys)
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[Text]) -> None:
-        _do(self._mesh.multi_set, keys, values)
-
-    def num_keys(self) -> int:
-        return _do(self._mesh.num_keys)
-
-    def list_keys(self) -> list[str]:
-        return _do(self._mesh.list_keys)
-
-    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815  # what torch's C++ calls them
-
-    # Queues: torch's C++, and so its PrefixStore, does not ask for them, nor for the keys
-
-    def queue_push(self, key: str, value: Text) -> None:
-        _do(self._mesh.queue_push, key, value)
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        return _do(self._in_time().queue_pop, key, block)
-
-    def queue_len(self, key: str) -> int:
-        return _do(self._mesh.queue_len, key)
-
-    # All of it
+        Args:
+            keys: the keys.
+            timeout: time limit, timedelta or seconds; the store's timeout by default.
+        """
+        limit = () if timeout is None else (_limit(timeout),)
+        _translating(self._with_timeout().wait if timeout is None else self._store.wait, keys, *limit)
 
     def clone(self) -> Store:
-        twin = Store(_do(self._mesh.clone))
-        twin.set_timeout(self.timeout)
-        return twin
+        """Return another store object with the same keys and timeout."""
+        found = Store(_translating(self._store.clone))
+        found.set_timeout(self.timeout)
+        return found
 
     def has_extended_api(self) -> bool:
-        return self._mesh.has_extended_api()
+        """Return whether the store can append, set and get several keys in one step, and has queues."""
+        return self._store.has_extended_api()
 
-    def _in_time(self) -> MeshStore:
-        """Return the mesh's store with the timeout of today: torch keeps it in C++, and does not say when it is set."""
+    def _with_timeout(self) -> RankMeshStore:
+        """Return RankMesh's store with the current timeout: torch holds it in C++, and a change makes no call here."""
         limit = _limit(self.timeout)
-        if self._mesh.timeout != limit:
-            _do(self._mesh.set_timeout, limit)
-        return self._mesh
+        if self._store.timeout != limit:
+            _translating(self._store.set_timeout, limit)
+        return self._store
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"cannot pickle {self!r}: make one in each process")
 
     def __repr__(self) -> str:
-        return f"rankmesh.torch.Store({self._mesh!r})"
+        return f"rankmesh.torch.Store({self._store!r})"
+
+
+def _forwarding(method: Method[Any]) -> Callable[..., Any]:
+    """Return a method of Store that calls the same one of RankMesh's store."""
+
+    @functools.wraps(getattr(RankMeshStore, method.name))
+    def forward(self: Store, *arguments: Any, **options: Any) -> Any:
+        store = self._with_timeout() if method.waits else self._store
+        return _translating(getattr(store, method.name), *arguments, **options)
+
+    return forward
+
+
+for _method in METHODS:
+    if _method is not WAIT:
+        setattr(Store, _method.name, _forwarding(_method))
+Store.deleteKey, Store.getNumKeys = Store.delete_key, Store.num_keys  # the names in torch's C++
 
 
 def fresh_job_store() -> torch.distributed.PrefixStore:
-    """Return the job's own store for another default group of torch's: keys of an earlier one are not found there.
+    """Return the job's own store for another default group of torch's, without the keys of earlier ones.
 
-    All ranks ask for it equally often.
+    All ranks call it equally often.
     """
-    world = require_session()
-    for left in [each for each in _of_sessions if each is not world]:
-        _of_sessions.pop(left).close()  # only groups of a world that was left have it
-    store = _of_sessions.get(world) or _of_sessions.setdefault(world, Store())
+    session = require_session()
+    for left in [each for each in _job_stores if each is not session]:
+        _job_stores.pop(left).close()  # only groups of a session that has ended refer to it
+    store = _job_stores.get(session) or _job_stores.setdefault(session, Store())
     return torch.distributed.PrefixStore(f"torch/{next(_rounds)}", store)
 
 
-def _do(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+def _translating(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Make a call, and raise its errors as torch's."""
     try:
         return call(*arguments, **options)
     except DistError as error:
@@ -170,11 +143,11 @@ def _do(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
 
 
 def _limit(timeout: timedelta | float) -> timedelta:
-    """Return the mesh's timeout that means what ``timeout``, a timedelta or seconds, means to torch."""
+    """Return RankMesh's equivalent of a timeout of torch's, a timedelta or seconds."""
     given = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-    return max(given, _AT_ONCE) if given else _ENDLESS
+    return max(given, _NOW) if given else _ENDLESS
 
 
 _rounds = itertools.count()
-_kept: set[Store] = set()
-_of_sessions: dict[Session, Store] = {}
+_open_stores: set[Store] = set()
+_job_stores: dict[Session, Store] = {}

@@ -16,6 +16,7 @@ from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.coalescing import BatchedWork
+from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.pending import LocalActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.net.deadline import Deadline
@@ -58,7 +59,7 @@ class Alone:
 
     def __init__(self) -> None:
         self.mesh = ProgressEngine(0, 1, {}, eager_limit=1024)
-        self.standing = LocalGroupState(self.mesh, 1, "alone", (0,), {})
+        self.standing = LocalGroupState(self.mesh, 1, "alone", (0,), {}, FlightRecorder())
         self.backend = Recorder()
         self.order = CallQueue(self.standing, LocalActiveCall(self.standing), "alone", self.backend)
 

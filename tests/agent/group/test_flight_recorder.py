@@ -59,7 +59,7 @@ def tallies(members: LocalCommunicator) -> dict[str, tuple[int, int, int]]:
 
 
 def remembered(members: LocalCommunicator) -> list[FlightRecord]:
-    return [record for record in members.mesh.recorder.records() if record.op != "new_group"]
+    return [record for record in members.recorder.records() if record.op != "new_group"]
 
 
 def test_a_call_that_waits_is_in_flight_until_the_others_come(pair: World) -> None:
@@ -216,7 +216,7 @@ def test_the_flight_recorder_remembers_the_latest_in_their_order(pair: World) ->
     assert (last.dtype, last.count, last.bytes, last.state, last.error) == ("float32", 5, 20, "completed", "")
     assert last.end is not None
     assert before - 1 <= last.begin <= last.end <= time.time() + 1
-    everything = first.mesh.recorder
+    everything = first.recorder
     assert [record.seq for record in everything.records(last=2)] == [4, 5]
     assert everything.records(last=0) == []
     assert everything.records("world") == everything.records(f"{first.id:016x}") == everything.records()
@@ -238,7 +238,7 @@ def test_the_flight_recorder_shows_what_is_in_flight_last(pair: World) -> None:
 def test_making_a_group_is_in_flight_while_members_are_missing() -> None:
     with world(2, "inproc") as made:
         first, second = made.meshes
-        recorder = first.recorder
+        recorder = made.recorders[0]
 
         def making() -> list[FlightRecord]:
             return [record for record in recorder.records("pair") if record.state == "in-flight"]
@@ -252,8 +252,8 @@ def test_making_a_group_is_in_flight_while_members_are_missing() -> None:
 @pytest.mark.parametrize("kept", [0, 3])
 def test_it_remembers_only_so_many(kept: int) -> None:
     recorder = FlightRecorder(kept)
-    mesh = ProgressEngine(0, 1, {}, eager_limit=1024, recorder=recorder)
-    members = LocalCommunicator(mesh, 9, "alone", (0,), {}, SECONDS)
+    mesh = ProgressEngine(0, 1, {}, eager_limit=1024)
+    members = LocalCommunicator(mesh, 9, "alone", (0,), {}, SECONDS, recorder)
     for _ in range(5):
         members.barrier(NOW)
     assert [record.seq for record in recorder.records()] == [1, 2, 3, 4, 5][5 - kept :]
@@ -265,9 +265,9 @@ def test_it_remembers_only_so_many(kept: int) -> None:
 def test_tallies_of_ended_groups_are_kept_together() -> None:
     with world(1, "inproc") as made:
         mesh = made.meshes[0]
-        recorder = mesh.recorder
+        recorder = made.recorders[0]
         for number in (5, 6):
-            members = LocalCommunicator(mesh, number, f"group {number}", (0,), {}, SECONDS)
+            members = LocalCommunicator(mesh, number, f"group {number}", (0,), {}, SECONDS, recorder)
             members.barrier(NOW)
             assert (recorder.operations()[0].group, recorder.operations()[0].op) == (f"group {number}", "barrier")
             members.close()
@@ -305,22 +305,23 @@ def test_calls_of_many_threads_are_all_counted() -> None:
 
 
 def test_many_groups_are_counted_together() -> None:
-    mesh = ProgressEngine(0, 1, {}, eager_limit=1024)
-    groups = [LocalCommunicator(mesh, number, f"group {number}", (0,), {}, SECONDS) for number in range(MAX_GROUPS + 3)]
+    mesh, recorder = ProgressEngine(0, 1, {}, eager_limit=1024), FlightRecorder()
+    numbers = range(MAX_GROUPS + 3)
+    groups = [LocalCommunicator(mesh, number, f"group {number}", (0,), {}, SECONDS, recorder) for number in numbers]
     for members in groups:
         members.barrier(NOW)
-    found = mesh.recorder.operations()
+    found = recorder.operations()
     assert len(found) == MAX_GROUPS + 1
     assert (found[-1].group, sum(found[-1].buckets)) == (OTHER_GROUPS, 3)
     for members in groups:
         members.close()
-    assert [sum(each.buckets) for each in mesh.recorder.operations()] == [MAX_GROUPS + 3]
+    assert [sum(each.buckets) for each in recorder.operations()] == [MAX_GROUPS + 3]
     mesh.close()
 
 
 def test_what_is_in_flight_is_counted_with_the_age_of_the_oldest(pair: World) -> None:
     first, second = pair.communicators
-    recorder = first.mesh.recorder
+    recorder = first.recorder
     works = [first.barrier(LATER) for _ in range(3)]
     eventually(lambda: first.info().seq == 1)
     (found,) = [each for each in recorder.operations() if each.op == "barrier"]

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.http.middleware import MAX_BODY_BYTES
 from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from rankmesh_agent.http.middleware import MAX_BODY_BYTES, SecurityMiddleware, problem, problem_of
+from rankmesh_agent.http.middleware import SecurityMiddleware, problem, problem_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistStoreError, RankFailedError
+from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
 LIMIT = 1000
 

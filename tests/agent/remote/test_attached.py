@@ -440,7 +440,7 @@ class TestWhatTheAgentKnows:
             group = next(group for group in current.groups() if group.name == "world")
             assert (group.seq, group.last, group.medium) == (3, "all_reduce", "shm")
             assert group.bytes == 3 * 800
-            records = current.engine.recorder.records("world")
+            records = current._recorder.records("world")
             assert [record.op for record in records if record.op == "all_reduce"] == ["all_reduce"] * 3
 
         everywhere(run, 2)

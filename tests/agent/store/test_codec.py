@@ -36,7 +36,7 @@ from rankmesh_agent.wire.store_frames import MAX_BYTES, Kind, decode_parts, deco
 GOLDEN: list[tuple[Command, int, int, float, list[bytes]]] = [
     (Get("grüße", 1.5), 1, 0, 1.5, ["grüße".encode()]),
     (Set("k", b"\x00v"), 2, 0, 0.0, [b"k", b"\x00v"]),
-    (Set("k", b"v", Condition(absent=True)), 2, 1, 0.0, [b"k", b"v"]),
+    (Set("k", b"v", Condition(if_absent=True)), 2, 1, 0.0, [b"k", b"v"]),
     (Set("k", b"v", Condition((etag(b"1"), "*"))), 2, 2, 0.0, [b"k", b"v", etag(b"1").encode(), b"*"]),
     (Set("k", b"v", Condition((), True)), 2, 3, 0.0, [b"k", b"v"]),
     (Delete("k"), 3, 0, 0.0, [b"k"]),
@@ -65,13 +65,13 @@ def test_commands(command, opcode, flags, seconds, parts):
     assert decode_request(frame) == (opcode, flags, 9, len(parts), len(frame) - 24, seconds)
     assert decode_parts(frame, len(parts)) == parts
     found = codec.decode_command(opcode, flags, seconds, parts)
-    expected = MultiGet(command.each, seconds) if isinstance(command, MultiGet) else command
+    expected = MultiGet(command.unique, seconds) if isinstance(command, MultiGet) else command
     assert found == expected
     assert getattr(found, "seconds", 0.0) == seconds
 
 
 def test_a_repeated_command_says_which_it_was():
-    frame = codec.encode_command(Add("k", 1), 2, again=b"earlier")
+    frame = codec.encode_command(Add("k", 1), 2, retried=b"earlier")
     _, flags, _, count, _, _ = decode_request(frame)
     assert (flags, decode_parts(frame, count)) == (0x80, [b"earlier", b"k", b"1"])
 

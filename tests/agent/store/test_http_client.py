@@ -1,4 +1,4 @@
-"""The store at another place: what can go wrong on the way, and waits longer than one request."""
+"""A remote store over HTTP: failures on the way, keys in paths, and waits longer than one request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 from support.processes import free_port
 
-from rankmesh_agent.http.middleware import MAX_BODY_BYTES
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.command import Command
@@ -24,6 +23,7 @@ from rankmesh_agent.store.commands import (
     Count,
     Delete,
     Get,
+    Keys,
     MultiSet,
     QueueLen,
     QueuePop,
@@ -31,14 +31,17 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
+from rankmesh_agent.store.condition import Condition, etag
 from rankmesh_agent.store.http_client import HttpStore
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     InvalidValueError,
     KeyNotFoundError,
+    PreconditionFailedError,
     QueueEmptyError,
     StoreTimeoutError,
 )
+from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -60,7 +63,7 @@ async def serving(answer, port: int = 0) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def somebody_else(reply: bytes) -> AsyncIterator[str]:
+async def another_server(reply: bytes) -> AsyncIterator[str]:
     """A server that sends ``reply`` to whatever it is asked, then hangs up."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,7 +104,7 @@ def unused_url() -> str:
     return f"http://127.0.0.1:{free_port()}"
 
 
-async def test_nobody_at_the_address():
+async def test_no_server_at_the_address():
     url = unused_url()
     commands: tuple[Command, ...] = (Get("k", 30.0), Set("k", b""), Add("k"), Wait(("k",), 30.0), Count(), Delete("k"))
     async with remote(url) as store:
@@ -126,20 +129,20 @@ async def test_nobody_at_the_address():
         b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
     ],
 )
-async def test_somebody_else_at_the_address(reply):
-    async with somebody_else(reply) as url, remote(url) as store:
+async def test_another_server_at_the_address(reply):
+    async with another_server(reply) as url, remote(url) as store:
         with pytest.raises(DistNetworkError, match=url) as caught:
             await store.execute(Add("k"))
         assert caught.value.address == url
 
 
-async def test_a_url_that_is_none():
+async def test_an_invalid_url():
     async with remote("http://[::1") as store:
         with pytest.raises(DistNetworkError, match="cannot be reached"):
             await store.execute(Get("k"))
 
 
-async def test_the_owner_refuses_our_token(owner):
+async def test_another_token(owner):
     async with remote(owner, token="wrong") as store:
         with pytest.raises(DistNetworkError, match=r"answered 401: .*RANKMESH_TOKEN") as caught:
             await store.execute(Set("k", b""))
@@ -150,6 +153,36 @@ async def test_a_body_over_the_owners_limit_is_not_sent(owner):
     async with remote(owner) as store:
         with pytest.raises(InvalidValueError, match=str(MAX_BODY_BYTES)):
             await store.execute(MultiSet((("k", bytes(50 << 20)),)))  # in base64 it is over the limit
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["a/b", "/a", "a//b/", ".", "..", "../up", "add", "a?b#c", "100%", "%2F", "a b+c", "grüße/世界", "\x00\n", "a\nb"],
+)
+async def test_any_text_is_a_key(owner, owned, key):
+    async with remote(owner) as store:
+        await store.execute(Set(key, b"v"))
+        assert owned.table.keys() == [key]
+        assert await store.execute(Get(key)) == b"v"
+        assert (await store.execute(Keys(key)), await store.execute(Count(key))) == ([key], 1)
+        assert [await store.execute(Delete(key)) for _ in range(2)] == [True, False]
+        await store.execute(Append(key, b"0"))
+        await store.execute(QueuePush(key, b"q"))
+        assert owned.table.value(key) == b"0"
+        assert owned.table.length(key) == 1
+
+
+async def test_conditions(owner, owned):
+    async with remote(owner) as store:
+        await store.execute(Set("k", b"1", Condition(if_absent=True)))
+        for condition in (Condition(if_absent=True), Condition((etag(b"2"),)), Condition(if_none_match=(etag(b"1"),))):
+            for command in (Set("k", b"2", condition), Delete("k", condition)):
+                with pytest.raises(PreconditionFailedError):
+                    await store.execute(command)
+        await store.execute(Set("k", b"2", Condition((etag(b"0"), etag(b"1")))))
+        assert await store.execute(Delete("k", Condition(("*",)))) is True
+        with pytest.raises(PreconditionFailedError, match="has no value"):
+            await store.execute(Delete("k", Condition(("*",))))
 
 
 async def test_proxies_of_the_environment_are_not_used(owner, monkeypatch):
@@ -166,8 +199,8 @@ async def test_requests_are_not_logged(owner, caplog):
     assert "HTTP Request" not in caplog.text
 
 
-class TestAnswersThatAreLost:
-    """The owner has done what it was asked, but the connection breaks before its answer: we ask again, it does not."""
+class TestLostResponses:
+    """The connection breaks before the response: the client repeats the request, and the owner does not execute it."""
 
     @pytest.mark.parametrize(
         ("command", "result", "end"),
@@ -195,11 +228,11 @@ class TestAnswersThatAreLost:
             assert await store.execute(QueuePop("q")) == b"0"
             assert await store.execute(QueueLen("q")) == 2
 
-    async def test_a_forwarding_agent_does_not_do_it_twice_either(self, owner, owned):
+    async def test_a_forwarding_agent_passes_the_idempotency_key_on(self, owner, owned):
         async with losing_answers(owner, 2) as url, remote(url) as forwarder:
             with pytest.raises(DistNetworkError):
-                await forwarder.execute(Add("k"), "the client's name")
-            assert await forwarder.execute(Add("k"), "the client's name") == 1
+                await forwarder.execute(Add("k"), "name")
+            assert await forwarder.execute(Add("k"), "name") == 1
 
     async def test_twice_in_a_row_is_too_much(self, owner, owned):
         async with losing_answers(owner, 2) as url, remote(url) as store:
@@ -243,10 +276,10 @@ class TestLongWaits:
                 with pytest.raises(error):
                     await store.execute(command)
         assert owned.table._watches == {}
-        assert owned.table._takers == {}
+        assert owned.table._pending_pops == {}
 
 
-async def test_waits_do_not_keep_out_who_sets(owner, owned):
+async def test_waits_do_not_block_writes(owner, owned):
     async with remote(owner) as store, asyncio.timeout(30.0):
         waiting = [asyncio.create_task(store.execute(Get("k", 30.0))) for _ in range(150)]
         while len(owned.table._watches.get("k", ())) < 150:
@@ -255,7 +288,7 @@ async def test_waits_do_not_keep_out_who_sets(owner, owned):
         assert await asyncio.gather(*waiting) == [b"v"] * 150
 
 
-async def test_after_closing_it_connects_anew(owner):
+async def test_after_closing_it_connects_again(owner):
     async with remote(owner) as store:
         await store.execute(Set("k", b"v"))
         await store.close()
@@ -263,8 +296,8 @@ async def test_after_closing_it_connects_anew(owner):
         assert await store.execute(Get("k")) == b"v"
 
 
-class TestAnOwnerThatMayHaveToStart:
-    async def test_it_is_waited_for(self, owner, owned, monkeypatch):
+class TestAnOwnerThatStartsLater:
+    async def test_the_client_waits_for_it(self, owner, owned, monkeypatch):
         late = unused_url()
         store = StoreClient(late, "secret")
         asked = asyncio.create_task(asyncio.to_thread(store.execute_first, Add("k"), Deadline(30.0)))
@@ -273,7 +306,7 @@ class TestAnOwnerThatMayHaveToStart:
             assert await asked == 1
             store.close()
 
-    async def test_but_not_for_ever(self):
+    async def test_until_the_deadline(self):
         url = unused_url()
         store = StoreClient(url)
         with pytest.raises(
@@ -283,8 +316,8 @@ class TestAnOwnerThatMayHaveToStart:
         assert caught.value.address == url
         store.close()
 
-    async def test_one_that_is_no_store_is_not_waited_for(self):
-        async with somebody_else(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi") as url, asyncio.timeout(30.0):
+    async def test_but_not_for_another_server(self):
+        async with another_server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi") as url, asyncio.timeout(30.0):
             store = StoreClient(url)
             with pytest.raises(DistNetworkError, match="is not a RankMesh store"):
                 await asyncio.to_thread(store.execute_first, Count(), Deadline(60.0))

@@ -26,7 +26,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store import client as store_client
-from rankmesh_agent.store import codec, server
+from rankmesh_agent.store import codec, idempotency, server
 from rankmesh_agent.store.client import StoreClient, _Connection
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import (
@@ -112,7 +112,7 @@ class Raw:
 
     def send(self, command: Command, seq: int = 1, again: bytes = b"") -> None:
         """Ask for a command."""
-        self.sock.sendall(codec.encode_command(command, seq, again=again))
+        self.sock.sendall(codec.encode_command(command, seq, retried=again))
 
     def result(self, command: Command) -> Any:
         """Return the answer to a command."""
@@ -269,19 +269,19 @@ class TestAConnection:
 
     def test_an_answer_that_comes_in_pieces(self, pieces):
         line = pieces(codec.encode_result(1, b"v" * 100), 10, pause=0.05)
-        assert line.ask(Get("k"), 10.0) == b"v" * 100
+        assert line.call(Get("k"), 10.0) == b"v" * 100
 
     def test_an_answer_that_stops_in_the_middle(self, pieces):
         line = pieces(codec.encode_result(1, b"v" * 100)[:-1], 100, pause=0.0)
         with pytest.raises(store_client._ResponseTimeout):
-            line.ask(Get("k"), 0.1)
+            line.call(Get("k"), 0.1)
 
     @pytest.mark.parametrize(
         "frame", [codec.encode_result(2, 1), codec.encode_result(1, 1) * 2, b"\xff" * 24], ids=range(3)
     )
     def test_what_is_no_answer(self, pieces, frame):
         with pytest.raises(ProtocolError):
-            pieces(frame, len(frame), pause=0.0).ask(Add("k"), 10.0)
+            pieces(frame, len(frame), pause=0.0).call(Add("k"), 10.0)
 
     def test_closing_ends_what_is_under_way(self, way, store, owned, threads, store_server):
         waiting = threads.submit(store.execute, Get("k", 30.0))
@@ -485,7 +485,7 @@ class TestWaits:
     def test_who_has_gone_gets_nothing(self, raw, owned, store_server):
         one = raw()
         one.send(QueuePop("q", 30.0))
-        wait_until(lambda: owned.table._takers, "the wait")
+        wait_until(lambda: owned.table._pending_pops, "the wait")
         with owned.table._lock:
             other = raw()
             other.send(Count())
@@ -506,7 +506,7 @@ class TestWaits:
     @pytest.mark.parametrize("command", [Get("k", 30.0), Wait(("k",), 30.0), QueuePop("k", 30.0)], ids=["g", "w", "p"])
     def test_the_owner_goes(self, way, store, owned, store_server, threads, command):
         waiting = threads.submit(store.execute, command)
-        wait_until(lambda: owned.table._watches or owned.table._takers, "the wait")
+        wait_until(lambda: owned.table._watches or owned.table._pending_pops, "the wait")
         store_server.close()
         with pytest.raises(DistNetworkError, match="cannot be reached"):
             waiting.result(10)
@@ -600,7 +600,7 @@ class TestConnectionsThatBreak:
                 raise store_client._ConnectionLost
             return b"v"
 
-        monkeypatch.setattr(_Connection, "ask", ask)
+        monkeypatch.setattr(_Connection, "call", ask)
         assert store.execute(Get("k", 30.0)) == b"v"
         assert asked[0] == 30.0
         assert 0.0 < asked[1] <= 29.95
@@ -636,24 +636,24 @@ class TestConnectionsThatBreak:
     def test_a_wait_moves(self, raw, owned):
         first, second = raw(), raw()
         first.send(QueuePop("q", 30.0), 3)
-        wait_until(lambda: owned.table._takers, "the wait")
-        taker = owned.table._takers["q"][0]
+        wait_until(lambda: owned.table._pending_pops, "the wait")
+        taker = owned.table._pending_pops["q"][0]
         second.send(QueuePop("q", 30.0), 1, RETRIED_REQUEST.pack(first.name, 3))
         assert first.is_closed()
-        wait_until(lambda: taker.cancelled() and owned.table._takers, "the second wait")
+        wait_until(lambda: taker.cancelled() and owned.table._pending_pops, "the second wait")
         QueuePush("q", b"1").apply(owned.table)
         assert second.result(QueuePop("q")) == b"1"
 
     def test_what_a_wait_was_given_moves(self, raw, owned):
         first, second = raw(), raw()
         first.send(QueuePop("q", 30.0), 3)
-        wait_until(lambda: owned.table._takers, "the wait")
+        wait_until(lambda: owned.table._pending_pops, "the wait")
         QueuePush("q", b"1").apply(owned.table)
         first.close()
         assert second.ask(QueuePop("q", 30.0), 1, RETRIED_REQUEST.pack(first.name, 3)) == b"1"
 
     def test_what_is_kept_is_bounded(self, raw, store_server, monkeypatch):
-        monkeypatch.setattr(server, "MOST_KEPT", 2)
+        monkeypatch.setattr(idempotency, "MAX_REPLIES", 2)
         names = []
         for _ in range(3):
             one = raw()
@@ -664,14 +664,14 @@ class TestConnectionsThatBreak:
         last = raw()
         assert last.ask(Add("k"), 1, RETRIED_REQUEST.pack(names[0], 1)) == 4  # forgotten, so it is done again
         assert last.ask(Add("k"), 2, RETRIED_REQUEST.pack(names[2], 1)) == 3
-        assert store_server._kept._bytes == 24
+        assert store_server._replies._bytes == 24
 
     def test_and_not_for_ever(self, raw, store_server, monkeypatch):
-        monkeypatch.setattr(server, "KEPT_SECONDS", 0.01)
+        monkeypatch.setattr(idempotency, "RETENTION_SECONDS", 0.01)
         one = raw()
         one.ask(Add("k"))
         one.close()
-        wait_until(lambda: not store_server._connections and not store_server._kept, "it to be forgotten")
+        wait_until(lambda: not store_server._connections and not store_server._replies, "it to be forgotten")
 
 
 @contextlib.contextmanager

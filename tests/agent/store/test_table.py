@@ -1,4 +1,4 @@
-"""The table: changes, watching, queues, threads."""
+"""The table: atomic changes, watches, queues, threads; test_stores.py has what the commands make of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from rankmesh_agent.store.commands import Add, Delete, Set
+from rankmesh_agent.store.commands import Add, Delete, MultiSet, Set
 from rankmesh_agent.store.table import Table
 
 
@@ -30,40 +30,26 @@ def watch(table, *keys):
 
 
 class TestChanges:
-    def test_a_plan_sees_the_values_and_says_what_changes(self, table):
+    def test_a_plan_sees_the_values_and_returns_the_changes(self, table):
         table.change(lambda values: (None, {"a": b"1", "b": b"2"}))
         seen = table.change(lambda values: (dict(values), {"a": None, "b": b"3"}))
         assert seen == {"a": b"1", "b": b"2"}
         assert table.change(lambda values: (dict(values), {})) == {"b": b"3"}
 
-    def test_who_keeps_the_changes_is_told_first_and_may_refuse_them(self, table):
-        kept = []
-        table.change(lambda _: (None, {"a": b"1"}), kept.append)
-        table.change(lambda _: (None, {}), kept.append)
-        assert kept == [{"a": b"1"}]
+    def test_changes_that_are_not_persisted_are_not_made(self, table):
+        persisted = []
+        table.change(lambda _: (None, {"a": b"1"}), persisted.append)
+        table.change(lambda _: (None, {}), persisted.append)
+        assert persisted == [{"a": b"1"}]
 
-        def refuse(_):
+        def fail(_):
             raise OSError
 
         with pytest.raises(OSError):  # noqa: PT011
-            table.change(lambda _: (None, {"a": b"2", "b": b"2"}), refuse)
-        assert table.change(lambda values: (dict(values), {})) == {"a": b"1"}
-
-    def test_a_plan_that_fails_changes_nothing(self, table):
+            table.change(lambda _: (None, {"a": b"2", "b": b"2"}), fail)
         with pytest.raises(ZeroDivisionError):
-            table.change(lambda _: (1 // 0, {"a": b"1"}))
-        assert table.count() == 0
-
-    def test_keys_by_prefix(self, table):
-        for key in ("b/2", "a", "b/1"):
-            Set(key, b"").apply(table)
-        assert table.keys() == ["a", "b/1", "b/2"]
-        assert table.keys("b/") == ["b/1", "b/2"]
-        assert table.count() == 3
-
-    def test_missing(self, table):
-        Set("a", b"").apply(table)
-        assert table.missing(["c", "a", "b"]) == ["c", "b"]
+            table.change(lambda _: (1 // 0, {"a": b"3"}))
+        assert table.change(lambda values: (dict(values), {})) == {"a": b"1"}
 
     def test_threads_that_add(self, table):
         in_threads(32, lambda _: [Add("n").apply(table) for _ in range(200)])
@@ -71,29 +57,23 @@ class TestChanges:
 
 
 class TestWatch:
-    def test_keys_that_are_there(self, table):
-        Set("a", b"1").apply(table)
-        assert watch(table, "a", "a").result(0) == {"a": b"1"}
-        assert watch(table).result(0) == {}
-        assert table._watches == {}
-
-    def test_it_completes_with_the_last_key(self, table):
-        Set("b", b"2").apply(table)
-        future = watch(table, "a", "b", "c")
-        Set("a", b"1").apply(table)
-        assert not future.done()
-        Add("c", 3).apply(table)
-        assert future.result(0) == {"a": b"1", "b": b"2", "c": b"3"}
-        assert table._watches == {}
-
-    def test_all_keys_have_to_be_there_at_the_same_time(self, table):
-        Set("a", b"1").apply(table)
+    @pytest.mark.parametrize("order", ["ab", "ba"])
+    def test_a_multi_set_completes_it_with_all_new_values(self, table, order):
+        """Whichever key comes first: the half-done change is no state of the table."""
+        Set("b", b"old").apply(table)
         future = watch(table, "a", "b")
-        Delete("a").apply(table)
-        Set("b", b"2").apply(table)
+        MultiSet(tuple((key, b"new") for key in order)).apply(table)
+        assert future.result(0) == {"a": b"new", "b": b"new"}
+
+    @pytest.mark.parametrize("changes", [{"a": b"1", "b": None}, {"b": None, "a": b"1"}])
+    def test_a_change_that_removes_a_key_does_not_complete_it(self, table, changes):
+        Set("b", b"1").apply(table)
+        future = watch(table, "a", "b")
+        table.change(lambda _: (None, changes))
         assert not future.done()
-        Set("a", b"3").apply(table)
-        assert future.result(0) == {"a": b"3", "b": b"2"}
+        Set("b", b"2").apply(table)
+        assert future.result(0) == {"a": b"1", "b": b"2"}
+        assert table._watches == {}
 
     def test_the_values_are_those_of_that_moment(self, table):
         future = watch(table, "a")
@@ -101,7 +81,7 @@ class TestWatch:
         Delete("a").apply(table)
         assert future.result(0) == {"a": b"1"}
 
-    def test_a_cancelled_watch_leaves_nothing_behind(self, table):
+    def test_a_cancelled_one_is_removed(self, table):
         kept, dropped = watch(table, "a"), watch(table, "a", "b")
         assert dropped.cancel()
         assert set(table._watches) == {"a"}
@@ -111,16 +91,9 @@ class TestWatch:
         with pytest.raises(CancelledError):
             dropped.result(0)
 
-    def test_who_is_told_may_use_the_table(self, table):
-        told = threading.Event()
-
-        def note(_):
-            Set("b", b"2").apply(table)
-            told.set()
-
-        watch(table, "a").add_done_callback(note)
+    def test_a_callback_may_use_the_table(self, table):
+        watch(table, "a").add_done_callback(lambda _: Set("b", b"2").apply(table))
         Set("a", b"1").apply(table)
-        assert told.is_set()
         assert table.keys() == ["a", "b"]
 
     def test_threads_that_watch_set_and_cancel(self, table):
@@ -141,49 +114,20 @@ class TestWatch:
 
 
 class TestQueues:
-    def test_first_in_first_out(self, table):
-        for value in (b"1", b"2", b"3"):
-            table.push("q", value)
-        assert table.length("q") == 3
-        assert [table.pop("q").result(0) for _ in range(3)] == [b"1", b"2", b"3"]
-        assert table.length("q") == 0
-        assert table._queues == {}
-
-    def test_who_has_waited_longest_gets_the_next(self, table):
-        first, second = table.pop("q"), table.pop("q")
+    def test_a_cancelled_pop_gets_nothing(self, table):
+        cancelled, waiting = table.pop("q"), table.pop("q")
+        assert cancelled.cancel()
         table.push("q", b"1")
-        assert first.result(0) == b"1"
-        assert not second.done()
-        table.push("q", b"2")
-        assert second.result(0) == b"2"
-        assert table._takers == {}
-        assert table._queues == {}
-
-    def test_who_has_stopped_waiting_gets_nothing(self, table):
-        gone, there = table.pop("q"), table.pop("q")
-        assert gone.cancel()
-        table.push("q", b"1")
-        assert there.result(0) == b"1"
-        last = table.pop("q")
-        assert last.cancel()
-        assert table._takers == {}
+        assert waiting.result(0) == b"1"
+        assert table.pop("q").cancel()
+        assert table._pending_pops == {}
         table.push("q", b"2")
         assert table.length("q") == 1
 
-    def test_a_value_put_back_is_the_next_again(self, table):
+    def test_a_value_that_is_put_back_is_the_first_again(self, table):
         table.push("q", b"2")
         table.push("q", b"1", first=True)
-        assert table.pop("q").result(0) == b"1"
-
-    def test_a_queue_is_not_a_value(self, table):
-        table.push("q", b"1")
-        assert table.has(["q"])
-        assert table.count() == 0
-        assert not Delete("q").apply(table)
-        waiting = watch(table, "q")
-        Set("q", b"v").apply(table)
-        assert waiting.result(0) == {"q": b"v"}
-        assert table.length("q") == 1
+        assert [table.pop("q").result(0) for _ in range(2)] == [b"1", b"2"]
 
     def test_threads_that_push_and_pop_lose_nothing(self, table):
         taken = []
@@ -191,24 +135,23 @@ class TestQueues:
         def one(index):
             for number in range(200):
                 table.push("q", b"%d/%d" % (index, number))
-                while not (future := table.pop("q")).cancel():
+                if not (future := table.pop("q")).cancel():
                     taken.append(future.result(10.0))
-                    break
 
         in_threads(8, one)
         while not (future := table.pop("q")).cancel():
             taken.append(future.result(0))
         assert sorted(taken) == sorted(b"%d/%d" % (index, number) for index in range(8) for number in range(200))
-        assert table._takers == {}
+        assert table._pending_pops == {}
 
 
-def test_a_closed_table_sends_everyone_away(table):
+def test_closing_cancels_all_waits(table):
     waiting = [watch(table, "a"), watch(table, "a", "b"), table.pop("q")]
     table.close()
     table.close()
     waiting += [watch(table, "a"), table.pop("q")]
     assert all(future.cancelled() for future in waiting)
     assert table._watches == {}
-    assert table._takers == {}
+    assert table._pending_pops == {}
     Set("a", b"1").apply(table)
     assert watch(table, "a").result(0) == {"a": b"1"}

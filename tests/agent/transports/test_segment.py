@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from support.threads import in_threads
 
-from rankmesh_agent.transports import segment as segment_module
-from rankmesh_agent.transports.segment import NOTES, CallMismatchError, Segment
+from rankmesh_agent.transports import slots
+from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.transports.slots import NOTES, CallMismatchError
 
 I8, F4, U1 = np.dtype("int64"), np.dtype("float32"), np.dtype("uint8")
 SLOT = 4096
@@ -77,7 +78,7 @@ def test_who_waits_gives_way_before_it_sleeps(segments, monkeypatch):
     for each in (one, other):
         each.begin(1, 7, give_up())
     monkeypatch.setattr(os, "sched_yield", other.step)
-    monkeypatch.setattr(segment_module, "futex_wait", lambda *arguments: pytest.fail("it fell asleep"))
+    monkeypatch.setattr(slots, "futex_wait", lambda *arguments: pytest.fail("it fell asleep"))
     one.step()
     assert not one.missing()
 
@@ -246,7 +247,7 @@ def test_only_the_first_step_of_a_call_compares(segments):
 
 
 def test_who_waits_is_woken(segments, monkeypatch):
-    monkeypatch.setattr("rankmesh_agent.transports.segment.SLICE_SECONDS", 30.0)
+    monkeypatch.setattr("rankmesh_agent.transports.slots.SLICE_SECONDS", 30.0)
     group = segments(2)
     began = time.monotonic()
 

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rankmesh_agent.collectives import float16
 from rankmesh_agent.wire import dtypes
 
 COMPLEX32 = [("real", "f2"), ("imag", "f2")]
@@ -117,15 +118,15 @@ def test_what_is_accumulated_in_a_wider_type():
 def test_widening_loses_nothing(dtype):
     patterns = np.arange(1 << 16, dtype=np.uint16) if dtype.itemsize > 1 else np.arange(256, dtype=np.uint8)
     array = np.repeat(patterns, 2).view(dtype) if dtypes.family(dtype) == "complex" else patterns.view(dtype)
-    wide = dtypes.widen(array)
+    wide = float16.widen(array)
     back = np.empty_like(array)
     with np.errstate(all="ignore"):
-        dtypes.narrow(wide.copy(), back)
+        float16.narrow(wide.copy(), back)
     assert wide.dtype == dtypes.WIDE[dtype]
     assert wide.shape == array.shape
     number = ~np.isnan(wide)
     np.testing.assert_array_equal(back[number].view(patterns.dtype), array[number].view(patterns.dtype))
-    assert np.isnan(dtypes.widen(back)[~number]).all()
+    assert np.isnan(float16.widen(back)[~number]).all()
 
 
 ROUNDED = [
@@ -140,5 +141,5 @@ ROUNDED = [
 def test_narrowing_rounds_to_even(name, value, rounded):
     dtype = dtypes.FROM_NAME[name]
     out = np.empty(1, dtype)
-    dtypes.narrow(np.array([value], dtypes.WIDE[dtype]), out)
-    assert dtypes.widen(out)[0] == rounded
+    float16.narrow(np.array([value], dtypes.WIDE[dtype]), out)
+    assert float16.widen(out)[0] == rounded

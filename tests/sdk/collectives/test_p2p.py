@@ -63,8 +63,12 @@ class TestAlone:
         with pytest.raises(TypeError, match="ProcessGroup"):
             call(np.ones(1), 0, group=group)
 
-    @every_call
-    def test_nothing_happens_but_a_warning_at_ranks_outside_the_group(self, call: Any) -> None:
+    def test_send_is_refused_at_ranks_outside_the_group(self) -> None:
+        with pytest.raises(ValueError, match="not a member of the group"):
+            dist.send(np.ones(1), 1, group=NOBODY)
+
+    @pytest.mark.parametrize("call", [dist.isend, dist.recv, dist.irecv])
+    def test_other_messages_only_warn_at_ranks_outside_the_group(self, call: Any) -> None:
         with pytest.warns(RuntimeWarning, match=rf"^{call.__name__}\(\) does nothing") as warned:
             assert call(np.ones(1), 1, group=NOBODY) == (-1 if call is dist.recv else None)
         assert [warning.filename for warning in warned] == [__file__]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -98,3 +99,44 @@ def what_arrives_is_a_copy(dist: Any, rank: int, size: int) -> Any:
     dist.all_gather_object(output, mine)
     mine.append("later")
     return output, output[rank] is mine
+
+
+@cell()
+def an_object_that_occurs_twice_is_one_object(dist: Any, rank: int, size: int) -> Any:
+    shared = {"of": rank}
+    output: list[Any] = [None] * size
+    dist.all_gather_object(output, [shared, {"again": shared}, (np.ones(2),) * 2])
+    return [(first is again["again"], one is other) for first, again, (one, other) in output]
+
+
+@cell()
+def arrays_keep_their_order(dist: Any, rank: int, size: int) -> Any:
+    output: list[Any] = [None] * size
+    dist.all_gather_object(output, np.asfortranarray(np.arange(6.0).reshape(2, 3)))
+    return [(each.tolist(), each.flags.f_contiguous, each.flags.c_contiguous) for each in output]
+
+
+@cell()
+def an_object_that_contains_itself(dist: Any, rank: int, size: int) -> Any:
+    loop: list[Any] = [rank]
+    loop.append(loop)
+    output: list[Any] = [None] * size
+    dist.all_gather_object(output, loop)
+    return [(each[0], each[1] is each) for each in output]
+
+
+class Unwilling:
+    """An object that refuses to be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise ArithmeticError("not today")
+
+
+@cell(sizes=(1, 2), obj=["lock", "lambda", "own error"])
+def the_error_of_an_object_that_cannot_be_pickled(dist: Any, rank: int, size: int, obj: str) -> Any:
+    unpicklable = {"lock": threading.Lock(), "lambda": lambda: None, "own error": Unwilling()}[obj]
+    output: list[Any] = [None] * size
+    try:
+        dist.all_gather_object(output, [unpicklable])
+    except Exception as error:
+        return f"{type(error).__module__}.{type(error).__qualname__}", str(error).partition(" at 0x")[0], output

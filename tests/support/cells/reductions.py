@@ -182,3 +182,9 @@ def the_operations(dist: Any, rank: int, size: int) -> Any:
     ops = dist.ReduceOp
     same = ops.SUM == ops.SUM, ops.SUM != ops.MAX, dist.reduce_op.SUM == ops.SUM
     return same, len({ops.SUM, ops.MAX, ops.SUM}), [hasattr(ops, op) for op in [*OPS, "PREMUL_SUM"]]
+
+
+@cell(sizes=(1,))
+def names_of_operations(dist: Any, rank: int, size: int) -> Any:
+    names = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
+    return [(str(getattr(dist.ReduceOp, name)), f"{getattr(dist.ReduceOp, name)}") for name in names]

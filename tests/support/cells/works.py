@@ -117,3 +117,10 @@ def messages_are_complete_after_wait(dist: Any, rank: int, size: int) -> Any:
     got = torch.zeros(1)
     works = [dist.isend(torch.ones(1), (rank + 1) % size), dist.irecv(got, (rank - 1) % size)]
     return [(work.wait(), work.is_completed(), work.exception()) for work in works]
+
+
+@cell(collective=COLLECTIVES)
+def wait_with_a_timeout_of_zero(dist: Any, rank: int, size: int, collective: str) -> Any:
+    """Zero is torch's default: the operation's own timeout."""
+    work, filled = calls(dist, rank, size)[collective]()
+    return work.wait(timedelta(0)), filled, work.wait()

@@ -14,8 +14,8 @@ from rankmesh_agent.http.routes.dependencies import BEARER, StoreDep
 from rankmesh_agent.http.routes.disconnect import cancel_on_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store import commands
-from rankmesh_agent.store.commands import from_base64, to_base64
 from rankmesh_agent.store.condition import Condition, etag
+from rankmesh_agent.store.http_codec import from_base64, to_base64
 from rankmesh_agent.store.keys import MAX_KEYS, check_values
 from rankmesh_agent.wire.errors import KeyNotFoundError
 from rankmesh_agent.wire.schemas import (
@@ -198,9 +198,9 @@ async def get_value(
     """Return a value, waiting for it if asked to."""
     condition = _parse_condition(request)
     value = await cancel_on_disconnect(request, store.execute(commands.Get(key, _slice(seconds))))
-    Condition(condition.tags).check(key, value)
+    Condition(condition.if_match).check(key, value)
     tag = etag(value)
-    if condition.absent or tag in condition.others:
+    if condition.if_absent or tag in condition.if_none_match:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": tag})
     return Octets(value, headers={"ETag": tag})
 

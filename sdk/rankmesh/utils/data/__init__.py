@@ -1,7 +1,9 @@
-"""Loading data on several ranks, after torch.utils.data."""
+"""Data loading on several ranks, laid out like torch.utils.data."""
 
 from __future__ import annotations
 
 from rankmesh.utils.data._sampler import DistributedSampler
 
 __all__ = ["DistributedSampler"]
+
+DistributedSampler.__module__ = __name__

@@ -1,4 +1,4 @@
-"""Which samples of a dataset each rank works on."""
+"""DistributedSampler: the indices of each rank's samples."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from rankmesh._session.init import is_initialized
 from rankmesh._session.ranks import get_rank, get_world_size
 
 _SEEDS = 1 << 32
-"""The Mersenne Twister takes so many: torch uses the lower bits of a seed, of a negative one too."""
+"""Number of the Mersenne Twister's seeds: torch uses the lower bits of a seed, of a negative one too."""
 
 
 class DistributedSampler:
-    """Gives each rank its share of a dataset's indices; all shares are equally long.
+    """Shards the indices of a dataset over ranks; all shards are equally long.
 
-    The order of an epoch is made alike on all ranks, lengthened by its own beginning (or cut, with ``drop_last``) to a
-    multiple of ``num_replicas``, and dealt out in turn: rank r takes the places r, r + num_replicas, and so on. The
-    indices are torch's, the shuffled ones too, below 2 ** 32 // 20 samples; for more, torch shuffles in another way.
+    All ranks compute the same order of an epoch, extended with its own beginning (or cut, with ``drop_last``) to a
+    multiple of ``num_replicas``; rank r takes positions r, r + num_replicas, and so on. The indices are torch's, also
+    when shuffled, below 2 ** 32 // 20 samples; above, torch uses another shuffle.
 
-    It is iterable and has a length: use it in a loop, or as the ``sampler`` of a torch DataLoader. Without a
+    A sampler is iterable and has a length: use it in a loop, or as the ``sampler`` of a torch DataLoader. Without a
     ``set_epoch`` before each epoch, every epoch has the same order.
 
     Args:
         dataset: anything with a length, the same on all ranks.
-        num_replicas: how many ranks share the dataset; the world size by default.
-        rank: which of them this is; the rank in the world by default.
-        shuffle: another order every epoch instead of 0, 1, 2, …
+        num_replicas: number of ranks that share the dataset; the world size by default.
+        rank: this rank; the rank in the world by default.
+        shuffle: use a new random order every epoch instead of 0, 1, 2, …
         seed: of the orders; must be the same on all ranks.
         drop_last: leave out the last few samples instead of repeating the first few.
 
     Attributes:
-        num_samples: length of a share, which is ``len(sampler)``.
-        total_size: length of all shares together.
+        num_samples: length of a shard, which is ``len(sampler)``.
+        total_size: length of all shards together.
         epoch: as last set.
 
     Raises:
-        ValueError: ``rank`` is not one of 0 to ``num_replicas - 1``, or one of them is left out and there is no world.
+        ValueError: ``rank`` is not one of 0 to ``num_replicas - 1``, or one of them is left out before
+            init_process_group.
         TypeError: ``dataset`` has no length.
 
     Source: https://pytorch.org/docs/2.1/data.html#torch.utils.data.distributed.DistributedSampler
@@ -78,8 +79,8 @@ class DistributedSampler:
                 f"{len(self.dataset)} now: make a new one, on all ranks"
             )
         order = _permutation(self._length, self.seed + self.epoch) if self.shuffle else range(self._length)
-        dealt = np.resize(order, self.total_size)  # repeats the order from its beginning, or cuts it
-        indices: list[int] = dealt[self.rank :: self.num_replicas].tolist()
+        padded = np.resize(order, self.total_size)  # repeats the order from its beginning, or cuts it
+        indices: list[int] = padded[self.rank :: self.num_replicas].tolist()
         return iter(indices)
 
     def __len__(self) -> int:
@@ -97,8 +98,8 @@ class DistributedSampler:
 def _permutation(length: int, seed: int) -> list[int]:
     """Return the numbers below ``length`` in the order that torch.randperm gives them with this seed.
 
-    From the first place to the last but one, each is swapped with itself or one behind it: the Mersenne Twister's next
-    32 bits, modulo how many those are. RandomState is that generator, and NumPy has promised not to change it.
+    Fisher-Yates shuffle: each position is swapped with itself or a later one, chosen by the Mersenne Twister's next 32
+    bits modulo the number of positions left. RandomState is that generator, and NumPy keeps its stream stable.
     """
     places = np.arange(max(length - 1, 0))
     drawn = np.random.RandomState(seed % _SEEDS).randint(1 << 32, size=places.size, dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""The sampler under the path that torch has it at, too: torch.utils.data.distributed."""
+"""DistributedSampler under torch's path, torch.utils.data.distributed."""
 
 from __future__ import annotations
 

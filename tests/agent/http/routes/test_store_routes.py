@@ -258,11 +258,11 @@ class TestWaiting:
     async def test_waits_are_cut_to_one_long_poll(self, client, agent, monkeypatch, asked, given):
         waits = []
 
-        async def do(command):
+        async def execute(command):
             waits.append(command.seconds)
             return b""
 
-        monkeypatch.setattr(agent.store, "do", lambda command, once="": do(command))
+        monkeypatch.setattr(agent.store, "execute", lambda command, idempotency_key="": execute(command))
         await client.get("/v1/store/k", params={"wait": asked})
         for path, said in (("wait", '"keys": ["k"]'), ("queue_pop", '"key": "k"')):
             written = {"inf": "Infinity", "nan": "NaN"}.get(asked, asked)
@@ -304,8 +304,8 @@ class TestClientsThatGo:
         head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         with connect() as connection:
             connection.sendall(f"POST /v1/store/queue_pop HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
-            await self.until(lambda: "q" in agent.store.table._takers)
-        await self.until(lambda: agent.store.table._takers == {})
+            await self.until(lambda: "q" in agent.store.table._pending_pops)
+        await self.until(lambda: agent.store.table._pending_pops == {})
         await client.post("/v1/store/queue_push", params={"key": "q"}, content=b"v")
         assert (await client.post("/v1/store/queue_pop", json={"key": "q"})).content == b"v"
 

@@ -1,0 +1,97 @@
+"""One client's connection to the store's server."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from rankmesh_agent.store.command import Waiting
+from rankmesh_agent.wire import handshake
+
+
+class PendingRequest(NamedTuple):
+    """A request that waits for its response; no two have the same number."""
+
+    number: int
+    seq: int
+    command: Waiting[Any]
+    future: Future[Any]
+
+
+class Connection:
+    """The server's end of a connection, with at most one request in progress.
+
+    Attributes:
+        sock: its socket, which does not block.
+        challenge: the handshake in progress, None once the client has passed it.
+        name: its name at both ends, by which a client identifies it after it broke.
+        wanted: number of bytes that make the next step.
+        received: those of them that have come.
+        unsent: the rest of a frame that the socket's buffer did not take.
+        pending: the request that waits; the thread that takes it, under the lock, sends the response.
+        last: number of the last request that changed something, and the response.
+        lock: prevents closing while another thread sends.
+    """
+
+    __slots__ = ("_poll", "challenge", "last", "lock", "name", "pending", "received", "sock", "unsent", "wanted")
+
+    def __init__(self, sock: socket.socket, poll: select.epoll, challenge: handshake.Challenge) -> None:
+        self.sock = sock
+        self.challenge: handshake.Challenge | None = challenge
+        self.name = b""
+        self.wanted = handshake.HELLO_BYTES
+        self.received = bytearray()
+        self.unsent: memoryview | None = None
+        self.pending: PendingRequest | None = None
+        self.last: tuple[int, bytes] | None = None
+        self.lock = threading.RLock()
+        self._poll = poll
+
+    def send(self, frame: bytes) -> None:
+        """Send, now or as soon as the socket's buffer has room.
+
+        Raises:
+            OSError: the client has closed the connection.
+        """
+        try:
+            sent = self.sock.send(frame, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(frame):
+            self.unsent = memoryview(frame)[sent:]
+            self._poll.modify(self.sock, select.EPOLLOUT)
+
+    def flush(self) -> None:
+        """Send more of what the socket's buffer did not take before."""
+        assert self.unsent is not None
+        self.unsent = self.unsent[self.sock.send(self.unsent, socket.MSG_NOSIGNAL) :]
+        if not self.unsent:
+            self.unsent = None
+            self._poll.modify(self.sock, select.EPOLLIN)
+
+    def take_pending(self, request: PendingRequest | None = None) -> PendingRequest | None:
+        """Return the pending request, which the caller has to answer; None if there is none, or not ``request``."""
+        with self.lock:
+            found = self.pending
+            if found is None or (request is not None and found is not request):
+                return None
+            self.pending = None
+            return found
+
+    def peer_closed(self) -> bool:
+        """Whether the client has closed the connection."""
+        try:
+            return not self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def shut_down(self) -> None:
+        """Make the server's thread close the connection. From any thread."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,92 @@
+"""Bodies of the key-value store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from rankmesh_agent.wire.fields import Base64, Integer, Number, SchemaKeywords
+from rankmesh_agent.wire.schemas.job import LONG_POLL_SECONDS
+
+MAX_KEY_BYTES = 1024
+"""The longest key of the store, in UTF-8."""
+StoreKey = Annotated[str, SchemaKeywords(minLength=1, maxLength=MAX_KEY_BYTES)]
+"""A key of the store; the store checks it itself."""
+
+
+@dataclass
+class StoreAdd:
+    """Add ``amount`` to the whole number stored, as decimal digits, under ``key``; a missing key counts as 0."""
+
+    key: StoreKey
+    amount: Integer = 1
+
+
+@dataclass
+class StoreNumber:
+    """The number after an addition."""
+
+    value: Integer
+
+
+@dataclass
+class StoreWait:
+    """Wait until all ``keys`` exist, at most ``timeout`` seconds (cut to LONG_POLL_SECONDS)."""
+
+    keys: list[StoreKey]
+    timeout: Number = LONG_POLL_SECONDS
+
+
+@dataclass
+class StoreHealth:
+    """The health of a store that is served on its own."""
+
+    status: Literal["ok"]
+    service: Literal["rankmesh-store"]
+    version: str
+    keys: Integer
+
+
+@dataclass
+class StoreKeys:
+    """Some keys of the store."""
+
+    keys: list[StoreKey]
+
+
+@dataclass
+class StoreFound:
+    """Whether all the keys exist."""
+
+    found: bool
+
+
+@dataclass
+class StoreCompareSet:
+    """Replace the value ``expected`` of ``key`` by ``desired``, both in base64; no value is expected if it is empty."""
+
+    key: StoreKey
+    expected: Base64
+    desired: Base64
+
+
+@dataclass
+class StoreValues:
+    """Values by key, in base64."""
+
+    values: dict[StoreKey, Base64]
+
+
+@dataclass
+class StoreQueue:
+    """One of the store's queues, by its key."""
+
+    key: StoreKey
+
+
+@dataclass
+class StorePop:
+    """Take the first value of a queue, waiting at most ``timeout`` seconds for one (cut to LONG_POLL_SECONDS)."""
+
+    key: StoreKey
+    timeout: Number = 0.0

@@ -1,0 +1,130 @@
+"""Commands on a table: conditions, prefixes, limits and errors; test_stores.py has the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankmesh_agent.store.commands import (
+    Add,
+    Append,
+    Check,
+    CompareSet,
+    Count,
+    Delete,
+    Get,
+    Keys,
+    MultiGet,
+    MultiSet,
+    QueueLen,
+    QueuePop,
+    QueuePush,
+    Set,
+    Wait,
+)
+from rankmesh_agent.store.condition import Condition, etag
+from rankmesh_agent.store.keys import MAX_VALUE_BYTES
+from rankmesh_agent.store.table import Table
+from rankmesh_agent.wire.errors import (
+    InvalidKeyError,
+    InvalidValueError,
+    KeyNotFoundError,
+    NotANumberError,
+    PreconditionFailedError,
+    QueueEmptyError,
+    StoreTimeoutError,
+)
+
+ABSENT, ANY, NONE = Condition(if_absent=True), Condition(("*",)), Condition(())
+ONE, OTHER = Condition((etag(b"0"), etag(b"1"))), Condition(if_none_match=(etag(b"1"),))
+
+
+@pytest.mark.parametrize(
+    ("condition", "value", "reason"),
+    [
+        (ABSENT, None, ""),
+        (ABSENT, b"1", "key 'k' has a value already"),
+        (ANY, None, "key 'k' has no value"),
+        (ANY, b"1", ""),
+        (ONE, None, "key 'k' has no value"),
+        (ONE, b"1", ""),
+        (ONE, b"2", f"key 'k' has another value, with ETag {etag(b'2')}"),
+        (NONE, b"1", "has another value"),
+        (OTHER, None, ""),
+        (OTHER, b"1", f"key 'k' has that very value, with ETag {etag(b'1')}"),
+        (OTHER, b"2", ""),
+    ],
+)
+@pytest.mark.parametrize("command", [Set("k", b"new"), Delete("k")], ids=["set", "delete"])
+def test_conditions(command, condition, value, reason):
+    table = Table()
+    if value is not None:
+        Set("k", value).apply(table)
+    conditional = type(command)(**{**vars(command), "condition": condition})
+    if reason:
+        with pytest.raises(PreconditionFailedError, match=reason):
+            conditional.apply(table)
+        assert table.value("k") == value
+    else:
+        conditional.apply(table)
+        assert table.value("k") == (b"new" if isinstance(command, Set) else None)
+
+
+def test_prefixes():
+    table = Table()
+    MultiSet((("b/2", b""), ("a", b""), ("b/1", b""))).apply(table)
+    found = {prefix: (Keys(prefix).apply(table), Count(prefix).apply(table)) for prefix in ("", "b/", "none")}
+    assert found == {"": (["a", "b/1", "b/2"], 3), "b/": (["b/1", "b/2"], 2), "none": ([], 0)}
+
+
+def test_timeout_errors_name_the_missing_keys():
+    table = Table()
+    Set("there", b"").apply(table)
+    assert str(Get("k").timeout_error(table)) == "nobody has set key 'k'"
+    assert isinstance(Get("k").timeout_error(table), KeyNotFoundError)
+    assert isinstance(QueuePop("k").timeout_error(table), QueueEmptyError)
+    for kind in (Wait, MultiGet):
+        error = kind(("not", "there", "yet", "not")).timeout_error(table)
+        assert isinstance(error, StoreTimeoutError)
+        assert str(error).endswith("2 of 3 keys were not set in time: 'not', 'yet'")
+    assert str(Wait(tuple(map(str, range(100)))).timeout_error(table)).endswith("'9' and 90 more")
+
+
+def test_an_error_names_the_value_that_is_no_number():
+    table = Table()
+    Set("n", b"x" * 100).apply(table)
+    with pytest.raises(NotANumberError, match=r"key 'n' holds b'x{32}',") as caught:
+        Add("n").apply(table)
+    assert isinstance(caught.value, ValueError)
+    Set("n", b"0").apply(table)
+    with pytest.raises(NotANumberError, match="'n' does not fit into 64 bits"):
+        Add("n", 1 << 63).apply(table)
+
+
+def test_a_value_does_not_grow_beyond_the_limit():
+    table = Table()
+    Set("k", bytes(MAX_VALUE_BYTES)).apply(table)
+    with pytest.raises(InvalidValueError, match=str(MAX_VALUE_BYTES)):
+        Append("k", b"1").apply(table)
+
+
+@pytest.mark.parametrize("key", ["", "k" * 1025, "\ud800"])
+def test_invalid_keys(key):
+    for make in (Get, Delete, Add, QueueLen, QueuePop, lambda key: Set(key, b""), lambda key: Append(key, b"")):
+        with pytest.raises(InvalidKeyError):
+            make(key)
+    for make in (Wait, MultiGet, Check, lambda keys: MultiSet(tuple((key, b"") for key in keys))):
+        with pytest.raises(InvalidKeyError):
+            make(("good", key))
+    for make in (lambda key: CompareSet(key, b"", b""), lambda key: QueuePush(key, b""), Keys, Count):
+        if key or make not in (Keys, Count):
+            with pytest.raises(InvalidKeyError):
+                make(key)
+
+
+def test_invalid_values():
+    large = bytes(MAX_VALUE_BYTES + 1)
+    for make in (Set, Append, QueuePush, lambda key, value: MultiSet(((key, value),))):
+        with pytest.raises(InvalidValueError):
+            make("k", large)
+    with pytest.raises(InvalidValueError):
+        CompareSet("k", large[1:], b"1")
