@@ -35,8 +35,8 @@ and groups are created with the tested backend:
 
 `monitored_barrier` is `rankmesh.torch`'s, because torch's function accepts gloo alone.
 [harness.py](../tests/support/torch_suite/harness.py) and
-[host_memory.py](../tests/support/torch_suite/host_memory.py) have the other adaptations. The tests check names of events
-in profiles only for torch's own backends, so for gloo and not for the mesh.
+[host_memory.py](../tests/support/torch_suite/host_memory.py) have the other adaptations. The tests check names of
+events in profiles only for torch's own backends, so for gloo and not for the mesh.
 """
 
 KINDS = {
