@@ -178,7 +178,7 @@ def drive(make: Callable[[], Subject], *, examples: int = 100, steps: int = 50) 
                     assert future.result(10) == expected, (name, keys)
             self.waiters = left
             deadline = Deadline(10.0)
-            while (waits := self.subject.waits()) != len(left) and not deadline.passed():
+            while (waits := self.subject.waits()) != len(left) and not deadline.expired():
                 time.sleep(0.0005)
             assert waits == len(left)
             assert not any(future.done() for _, _, future in left)

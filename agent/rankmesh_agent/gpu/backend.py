@@ -26,6 +26,7 @@ class GpuBackend(Backend):
     all its work is enqueued on the launch's stream.
     """
 
+    device: ClassVar[str] = "cuda"
     may_block: ClassVar[bool] = False
     """Whether enqueuing may wait for other ranks, in a wait that only ``abort`` ends."""
 

@@ -49,7 +49,7 @@ class GpuCommunicator(Communicator):
     def __init__(self, host: Communicator, backend: GpuBackend, exchange: StoreExchange) -> None:
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
-        self._queue = host.queue
+        self.state, self.queue, self.link = host.state, host.queue, host.link
         self._backend = backend
         self._exchange = exchange
         self._submit = self._submit_one
@@ -100,7 +100,7 @@ class GpuCommunicator(Communicator):
         self, key: tuple[Any, ...], launches: Sequence[Launch], arguments: Sequence[Any], options: Options
     ) -> Work | None:
         launch_options = options._replace(on_complete=None, result=[])
-        queued = self._queue.submit(key, (launches[0], self._watched(launches), *arguments), launch_options)
+        queued = self.queue.submit(key, (launches[0], self._watched(launches), *arguments), launch_options)
         if not options.async_op:
             return None
         self._queued = queued

@@ -75,9 +75,9 @@ class CallWatchdog:
                 self._progress()
             except DistError as failure:
                 state.abort(failure)
-        state.mesh.progress()
+        state.engine.progress()
         call, seq, started_at, deadline = state.call, state.seq, state.started_at, self._active.deadline.at
-        if call is None or state.mesh.closed:
+        if call is None or state.engine.closed:
             return POLL_SECONDS
         now = time.monotonic()
         active = started_at is not None and self._backend.in_call and state.seq == seq
@@ -147,7 +147,7 @@ class CallWatchdog:
             "%s: %s. MPI lets nothing end this call but the end of the job: rank %d ends it",
             type(error).__name__,
             error.message,
-            state.global_rank(state.mesh.rank),
+            state.global_rank(state.engine.rank),
         )
         state.abort(error)
         until = time.monotonic() + _GRACE_SECONDS

@@ -114,7 +114,7 @@ class Session:
 
     def abort_pending_groups(self, said: dict[str, Any]) -> None:
         """End the groups that are being made."""
-        self._agent.abort_pending_groups(codec.error_from_json(said["error"], at_agent=True))
+        self._agent.group_registry.abort_pending(codec.error_from_json(said["error"], at_agent=True))
 
     # Lanes
 

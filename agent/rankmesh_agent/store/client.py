@@ -171,13 +171,13 @@ class StoreClient(BlockingStore):
         if self._http is not None:
             self._http.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         for connection in list(self._connections):
             connection.sock.close()
         self._connections.clear()
         self._idle.clear()
         if self._http is not None:
-            self._http.forget()
+            self._http.close_in_child()
 
     def _execute(self, command: Command[T], timeout: float) -> T:
         if self._http is not None:

@@ -290,7 +290,8 @@ def reduce_scatter_multigpu(
     def finish() -> None:
         pieces = _pieces(parts, count * count)
         for number, output in enumerate(outputs):
-            combine(reduce_op, pieces[number::count], output)
+            with np.errstate(all="ignore"):
+                combine(reduce_op, pieces[number::count], output)
 
     return comm.all_to_all(parts, mine, options(comm, timeout, async_op, users, chain([finish, *write_backs])))
 
@@ -386,7 +387,8 @@ def _reduce(reduce_op: ReduceOp, parts: Sequence[Array], count: int, outputs: Se
     """Return a function that reduces ``count`` arrays of each rank and copies the result to all outputs."""
 
     def finish() -> None:
-        combine(reduce_op, _pieces(parts, count), outputs[0])
+        with np.errstate(all="ignore"):
+            combine(reduce_op, _pieces(parts, count), outputs[0])
         _copy(outputs[0], outputs)()
 
     return finish

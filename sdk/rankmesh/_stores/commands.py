@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from rankmesh._stores import methods
 from rankmesh._stores.base import Store
@@ -63,19 +63,19 @@ class CommandStore(Store):
         command: Callable[..., Command[T]] = _COMMANDS[method]
         if not method.waits:
             return self._store.execute(command(*arguments))
-        keys, *limit = arguments
-        if limit == [False]:  # queue_pop(key, block=False)
-            return self._store.execute(command(keys))
-        seconds = cast(timedelta, limit[0] if limit and limit[0] is not True else self._timeout).total_seconds()
+        limit = arguments[1] if len(arguments) > 1 else True  # the timeout of wait(), or block of queue_pop()
+        if limit is False:
+            return self._store.execute(command(arguments[0]))
+        seconds: float = (self._timeout if limit is True else limit).total_seconds()
         try:
-            return self._store.execute(command(keys, seconds))
+            return self._store.execute(command(arguments[0], seconds))
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
             raise StoreTimeoutError(f"{self!r}: waited {seconds:g} s, but {error.message}") from None
 
     def _after_fork(self) -> None:
         """In a forked child: leave the parent's connections and files to the parent."""
         self._finalizer.detach()
-        self._store.forget()
+        self._store.close_in_child()
 
     def _replace_store(self, store: BlockingStore) -> None:
         """In a forked child: execute commands on another store."""

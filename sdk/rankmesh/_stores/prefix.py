@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -48,7 +47,10 @@ class PrefixStore(Store):
         return found
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        self._underlying("set_timeout")(timedelta_of(timeout))
+        limit = timedelta_of(timeout)
+        if not hasattr(self._store, "set_timeout"):
+            raise self._lacks("set_timeout")
+        self._store.set_timeout(limit)
 
     def num_keys(self) -> int:
         """Return the number of keys in the underlying store, with any prefix, as torch's PrefixStore does."""
@@ -59,27 +61,27 @@ class PrefixStore(Store):
         return sorted(key.removeprefix(start) for key in super().list_keys() if key.startswith(start))
 
     def clone(self) -> PrefixStore:
-        return PrefixStore(self._prefix, self._underlying("clone")())
+        if not hasattr(self._store, "clone"):
+            raise self._lacks("clone")
+        return PrefixStore(self._prefix, self._store.clone())
 
     def has_extended_api(self) -> bool:
         return hasattr(self._store, "has_extended_api") and bool(self._store.has_extended_api())
 
     def _call(self, method: Method[T], *arguments: Any) -> T:
-        if method in (MULTI_GET, MULTI_SET) and not hasattr(self._store, method.name):
-            return super()._call(method, *arguments)
-        call = self._underlying(method.name)
+        call = getattr(self._store, method.name, None)
+        if call is None:
+            if method in (MULTI_GET, MULTI_SET):
+                return super()._call(method, *arguments)
+            raise self._lacks(method.name)
         if not arguments:
             return method.result(call())
-        keys, *rest = arguments
-        prefix = self._prefix
+        prefix, keys = self._prefix, arguments[0]
         prefixed = f"{prefix}/{keys}" if isinstance(keys, str) else [f"{prefix}/{key}" for key in keys]
-        return method.result(call(prefixed, *rest))
+        return method.result(call(prefixed, *arguments[1:]))
 
-    def _underlying(self, method: str) -> Callable[..., Any]:
-        found: Callable[..., Any] | None = getattr(self._store, method, None)
-        if found is None:
-            raise UnsupportedStoreError(f"{self!r}: {type(self._store).__name__} has no {method}()")
-        return found
+    def _lacks(self, method: str) -> UnsupportedStoreError:
+        return UnsupportedStoreError(f"{self!r}: {type(self._store).__name__} has no {method}()")
 
     def __repr__(self) -> str:
         return f"PrefixStore({self._prefix!r}, {self._store!r})"

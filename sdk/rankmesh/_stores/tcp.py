@@ -169,9 +169,9 @@ class _LazyStore(BlockingStore):
         if self._store is not None:
             self._store.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         if self._store is not None:
-            self._store.forget()
+            self._store.close_in_child()
 
 
 def _remote(url: str, token: str) -> StoreClient:

@@ -52,7 +52,7 @@ def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.
     go = threading.Event()
 
     def call(members: LocalCommunicator) -> None:
-        mesh = members.mesh
+        mesh = members.engine
         if members.rank == 0:
             later = members.receive(np.zeros(3), 1, 9, LATER)
             until(lambda: mesh._background_leads and mesh._asleep)
@@ -81,7 +81,7 @@ def test_the_background_stays_away_from_who_calls_again_and_again(pair: World, m
         leaders.add(threading.current_thread().name)
         lead(mesh, *arguments)
 
-    monkeypatch.setattr(ProgressEngine, "_lead", noted)
+    monkeypatch.setattr(ProgressEngine, "_drive", noted)
 
     def call(members: LocalCommunicator) -> None:
         for count in (1, EAGER // 8, 50_000):
@@ -106,7 +106,7 @@ def test_messages_go_on_as_soon_as_nobody_calls_any_more(pair: World, monkeypatc
     received, resting = threading.Event(), threading.Event()
 
     def call(members: LocalCommunicator) -> None:
-        mesh = members.mesh
+        mesh = members.engine
         if members.rank == 0:
             work = members.send(np.ones(1_000_000), 1, 5, LATER)
             members.receive(np.zeros(3), 1, 0, NOW)
@@ -163,7 +163,7 @@ def test_a_leader_that_sleeps_learns_that_something_waits_for_room(
         if members.rank == 0:
             other = threading.Thread(target=members.receive, args=(np.zeros(3), 1, 9, NOW))
             other.start()
-            until(lambda: members.mesh._asleep)
+            until(lambda: members.engine._asleep)
             works = [members.send(np.full(EAGER // 8, float(number)), 1, 0, LATER) for number in range(many)]
             filled.set()
             for work in works:

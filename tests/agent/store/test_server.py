@@ -295,7 +295,7 @@ class TestAConnection:
         store.execute(Set("k", b"v"))
         (line,) = store._connections
         twin = line.sock.dup()  # as a parent has it, when its child forgets
-        store.forget()
+        store.close_in_child()
         twin.sendall(codec.encode_command(Get("k"), 5))
         assert twin.recv(100)
         twin.close()
@@ -786,7 +786,7 @@ class TestTheServer:
         child = os.fork()
         if child == 0:
             try:
-                store_server.forget()
+                store_server.close_in_child()
                 os._exit(sum(map(is_open, held)))
             finally:
                 os._exit(99)

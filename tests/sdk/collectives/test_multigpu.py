@@ -1,4 +1,4 @@
-"""The collectives over lists of arrays, one a device elsewhere, with arrays in host memory, against NumPy."""
+"""The arguments of the collectives over lists of arrays, one a device elsewhere."""
 
 from __future__ import annotations
 
@@ -7,29 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.matrix import sweep
-from support.matrix.lists import lists
-from support.processes import Me, Ranks
 
 import rankmesh as dist
-
-
-def all_lists(me: Me) -> None:
-    from support.matrix import sweep
-    from support.matrix.lists import lists
-
-    me.init(timeout=60)
-    sweep.sweep(me, lists)
-    dist.destroy_process_group()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("size", "transport"), [(1, "shm"), (2, "shm"), (2, "tcp"), (3, "shm"), (3, "tcp")])
-def test_results_are_those_of_numpy(ranks: Ranks, size: int, transport: str) -> None:
-    for rank in ranks.run(all_lists, size, env={"RANKMESH_TRANSPORT": transport}):
-        assert rank.said["lists"]["wrong"] == []
-        assert rank.said["lists"]["cells"] == len(sweep.cells_of(lists, size))
-
 
 # Arguments, in a world of one rank
 

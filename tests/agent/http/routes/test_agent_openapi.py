@@ -192,8 +192,8 @@ async def test_every_documented_response_is_real(client, agent, document, method
     if status != 502:
         monkeypatch.setattr(Prober, "_ask", lambda self: iter([LISTED]))
     if path == "/v1/probe" and status == 503:
-        monkeypatch.setattr(probe, "_asked", busy())
-        monkeypatch.setattr(probe, "_sent", busy())
+        monkeypatch.setattr(probe, "_outgoing", busy())
+        monkeypatch.setattr(probe, "_incoming", busy())
     for command in (Set("number", b"1"), Set("text", b"text"), QueuePush("queue", b"1")):
         await agent.store.execute(command)
     target, content = SPECIAL.get((method, path, status)) or GOOD.get((method, path), (path, {}))

@@ -1,6 +1,7 @@
-"""Cells of the matrix: a call of a function of the API, with what NumPy says must come of it.
+"""Cells of the sweep: a call of a function of the API, with the result that NumPy gives.
 
-A cell is one of calls.CALLS with an operation, an element type, a container, a number of elements, synchronous or not.
+A cell is one of calls.CALLS with an operation, an element type, a container, a number of elements, a root, synchronous
+or not. The API is ``rankmesh`` itself, or anything that has the same functions: see media.
 """
 
 from __future__ import annotations
@@ -12,19 +13,14 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-import rankmesh as dist
+from rankmesh_agent.wire.dtypes import FROM_NAME as DTYPES
+from rankmesh_agent.wire.ops import ReduceOp
 from support import oracle
-from support.matrix.containers import ON_GPUS, Array, Held, bits, fits, hold, same
+from support.sweep.containers import ON_GPUS, Array, Held, bits, fits, hold, same
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    np.dtype(kind).name: np.dtype(kind)
-    for kind in (
-        np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
-        np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.longdouble, np.complex64, np.complex128,
-    )
-}  # fmt: skip
 SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 1e-7, 6e4]
-MAX_SIZE = 8
+MAX_SIZE = 16
+Place = Callable[[Array], Array]
 
 
 class Cell(NamedTuple):
@@ -72,21 +68,25 @@ class At:
 
     Args:
         cell: the cell.
+        api: has the functions.
         group: the group that makes the call, None for the world.
+        place: puts contiguous arrays where they are to lie.
     """
 
-    def __init__(self, cell: Cell, group: Any = None) -> None:
+    def __init__(self, cell: Cell, api: Any, group: Any = None, place: Place = np.copy) -> None:
         self.cell = cell
+        self.api = api
         self.group = group
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
+        self.place = place
+        self.rank = api.get_rank(group)
+        self.size = api.get_world_size(group)
         self.ranks = range(self.size)
-        self.numbers = dist.get_process_group_ranks(group)
+        self.numbers = api.get_process_group_ranks(group)
         self.dtype = DTYPES[cell.dtype]
         self.is_root = self.rank == cell.root
         self.on_gpu = cell.container in ON_GPUS
         self.parts: list[Part] = []
-        self._works: list[dist.Work] = []
+        self._works: list[Any] = []
 
     # What ranks contribute, and what becomes of it
 
@@ -103,8 +103,8 @@ class At:
     @property
     def op(self) -> Any:
         """The operation to pass; every rank has its own factor for PREMUL_SUM."""
-        op = dist.ReduceOp[self.cell.op]
-        return op(self._factor(self.rank)) if op is dist.ReduceOp.PREMUL_SUM else op
+        op = ReduceOp[self.cell.op]
+        return op(self._factor(self.rank)) if op is ReduceOp.PREMUL_SUM else op
 
     def reduced(self, values: Callable[[int], Array]) -> Array:
         """Return the reduction of what ``values(rank)`` is at each rank."""
@@ -112,10 +112,19 @@ class At:
 
     def reduction(self, parts: list[tuple[int, Array]]) -> Array:
         """Return the reduction of arrays in this order, each with the rank it comes from."""
-        op, arrays = dist.ReduceOp[self.cell.op], [array for _, array in parts]
+        key = self.cell.op, *((rank, id(array)) for rank, array in parts)
+        found = _reduced.get(key)
+        if found is None:
+            if len(_reduced) > 256:
+                _reduced.clear()
+            found = _reduced[key] = self._reduction(parts), parts
+        return found[0]
+
+    def _reduction(self, parts: list[tuple[int, Array]]) -> Array:
+        op, arrays = ReduceOp[self.cell.op], [array for _, array in parts]
         with np.errstate(all="ignore"):
-            if op is dist.ReduceOp.PREMUL_SUM:
-                return oracle.expected(dist.ReduceOp.SUM, [self._scaled(rank, array) for rank, array in parts])
+            if op is ReduceOp.PREMUL_SUM:
+                return oracle.expected(ReduceOp.SUM, [self._scaled(rank, array) for rank, array in parts])
             if len(arrays) == 1:
                 return arrays[0]  # as it is: an infinite complex number divided by 1 would be a NaN
             return oracle.expected(op, arrays)
@@ -134,7 +143,11 @@ class At:
     def becomes(self, before: Array, after: Array, *, what: str = "result", flat: bool = False) -> Any:
         """Return a container with elements that the call is to change."""
         container = self.cell.container
-        held = hold(before, container if fits(container, before.dtype, before.size, flat=flat) else "contiguous")
+        if container == "contiguous" or not fits(container, before.dtype, before.size, flat=flat):
+            array = self.place(before)
+            held = Held(array, array.copy)
+        else:
+            held = hold(before, container)
         self.parts.append(Part(what, held, after))
         return held.tensor
 
@@ -175,7 +188,7 @@ class At:
         """Wait for Works: they are complete then, or on a GPU once this thread's stream has been waited for."""
         for work in works:
             work.wait()
-        self._works += [work for work in works if isinstance(work, dist.Work)]
+        self._works += [work for work in works if hasattr(work, "is_success")]
         if not self.on_gpu:
             self._settle()
 
@@ -205,7 +218,9 @@ class At:
 def _drawn(dtype: np.dtype[Any], count: int, seed: tuple[int, ...], numbers: str) -> Array:
     """Return numbers: the sum of MAX_SIZE ``averaged`` ones fits into 64 bits; see Cell for the others."""
     rng = np.random.default_rng(seed)
-    if numbers.startswith("special"):
+    if dtype.kind == "V" and dtype != ml_dtypes.bfloat16:
+        array = oracle.values(16 * seed[0] + seed[1], count, dtype)
+    elif numbers.startswith("special"):
         array = _of_parts(dtype, lambda: rng.choice(SPECIAL, count))
     elif numbers == "whole":
         array = _of_parts(dtype, lambda: rng.integers(-2, 3, count))
@@ -237,6 +252,8 @@ def _equal_but_nan(found: Array, wanted: Array) -> bool:
 
 
 def _close(found: Array, wanted: Array) -> bool:
+    if found.dtype == oracle.COMPLEX32:
+        found, wanted = found.view(np.float16), wanted.view(np.float16)
     tolerance = 100 * float(ml_dtypes.finfo(found.dtype).eps)
     if found.dtype.kind == "c":
         found, wanted = found.view(found.real.dtype), wanted.view(wanted.real.dtype)
@@ -246,4 +263,8 @@ def _close(found: Array, wanted: Array) -> bool:
     )
 
 
+_reduced: dict[Any, tuple[Array, Any]] = {}
+"""Reductions by the identities of what they are of, which is kept with them: ranks of one process share them."""
+ops_of = functools.cache(lambda dtype: sorted(op.name for op in oracle.ops_of(DTYPES[dtype])))
+"""The names of the operations that are defined for an element type, but PREMUL_SUM."""
 _COMPARED = {"special": _equal_but_nan, "special, roughly": _close, "rounded": _close}

@@ -148,7 +148,7 @@ def same(found: Array, wanted: Array) -> bool:
 
 def bits(elements: Array) -> bytes:
     """Return the bytes of an array that mean something."""
-    if elements.dtype.char in "gG":
+    if elements.dtype in (np.longdouble, np.clongdouble):  # another library's types may have the same characters
         return np.ascontiguousarray(elements).view(np.uint8).reshape(-1, 16)[:, :10].tobytes()
     return elements.tobytes()
 

@@ -1,4 +1,4 @@
-"""The algorithms over several hosts, ranks as threads, every layout, length, dtype and operation, against NumPy."""
+"""The order of reductions over several hosts, which is by host, and their calls among those that stay on the link."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.oracle import NARROW, OPS, expected, ops_of, values
-from support.threads import LATER, NOW, World, world
+from support.oracle import NARROW, expected
+from support.threads import NOW, World, world
 
-from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
+from rankmesh_agent.backends.cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives.hierarchical import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical.hosts import layout_of
 from rankmesh_agent.collectives.select import algorithm
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.group.work import Work
-from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, display
+from rankmesh_agent.wire.dtypes import COMPLEX32
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Array = np.ndarray[Any, Any]
@@ -24,10 +23,6 @@ Array = np.ndarray[Any, Any]
 LAYOUTS = ("aabb", "aaab", "abcc", "aaaabbbcc", "abab", "abcabca", "abbba")
 """Two and two, three and one, one and one and two, four and three and two, and ranks that are not in a row."""
 SLOT_BYTES = 1 << 13
-LENGTHS = (0, 1, 2, 7, 331, 4099, 20_021)
-"""Empty, one, fewer than hosts, odd; a part of a chunk, a few chunks, many."""
-DTYPES = tuple(FROM_CODE.values())
-FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 OVER_HOSTS = {
     OpType.ALL_REDUCE: all_reduce.over_hosts,
     OpType.REDUCE: reduce.over_hosts,
@@ -42,7 +37,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
     """A world in which arrays of every length go over the hosts."""
 
     def choose(self: HierarchicalCpuBackend, call: Call) -> Any:
-        return OVER_HOSTS.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes, len(self._ranks))
+        return OVER_HOSTS.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes, self._link.size)
 
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -51,12 +46,6 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
         patch.setattr(HierarchicalCpuBackend, "algorithm", choose)
         assert {members.medium for members in made.communicators} == {"shm+tcp"}
         yield made
-
-
-def done(work: Work | None) -> None:
-    """Wait for an asynchronous call; a synchronous one has returned None."""
-    if work is not None:
-        work.wait()
 
 
 def same(got: Array, want: Array, what: str = "") -> None:
@@ -85,55 +74,6 @@ def by_host(ranks: World, parts: Sequence[Array], op: ReduceOp = ReduceOp.SUM) -
 def noise(rank: int, count: int, dtype: np.dtype[Any]) -> Array:
     """Return numbers whose sum depends on the order in which they are added."""
     return (np.random.default_rng([rank, count]).normal(size=count) * 1e3).astype(dtype)
-
-
-def modes(number: int) -> Any:
-    """Return now and later in turn."""
-    return LATER if number % 2 else NOW
-
-
-# Reductions
-
-
-@pytest.mark.parametrize("count", LENGTHS)
-def test_all_reduce_of_every_length(ranks: World, count: int) -> None:
-    dtypes = (FLOAT32, FLOAT64, np.dtype(np.float16), np.dtype(np.int8))
-    want = {dtype: by_host(ranks, [values(rank, count, dtype) for rank in range(ranks.size)]) for dtype in dtypes}
-
-    def call(members: LocalCommunicator) -> None:
-        for number, dtype in enumerate(dtypes):
-            array = values(members.rank, count, dtype)
-            done(members.all_reduce(array, ReduceOp.SUM, modes(number)))
-            same(array, want[dtype])
-
-    ranks.run(call)
-
-
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_reductions_of_every_dtype(ranks: World, op: ReduceOp) -> None:
-    cells = [(dtype, count) for dtype in DTYPES if op in ops_of(dtype) for count in (5, 3001)]
-    want = {
-        (dtype, count): by_host(ranks, [values(rank, count, dtype) for rank in range(ranks.size)], op)
-        for dtype, count in cells
-    }
-
-    def call(members: LocalCommunicator) -> None:
-        for number, (dtype, count) in enumerate(cells):
-            what = f"{op.name} {display(dtype)}[{count}]"
-            array = values(members.rank, count, dtype)
-            done(members.all_reduce(array, op, modes(number)))
-            same(array, want[dtype, count], f"all_reduce {what}")
-            root = number % members.size
-            array = values(members.rank, count, dtype)
-            done(members.reduce(array, op, root, modes(number + 1)))
-            kept = values(members.rank, count, dtype)
-            same(array, want[dtype, count] if members.rank == root else kept, f"reduce {what}")
-            inputs = np.split(np.tile(values(members.rank, count, dtype), members.size), members.size)
-            output = np.zeros(count * dtype.itemsize, np.uint8).view(dtype)
-            done(members.reduce_scatter(output, inputs, op, modes(number)))
-            same(output, want[dtype, count], f"reduce_scatter {what}")
-
-    ranks.run(call)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16], ids=lambda dtype: dtype.__name__)
@@ -201,51 +141,6 @@ def test_special_values(ranks: World) -> None:
     for got in ranks.run(call):
         assert got[0] == got[2] == np.inf
         assert np.isnan(got[1])
-
-
-@pytest.mark.parametrize("length", [lambda r: r * 700, lambda r: 3000 * (r == 1), lambda r: 1], ids="abc")
-def test_reduce_scatter_of_uneven_lengths(ranks: World, length: Any) -> None:
-    def call(members: LocalCommunicator) -> None:
-        for number, dtype in enumerate((FLOAT32, np.dtype(np.float16), np.dtype(np.clongdouble))):
-            inputs = [values(members.rank, length(owner), dtype) for owner in range(members.size)]
-            output = np.zeros(length(members.rank), dtype)
-            done(members.reduce_scatter(output, inputs, ReduceOp.SUM, modes(number)))
-            parts = [values(rank, length(members.rank), dtype) for rank in range(members.size)]
-            same(output, by_host(ranks, parts))
-
-    ranks.run(call)
-
-
-# Copies
-
-
-@pytest.mark.parametrize("count", LENGTHS)
-def test_broadcast_from_every_rank(ranks: World, count: int) -> None:
-    def call(members: LocalCommunicator) -> None:
-        for root in range(members.size):
-            for number, dtype in enumerate((FLOAT64, np.dtype("V16"), np.dtype(bool))):
-                sent = np.random.default_rng([root, number]).integers(0, 2, count * dtype.itemsize, np.uint8)
-                array = (sent if members.rank == root else np.zeros_like(sent)).view(dtype)
-                done(members.broadcast(array, root, modes(number)))
-                assert array.tobytes() == sent.tobytes()
-
-    ranks.run(call)
-
-
-@pytest.mark.parametrize("length", [lambda r: 4099, lambda r: r * 911, lambda r: 5 * (r == 2)], ids="abc")
-def test_all_gather(ranks: World, length: Any) -> None:
-    def call(members: LocalCommunicator) -> None:
-        for number, dtype in enumerate((FLOAT64, COMPLEX32, np.dtype(np.int8), np.dtype("V1"))):
-            outputs = [np.zeros(length(rank) * dtype.itemsize, np.uint8).view(dtype) for rank in range(members.size)]
-            mine = values(members.rank, length(members.rank), dtype)
-            done(members.all_gather(outputs, mine, modes(number)))
-            for rank, output in enumerate(outputs):
-                assert output.tobytes() == values(rank, length(rank), dtype).tobytes()
-
-    ranks.run(call)
-
-
-# With the calls that stay on the link
 
 
 def test_calls_over_the_link_and_over_the_hosts_in_turn(ranks: World) -> None:

@@ -1,54 +1,57 @@
-"""The calls of the matrix: what a rank passes to a function, and what it must find in its arrays afterwards."""
+"""The calls of the sweep: what a rank passes to a function, and what it must find in its arrays afterwards."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-import rankmesh as dist
-from support.matrix.cell import At
-from support.matrix.containers import Array
+from support.sweep.cell import At
+from support.sweep.containers import Array
 
 
 def _all_reduce(at: At) -> None:
-    at.call(dist.all_reduce, at.becomes(at.values(at.rank), at.reduced(at.values)), op=at.op)
+    at.call(at.api.all_reduce, at.becomes(at.values(at.rank), at.reduced(at.values)), op=at.op)
 
 
 def _reduce(at: At) -> None:
     mine = at.values(at.rank)
-    at.call(dist.reduce, at.becomes(mine, at.reduced(at.values) if at.is_root else mine), op=at.op, **at.root_as("dst"))
+    at.call(
+        at.api.reduce, at.becomes(mine, at.reduced(at.values) if at.is_root else mine), op=at.op, **at.root_as("dst")
+    )
 
 
 def _broadcast(at: At) -> None:
-    at.call(dist.broadcast, at.becomes(at.values(at.rank), at.values(at.cell.root)), **at.root_as("src"))
+    at.call(at.api.broadcast, at.becomes(at.values(at.rank), at.values(at.cell.root)), **at.root_as("src"))
 
 
 def _all_gather(at: At) -> None:
     outputs = [at.wanted(at.values(rank)) for rank in at.ranks]
-    at.call(dist.all_gather, outputs, at.given(at.values(at.rank)))
+    at.call(at.api.all_gather, outputs, at.given(at.values(at.rank)))
 
 
 def _all_gather_uneven(at: At) -> None:
     outputs = [at.wanted(at.values(rank, _uneven(at, rank))) for rank in at.ranks]
-    at.call(dist.all_gather_v, outputs, at.given(at.values(at.rank, _uneven(at, at.rank))))
+    at.call(at.api.all_gather_v, outputs, at.given(at.values(at.rank, _uneven(at, at.rank))))
 
 
 def _all_gather_coalesced(at: At) -> None:
     outputs = [[at.wanted(at.values(rank, lane=lane)) for lane in range(2)] for rank in at.ranks]
-    at.call(dist.all_gather_coalesced, outputs, [at.given(at.values(at.rank, lane=lane)) for lane in range(2)])
+    at.call(at.api.all_gather_coalesced, outputs, [at.given(at.values(at.rank, lane=lane)) for lane in range(2)])
 
 
 def _all_gather_into_tensor(at: At) -> None:
     everyone = _behind_one_another(at.values(rank) for rank in at.ranks)
-    at.call(dist.all_gather_into_tensor, at.wanted(everyone), at.given(at.values(at.rank)))
+    at.call(at.api.all_gather_into_tensor, at.wanted(everyone), at.given(at.values(at.rank)))
 
 
 def _all_gather_single_stacked(at: At) -> None:
     everyone = _behind_one_another(at.values(rank) for rank in at.ranks)
     stack = at.shaped(np.zeros_like(everyone), everyone, at.size, at.cell.count)
-    at.call(dist.all_gather_single, stack, at.given(at.values(at.rank)))
+    at.call(at.api.all_gather_single, stack, at.given(at.values(at.rank)))
 
 
 def _all_gather_in_place(at: At) -> None:
@@ -56,35 +59,35 @@ def _all_gather_in_place(at: At) -> None:
     before = np.ones_like(everyone).reshape(at.size, at.cell.count)
     before[at.rank] = at.values(at.rank)
     output = at.shaped(before, everyone, at.size, at.cell.count)
-    at.call(dist.all_gather_into_tensor, output, output[at.rank])
+    at.call(at.api.all_gather_into_tensor, output, output[at.rank])
 
 
 def _gather(at: At) -> None:
     outputs = [at.wanted(at.values(rank)) for rank in at.ranks] if at.is_root else None
-    at.call(dist.gather, at.given(at.values(at.rank)), outputs, **at.root_as("dst"))
+    at.call(at.api.gather, at.given(at.values(at.rank)), outputs, **at.root_as("dst"))
 
 
 def _scatter(at: At) -> None:
     inputs = [at.given(at.values(at.rank, lane=rank)) for rank in at.ranks] if at.is_root else []
-    at.call(dist.scatter, at.wanted(at.values(at.cell.root, lane=at.rank)), inputs, **at.root_as("src"))
+    at.call(at.api.scatter, at.wanted(at.values(at.cell.root, lane=at.rank)), inputs, **at.root_as("src"))
 
 
 def _reduce_scatter(at: At) -> None:
     inputs = [at.given(at.values(at.rank, lane=owner)) for owner in at.ranks]
     output = at.wanted(at.reduced(lambda rank: at.values(rank, lane=at.rank)))
-    at.call(dist.reduce_scatter, output, inputs, op=at.op)
+    at.call(at.api.reduce_scatter, output, inputs, op=at.op)
 
 
 def _reduce_scatter_uneven(at: At) -> None:
     inputs = [at.given(at.values(at.rank, _uneven(at, owner), owner)) for owner in at.ranks]
     output = at.wanted(at.reduced(lambda rank: at.values(rank, _uneven(at, at.rank), at.rank)))
-    at.call(dist.reduce_scatter_v, output, inputs, op=at.op)
+    at.call(at.api.reduce_scatter_v, output, inputs, op=at.op)
 
 
 def _reduce_scatter_tensor(at: At) -> None:
     everyone = _behind_one_another(at.values(at.rank, lane=owner) for owner in at.ranks)
     output = at.wanted(at.reduced(lambda rank: at.values(rank, lane=at.rank)))
-    at.call(dist.reduce_scatter_tensor, output, at.given(everyone), op=at.op)
+    at.call(at.api.reduce_scatter_tensor, output, at.given(everyone), op=at.op)
 
 
 def _reduce_scatter_in_place(at: At) -> None:
@@ -92,24 +95,24 @@ def _reduce_scatter_in_place(at: At) -> None:
     after = list(before)
     after[at.rank] = at.reduced(lambda rank: at.values(rank, lane=at.rank))
     stack = at.shaped(_behind_one_another(before), _behind_one_another(after), at.size, at.cell.count)
-    at.call(dist.reduce_scatter_single, stack[at.rank], stack, op=at.op)
+    at.call(at.api.reduce_scatter_single, stack[at.rank], stack, op=at.op)
 
 
 def _all_to_all(at: At) -> None:
     inputs = [at.given(at.values(at.rank, lane=rank)) for rank in at.ranks]
-    at.call(dist.all_to_all, [at.wanted(at.values(rank, lane=at.rank)) for rank in at.ranks], inputs)
+    at.call(at.api.all_to_all, [at.wanted(at.values(rank, lane=at.rank)) for rank in at.ranks], inputs)
 
 
 def _all_to_all_uneven(at: At) -> None:
     inputs = [at.given(at.values(at.rank, _pair(at, at.rank, rank), rank)) for rank in at.ranks]
     outputs = [at.wanted(at.values(rank, _pair(at, rank, at.rank), at.rank)) for rank in at.ranks]
-    at.call(dist.all_to_all, outputs, inputs)
+    at.call(at.api.all_to_all, outputs, inputs)
 
 
 def _all_to_all_single(at: At) -> None:
     incoming = _behind_one_another(at.values(at.rank, lane=rank) for rank in at.ranks)
     outgoing = _behind_one_another(at.values(rank, lane=at.rank) for rank in at.ranks)
-    at.call(dist.all_to_all_single, at.wanted(outgoing, flat=True), at.given(incoming, flat=True))
+    at.call(at.api.all_to_all_single, at.wanted(outgoing, flat=True), at.given(incoming, flat=True))
 
 
 def _all_to_all_single_uneven(at: At) -> None:
@@ -117,7 +120,7 @@ def _all_to_all_single_uneven(at: At) -> None:
     came = [_pair(at, rank, at.rank) for rank in at.ranks]
     incoming = _behind_one_another(at.values(at.rank, count, rank) for rank, count in enumerate(sent))
     outgoing = _behind_one_another(at.values(rank, count, at.rank) for rank, count in enumerate(came))
-    at.call(dist.all_to_all_single, at.wanted(outgoing, flat=True), at.given(incoming, flat=True), came, sent)
+    at.call(at.api.all_to_all_single, at.wanted(outgoing, flat=True), at.given(incoming, flat=True), came, sent)
 
 
 def _all_to_all_single_of_rows(at: At) -> None:
@@ -127,7 +130,7 @@ def _all_to_all_single_of_rows(at: At) -> None:
     incoming = _behind_one_another(at.values(at.rank, count * width, rank) for rank, count in enumerate(sent))
     outgoing = _behind_one_another(at.values(rank, count * width, at.rank) for rank, count in enumerate(came))
     output = at.shaped(np.zeros_like(outgoing), outgoing, sum(came), width, order="F")
-    at.call(dist.all_to_all_single, output, at.shaped(incoming, incoming, sum(sent), width, order="F"), came, sent)
+    at.call(at.api.all_to_all_single, output, at.shaped(incoming, incoming, sum(sent), width, order="F"), came, sent)
 
 
 def _all_reduce_coalesced(at: At) -> None:
@@ -136,7 +139,7 @@ def _all_reduce_coalesced(at: At) -> None:
         at.becomes(at.values(at.rank, n, lane), at.reduced(lambda rank, n=n, lane=lane: at.values(rank, n, lane)))
         for lane, n in enumerate(lengths)
     ]
-    at.call(dist.all_reduce_coalesced, arrays, at.op)
+    at.call(at.api.all_reduce_coalesced, arrays, at.op)
 
 
 def _batch(at: At) -> None:
@@ -150,12 +153,12 @@ def _batch(at: At) -> None:
     mine = at.given(at.values(at.rank, lane=4))
 
     def run(group: Any, async_op: bool) -> Any:
-        with dist.batch(group, async_op) as made:
-            dist.all_reduce(first, at.op, group)
-            dist.all_reduce(second, at.op, group)
-            dist.broadcast(copied, group=group, **at.root_as("src"))
-            dist.all_reduce(third, at.op, group)
-            dist.all_gather(gathered, mine, group)
+        with at.api.batch(group, async_op) as made:
+            at.api.all_reduce(first, at.op, group)
+            at.api.all_reduce(second, at.op, group)
+            at.api.broadcast(copied, group=group, **at.root_as("src"))
+            at.api.all_reduce(third, at.op, group)
+            at.api.all_gather(gathered, mine, group)
         return made if async_op else None
 
     at.call(run)
@@ -168,8 +171,8 @@ def _messages(at: At) -> None:
     came = [at.wanted(at.values(left, lane=lane)) for lane in range(2)]
     to, source = at.numbers[right], at.numbers[left]
     if at.cell.async_op:
-        sends = [dist.isend(sent[lane], to, at.group, tag=lane) for lane in range(2)]
-        receives = [dist.irecv(came[lane], source if lane else None, at.group, tag=lane) for lane in (1, 0)]
+        sends = [at.api.isend(sent[lane], to, at.group, tag=lane) for lane in range(2)]
+        receives = [at.api.irecv(came[lane], source if lane else None, at.group, tag=lane) for lane in (1, 0)]
         for work in (*receives, *sends):
             assert work.wait()
             assert work.is_completed()
@@ -178,11 +181,11 @@ def _messages(at: At) -> None:
 
     def send() -> None:
         for lane in range(2):
-            dist.send(sent[lane], group=at.group, tag=-lane, group_dst=right)
+            at.api.send(sent[lane], group=at.group, tag=-lane, group_dst=right)
 
     def receive() -> None:
         for lane in range(2):
-            assert dist.recv(came[lane], None if lane else source, at.group, tag=-lane) == source
+            assert at.api.recv(came[lane], None if lane else source, at.group, tag=-lane) == source
 
     for step in (send, receive) if at.rank % 2 else (receive, send):
         step()
@@ -191,12 +194,12 @@ def _messages(at: At) -> None:
 def _batched_messages(at: At) -> None:
     """With both neighbours at once, who are the same rank among two."""
     right, left = at.numbers[(at.rank + 1) % at.size], at.numbers[(at.rank - 1) % at.size]
-    works = dist.batch_isend_irecv(
+    works = at.api.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, at.given(at.values(at.rank, lane=0)), right, at.group),
-            dist.P2POp(dist.irecv, at.wanted(at.values((at.rank - 1) % at.size, lane=0)), left, at.group),
-            dist.P2POp(dist.isend, at.given(at.values(at.rank, lane=1)), left, at.group, tag=1),
-            dist.P2POp(dist.irecv, at.wanted(at.values((at.rank + 1) % at.size, lane=1)), right, at.group, tag=1),
+            at.api.P2POp(at.api.isend, at.given(at.values(at.rank, lane=0)), right, at.group),
+            at.api.P2POp(at.api.irecv, at.wanted(at.values((at.rank - 1) % at.size, lane=0)), left, at.group),
+            at.api.P2POp(at.api.isend, at.given(at.values(at.rank, lane=1)), left, at.group, tag=1),
+            at.api.P2POp(at.api.irecv, at.wanted(at.values((at.rank + 1) % at.size, lane=1)), right, at.group, tag=1),
         ]
     )
     at.wait(works)
@@ -211,27 +214,89 @@ def _messages_in_order(at: At) -> None:
     def send() -> None:
         for each in sent:
             if at.cell.async_op:
-                at.wait([dist.isend(each, right, at.group)])
+                at.wait([at.api.isend(each, right, at.group)])
             else:
-                dist.send(each, right, at.group)
+                at.api.send(each, right, at.group)
 
     def receive() -> None:
         if at.cell.async_op:
-            at.wait([dist.irecv(each, left, at.group) for each in came])
+            at.wait([at.api.irecv(each, left, at.group) for each in came])
             return
         for each in came:
-            assert dist.recv(each, left, at.group) == left
+            assert at.api.recv(each, left, at.group) == left
 
     for step in (receive, send) if at.rank % 2 else (send, receive):
         step()
 
 
+# Lists of arrays, one a device elsewhere: one, two or three arrays a rank
+
+
+def _all_reduce_multigpu(at: At, k: int) -> None:
+    total = at.reduction(_everything(at, k))
+    tensors = [at.becomes(at.values(at.rank, lane=lane), total) for lane in range(k)]
+    at.call(at.api.all_reduce_multigpu, tensors, at.op)
+
+
+def _reduce_multigpu(at: At, k: int) -> None:
+    total, chosen = at.reduction(_everything(at, k)), k - 1
+    mine = [at.values(at.rank, lane=lane) for lane in range(k)]
+    tensors = [at.becomes(array, total if at.is_root and lane == chosen else array) for lane, array in enumerate(mine)]
+    at.call(at.api.reduce_multigpu, tensors, at.numbers[at.cell.root], at.op, dst_tensor=chosen)
+
+
+def _reduce_scatter_multigpu(at: At, k: int) -> None:
+    """Output j of rank r gets the reduction of array r * k + j of all lists of all ranks, in the order of these."""
+
+    def value(rank: int, number: int, of: int) -> Array:
+        return at.values(rank, lane=number * at.size * k + of)
+
+    outputs = [
+        at.wanted(at.reduction([(rank, value(rank, i, at.rank * k + j)) for rank in at.ranks for i in range(k)]))
+        for j in range(k)
+    ]
+    inputs = [[at.given(value(at.rank, i, of)) for of in range(at.size * k)] for i in range(k)]
+    at.call(at.api.reduce_scatter_multigpu, outputs, inputs, at.op)
+
+
+def _broadcast_multigpu(at: At, k: int) -> None:
+    root, chosen = at.cell.root, k - 1
+    tensors = [at.becomes(at.values(at.rank, lane=lane), at.values(root, lane=chosen)) for lane in range(k)]
+    at.call(at.api.broadcast_multigpu, tensors, at.numbers[root], src_tensor=chosen)
+
+
+def _all_gather_multigpu(at: At, k: int) -> None:
+    outputs = [[at.wanted(array) for _, array in _everything(at, k)] for _ in range(k)]
+    at.call(at.api.all_gather_multigpu, outputs, [at.given(at.values(at.rank, lane=lane)) for lane in range(k)])
+
+
+def _everything(at: At, k: int) -> list[tuple[int, Array]]:
+    """Return all arrays of all ranks, each with its rank."""
+    return [(rank, at.values(rank, lane=lane)) for rank in at.ranks for lane in range(k)]
+
+
+def _of_each_length(*functions: Callable[..., None]) -> dict[str, Callable[[At], None]]:
+    return {
+        f"{function.__name__.strip('_')} of {k}": functools.partial(function, k=k)
+        for function, k in itertools.product(functions, (1, 2, 3))
+    }
+
+
 def _uneven(at: At, rank: int) -> int:
-    return at.cell.count + (2 * rank + 1) % 3
+    """Return a length of its own for a rank: about the same, one of them long, or the first one none."""
+    count = at.cell.count
+    return (count + (2 * rank + 1) % 3, count if rank == 1 else count // 7, count * (rank > 0))[at.cell.root % 3]
 
 
 def _pair(at: At, sender: int, receiver: int) -> int:
-    return at.cell.count + (2 * sender + receiver) % 3
+    """Return a length of its own for a pair of ranks: about the same, all different, or none but for one pair."""
+    count = at.cell.count
+    every = (
+        count + (2 * sender + receiver) % 3,
+        count // (1 + sender + receiver),
+        count * ((sender, receiver) == (1, 0)),
+    )
+    return every[at.cell.root % 3]
 
 
 def _behind_one_another(arrays: Any) -> Array:
@@ -254,6 +319,6 @@ MOVING = _named(
 MESSAGES = _named(_messages, _batched_messages)
 ORDERED = _named(_messages_in_order, _batched_messages)
 """Messages as NCCL has them, too: without tags."""
-VARIANTS = frozenset({"reduce_scatter_in_place", "all_reduce_coalesced"})
-"""Those of REDUCING that make calls which others make too."""
-CALLS = REDUCING | MOVING | MESSAGES | ORDERED
+REDUCING_LISTS = _of_each_length(_all_reduce_multigpu, _reduce_multigpu, _reduce_scatter_multigpu)
+MOVING_LISTS = _of_each_length(_broadcast_multigpu, _all_gather_multigpu)
+CALLS = REDUCING | MOVING | MESSAGES | ORDERED | REDUCING_LISTS | MOVING_LISTS

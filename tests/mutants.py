@@ -1,0 +1,385 @@
+"""Faults, planted one at a time, that the test suite has to notice: ``python tests/mutants.py``. Not part of any run.
+
+Each fault replaces one piece of source text in a copy of the tree and runs the tests that should fail, with ``-x -q``.
+A fault is *killed* when a test fails or cannot be collected, *survived* when all pass, *hung* when the tests do not end
+within the limit: a hang is no kill, since tests end their own waits by deadlines. It is *stale* when the old text does
+not occur exactly once. The exit status is the number of faults that are not killed, at most 100.
+
+Processes that a fault leaves behind become children of this one, which ends them after each fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fnmatch
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("agent", "gateway", "sdk", "tests", "pyproject.toml")
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+C = "agent/rankmesh_agent/collectives/"
+H = C + "hierarchical/"
+T = "agent/rankmesh_agent/transports/"
+W = "agent/rankmesh_agent/wire/"
+P = "agent/rankmesh_agent/progress/"
+GROUP = "agent/rankmesh_agent/group/"
+STORE = "agent/rankmesh_agent/store/"
+STATE = "gateway/rankmesh_gateway/state/"
+OBJECTS = "sdk/rankmesh/_collectives/"
+LAUNCHER = "sdk/rankmesh/_launcher/"
+
+REDUCTION = "agent/collectives/test_reduction.py agent/collectives/test_oracle.py -k 'not tcp and not inproc and not 5 and not 6 and not 7 and not 8'"
+FLOAT16 = "agent/collectives/test_float16.py"
+SEGMENT = "agent/collectives/test_oracle.py -k 'segment-3 or segment-4'"
+LINK = "agent/collectives/test_oracle.py -k 'inproc-3 or inproc-4'"
+ALL_REDUCE = "agent/collectives/test_all_reduce_links.py -k '-3 or -4'"
+DIRECT = "agent/collectives/test_direct.py -k '3-'"
+HOSTS = "agent/collectives/hierarchical"
+SELECT = "agent/collectives/test_select.py agent/collectives/test_switching.py"
+MEMORY = "agent/transports/test_segment.py"
+GROUPS = "agent/group agent/backends"
+RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
+FRAMES = "agent/wire/test_frames.py"
+MATCHING = "agent/progress/test_matching.py"
+P2P = "agent/group/test_p2p_read.py"
+QUEUE = "agent/group/test_call_queue.py agent/group/test_work.py"
+FAILURE = "agent/group agent/progress sdk/test_failure.py"
+TABLE = "agent/store/test_store_table.py agent/store/test_store_contract.py"
+ANSWERS = "agent/store/test_fast_path.py agent/http/routes/test_store_routes.py"
+GATEWAY = "gateway/state"
+CODEC = "sdk/collectives/test_codec.py"
+LAUNCH = "sdk/test_launch.py sdk/test_launch_output.py sdk/test_launch_interrupts.py"
+LINES = "sdk/test_launch_lines.py sdk/test_launch_output.py"
+
+
+class Fault(NamedTuple):
+    """A fault: where, the text before and after, the tests that have to fail, and what goes wrong with it."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+    why: str
+
+
+# fmt: off
+FAULTS = [
+    # Arithmetic
+    Fault(C + "reduction.py", "ReduceOp.MIN: np.minimum", "ReduceOp.MIN: np.fmin", REDUCTION, "MIN loses NaN"),
+    Fault(C + "reduction.py", "ReduceOp.MAX: np.maximum", "ReduceOp.MAX: np.minimum", REDUCTION, "MAX gives the minimum"),
+    Fault(C + "reduction.py", "np.divide(out, len(parts), out=out)", "pass", REDUCTION, "AVG of floats is the sum"),
+    Fault(C + "reduction.py", "np.where(total < 0, members - 1, 0)", "0", REDUCTION, "AVG of integers rounds downwards"),
+    Fault(C + "reduction.py", "    return WIDE.get(dtype)\n", "    return None\n", REDUCTION, "narrow floats are rounded at every step"),
+    Fault(C + "reduction.py", "return WIDE.get(dtype, dtype)", "return dtype", HOSTS, "partial results of narrow floats are rounded"),
+    Fault(C + "reduction.py", "for part in parts[2:]:\n            ufunc(out, part, out=out)\n        return", "for part in parts[:1:-1]:\n            ufunc(out, part, out=out)\n        return", "agent/collectives", "not in rank order"),
+    Fault(C + "reduction.py", "if rank > 1 and np.may_share_memory(", "if rank > 2 and np.may_share_memory(", LINK, "the result overwrites a part that is read later"),
+    Fault(C + "reduction.py", "if out.size == 1 and op is ReduceOp.PRODUCT", "if out.size == 0 and op is ReduceOp.PRODUCT", "agent/collectives", "a single complex product is rounded in two ways"),
+    Fault(C + "reduction.py", 'context.run(np.seterr, all="ignore")', 'context.run(np.seterr, all="raise")', SEGMENT, "overflow raises at one rank"),
+    Fault(C + "reduction.py", "limits.min <= factor <= limits.max", "limits.min <= factor", REDUCTION, "a factor wraps around"),
+    Fault(C + "reduction.py", 'ReduceOp.AVG: frozenset({"int"', 'ReduceOp.AVG: frozenset({"bool", "int"', REDUCTION, "AVG of bool is let through"),
+    Fault(C + "reduction.py", "        if array.dtype in WIDE:\n            narrow(", "        if False:\n            narrow(", REDUCTION, "PREMUL_SUM rounds its factor to a narrow dtype"),
+    Fault(C + "float16.py", "_BELOW_HALF = np.int32((1 << 12) - 1)", "_BELOW_HALF = np.int32(1 << 12)", FLOAT16, "ties are rounded up"),
+    Fault(C + "float16.py", "np.float32(65520 * 2.0**-112)", "np.float32(65536 * 2.0**-112)", FLOAT16, "sums that are infinite wrap"),
+    Fault(C + "float16.py", "np.bitwise_or(bits, signs, out=bits)", "pass", FLOAT16, "negative numbers lose the sign"),
+    Fault(C + "float16.py", "if _largest(piece) is None:", "if False:", FLOAT16, "infinity and NaN become numbers"),
+    Fault(C + "float16.py", "1 / divisor", "1.0", FLOAT16, "AVG of long float16 is the sum"),
+    # Algorithms over shared memory
+    Fault(C + "all_reduce.py", "if rank <= 1 and array.nbytes", "if rank <= 2 and array.nbytes", SEGMENT, "rank 2 overwrites a part"),
+    Fault(C + "all_reduce.py", "own if rank <= 1 else", "own if rank <= 2 else", SEGMENT, "rank 2 reduces into its own part"),
+    Fault(C + "all_reduce.py", "slots[rank][mine] = reduced", "slots[rank][mine] = own", SEGMENT, "a rank publishes what it had"),
+    Fault(C + "all_reduce.py", "for part in parts:\n            part[:] = reduced", "for part in parts[:-1]:\n            part[:] = reduced", DIRECT, "the last rank's registered array stays as it was"),
+    Fault(C + "all_gather.py", "widest or 1, room)", "widest, room)", SEGMENT, "an empty all_gather does not wait"),
+    Fault(C + "all_gather.py", "if any(np.may_share_memory(", "if False and any(np.may_share_memory(", DIRECT, "what is sent is overwritten by what comes"),
+    Fault(C + "reduce_scatter.py", "parts[rank] = inputs[rank][begin", "parts[rank] = inputs[0][begin", SEGMENT, "a rank adds another's part"),
+    Fault(C + "reduce_scatter.py", "        inputs = [part.copy() for part in inputs]\n", "        pass\n", DIRECT, "others read inputs that are overwritten"),
+    Fault(C + "reduce_scatter.py", "for theirs in everyone]", "for theirs in everyone[::-1]]", DIRECT, "registered arrays are reduced from the last rank on"),
+    Fault(C + "broadcast.py", "or [slice(0, 0)]", "or []", SEGMENT, "an empty broadcast does not wait"),
+    Fault(C + "broadcast.py", "shown.read(root, 0,", "shown.read(0, 0,", DIRECT, "all read rank 0's array"),
+    Fault(C + "gather.py", "array.size or 1, room)", "array.size, room)", SEGMENT, "an empty gather does not wait"),
+    Fault(C + "gather.py", "        outputs[root][:] = array\n    shown", "        pass\n    shown", DIRECT, "the root's own part is missing"),
+    Fault(C + "scatter.py", "output.size or 1, lane)", "output.size, lane)", SEGMENT, "an empty scatter does not wait"),
+    Fault(C + "scatter.py", "early = sending and not any(", "early = sending and not all(", DIRECT, "the root's output overwrites what the others still read"),
+    Fault(C + "reduce.py", "    if segment.rank == root:\n        combine(", "    if True:\n        combine(", SEGMENT, "reduce changes the arrays of the other ranks"),
+    Fault(C + "reduce.py", "(part if rank == root else slots[rank])[mine] = reduced", "slots[rank][mine] = reduced", SEGMENT, "the root's share is missing"),
+    Fault(C + "reduce.py", "parts[root][:] = reduced", "parts[0][:] = reduced", DIRECT, "rank 0 gets the result"),
+    Fault(C + "all_to_all.py", "if max(sent) > lane and any(", "if max(sent) < 0 and any(", DIRECT, "a chunk is read after it was overwritten"),
+    Fault(C + "all_to_all.py", "    if [row[:size] for row in table] != list(", "    if not table and list(", "sdk agent/group -k 'all_to_all or disagree or mismatch or differ'", "lengths that do not fit go unnoticed over shared memory"),
+    Fault(C + "barrier.py", "    segment.step()", "    pass", SEGMENT, "nobody waits in a barrier"),
+    # Algorithms over messages
+    Fault(C + "all_reduce.py", "    if link.rank:\n", "    if link.rank > 1:\n", ALL_REDUCE, "rank 1 gets no result"),
+    Fault(C + "all_reduce.py", "    if partial_dtype(", "    if False and partial_dtype(", ALL_REDUCE, "a ring rounds narrow floats at every rank"),
+    Fault(C + "all_reduce.py", "last=2 * distance == size", "last=distance == size", ALL_REDUCE, "halving never divides an average"),
+    Fault(C + "all_reduce.py", "if source < link.rank:", "if source > link.rank:", ALL_REDUCE, "the operands are swapped"),
+    Fault(C + "all_reduce.py", "split[(rank - step + 2) % size]", "split[(rank - step + 1) % size]", ALL_REDUCE, "the ring passes on the wrong share"),
+    Fault(C + "all_gather.py", "    outputs[link.rank][:] = array", "    pass", LINK, "a rank's own output stays empty"),
+    Fault(C + "reduce_scatter.py", "if rank > 1 and np.may_share_memory(own", "if rank > 9 and np.may_share_memory(own", LINK, "the result overwrites a part that is read later"),
+    Fault(C + "reduce_scatter.py", "rows[number % 2, other, :count]", "rows[0, other, :count]", LINK, "the next piece lands where this one is read"),
+    Fault(C + "broadcast.py", "peers = [rank for rank in others if rank != root]", "peers = others", LINK, "the root is sent what it does not expect"),
+    Fault(C + "gather.py", "        outputs[root][:] = array\n    else", "        pass\n    else", LINK, "the root's own part is missing"),
+    Fault(C + "scatter.py", "        output[:] = inputs[root]\n    else", "        pass\n    else", LINK, "the root's own part is missing"),
+    Fault(C + "reduce.py", "    if last is not None:\n        link.finish(last)", "    if False:\n        link.finish(last)", LINK, "the last piece is not waited for"),
+    Fault(C + "all_to_all.py", "if not short[link.rank]:", "if short[link.rank]:", LINK, "a rank's own long part is missing"),
+    Fault(C + "all_to_all.py", "part.nbytes <= _EAGER for part", "part.nbytes < _EAGER for part", LINK, "sender and receiver differ on what rides along"),
+    Fault(C + "all_to_all.py", "if (table[:, 0] != table[:, 1].T).any():", "if not table.size:", "sdk agent/group -k 'all_to_all or disagree or mismatch or differ'", "lengths that do not fit go unnoticed over messages"),
+    Fault(C + "barrier.py", 'link.consult(b"", lambda _: b"")', "pass", LINK, "nobody waits in a barrier"),
+    Fault(C + "link.py", "min((rank + 1) * share, count)", "(rank + 1) * share", "agent/collectives", "shares reach past the end"),
+    # Algorithms over hosts
+    Fault(H + "hosts.py", "min(map(len, layout))", "max(map(len, layout))", HOSTS, "columns need ranks that hosts lack"),
+    Fault(H + "all_gather.py", "array[here] if owner == rank else outputs", "outputs", HOSTS, "a rank shows its host an empty output"),
+    Fault(H + "all_reduce.py", "[*partials[:home], totals[home], *partials[home:]]", "[totals[home], *partials]", HOSTS, "hosts are not reduced in their order"),
+    Fault(H + "all_reduce.py", "*partials[home:]], hosts.size,", "*partials[home:]], len(column),", HOSTS, "an average is divided by the hosts"),
+    Fault(H + "broadcast.py", "lag = 1 if peers else 0", "lag = 0", HOSTS, "three hosts do not exchange their pieces"),
+    Fault(H + "reduce.py", "by=home if len(everywhere) == 2 else everywhere", "by=home", HOSTS, "the root's host receives every host's array"),
+    Fault(H + "reduce_scatter.py", "combine_partials(op, partials,", "combine_partials(op, partials[::-1],", HOSTS, "hosts are not reduced in their order"),
+    # Selection
+    Fault(C + "select.py", "slot if capable is _SLOT else capable", "capable", SELECT, "the limit of a slot is never"),
+    Fault(C + "select.py", "if measured <= size", "if measured >= size", SELECT, "limits of a larger group are taken"),
+    Fault(C + "select.py", "if nbytes <= limit", "if nbytes < limit", SELECT, "an array of just the limit takes the next"),
+    # Shared memory of a group
+    Fault(T + "segment.py", "self._turn = self._turn ^ 1", "self._turn = 1", SEGMENT + " " + MEMORY, "a slot is written while it is read"),
+    Fault(T + "segment.py", "            wake(self._address)", "            pass", MEMORY, "sleepers are not woken"),
+    Fault(T + "segment.py", "if words[line + word] != fingerprint:", "if False:", MEMORY + " agent/group", "different calls go unnoticed"),
+    Fault(T + "segment.py", "self._word = 1 + (seq & 1)", "self._word = 1", MEMORY + " agent/group", "a fingerprint is overwritten while it is read"),
+    Fault(T + "segment.py", "self._turn = 0  #", "pass  #", MEMORY + " agent/group", "after a mismatch ranks use different slots"),
+    Fault(T + "segment.py", "self._words[self._mine + _LEFT] = 1", "pass", MEMORY + " agent/group agent/collectives/test_direct.py", "nobody learns that a rank left a call"),
+    Fault(T + "segment.py", "words[line + _ASLEEP] = 1", "pass", MEMORY, "a sleeper is not known"),
+    Fault(T + "windows.py", "self._segment.step(self._readers)", "self._segment.step([])", DIRECT, "an array changes while it is read"),
+    Fault(T + "windows.py", "self.mapped = not any(", "self.mapped = not all(", DIRECT, "an unregistered array is looked for in registered memory"),
+    # Rings in shared memory
+    Fault(T + "shm_ring.py", "self._copy_in(0, buffer[first:])", "self._copy_in(0, buffer[:0])", RING, "bytes past the end of the ring are lost"),
+    Fault(T + "shm_ring.py", "room = capacity - (head - words[_TAIL])", "room = capacity", RING, "unread bytes are overwritten"),
+    Fault(T + "shm_ring.py", "return not self.pending(writing)", "return True", RING, "data that came before sleep is not seen"),
+    Fault(T + "shm_ring.py", "self._ring(self._in, _WRITER)", "pass", RING, "a full ring's writer is not woken"),
+    Fault(T + "shm_ring.py", "            self._gone = error", "            pass", RING, "a peer's end goes unnoticed"),
+    Fault(T + "shm_ring.py", "(self._out.words[_GENERATION] + 1)", "(self._out.words[_GENERATION])", RING + " " + P2P, "changed bytes are taken for the message"),
+    Fault(T + "shm_ring.py", "mapping is None or mapping.bytes", "mapping is None or not mapping.bytes", RING, "memory of another pair is taken"),
+    Fault(T + "shm_ring.py", "LINE <= ring_bytes <= 1 << 30", "LINE <= ring_bytes", RING, "any size is mapped"),
+    # Frames
+    Fault(W + "frames.py", 'struct.Struct("!4s', 'struct.Struct("<4s', FRAMES, "frames are little-endian"),
+    Fault(W + "frames.py", "if magic != MAGIC:", "if False:", FRAMES, "any bytes are a frame"),
+    Fault(W + "frames.py", "if version != VERSION:", "if False:", FRAMES, "another version is read as ours"),
+    Fault(W + "frames.py", "if dtype and dtype not in dtypes.FROM_CODE:", "if False:", FRAMES, "an unknown dtype is passed on"),
+    Fault(W + "frames.py", "length > (eager_limit if opcode is Opcode.EAGER else SMALL)", "length > eager_limit", FRAMES, "a frame of any kind may be as long as an eager one"),
+    Fault(W + "frames.py", "frozenset({Opcode.PART, Opcode.BULK})", "frozenset({Opcode.PART, Opcode.BULK, Opcode.ABORT})", FRAMES, "an ABORT of any length is read"),
+    # Messages
+    Fault(P + "matching.py", " and cost <= account.available:", ":", MATCHING, "eager messages fill the receiver's memory"),
+    Fault(P + "matching.py", "for message in self.unexpected:", "for message in reversed(self.unexpected):", MATCHING, "messages overtake each other"),
+    Fault(P + "matching.py", "self.receives.append(wanted)", "self.receives.insert(0, wanted)", MATCHING, "receives overtake each other"),
+    Fault(P + "matching.py", "if account.owed >= WINDOW // 4:", "if account.owed >= 2 * WINDOW:", MATCHING, "credit is never given back"),
+    Fault(P + "matching.py", "min(WINDOW, account.available + header.total)", "account.available + header.total", MATCHING, "a peer gives credit without end"),
+    Fault(P + "matching.py", ".available += max(header.length, _MIN_COST)", ".available += 0", MATCHING, "a cancelled send costs credit for good"),
+    Fault(P + "matching.py", "self.receives.insert(0, waiting)", "self.receives.append(waiting)", MATCHING, "a withdrawn message costs a receive its place"),
+    Fault(P + "matching.py", "self.refusals.setdefault(rank, error)", "pass", MATCHING + " agent/group", "the sender of a refused message is not told"),
+    Fault(P + "matching.py", "return dtype == self.dtype and nbytes", "return nbytes", MATCHING + " agent/group", "a message of another dtype is taken"),
+    Fault(P + "matching.py", "max(len(view), _MIN_COST)", "len(view)", MATCHING, "empty messages cost nothing"),
+    # Calls of a group, in order
+    Fault(GROUP + "call_queue.py", "if not self._queued and self._turn.acquire(False):", "if self._turn.acquire(False):", QUEUE, "a call overtakes those in the queue"),
+    Fault(GROUP + "call_queue.py", "self._worker is not None and threading.current_thread() is self._worker:\n                name", "False:\n                name", QUEUE, "a callback waits for itself"),
+    Fault(GROUP + "call_queue.py", "except CollectiveMismatchError:", "except ZeroDivisionError:", GROUPS, "a mismatch ends the group"),
+    Fault(GROUP + "call_queue.py", "standing.give_up(error)\n                raise", "raise", GROUPS, "a failed call does not end the group"),
+    Fault(GROUP + "call_queue.py", "self._standing.give_up(error)  #", "pass  #", GROUPS, "Ctrl-C leaves a queued call running"),
+    Fault(GROUP + "call_queue.py", "            self._queue.put(None)", "            pass", GROUPS, "the worker thread stays"),
+    Fault(GROUP + "call_queue.py", "tally.failures += 1", "pass", GROUPS, "failures are not counted"),
+    Fault(GROUP + "call_queue.py", "standing.begun = None", "pass", GROUPS, "a call that ended is shown as under way"),
+    Fault(GROUP + "call_queue.py", "len(key) <= _HOST_FIELDS", "True", "gpu sdk/collectives/test_coalescing.py", "calls on device arrays are coalesced"),
+    # State of a group
+    Fault(GROUP + "state.py", "            self.spread()\n", "", FAILURE, "members are not told of a loss before this rank leaves"),
+    Fault(GROUP + "state.py", "(all(gone) if any_will_do else any(gone))", "any(gone)", FAILURE, "a receive from any rank ends with the first that is gone"),
+    Fault(GROUP + "state.py", "not self.mesh.lost[rank].clean and", "", FAILURE, "a goodbye ends the group"),
+    Fault(GROUP + "state.py", "self._told = True\n        if self.failure is None:\n            self.failure = _read", "self._told = True\n        if True:\n            self.failure = _read", FAILURE, "a later failure hides the first"),
+    Fault(GROUP + "state.py", "if isinstance(error, CollectiveTimeoutError):", "if False:", FAILURE, "members report our deadline as theirs"),
+    Fault(GROUP + "state.py", "for rank in self.ranks if rank not in waiting_for", "for rank in self.ranks if rank in waiting_for", FAILURE, "an error says that the missing have arrived"),
+    Fault(GROUP + "state.py", 'f"left ({', 'f"failed ({', FAILURE, "a rank that left is said to have failed"),
+    # The store
+    Fault(STORE + "table.py", "watch.missing.add(key)", "pass", TABLE, "a deleted key counts as there"),
+    Fault(STORE + "table.py", "(queue.appendleft if first else queue.append)", "(queue.append)", TABLE + " " + ANSWERS, "a value that is put back goes to the end"),
+    Fault(STORE + "table.py", "            if not queue:\n                del", "            if False:\n                del", TABLE, "an empty queue counts as there"),
+    Fault(STORE + "table.py", "            if changes and keep is not None:\n                keep(changes)", "            pass", "agent/store sdk/test_stores_file.py", "changes are not written down"),
+    Fault(STORE + "table.py", "                    takers.remove(taker)", "                    pass", TABLE, "who stopped waiting is kept"),
+    Fault(STORE + "table.py", "if taker.set_running_or_notify_cancel():", "if True:", TABLE, "a value goes to somebody who stopped waiting"),
+    Fault(STORE + "table.py", "            self._closed = True\n            waiting", "            waiting", TABLE, "who waits after the end waits for ever"),
+    Fault(STORE + "idempotency.py", "if given.command != hash(command):", "if False:", ANSWERS, "a name answers another request"),
+    Fault(STORE + "idempotency.py", "len(self._given) > MOST_KEPT or", "", ANSWERS, "answers are kept without end"),
+    # The gateway's registry
+    Fault(STATE + "rank.py", "if silence >= FAILED_SECONDS:", "if silence >= 10 * FAILED_SECONDS:", GATEWAY, "a silent rank fails too late"),
+    Fault(STATE + "rank.py", "now - self.lost_at >= UNDER_WAY_SECONDS", "True", GATEWAY, "a heartbeat that was under way revives a dead rank"),
+    Fault(STATE + "rank.py", "or self.joining or self.lost_at is not None:", "or self.joining:", GATEWAY, "the second report of a loss replaces the first"),
+    Fault(STATE + "rank.py", "        if self.ended is not None:\n            return\n        self.seen = now\n        self.lost_at", "        self.seen = now\n        self.lost_at", GATEWAY, "a second goodbye replaces the first"),
+    Fault(STATE + "job.py", "if joined is not None:", "if False:", GATEWAY, "a repeated join is another rank's"),
+    Fault(STATE + "job.py", "if self.worlds and beat.epoch < self._latest():", "if False:", GATEWAY, "a heartbeat revives a world that is over"),
+    Fault(STATE + "job.py", "if epoch == latest or world.present(now)", "if epoch == latest", GATEWAY, "a world that still runs is forgotten"),
+    Fault(STATE + "job.py", "self.forming.epoch = self._next_epoch()", "pass", GATEWAY, "two worlds have one epoch"),
+    Fault(STATE + "registry.py", "or job.forming.awaited_by(request.member.instance)", "", GATEWAY, "a second connection's joiner loses its place"),
+    Fault(STATE + "registry.py", "        if len(self._jobs) >= MAX_JOBS:\n            raise", "        if False:\n            raise", GATEWAY, "jobs are kept without end"),
+    Fault(STATE + "registry.py", "if len(found) > 1:  #", "if False:  #", GATEWAY, "a group of a world that is over makes a name ambiguous"),
+    Fault(STATE + "registry.py", "    _cancel(waits)\n        _cancel(askers)", "    _cancel(askers)", GATEWAY, "joiners wait on when the registry is closed"),
+    Fault(STATE + "epoch.py", "record.joining, record.seen = False, now", "record.joining = False", GATEWAY, "ranks that waited long are suspect at once"),
+    Fault(STATE + "epoch.py", "if record is not reporter and record.lose(", "if record.lose(", GATEWAY, "a rank reports its own loss"),
+    Fault(STATE + "epoch.py", "record is None or each.rank in before", "record is None", GATEWAY, "an old report ends a rank that came back"),
+    Fault(STATE + "epoch.py", "> JOIN_SILENCE_SECONDS and not self.awaited_by(record.member.instance)", "> JOIN_SILENCE_SECONDS", GATEWAY, "a joiner that waits is forgotten"),
+    Fault(STATE + "groups.py", "max(merged.operations_rate, rate.operations)", "merged.operations_rate + rate.operations", GATEWAY, "an operation counts once a rank"),
+    Fault(STATE + "groups.py", "if number < seq]", "if number <= seq]", GATEWAY, "ranks that arrived are shown as missing"),
+    # Objects as bytes
+    Fault(OBJECTS + "codec.py", "bytes(-(self._before + len(self._out)) % _ALIGNMENT)", "bytes(-len(self._out) % _ALIGNMENT)", CODEC, "arrays behind long data are misplaced"),
+    Fault(OBJECTS + "codec.py", "if same <= _COLLISIONS:", "if True:", CODEC, "keys of one hash take for ever"),
+    Fault(OBJECTS + "codec.py", "        if self._depth == MAX_DEPTH:", "        if False:", CODEC, "a sender exhausts the stack"),
+    Fault(OBJECTS + "codec.py", "if count > self._left:", "if False:", CODEC, "a count that cannot be is believed"),
+    Fault(OBJECTS + "codec.py", "array if large and array.flags.writeable and", "array if large and", CODEC, "an array cannot be changed"),
+    Fault(OBJECTS + "codec.py", "if shift == 63:", "if False:", CODEC, "a length has no limit"),
+    Fault(OBJECTS + "codec.py", 'if dtype.kind == "b" and', 'if dtype.kind == "?" and', CODEC, "a bool that is neither True nor False"),
+    Fault(OBJECTS + "codec.py", "obj.tzinfo is not None and obj.tzinfo is not UTC", "False", CODEC, "a time zone is lost"),
+    Fault(OBJECTS + "codec.py", 'obj.encode("utf-8", "surrogatepass")', 'obj.encode("utf-8", "replace")', CODEC, "lone surrogates become question marks"),
+    Fault(OBJECTS + "codec.py", "bit_length() // 8 + 1", "bit_length() // 8 + (obj.bit_length() % 8 > 0)", CODEC, "integers of full bytes change their sign"),
+    # The launcher
+    Fault(LAUNCHER + "supervisor.py", "item[1].signal is None", "0", LAUNCH, "the rank that a signal killed is not the first to fail"),
+    Fault(LAUNCHER + "supervisor.py", "if self.first_failure is None and self.signal is None:", "if self.first_failure is None:", LAUNCH, "Ctrl-C is reported as a rank's failure"),
+    Fault(LAUNCHER + "supervisor.py", "elif number == signal.SIGINT:", "elif False:", LAUNCH, "a second Ctrl-C does nothing"),
+    Fault(LAUNCHER + "supervisor.py", "self._terminate_at = time.monotonic() + self._failure_grace", "self._terminate_at = None", LAUNCH, "the others run on after a failure"),
+    Fault(LAUNCHER + "supervisor.py", "return 128 + self.signal if self.signal else 0", "return 0", LAUNCH, "a job that a signal ended succeeds"),
+    Fault(LAUNCHER + "supervisor.py", "            stream.read_all()  #", "            pass  #", LAUNCH, "a rank's last words come after ours"),
+    Fault(LAUNCHER + "rank.py", "else 128 + (self.signal or 0)", "else 1", LAUNCH, "the exit code does not tell the signal"),
+    Fault(LAUNCHER + "rank.py", "        self.send(signal.SIGKILL)\n", "", LAUNCH, "what a rank started stays"),
+    Fault(LAUNCHER + "rank.py", "maxlen=TAIL_LINES", "maxlen=None", LAUNCH, "the report repeats all output"),
+    Fault(LAUNCHER + "line_buffer.py", 'b"\\r" * returned', 'b""', LINES, "a carriage return between two reads is lost"),
+    Fault(LAUNCHER + "line_buffer.py", "while len(self._rest) > self._longest:", "while False:", LINES, "a line without end eats the memory"),
+    Fault(LAUNCHER + "plan.py", '"LOCAL_RANK": str(rank - self.ranks.start)', '"LOCAL_RANK": str(rank)', "sdk/test_launch_nodes.py sdk/test_launch_arguments.py sdk/test_launch.py", "LOCAL_RANK is the rank on the second node"),
+    Fault(LAUNCHER + "plan.py", "if options.nproc > 1:", "if False:", LAUNCH, "every rank's BLAS takes all cores"),
+    Fault(LAUNCHER + "output.py", "            self._gone = True\n", "            raise\n", LAUNCH, "a log viewer that goes ends the job"),
+    Fault(LAUNCHER + "signals.py", "if signal.getsignal(number) is not signal.SIG_IGN", "if True", "sdk/test_launch_signals.py sdk/test_launch.py", "nohup is in vain"),
+    Fault(LAUNCHER + "shm_cleanup.py", 'f"rankmesh-{job}-"', 'f"rankmesh-{job}"', LAUNCH, "memory of a job with a longer name is deleted"),
+    Fault(LAUNCHER + "gateway.py", "self._registry.ended(", "str(", LAUNCH + " sdk/test_killed_rank.py", "the gateway is not told how a rank ended"),
+    Fault(LAUNCHER + "interrupts.py", "        if self._frames:", "        if False:", "sdk/test_multiprocessing.py sdk/test_launch_interrupts.py", "Ctrl-C during a start is lost"),
+]
+# fmt: on
+
+
+class Outcome(NamedTuple):
+    """What became of a fault: ``killed``, ``survived``, ``hung`` or ``stale``, by which test, after how many seconds."""
+
+    fault: Fault
+    state: str
+    by: str
+    seconds: float
+
+
+def plant(tree: Path, fault: Fault, number: int, limit: float, jobs: int) -> Outcome:
+    """Plant a fault in the tree, run its tests and take it out again."""
+    path = tree / fault.file
+    before = path.read_text() if path.exists() else ""
+    if before.count(fault.old) != 1:
+        return Outcome(fault, "stale", f"the old text occurs {before.count(fault.old)} times", 0.0)
+    stat = path.stat()
+    begun = time.monotonic()
+    try:
+        path.write_text(before.replace(fault.old, fault.new))
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + (number + 1) * 10**9))  # what compiled code goes by
+        state, by = run(tree, fault.tests, limit, jobs)
+    finally:
+        path.write_text(before)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        end_leftovers()
+    return Outcome(fault, state, by, time.monotonic() - begun)
+
+
+def run(tree: Path, tests: str, limit: float, jobs: int) -> tuple[str, str]:
+    """Run some tests; return the outcome, and the test that failed."""
+    arguments = [
+        argument
+        if argument[0] in "-'" or " " in argument or not (tree / "tests" / argument).exists()
+        else f"tests/{argument}"
+        for argument in shlex.split(tests)
+    ]
+    missing = [each for each in arguments if each.endswith(".py") and not each.startswith("tests/")]
+    if missing:
+        return "stale", f"no such tests: {missing}"
+    parallel = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / each) for each in COPIED[:3])}
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [*command, *parallel, *arguments], cwd=tree, env=environment, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return "hung", f"after {limit:g} s"
+        output.seek(0)
+        lines = output.read().decode(errors="replace").splitlines()
+    if code == 0:
+        return "survived", next((line for line in reversed(lines) if "passed" in line), "")
+    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    if code == 5 or (code != 1 and not failed):  # no tests, or wrong arguments
+        return "stale", " ".join(lines[-3:])
+    return "killed", failed[0].split(" - ")[0].removeprefix("FAILED ").removeprefix("ERROR ") if failed else lines[-1]
+
+
+def end_leftovers() -> None:
+    """Kill the processes that the tests left to this one, which is the reaper of what they started."""
+    for _ in range(20):
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        if not children:
+            return
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+            os.waitpid(int(child), 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", default="*", metavar="PATTERN", help="faults whose number, file or why match, e.g. '*table*'"
+    )
+    parser.add_argument("--list", action="store_true", help="print the faults, and which are stale; run nothing")
+    parser.add_argument("--json", metavar="FILE", help="write the outcomes to a file")
+    parser.add_argument("--limit", type=float, default=240.0, metavar="S", help="seconds for the tests of a fault")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="pytest-xdist workers")
+    given = parser.parse_args()
+    chosen = [
+        (number, fault)
+        for number, fault in enumerate(FAULTS)
+        if any(fnmatch.fnmatch(text, given.only) for text in (str(number), fault.file, fault.why))
+    ]
+    if given.list:
+        for number, fault in chosen:
+            stale = "" if (ROOT / fault.file).read_text().count(fault.old) == 1 else "  STALE"
+            print(f"{number:3} {fault.file}: {fault.why}{stale}")
+        return 0
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = Path(folder)
+        for name in COPIED:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, tree / name)
+        for number, fault in chosen:
+            outcome = plant(tree, fault, number, given.limit, given.jobs)
+            outcomes.append(outcome)
+            print(f"{outcome.state:8} {number:3} {fault.file}: {fault.why}\n             {outcome.by}", flush=True)
+            if given.json:
+                rows = [
+                    {"number": n, **o.fault._asdict(), "state": o.state, "by": o.by, "seconds": round(o.seconds, 1)}
+                    for (n, _), o in zip(chosen, outcomes, strict=False)
+                ]
+                Path(given.json).write_text(json.dumps(rows, indent=1))
+    counted = {state: sum(o.state == state for o in outcomes) for state in ("killed", "survived", "hung", "stale")}
+    print(", ".join(f"{count} {state}" for state, count in counted.items()))
+    return min(100, len(outcomes) - counted["killed"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The sweep: every collective, operation, dtype, length, layout and root, over every medium, against NumPy."""
