@@ -10,8 +10,8 @@ from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
+from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS
 from rankmesh_agent.store.blocking import BlockingStore
@@ -282,21 +282,15 @@ class StoreClient(BlockingStore):
         except (OSError, UnicodeError) as error:
             raise self._unreachable_error(error) from error
         try:
-            sock.settimeout(timeout)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            break_when_peer_vanishes(sock)
-            sock.sendall(store_frames.UPGRADE.request(netloc))
-            head = b""
-            while (unix_socket := store_frames.unix_socket_of(head)) is None:
-                head += sock.recv(_READ) or _raise_closed()
-            self._unix_socket = unix_socket
+            head = request_upgrade(sock, store_frames.UPGRADE, netloc, timeout)
         except BaseException as error:
             sock.close()
             if isinstance(error, TimeoutError):
                 raise _ResponseTimeout(str(error)) from error
-            if isinstance(error, OSError | ProtocolError | _ConnectionLost):
+            if isinstance(error, OSError | ProtocolError):
                 raise _NotSupported(str(error)) from error
             raise
+        self._unix_socket = store_frames.unix_socket_of(head)
         unix = self._connect_unix()
         if unix is None:
             return sock
