@@ -1,28 +1,25 @@
-"""One rank's agent: joins the job, owns the connections, the groups and the store, and is asked over HTTP.
+"""Agent of one rank: joins the job, and owns the connections, groups, store and heartbeats until it leaves.
 
 Embedded in the training process, the SDK calls it directly, and the agent has an HTTP server of its own. A standalone
-agent has the server first, and one of these for as long as it is leased (``standalone``). It starts no thread for the
-data plane: one serves HTTP, one sends heartbeats.
+agent has the server first, and one of these for each lease. No thread serves the data plane: one serves HTTP, one sends
+heartbeats.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import secrets
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.groups import GroupRegistry, kind_of
+from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
@@ -31,61 +28,44 @@ from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.store.base import AsyncStore
-from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
-from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.transports.base import Transport
-from rankmesh_agent.transports.shm_ring import RingTransport
-from rankmesh_agent.transports.tcp import TcpTransport
-from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.errors import DistNetworkError
-from rankmesh_agent.wire.schemas import (
-    AgentHealth,
-    AgentInfo,
-    FlightRecord,
-    GroupInfo,
-    GroupRequest,
-    Heartbeat,
-    InFlight,
-    JoinReply,
-    Leave,
-    Member,
-)
+from rankmesh_agent.transports.selection import TransportSelector
+from rankmesh_agent.wire import schemas, store_frames
+from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
 
-ESTABLISH_SECONDS = 60.0
-"""How long connecting all pairs may take once everyone has joined."""
-_RING_BUDGET = 8 << 20
-_RING_MOST, _RING_LEAST = 1 << 19, 1 << 16
+_CONNECT_SECONDS = 60.0
+"""How long connecting all pairs may take once all ranks have joined."""
 
 
 class Agent:
-    """One rank of a job, from join to goodbye.
+    """One rank of a job, from the join to the end.
 
     Args:
-        settings: what the environment says.
+        settings: of the job.
         find_gateway: returns the gateway's URL, None while it is not known.
-        rank: this process's rank, UNASSIGNED (-1) to be given one; ``member.rank`` says which.
+        rank: this process's rank, UNASSIGNED (-1) to have one assigned; ``member.rank`` has it.
         world_size: ranks in the job.
         host: address to listen on.
         timeout: seconds for the join, and the default for calls.
-        http: the HTTP server that shows the agent, which keeps running when the agent ends. If left out, the agent has
-            one of its own.
-        joining: when to give up joining; other threads may restart it to end that early. By default ``timeout`` from
-            now.
+        http: the HTTP server; it outlives the agent. If left out, the agent starts one of its own.
+        join_deadline: end of the join; other threads may restart it to end the join early. By default ``timeout``
+            from now.
         instance: random name of this process and join; a new one if left out.
-        lends: another process will make this rank's collectives where the members share memory; see Sharing.lend.
+        delegated: whether an attached process makes this rank's collectives in shared memory; see SegmentOptions.
 
     Attributes:
-        store_server: serves the store's fast path; None where the keys are at another rank.
+        settings: see above.
         member: this rank, as its peers know it.
-        mesh: the connections to them.
+        engine: the connections to the peers.
+        group_registry: the groups of this rank.
         world: the group of all ranks.
 
     Raises:
-        DistNetworkError: the join failed; the subclass and the message say how.
+        DistNetworkError: the join failed; the subclass and the message have the cause.
     """
 
     def __init__(
@@ -98,96 +78,98 @@ class Agent:
         host: str,
         timeout: float,
         http: HttpServer | None = None,
-        joining: Deadline | None = None,
+        join_deadline: Deadline | None = None,
         instance: str = "",
-        lends: bool = False,
+        delegated: bool = False,
     ) -> None:
-        self._lends = lends
-        self._settings = settings
+        self.settings = settings
         self._world_size = world_size
         self._started = time.monotonic()
-        self._groups: dict[int, LocalCommunicator] = {}
-        self._made: dict[tuple[tuple[int, ...], str], int] = {}
-        self._over_http = GroupRegistry()
-        self._starting: list[LocalCommunicator] = []
-        self._lock = threading.Lock()
-        self._store: AsyncStore | None = None
         self._leaving = False
+        transports = TransportSelector(settings, world_size)
         with contextlib.ExitStack() as undo:
             self._own_http = None
             if http is None:
                 http = self._own_http = HttpServer.bind(settings, host)
                 undo.callback(http.close)
-            listener = self._transport(shares=settings.transport != "tcp").listen(f"{host}:0")
+            listener = transports.listen(host)
             undo.callback(listener.close)
-            fast_port = listener.address.rpartition(":")[2]
+            port = listener.address.rpartition(":")[2]
             self.member = Member(
                 rank,
                 instance or secrets.token_hex(16),
                 socket.gethostname(),
                 shared_memory.host_id(settings.shm_dir),
                 os.getpid(),
-                [f"{address}:{fast_port}" for address in http.addresses],
+                [f"{address}:{port}" for address in http.addresses],
                 http.urls[0],
             )
-            self._client = GatewayClient(find_gateway, settings.token)
-            undo.callback(self._client.close)
-            self._joined = self._client.join(settings.job, world_size, self.member, joining or Deadline(timeout))
-            undo.callback(self._say_goodbye, "it could not connect to its peers")
-            self.member = next(each for each in self._joined.members if each.instance == self.member.instance)
-            self._members = {member.rank: member for member in self._joined.members}
+            self._gateway = GatewayClient(find_gateway, settings.token)
+            undo.callback(self._gateway.close)
+            joined = self._joined = self._gateway.join(
+                settings.job, world_size, self.member, join_deadline or Deadline(timeout)
+            )
+            undo.callback(self._leave, "it could not connect to its peers")
+            self._members = {member.rank: member for member in joined.members}
+            self.member = next(member for member in joined.members if member.instance == self.member.instance)
+            local = sum(member.host_id == self.member.host_id for member in joined.members)
+            oversubscribed = local > len(os.sched_getaffinity(0))
             connections = connect_all(
                 self.member,
-                self._joined.members,
-                self._joined.epoch,
+                joined.members,
+                joined.epoch,
                 listener,
-                self._transport_to,
-                Deadline(min(timeout, ESTABLISH_SECONDS)),
+                lambda peer: transports.transport(self.member, peer),
+                Deadline(min(timeout, _CONNECT_SECONDS)),
             )
             listener.close()
             self.engine = ProgressEngine(
                 self.member.rank,
-                self._joined.epoch,
+                joined.epoch,
                 connections,
                 eager_limit=settings.eager_bytes,
-                oversubscribed=self._crowded(),
+                oversubscribed=oversubscribed,
             )
             self._recorder = FlightRecorder(settings.flight_recorder)
             undo.callback(self.engine.close, "it could not set up the world group")
-            self.world = self._make_group(range(world_size), "world", timeout)
-            self.store_server = self._make_store_server(f"rankmesh-store-{http.port}")
+            self.group_registry = GroupRegistry(
+                self.engine,
+                self._recorder,
+                f"{joined.job}/{joined.epoch}",
+                self._members,
+                settings,
+                oversubscribed=oversubscribed,
+                delegated=delegated,
+            )
+            self.world = self.group_registry.make(range(world_size), "world", timeout)
+            owner_url = self._members[0].http
+            self._job_store = JobStore(self.member.rank, owner_url, settings.token, f"rankmesh-store-{http.port}")
             undo.pop_all()
+        self.store_server = self._job_store.server
         if self._own_http is not None:
-            ways = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
-            http.start(self._app(http.names), ways, on_demand=True)
-        self._vigil = DisconnectMonitor(self.engine)
-        self._heart = HeartbeatThread(lambda: self._client.heartbeat(self._heartbeat()), self._vigil)
-        self.engine.on_peer_failure = self._heart.wake
-        self._heart.start()
+            upgrades = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
+            http.start(self._app(http.names), upgrades, on_demand=True)
+        self._disconnects = DisconnectMonitor(self.engine)
+        self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
+        self.engine.on_peer_failure = self._heartbeats.wake
+        self._heartbeats.start()
 
-    @property
-    def settings(self) -> Settings:
-        """What the environment said when the job was joined."""
-        return self._settings
+    def members(self) -> list[Member]:
+        """Return the job's members, by rank."""
+        return [member for _, member in sorted(self._members.items())]
+
+    def host_of(self, rank: int) -> str:
+        """Return a rank's host id, which is equal for ranks that share memory."""
+        return self._members[rank].host_id
 
     @property
     def store(self) -> AsyncStore:
-        """The job's store: rank 0 has the keys and values, the others ask it."""
-        with self._lock:
-            if self._store is None:
-                self._store = self._make_store()
-            return self._store
+        """The job's store: rank 0 has the keys and values, the others are its clients."""
+        return self._job_store.store
 
     def blocking_store(self) -> BlockingStore:
         """Return the job's store for callers without an event loop; the caller closes it."""
-        store = self.store
-        if isinstance(store, MemoryStore):
-            return BlockingMemoryStore(store.table)
-        from rankmesh_agent.store.client import StoreClient
-        from rankmesh_agent.store.http_client import HttpStore
-
-        assert isinstance(store, HttpStore)
-        return StoreClient(store.url, store.token)
+        return self._job_store.blocking()
 
     # Groups
 
@@ -197,269 +179,133 @@ class Agent:
         Raises:
             DistBackendError: a member did not come, or failed.
         """
-        return self._make_group(ranks, "", timeout)
-
-    def members(self) -> list[Member]:
-        """Return who the job's ranks are, in their order."""
-        return [member for _, member in sorted(self._members.items())]
-
-    def host_of(self, rank: int) -> str:
-        """Return what is equal for ranks that share memory: the id of the rank's host."""
-        return self._members[rank].host_id
+        return self.group_registry.make(ranks, "", timeout)
 
     def drop_group(self, group: Communicator) -> None:
         """End a group at this rank."""
-        with self._lock:
-            self._groups.pop(group.id, None)
-        group.close()
+        self.group_registry.drop(group)
 
-    def abort_pending_groups(self, error: BaseException) -> None:
-        """End the groups that are being made, because of an error of whoever wanted them."""
-        with self._lock:
-            starting = list(self._starting)
-        for group in starting:
-            group.abort(error)
+    def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
+        """Run a group over MPI from now on: see mpi.group.use_mpi."""
+        from rankmesh_agent.mpi.group import use_mpi  # only here: of all jobs, few run on MPI
+
+        use_mpi(next(each for each in self.group_registry.all() if each is group), compare_calls)
 
     def make_group(
         self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
-        """Make a group that is asked for over HTTP; its members' agents are all asked.
-
-        Args:
-            wanted: the group; this rank is in it.
-            begun: is given the group before it waits for the members; aborting it ends that.
-
-        Returns:
-            The group, and whether it is new: not if this very one, by its instance, was there.
-
-        Raises:
-            GroupExistsError: another group has the name.
-            DistBackendError: a member did not come, or failed.
-        """
-        found = self._over_http.begin(wanted, self._known())
-        if found is not None:
-            return found, False
-        group = None
-        try:
-            timeout = self.world.timeout if wanted.timeout is None else wanted.timeout
-            group = self._make_group(wanted.ranks, wanted.name, timeout, kind_of(wanted), begun)
-        finally:
-            self._over_http.end(wanted, group)
-        return group, True
+        """Make a group that is requested over HTTP; see GroupRegistry.make_over_http."""
+        timeout = self.world.timeout if wanted.timeout is None else wanted.timeout
+        return self.group_registry.make_over_http(wanted, timeout, begun)
 
     def delete_group(self, group: LocalCommunicator) -> None:
-        """End a group that was made over HTTP, at this rank.
+        """End a group that was made over HTTP; see GroupRegistry.drop_over_http."""
+        self.group_registry.drop_over_http(group)
 
-        Raises:
-            GroupInUseError: it was not.
-        """
-        self._over_http.drop(group)
-        self.drop_group(group)
+    def groups(self) -> list[GroupInfo]:
+        """Return the groups the rank is a member of."""
+        return [group.info() for group in self.group_registry.all()]
 
-    def _make_group(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        timeout: float,
-        kind: str = "",
-        begun: Callable[[LocalCommunicator], None] = lambda group: None,
-    ) -> LocalCommunicator:
-        members = tuple(ranks)
-        counted = members, kind
-        with self._lock:
-            # Members count groups with the same ranks alike, so they find the same id without asking anyone. Those
-            # made over HTTP are counted apart: they come at any time.
-            count = self._made[counted] = self._made.get(counted, 0) + 1
-        text = f"{self._joined.job}/{self._joined.epoch}/{members}/{count}{f'/{kind}' if kind else ''}"
-        number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-        group = LocalCommunicator(
-            self.engine, number, name or f"group-{number:016x}"[:14], members, self._members, timeout, self._recorder
-        )
-        sharing = SegmentOptions(
-            allowed=self._settings.transport != "tcp" and not shared_memory.unsupported(),
-            directory=self._settings.shm_dir,
-            job=self._settings.job,
-            slot_bytes=self._settings.slot_bytes,
-            crowded=self._crowded(),
-            strict=self._settings.transport == "shm",
-            delegated=self._lends and not kind,
-        )
-        with self._lock:
-            self._starting.append(group)
-        try:
-            begun(group)
-            group.start([self._members[rank].host_id for rank in members], sharing, timeout)
-        except BaseException:
-            with self._lock:
-                self._made[counted] -= 1  # the members that try again count alike
-            group.close()
-            raise
-        finally:
-            with self._lock:
-                self._starting.remove(group)
-        with self._lock:
-            self._groups[number] = group
-        return group
+    def group(self, name: str) -> LocalCommunicator | None:
+        """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
+        return self.group_registry.find(name)
 
-    # What the HTTP face shows
+    # State, for the HTTP endpoints
 
     def health(self) -> AgentHealth:
         """Return whether this rank can do its work."""
-        reasons = [f"group {group.name!r}: {group.failure}" for group in self._known() if group.failure is not None]
+        groups = self.group_registry.all()
+        reasons = [f"group {group.name!r}: {group.failure}" for group in groups if group.failure is not None]
         return AgentHealth(
             "failing" if reasons else "ok", "rankmesh-agent", self.member.rank, self._world_size, __version__, reasons
         )
 
     def ready(self) -> bool:
-        """Whether this rank takes part in its job: it has joined, is not leaving, and its groups work."""
+        """Return whether this rank takes part in its job: it has joined, is not leaving, and its groups work."""
         return not self._leaving and self.health().status == "ok"
 
     def info(self) -> AgentInfo:
-        """Return who this agent is."""
+        """Return the agent's rank, job, addresses and version."""
         return AgentInfo(
             self._joined.job,
             self._joined.epoch,
             self._world_size,
             self.member,
-            self._client.url,
+            self._gateway.url,
             {str(rank): medium for rank, medium in sorted(self.engine.transports().items())},
             time.monotonic() - self._started,
             __version__,
         )
 
-    def groups(self) -> list[GroupInfo]:
-        """Return the groups this rank is a member of."""
-        return [group.info() for group in self._known()]
-
-    def group(self, name: str) -> LocalCommunicator | None:
-        """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
-        return next((group for group in self._known() if name in (group.name, f"{group.id:016x}")), None)
-
     def in_flight(self, group: str) -> list[InFlight] | None:
-        """Return a group's calls and messages that have begun and not ended; None if there is no such group.
-
-        Args:
-            group: its name or id.
-        """
+        """Return the calls and messages in progress of a group, by its name or id; None if there is no such group."""
         return self._recorder.in_flight(group)
 
     def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
-        """Return the latest calls and messages: see Recorder.records."""
+        """Return the latest calls and messages: see FlightRecorder.records."""
         return self._recorder.records(group, last)
 
     def vitals(self) -> AgentStats:
-        """Return what has been counted."""
-        store, lost = self._store, dict(self.engine.lost_peers)
+        """Return the agent's counters."""
+        lost = dict(self.engine.lost_peers)
         return AgentStats(
             self._recorder.operations(),
-            self._client.heartbeat_stats(),
-            store.table.vitals() if isinstance(store, MemoryStore) else None,
+            self._gateway.heartbeat_stats(),
+            self._job_store.stats(),
             dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),
-            sum(not how.clean for how in lost.values()),
+            sum(not loss.clean for loss in lost.values()),
         )
-
-    def _known(self) -> list[LocalCommunicator]:
-        with self._lock:
-            return list(self._groups.values())
 
     # The end
 
     def close(self, reason: str = "", *, failed: bool = False) -> None:
-        """Leave the job: groups end, peers and gateway are told, threads stop. Does nothing the second time.
+        """Leave the job: end the groups, report it to peers and gateway, stop the threads. Only once.
 
         Args:
-            reason: why, for the errors of ranks that still wait for this one.
-            failed: whether the process whose rank this is has died: then the others' groups with it end, too.
+            reason: for the errors of ranks that still wait for this one.
+            failed: whether the process whose rank this is has died: then the other ranks' groups with it end, too.
         """
         if self._leaving:
             return
         self._leaving = True
-        self._heart.stop()
-        for group in self._known():
-            group.close()
+        self._heartbeats.stop()
+        self.group_registry.close()
         self.engine.close(reason, failed=failed)
-        self._say_goodbye(reason)  # before what may take long: peers have seen the connections end
-        self._client.close()
-        if self._store is not None:
-            self._store.cancel_waits()
+        self._leave(reason)  # before anything slow: the peers have seen the connections end
+        self._gateway.close()
+        self._job_store.cancel_waits()
         if self._own_http is not None:
             self._own_http.close()
         elif self.store_server is not None:
             self.store_server.close()
 
     async def aclose(self) -> None:
-        """Let go of what the HTTP face used, in the event loop that it used it in."""
-        if self._store is not None:
-            await self._store.close()
+        """Close the resources that belong to the running event loop, which ends."""
+        await self._job_store.aclose()
 
-    def forget(self) -> None:
-        """In a forked child: let go of the parent's descriptors, without a word to anyone."""
+    def close_in_child(self) -> None:
+        """Close the parent's descriptors in a forked child, without a message to other processes."""
         self._leaving = True
-        self._heart.forget()
+        self._heartbeats.close_in_child()
         self.engine.close_in_child()
         if self._own_http is not None:
-            self._own_http.forget()
+            self._own_http.close_in_child()
 
-    def _say_goodbye(self, reason: str) -> None:
-        self._client.leave(Leave(self._joined.job, self._joined.epoch, self.member.rank, self.member.instance, reason))
+    def _leave(self, reason: str) -> None:
+        joined = self._joined
+        self._gateway.leave(schemas.Leave(joined.job, joined.epoch, self.member.rank, self.member.instance, reason))
 
-    def _heartbeat(self) -> Heartbeat:
+    def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
-        reply: JoinReply = self._joined
-        return Heartbeat(
-            reply.job, reply.epoch, self._world_size, self.member, self.groups(), self._vigil.failed_peers()
+        joined, lost = self._joined, self._disconnects.failed_peers()
+        self._gateway.heartbeat(
+            schemas.Heartbeat(joined.job, joined.epoch, self._world_size, self.member, self.groups(), lost)
         )
-
-    # Choices
-
-    def _transport_to(self, peer: Member) -> Transport:
-        same_host = peer.host_id == self.member.host_id
-        if self._settings.transport == "shm" and not same_host:
-            raise DistNetworkError(
-                f"RANKMESH_TRANSPORT=shm, but {peer.described()} is on another host than {self.member.described()}, or "
-                "sees another RANKMESH_SHM_DIR; leave RANKMESH_TRANSPORT out",
-                ranks=[peer.rank],
-            )
-        return self._transport(shares=same_host and self._settings.transport != "tcp")
-
-    def _transport(self, *, shares: bool) -> TcpTransport:
-        settings = self._settings
-        if not shares:
-            return TcpTransport(settings.token)
-        return RingTransport(
-            settings.token,
-            settings.shm_dir,
-            settings.job,
-            ring_bytes=max(_RING_LEAST, min(_RING_MOST, _RING_BUDGET // (2 * self._world_size))),
-            strict=settings.transport == "shm",
-        )
-
-    def _crowded(self) -> bool:
-        """Whether this host has more ranks than cores for them."""
-        local = sum(member.host_id == self.member.host_id for member in self._members.values())
-        return local > len(os.sched_getaffinity(0))
-
-    def _make_store_server(self, name: str) -> StoreServer | None:
-        """Return what serves the store's fast path, None where the keys are at another rank."""
-        if self.member.rank != 0:
-            return None
-        store = self.store
-        assert isinstance(store, MemoryStore)
-        return StoreServer(store.table, self._settings.token, name)
-
-    def _make_store(self) -> AsyncStore:
-        if self.member.rank == 0:
-            return MemoryStore()
-        from rankmesh_agent.store.http_client import (
-            HttpStore,  # brings httpx, which takes a quarter of a rank's start
-        )
-
-        return HttpStore(self._members[0].http, self._settings.token)
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:
             from rankmesh_agent.http.app import create_app
 
-            return create_app(self, token=self._settings.token, names=names, max_tensor=self._settings.max_body)
+            return create_app(self, token=self.settings.token, names=names, max_tensor=self.settings.max_body)
 
         return make

@@ -1,13 +1,20 @@
-"""The groups of a rank that were made over HTTP: their names, and that only they are ended over HTTP."""
+"""Registry of the groups that a rank is a member of: made by the job's calls, or over HTTP, which have names."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
 
+from rankmesh_agent.backends.segment_setup import SegmentOptions
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.schemas import GroupRequest
+from rankmesh_agent.wire.schemas import GroupRequest, Member
 
 
 class GroupExistsError(DistError):
@@ -25,62 +32,172 @@ class GroupInUseError(DistError):
 
 
 class GroupRegistry:
-    """Which groups were made over HTTP, and the names of those that are being made. For several threads."""
+    """Groups of one rank. For several threads.
 
-    def __init__(self) -> None:
+    Args:
+        engine: moves the groups' messages.
+        recorder: records the groups' calls.
+        job: name and epoch of the job, for the groups' ids.
+        members: the job's members, by rank.
+        settings: of the job.
+        oversubscribed: whether this host has more ranks than cores.
+        delegated: whether an attached process runs this rank's collectives in shared memory, see SegmentOptions.
+    """
+
+    def __init__(
+        self,
+        engine: ProgressEngine,
+        recorder: FlightRecorder,
+        job: str,
+        members: Mapping[int, Member],
+        settings: Settings,
+        *,
+        oversubscribed: bool,
+        delegated: bool,
+    ) -> None:
+        self._engine = engine
+        self._recorder = recorder
+        self._job = job
+        self._members = dict(members)
+        self._segment_options = SegmentOptions(
+            allowed=settings.transport != "tcp" and not shared_memory.unsupported(),
+            directory=settings.shm_dir,
+            job=settings.job,
+            slot_bytes=settings.slot_bytes,
+            crowded=oversubscribed,
+            strict=settings.transport == "shm",
+            delegated=delegated,
+        )
         self._lock = threading.Lock()
-        self._kinds: dict[int, str] = {}
-        self._making: set[str] = set()
+        self._groups: dict[int, LocalCommunicator] = {}
+        self._pending: list[LocalCommunicator] = []
+        self._counts: dict[tuple[tuple[int, ...], str], int] = {}
+        self._http_keys: dict[int, str] = {}
+        self._pending_names: set[str] = set()
 
-    def begin(self, wanted: GroupRequest, groups: Iterable[LocalCommunicator]) -> LocalCommunicator | None:
-        """Begin to make a group, or return it if this very one, by its instance, is there.
+    def all(self) -> list[LocalCommunicator]:
+        """Return the groups, in the order in which they were made."""
+        with self._lock:
+            return list(self._groups.values())
+
+    def find(self, name: str) -> LocalCommunicator | None:
+        """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
+        return next((group for group in self.all() if name in (group.name, f"{group.id:016x}")), None)
+
+    def make(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        timeout: float,
+        http_key: str = "",
+        begun: Callable[[LocalCommunicator], None] = lambda group: None,
+    ) -> LocalCommunicator:
+        """Make a group.
 
         Args:
-            wanted: the group.
-            groups: all that the rank is in.
+            ranks: global ranks of the members, this one among them.
+            name: name for people; one of the id if empty.
+            timeout: seconds for this call, and the default of the group's.
+            http_key: identifies a group that is made over HTTP, equal at all members.
+            begun: see ``make_over_http``.
 
         Raises:
-            GroupExistsError: another has its name.
+            DistBackendError: a member did not come, or failed.
         """
+        members = tuple(ranks)
+        counted = members, http_key
         with self._lock:
-            found = next((group for group in groups if group.name == wanted.name), None)
-            if found is None and wanted.name not in self._making:
-                self._making.add(wanted.name)
-                return None
-            if (
-                found is not None
-                and wanted.instance
-                and found.ranks == tuple(wanted.ranks)
-                and self._kinds.get(found.id) == kind_of(wanted)
-            ):
-                return found
-            raise GroupExistsError(
-                f"there is a group {wanted.name!r}: take another name, or DELETE /v1/groups/{wanted.name} first",
-                group=wanted.name,
-            )
-
-    def end(self, wanted: GroupRequest, made: LocalCommunicator | None) -> None:
-        """Take note that a group has been made, or with None that it could not be."""
+            # Members count groups with the same ranks alike, so they derive the same id without a message. Groups made
+            # over HTTP are counted apart: they come at any time.
+            count = self._counts[counted] = self._counts.get(counted, 0) + 1
+        text = f"{self._job}/{members}/{count}{f'/{http_key}' if http_key else ''}"
+        number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        name = name or f"group-{number:016x}"[:14]
+        group = LocalCommunicator(self._engine, number, name, members, self._members, timeout, self._recorder)
+        options = self._segment_options._replace(delegated=False) if http_key else self._segment_options
         with self._lock:
-            self._making.discard(wanted.name)
-            if made is not None:
-                self._kinds[made.id] = kind_of(wanted)
+            self._pending.append(group)
+        try:
+            begun(group)
+            group.start([self._members[rank].host_id for rank in members], options, timeout)
+        except BaseException:
+            with self._lock:
+                self._counts[counted] -= 1  # the members' next attempt has the same count
+            group.close()
+            raise
+        finally:
+            with self._lock:
+                self._pending.remove(group)
+        with self._lock:
+            self._groups[number] = group
+        return group
 
-    def drop(self, group: LocalCommunicator) -> None:
-        """Forget a group that ends.
+    def make_over_http(
+        self, wanted: GroupRequest, timeout: float, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[LocalCommunicator, bool]:
+        """Make a group that is requested over HTTP from all its members' agents.
+
+        Args:
+            wanted: the group; this rank is in it.
+            timeout: seconds for this call, and the default of the group's.
+            begun: called with the group before it waits for the members; aborting the group ends the wait.
+
+        Returns:
+            The group, and whether it is new: not if this very one, by its instance, exists.
 
         Raises:
-            GroupInUseError: it was not made over HTTP.
+            GroupExistsError: another group has the name.
+            DistBackendError: a member did not come, or failed.
+        """
+        name, key = wanted.name, f"{wanted.name}/{wanted.instance}"
+        with self._lock:
+            found = next((group for group in self._groups.values() if group.name == name), None)
+            if found is not None or name in self._pending_names:
+                same = found is not None and wanted.instance and found.ranks == tuple(wanted.ranks)
+                if found is not None and same and self._http_keys.get(found.id) == key:
+                    return found, False
+                raise GroupExistsError(
+                    f"there is a group {name!r}: take another name, or DELETE /v1/groups/{name} first", group=name
+                )
+            self._pending_names.add(name)
+        try:
+            group = self.make(wanted.ranks, name, timeout, key, begun)
+            with self._lock:
+                self._http_keys[group.id] = key
+        finally:
+            with self._lock:
+                self._pending_names.discard(name)
+        return group, True
+
+    def drop_over_http(self, group: LocalCommunicator) -> None:
+        """End a group at this rank that was made over HTTP.
+
+        Raises:
+            GroupInUseError: it was not.
         """
         with self._lock:
-            if self._kinds.pop(group.id, None) is None:
+            if self._http_keys.pop(group.id, None) is None:
                 raise GroupInUseError(
                     f"group {group.name!r} was not made over HTTP: its job ends it. To end it at all members now, POST "
                     f"/v1/groups/{group.name}/abort",
                     group=group.name,
                 )
+        self.drop(group)
 
+    def drop(self, group: Communicator) -> None:
+        """End a group at this rank."""
+        with self._lock:
+            self._groups.pop(group.id, None)
+        group.close()
 
-def kind_of(wanted: GroupRequest) -> str:
-    """Return what tells a group made over HTTP from others of the same ranks; equal at all members."""
-    return f"{wanted.name}/{wanted.instance}"
+    def abort_pending(self, error: BaseException) -> None:
+        """End the groups that are being made, because of an error of their requester."""
+        with self._lock:
+            pending = list(self._pending)
+        for group in pending:
+            group.abort(error)
+
+    def close(self) -> None:
+        """End all groups at this rank."""
+        for group in self.all():
+            group.close()

@@ -1,1 +1,1 @@
-"""RankMesh's gateway: who is in a job, in which groups, and how they are."""
+"""RankMesh's gateway: the registry of jobs, ranks and groups, and their health."""

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.make_token and options.token_file is None:
-        parser.error("--make-token needs --token-file, the file to put it in")
+        parser.error("--make-token needs --token-file, the file to write it to")
     try:
         if options.make_token:
             create_token(options.token_file)
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     registry = Registry()
     server = GatewayServer(create_app(registry, token=token, names=_names(options.host, settings)), registry)
-    # Uvicorn raises the signal that ended it once more when it is done, for handlers like these to see.
+    # Uvicorn raises the signal that ended it once more when it is done, which would kill a process without handlers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
     server.run([listener])
@@ -53,15 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m rankmesh_gateway",
-        description="Serve the registry of jobs, ranks and groups, at the address that ranks know as "
+        description="Serve the registry of jobs, ranks and groups at the address that ranks know as "
         "MASTER_ADDR:MASTER_PORT or RANKMESH_GATEWAY.",
         epilog="The token is taken from RANKMESH_TOKEN, or from a file. RANKMESH_ADVERTISE lists host names, "
-        "besides the machine's own, under which ranks may ask.",
+        "besides the machine's own, under which ranks reach the gateway.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=8700, help="port, 0 for any free one (default: %(default)s)")
     parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the token")
-    parser.add_argument("--make-token", action="store_true", help="put a fresh token into that file if there is none")
+    parser.add_argument("--make-token", action="store_true", help="write a new token to that file if there is none")
     parser.add_argument("--version", action="version", version=f"RankMesh {__version__}")
     return parser
 
@@ -73,7 +73,7 @@ def _port(text: str) -> int:
 
 
 def _names(host: str, settings: Settings) -> list[str]:
-    """The names ranks may use for this machine in the gateway's URL."""
+    """Return the host names that the gateway's URL may have."""
     return [host, socket.gethostname(), *(address.partition(":")[0] for address in settings.advertise)]
 
 

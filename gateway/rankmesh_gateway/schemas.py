@@ -1,4 +1,4 @@
-"""JSON bodies that only the gateway makes."""
+"""JSON bodies of the gateway's responses."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ JobState = Literal["forming", "running", "failing", "failed", "ended"]
 
 @dataclass
 class JobInfo:
-    """A world of a job: its ranks in one epoch.
+    """Summary of a job's world in one epoch.
 
     Attributes:
         job: the job's name.
-        epoch: counts the times the job's world came together, from 1.
-        state: ``forming`` while ranks are missing; ``running``; ``failing`` when some have failed and others live;
-            when none lives, ``failed`` if some have failed, else ``ended``.
-        world_size: how many ranks it has when complete.
-        ranks: how many ranks are in each state.
-        since: when it came together, or when the first rank came, in seconds since 1970.
+        epoch: counts the job's complete worlds, from 1.
+        state: ``forming`` while ranks are missing; ``running``; ``failing`` when some have failed and others are live;
+            when none is live, ``failed`` if some have failed, else ``ended``.
+        world_size: the number of ranks of the complete world.
+        ranks: the number of ranks in each state.
+        since: when the world was complete, or else when the first rank joined, in seconds since 1970.
     """
 
     job: str
@@ -34,20 +34,20 @@ class JobInfo:
 
 @dataclass
 class GroupInFlight:
-    """A call of a group that some members have begun and not ended: who holds up whom.
+    """A call in flight: some members of a group have begun it, and not all have completed it.
 
     Attributes:
         job: the job it belongs to.
         epoch: the job's epoch.
         group: the group's id.
-        name: the group's name for people.
-        op: the call in words, as the first of those that arrived described it.
-        seq: its number in the group.
-        age: seconds since the first of them began it.
-        bytes: what a member's arrays hold, at most.
+        name: the group's name.
+        op: the call with its arguments, as the first member that arrived reports it.
+        seq: its sequence number in the group.
+        age: seconds since the first member began it.
+        bytes: the most bytes of a member's arrays.
         arrived: the global ranks that are in the call, as last reported.
         missing: the global ranks that have not begun it, as last reported.
-        differing: the call in words at members (global rank, as text) where it is another one.
+        differing: the call at the members (global rank, as text) that make another one.
     """
 
     job: str
@@ -74,7 +74,7 @@ class GatewayInfo:
 
 @dataclass
 class TotalRates:
-    """What all groups do in a second."""
+    """Operations and bytes of all groups a second."""
 
     operations: float
     bytes: float
@@ -82,7 +82,7 @@ class TotalRates:
 
 @dataclass
 class JobStore:
-    """What is in a job's store: how many keys, and the first names, at most 100."""
+    """Contents of a job's store: the number of keys, and the first names, at most 100."""
 
     job: str
     keys: int
@@ -91,7 +91,7 @@ class JobStore:
 
 @dataclass
 class Overview:
-    """All that there is to see; ``time`` is in seconds since 1970."""
+    """Snapshot of the whole gateway; ``time`` is in seconds since 1970."""
 
     time: float
     gateway: GatewayInfo
@@ -105,7 +105,7 @@ class Overview:
 
 @dataclass
 class GroupMade:
-    """A group that all its members have.
+    """A group that has been created at all its members.
 
     Attributes:
         job: the job it belongs to.
@@ -124,7 +124,7 @@ class GroupMade:
 
 @dataclass
 class NoAnswer:
-    """A member that did not do as it was asked, and why."""
+    """A member whose agent did not fulfil a request, and why."""
 
     rank: int
     detail: str
@@ -132,14 +132,14 @@ class NoAnswer:
 
 @dataclass
 class FanOut:
-    """Which members' agents did as they were asked.
+    """Outcome of a request to the agents of a group's members.
 
     Attributes:
         id: the group's id.
         name: the group's name.
-        asked: the members that were asked: all that have not left.
-        answered: those that did so.
-        failed: those that did not.
+        asked: the members to whose agents the request was sent: all that have not left.
+        answered: those that fulfilled it.
+        failed: the others.
     """
 
     id: str
@@ -151,7 +151,7 @@ class FanOut:
 
 @dataclass
 class GroupChanged:
-    """A group that has taken the place of another: the new one, and at which members the old one has ended."""
+    """A group that has replaced another: the new one, and the outcome of ending the old one."""
 
     made: GroupMade
     ended: FanOut

@@ -1,4 +1,4 @@
-"""All that there is to see, put together once for all who watch."""
+"""Snapshot of the whole gateway, created once for all clients that watch."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from rankmesh_gateway.clients.store_keys import StoreKeyCache
 from rankmesh_gateway.schemas import GatewayInfo, Overview, TotalRates
 from rankmesh_gateway.state.registry import Registry
 
-_FRESH_SECONDS = 0.5
-"""How old an overview may be that is sent to another one who watches."""
+_MAX_AGE_SECONDS = 0.5
+"""Age up to which a cached snapshot is sent to another client."""
 
 
 class SnapshotCache:
-    """Makes overviews.
+    """Creates snapshots, and keeps the last one.
 
     Args:
-        registry: of what.
-        stores: what is in the jobs' stores.
+        registry: the registry.
+        stores: the contents of the jobs' stores.
     """
 
     def __init__(self, registry: Registry, stores: StoreKeyCache) -> None:
         self._registry = registry
         self._stores = stores
-        self._made_at = float("-inf")
-        self._made = b""
+        self._created_at = float("-inf")
+        self._json = b""
 
     def build(self) -> Overview:
-        """Return an overview, with what is known of the stores by now."""
+        """Return a snapshot, with the stores' contents as far as they are known."""
         registry = self._registry
         ranks, agents, groups = registry.ranks(), registry.agents.entries(), registry.groups()
         rates = TotalRates(sum(group.operations_rate for group in groups), sum(group.bytes_rate for group in groups))
@@ -45,14 +45,14 @@ class SnapshotCache:
         )
 
     async def refresh(self) -> Overview:
-        """Return an overview with what the stores' owners say now, as far as they do so soon."""
+        """Return a snapshot with the stores' contents as of now, of those whose owners answer soon."""
         await self._stores.refresh()
         return self.build()
 
     def cached_json(self) -> bytes:
-        """Return an overview of late as JSON; who watches wants to know of the stores, too."""
+        """Return a recent snapshot as JSON, and have the stores' contents refreshed for a later one."""
         self._stores.refresh_soon()
-        if time.monotonic() - self._made_at > _FRESH_SECONDS:
-            self._made = json.dumps(self.build(), default=vars).encode()
-            self._made_at = time.monotonic()
-        return self._made
+        if time.monotonic() - self._created_at > _MAX_AGE_SECONDS:
+            self._json = json.dumps(self.build(), default=vars).encode()
+            self._created_at = time.monotonic()
+        return self._json

@@ -1,10 +1,11 @@
-"""The launcher: ``rankmesh run``, with torchrun's arguments, or ``python -m rankmesh.launch``, torch's older way.
+"""The launcher: ``rankmesh run`` with torchrun's arguments, or ``python -m rankmesh.launch``, torch's older form.
 
-The older way passes each rank ``--local-rank=LOCAL_RANK`` as the script's first argument unless told ``--use-env``; the
-environment says it either way.
+The older form passes ``--local-rank=LOCAL_RANK`` as the script's first argument unless ``--use-env`` is given; the
+environment contains it in both forms.
 
 The launcher starts one process a rank, hosts the job's gateway at MASTER_ADDR:MASTER_PORT (on node 0), prefixes every
-line of output with its rank, and ends all ranks when one fails, saying which was first and what it said last.
+line of output with its rank, and terminates all ranks after a failure, with a report of the first one and its last
+output.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import sys
 
 from rankmesh._launcher.arguments import parse
 from rankmesh._launcher.gateway import LauncherGateway
-from rankmesh._launcher.nodes import with_nodes
-from rankmesh._launcher.output import Sink, standard_sinks
-from rankmesh._launcher.pdeathsig import dies_with_parent
+from rankmesh._launcher.nodes import resolve_nodes
+from rankmesh._launcher.output import TerminalWriter, standard_writers
+from rankmesh._launcher.pdeathsig import pdeathsig
 from rankmesh._launcher.plan import Plan, plan
 from rankmesh._launcher.rank import Rank, start
 from rankmesh._launcher.report import failure_report, stop_report
-from rankmesh._launcher.shm_cleanup import sweep
-from rankmesh._launcher.signals import SignalInbox
+from rankmesh._launcher.shm_cleanup import remove_segments
+from rankmesh._launcher.signals import SignalPipe
 from rankmesh._launcher.supervisor import Supervisor
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.sockets import bind
@@ -33,22 +34,22 @@ from rankmesh_agent.wire.errors import DistNetworkError
 
 
 def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: bool = True) -> int:
-    """Launch what a command line says, and return the exit code when all of it has ended.
+    """Launch a job and return its exit code after all ranks have ended.
 
     Args:
-        argv: the command line's words after the program's name; None: this process's.
+        argv: arguments after the program's name; None for this process's.
         prog: the program's name.
-        use_env: what ``--use-env`` is when it is not given: whether ranks find LOCAL_RANK in their environment only.
+        use_env: default of ``--use-env``: whether LOCAL_RANK is passed in the environment only.
 
     Raises:
-        SystemExit: with code 2 when the command line makes no sense, with 0 after ``--help``.
+        SystemExit: with code 2 if an argument is invalid, with 0 after ``--help``.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#launch-utility
     """
     options = parse(argv, prog=prog, use_env=use_env)
     try:
         settings = Settings.from_env(os.environ)
-        options = with_nodes(options, settings)
+        options = resolve_nodes(options, settings)
         job = plan(options, settings)
         listener = _listen(job, settings) if options.node_rank == 0 else None
     except (ValueError, DistNetworkError) as error:
@@ -62,11 +63,11 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
     finally:
         gateway.stop()
         if job.owns_job:
-            sweep(settings.shm_dir, job.job)
+            remove_segments(settings.shm_dir, job.job)
 
 
 def _listen(job: Plan, settings: Settings) -> socket.socket:
-    """Return the gateway's listening socket: at the master address, or where RANKMESH_BIND says on several nodes."""
+    """Return the gateway's listening socket: at the master address, or at RANKMESH_BIND on several nodes."""
     host = job.options.master_addr
     if not job.owns_job and settings.bind:
         host = settings.bind
@@ -74,32 +75,34 @@ def _listen(job: Plan, settings: Settings) -> socket.socket:
 
 
 def _launch(job: Plan, gateway: LauncherGateway | None) -> int:
-    """Start the ranks and, after them, the gateway; watch over them; report."""
-    sinks = standard_sinks()
-    messages = sinks[1]
-    with SignalInbox() as inbox, contextlib.ExitStack() as cleanup:
+    """Start the ranks, then the gateway; supervise the ranks; report their failures."""
+    writers = standard_writers()
+    messages = writers[1]
+    with SignalPipe() as inbox, contextlib.ExitStack() as cleanup:
         try:
-            ranks = _start_ranks(job, sinks, cleanup)
+            ranks = _start_ranks(job, writers, cleanup)
         except OSError as error:
             return _refuse(f"cannot start {job.options.program[0]}: {error}")
-        messages.show([_greeting(job), *(f"[rankmesh] {remark}".encode() for remark in job.options.remarks)])
+        messages.write_lines([_greeting(job), *(f"[rankmesh] {remark}".encode() for remark in job.options.remarks)])
         if gateway is not None:
-            # Not before: a process that forks should have no busy threads. Until now the socket's backlog held clients.
+            # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
             gateway.start()
         supervisor = Supervisor(
-            ranks, sinks, inbox, failure_grace=job.options.failure_grace, stop_grace=job.options.stop_grace
+            ranks, writers, inbox, failure_grace=job.options.failure_grace, stop_grace=job.options.stop_grace
         )
         if gateway is not None:
-            supervisor.on_ending = gateway.note_ending
+            supervisor.on_exit = gateway.report_exit
         supervisor.run()
         first = supervisor.first_failure
-        messages.show(stop_report(ranks) if first is None else failure_report(first, ranks))
+        messages.write_lines(stop_report(ranks) if first is None else failure_report(first, ranks))
         supervisor.flush()
         return supervisor.status
 
 
-def _start_ranks(job: Plan, sinks: tuple[Sink, Sink], cleanup: contextlib.ExitStack) -> list[Rank]:
-    before_exec = dies_with_parent()
+def _start_ranks(
+    job: Plan, writers: tuple[TerminalWriter, TerminalWriter], cleanup: contextlib.ExitStack
+) -> list[Rank]:
+    before_exec = pdeathsig()
     ranks = []
     for number in job.ranks:
         rank = start(
@@ -107,7 +110,7 @@ def _start_ranks(job: Plan, sinks: tuple[Sink, Sink], cleanup: contextlib.ExitSt
             job.command(number),
             job.environment(number, os.environ),
             stdin=None if number == job.ranks.start else subprocess.DEVNULL,
-            sinks=sinks,
+            writers=writers,
             before_exec=before_exec,
         )
         cleanup.callback(rank.release)

@@ -23,8 +23,8 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from rankmesh._launcher.child import Report, run
-from rankmesh._launcher.interrupts import interrupts_held
+from rankmesh._launcher.child import ErrorFile, run
+from rankmesh._launcher.interrupts import interrupts_deferred
 from rankmesh._launcher.plan import token_of
 from rankmesh_agent.config.settings import Settings
 
@@ -40,15 +40,15 @@ __all__ = [
 __all__ += multiprocessing.__all__
 
 _STOP_SECONDS = 30.0
-"""How long a process may take to end after a signal, before SIGKILL: torch's, and the launcher's."""
+"""Time between a signal and SIGKILL, as in torch and in the launcher."""
 
 
 class ProcessException(Exception):
     """A process of ``spawn`` failed.
 
     Attributes:
-        msg: what happened.
-        error_index: which process it was, as its function was told.
+        msg: description.
+        error_index: index of the process, the first argument of its function.
         error_pid: its process id.
     """
 
@@ -95,18 +95,18 @@ def spawn(
 ) -> ProcessContext | None:
     """Run ``fn(i, *args)`` in ``nprocs`` new processes, ``i`` from 0 to ``nprocs`` - 1.
 
-    When one fails the others are ended, and the first failure is raised. Ctrl-C ends them all. If this process is
-    killed, so are they.
+    After a failure the other processes are terminated, and the first failure is raised. Ctrl-C terminates all of them.
+    If this process is killed, the kernel kills them, too.
 
-    Unless RANKMESH_TOKEN is set they get a token of their own, the same for all that this process starts; the
-    environment of this process stays as it is. Set RANKMESH_TOKEN when other processes take part in their job.
+    Unless RANKMESH_TOKEN is set, the processes receive a random token, the same for all that this process starts; the
+    environment of this process does not change. Set RANKMESH_TOKEN if other processes take part in their job.
 
     Args:
-        fn: what they run; they have to be able to import it, so it stands at the top of a module.
-        args: what it gets besides ``i``; has to be picklable.
-        nprocs: how many processes.
+        fn: function of the processes; importable, so defined at the top level of a module.
+        args: its arguments after ``i``; picklable.
+        nprocs: number of processes.
         join: wait until all have ended.
-        daemon: whether they are daemonic: ended when this process exits, instead of waited for, and without children.
+        daemon: whether the processes are daemonic: terminated when this process exits, and without children.
         start_method: ``"spawn"``; ``start_processes`` takes others.
 
     Returns:
@@ -114,8 +114,8 @@ def spawn(
 
     Raises:
         ProcessRaisedException: the function raised an exception; the message has its traceback.
-        ProcessExitedException: a process exited with a code other than 0, or was ended by a signal.
-        TypeError: ``fn`` cannot be called, or ``args`` is no tuple or list.
+        ProcessExitedException: a process exited with a code other than 0, or a signal terminated it.
+        TypeError: ``fn`` is not callable, or ``args`` is not a tuple or list.
         ValueError: ``nprocs`` is less than 1.
 
     Source: https://pytorch.org/docs/2.1/multiprocessing.html#torch.multiprocessing.spawn.spawn
@@ -137,9 +137,9 @@ def start_processes(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> ProcessContext | None:
-    """Do what ``spawn`` does, with any start method: ``"spawn"``, ``"fork"`` or ``"forkserver"``.
+    """Like ``spawn``, with any start method: ``"spawn"``, ``"fork"`` or ``"forkserver"``.
 
-    Arguments, result and errors are those of ``spawn``. Forked processes are killed when the thread that called ends.
+    Arguments, result and errors are those of ``spawn``. Forked processes are killed when the calling thread ends.
 
     Source: torch.multiprocessing.start_processes
     """
@@ -171,13 +171,13 @@ class ProcessContext:
 
     Attributes:
         processes: the processes, by index.
-        sentinels: what to wait for until a process ends, to its index; of those that have not been joined.
+        sentinels: index of each process that has not been joined, by the descriptor that signals its end.
     """
 
     def __init__(self) -> None:
         self.processes: list[BaseProcess] = []
         self.sentinels: dict[int, int] = {}
-        self._reports: list[Report] = []
+        self._reports: list[ErrorFile] = []
         self._failed: int | None = None
 
     def pids(self) -> list[int]:
@@ -185,21 +185,21 @@ class ProcessContext:
         return [_pid(process) for process in self.processes]
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Wait until a process ends; when it failed, end the others and raise its error.
+        """Wait until a process ends; if it failed, terminate the others and raise its error.
 
-        Ctrl-C in here ends all processes, a second one at once.
+        Ctrl-C during the wait terminates all processes, a second one kills them.
 
         Args:
-            timeout: seconds to wait; None as long as it takes.
-            grace_period: seconds the others have to end by themselves after a failure, and again after SIGTERM, before
-                SIGKILL. By default they get SIGTERM at once, and 30 seconds.
+            timeout: seconds to wait; None without limit.
+            grace_period: seconds for the others to end by themselves after a failure, and again after SIGTERM, before
+                SIGKILL. By default they receive SIGTERM at once, and SIGKILL after 30 seconds.
 
         Returns:
             Whether all processes have ended.
 
         Raises:
             ProcessRaisedException: the function raised an exception; the message has its traceback.
-            ProcessExitedException: a process exited with a code other than 0, or was ended by a signal.
+            ProcessExitedException: a process exited with a code other than 0, or a signal terminated it.
 
         Source: torch.multiprocessing.ProcessContext
         """
@@ -220,18 +220,18 @@ class ProcessContext:
             raise self._error(self._failed)
         return not self.sentinels
 
-    def _new_report(self) -> Report:
-        self._reports.append(Report())
+    def _new_report(self) -> ErrorFile:
+        self._reports.append(ErrorFile())
         return self._reports[-1]
 
     def _start(self, process: BaseProcess) -> None:
-        with interrupts_held():
+        with interrupts_deferred():
             process.start()
             self.sentinels[process.sentinel] = len(self.processes)
             self.processes.append(process)
 
     def _await_one(self, timeout: float | None) -> list[int]:
-        """Wait for the end of a process; return those that have ended."""
+        """Wait until a process ends; return the indices of those that have ended."""
         ended = []
         for sentinel in connection.wait(list(self.sentinels), timeout) if self.sentinels else []:
             assert isinstance(sentinel, int)
@@ -240,30 +240,30 @@ class ProcessContext:
         return ended
 
     def _await_all(self, seconds: float) -> None:
-        """Wait for the end of all processes."""
+        """Wait until all processes have ended."""
         deadline = time.monotonic() + seconds
         while self.sentinels and (left := deadline - time.monotonic()) > 0:
             self._await_one(left)
 
     def _first_failure(self, failed: Sequence[int]) -> int | None:
-        """Return which process failed first, given those that are found to have failed.
+        """Return the index of the process that failed first, given those that have failed.
 
-        That need not be the first to end: a rank may still say goodbye while another, which failed because of it, is
-        gone already. A process that was ended says nothing; who speaks of its end speaks later.
+        It need not be the first to end: a rank may still leave its job while another one, which failed because of it,
+        has ended already. A process killed by a signal records no error; errors that it causes are recorded later.
         """
         if not failed:
             return None
-        said = {index: words.at for index, report in enumerate(self._reports) if (words := report.read())}
-        silent = [index for index in failed if index not in said]
-        return silent[0] if silent else min(said, key=lambda index: said[index])
+        times = {index: error.at for index, report in enumerate(self._reports) if (error := report.read())}
+        killed = [index for index in failed if index not in times]
+        return killed[0] if killed else min(times, key=lambda index: times[index])
 
     def _error(self, index: int) -> ProcessException:
-        """Return the error of a process that failed, once all have ended."""
-        process, words = self.processes[index], self._reports[index].read()
+        """Return the error of a failed process; all have ended."""
+        process, error = self.processes[index], self._reports[index].read()
         pid = _pid(process)
-        if words is not None and words.trace:
-            return ProcessRaisedException(f"process {index} (pid {pid}) raised:\n\n{words.trace}", index, pid)
-        code = words.code if words is not None else process.exitcode or 0
+        if error is not None and error.trace:
+            return ProcessRaisedException(f"process {index} (pid {pid}) raised:\n\n{error.trace}", index, pid)
+        code = error.code if error is not None else process.exitcode or 0
         if code >= 0:
             text = f"process {index} (pid {pid}) terminated with exit code {code}"
             return ProcessExitedException(text, index, pid, code)
@@ -272,7 +272,7 @@ class ProcessContext:
         return ProcessExitedException(text, index, pid, code, name)
 
     def _end(self, number: signal.Signals, seconds: float = _STOP_SECONDS) -> None:
-        """Send all processes a signal, give them time to end, kill those that have not."""
+        """Send a signal to all processes, and SIGKILL to those that have not ended after some seconds."""
         try:
             self._send(number)
             self._await_all(seconds)
@@ -299,17 +299,17 @@ SpawnContext = ProcessContext
 
 @functools.cache
 def _fresh_token() -> str:
-    """Return this process's token for all processes it starts."""
+    """Return the random token of all processes started by this one."""
     return token_of(Settings())
 
 
 def _ending(error: BaseException) -> signal.Signals:
-    """Return the signal that ends the processes because of an error here."""
+    """Return the signal that terminates the processes after an error in this one."""
     return signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
 
 
 def _pid(process: BaseProcess) -> int:
-    assert process.pid is not None, "it has been started"
+    assert process.pid is not None, "the process has been started"
     return process.pid
 
 

@@ -85,7 +85,7 @@ def in_thread(call: Callable[..., object], *arguments: object) -> Future[object]
 
 
 def world_of_two(*agents: Standalone) -> list[tuple[Lease, Agent]]:
-    futures = [in_thread(agent.acquire, wanted(rank, 2)) for rank, agent in enumerate(agents)]
+    futures = [in_thread(agent.leases.acquire, wanted(rank, 2)) for rank, agent in enumerate(agents)]
     return [future.result(60) for future in futures]
 
 
@@ -104,47 +104,47 @@ class TestLeases:
     def test_it_is_free_again_for_another_rank_and_job(self, make):
         agent = make()
         for job in ("one", "two", "one"):
-            lease, joined = agent.acquire(wanted(job=job))
+            lease, joined = agent.leases.acquire(wanted(job=job))
             assert (lease.job, lease.rank, joined.world.size) == (job, 0, 1)
-            assert agent.lease == lease
-            assert agent.release(lease.id)
-            assert agent.lease is None
-            assert not agent.release(lease.id)
+            assert agent.leases.lease == lease
+            assert agent.leases.release(lease.id)
+            assert agent.leases.lease is None
+            assert not agent.leases.release(lease.id)
 
     def test_the_rank_that_the_gateway_gave(self, make):
-        lease, joined = make().acquire(wanted(UNASSIGNED))
+        lease, joined = make().leases.acquire(wanted(UNASSIGNED))
         assert lease.rank == joined.member.rank == 0
 
     def test_one_lease_at_a_time(self, make):
         agent = make()
-        agent.acquire(wanted(holder="python train.py"))
+        agent.leases.acquire(wanted(holder="python train.py"))
         with pytest.raises(AgentTakenError, match=r"'agent-0' is taken, by rank 0 of job 'job' \(python train.py\)"):
-            agent.acquire(wanted())
+            agent.leases.acquire(wanted())
         with pytest.raises(AgentTakenError):
             agent.acquire_in_background(wanted())
 
     def test_a_join_that_fails_frees_it(self, make):
         agent = make()
         with pytest.raises(JoinTimeoutError, match="ranks 1"):
-            agent.acquire(wanted(0, 2, timeout=0.3))
-        assert agent.lease is None
-        agent.acquire(wanted())
+            agent.leases.acquire(wanted(0, 2, timeout=0.3))
+        assert agent.leases.lease is None
+        agent.leases.acquire(wanted())
 
     def test_a_lease_that_ends_while_it_joins(self, make, registry):
         agent = make()
-        joining = in_thread(agent.acquire, wanted(0, 2, job="halfway"))
+        joining = in_thread(agent.leases.acquire, wanted(0, 2, job="halfway"))
         wait_until(lambda: registry.ranks("halfway"), "the rank to come")
-        assert agent.release(agent.lease.id, "its process went away")
+        assert agent.leases.release(agent.leases.lease.id, "its process went away")
         with pytest.raises(LeaseEndedError, match="its process went away"):
             joining.result(60)
         assert not registry.ranks("halfway")
-        assert agent.lease is None
+        assert agent.leases.lease is None
 
     def test_its_peers_are_told_why_it_left(self, make):
         agents = make("agent-0"), make("agent-1")
         pairs = world_of_two(*agents)
         waiting = in_thread(pairs[0][1].world.barrier, Options(20.0))
-        assert agents[1].release(pairs[1][0].id, "its process (pid 7) ended")
+        assert agents[1].leases.release(pairs[1][0].id, "its process (pid 7) ended")
         with pytest.raises(RuntimeError, match=r"rank 1 .* left \(its process \(pid 7\) ended\)"):
             waiting.result(60)
 
@@ -156,21 +156,21 @@ class TestLeases:
         with pytest.raises(RuntimeError, match=r"rank 1 .* left \(its agent ended\)"):
             waiting.result(60)
         with pytest.raises(AgentTakenError, match="about to end"):
-            agents[1].acquire(wanted())
+            agents[1].leases.acquire(wanted())
 
     def test_one_that_nobody_uses_ends(self, make):
         agent = make()
-        agent.acquire(wanted(idle=0.2))
-        wait_until(lambda: agent.lease is None, "the lease to end")
+        agent.leases.acquire(wanted(idle=0.2))
+        wait_until(lambda: agent.leases.lease is None, "the lease to end")
 
     def test_descriptors_and_threads_go_with_the_lease(self, make):
         agent = make()
-        lease, _ = agent.acquire(wanted())
-        agent.release(lease.id)
+        lease, _ = agent.leases.acquire(wanted())
+        agent.leases.release(lease.id)
         descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
         for _ in range(10):
-            lease, _ = agent.acquire(wanted())
-            agent.release(lease.id)
+            lease, _ = agent.leases.acquire(wanted())
+            agent.leases.release(lease.id)
         wait_until(lambda: threading.active_count() <= threads, "the threads to end")
         # Connections to the gateway come and go at both ends; one that a lease had left would be there ten times.
         wait_until(lambda: len(os.listdir("/proc/self/fd")) < descriptors + 10, "the descriptors to be closed")
@@ -233,7 +233,7 @@ class TestFace:
         agent = make()
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{agent.urls[0]}/v1/lease", json={"world_size": 2}, headers=HEADERS, timeout=0.5)
-        wait_until(lambda: agent.lease is None, "the lease to end")
+        wait_until(lambda: agent.leases.lease is None, "the lease to end")
 
 
 class TestProcess:

@@ -71,7 +71,7 @@ def test_a_token_of_rank_0_is_everyones(started: Callable[[], list[dict[str, Any
     [
         ("another rank", "ValueError", "rank=1, but under backend 'mpi' it is MPI's, 0: leave it out"),
         ("another size", "ValueError", "world_size=3, but under backend 'mpi' it is MPI's, 2: leave it out"),
-        ("one has a method", "ValueError", "only ranks [1] say how the ranks find each other"),
+        ("one has a method", "ValueError", "only ranks [1] define the rendezvous"),
         ("no host", "DistNetworkError", "192.0.2.1"),
         ("attached", "ValueError", "needs the rank's agent in this process"),
     ],

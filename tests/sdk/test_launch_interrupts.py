@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from rankmesh._launcher import interrupts
-from rankmesh._launcher.interrupts import interrupts_held, let_interrupts_through
+from rankmesh._launcher.interrupts import deliver_interrupts, interrupts_deferred
 
 
 @pytest.fixture(autouse=True)
 def _pythons_own_handler() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    assert interrupts._held is None
+    assert interrupts._deferred is None
     assert signal.signal(signal.SIGINT, before) in (signal.default_int_handler, signal.SIG_IGN)
 
 
@@ -32,20 +32,20 @@ def press_twice_and_fail() -> None:
 
 
 def test_it_comes_after_the_block_and_no_error_in_there_is_lost() -> None:
-    with pytest.raises(KeyboardInterrupt) as caught, interrupts_held():
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts_deferred():
         press_twice_and_fail()
     assert isinstance(caught.value.__context__, ValueError)
 
 
 def test_without_it_nothing_happens() -> None:
-    with interrupts_held():
+    with interrupts_deferred():
         pass
 
 
 def test_a_handler_of_ones_own_is_called_then() -> None:
     called = []
     signal.signal(signal.SIGINT, lambda number, frame: called.append(number))
-    with interrupts_held():
+    with interrupts_deferred():
         press()
         assert called == []
     assert called == [signal.SIGINT]
@@ -54,7 +54,7 @@ def test_a_handler_of_ones_own_is_called_then() -> None:
 
 def test_who_ignores_it_goes_on_ignoring_it() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interrupts_held():
+    with interrupts_deferred():
         press()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
@@ -63,7 +63,7 @@ def test_in_another_thread_it_is_none_of_its_business() -> None:
     seen = []
 
     def hold() -> None:
-        with interrupts_held():
+        with interrupts_deferred():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=hold)
@@ -73,15 +73,15 @@ def test_in_another_thread_it_is_none_of_its_business() -> None:
 
 
 def test_a_forked_process_has_its_own_again() -> None:
-    with interrupts_held():
+    with interrupts_deferred():
         child = os.fork()
         if child == 0:
             try:
                 press()
-                let_interrupts_through()
+                deliver_interrupts()
             except KeyboardInterrupt:
                 os._exit(7 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 8)
             finally:
                 os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    let_interrupts_through()
+    deliver_interrupts()

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh._launcher.line_buffer import LineCutter
+from rankmesh._launcher.line_buffer import LineBuffer
 
 
 def cut(*chunks: bytes) -> list[bytes]:
-    cutter = LineCutter()
+    cutter = LineBuffer()
     return [line for chunk in chunks for line in cutter.feed(chunk)] + cutter.close()
 
 
@@ -44,7 +44,7 @@ def test_nothing_is_lost_without_carriage_returns(lines: list[bytes]) -> None:
 
 
 def test_the_line_that_has_begun() -> None:
-    cutter = LineCutter()
+    cutter = LineBuffer()
     cutter.feed(b"done\n 10%\r 20%")
     assert cutter.unfinished() == b" 20%"
     cutter.feed(b"\r")
@@ -54,7 +54,7 @@ def test_the_line_that_has_begun() -> None:
 
 
 def test_a_stream_without_newlines_comes_in_pieces() -> None:
-    cutter = LineCutter(longest=4)
+    cutter = LineBuffer(longest=4)
     assert cutter.feed(b"123") == []
     assert cutter.feed(b"456789") == [b"1234", b"5678"]
     assert cutter.feed(b"\n") == [b"9"]

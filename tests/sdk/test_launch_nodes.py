@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankmesh._launcher.arguments import AUTO, parse
-from rankmesh._launcher.nodes import with_nodes
+from rankmesh._launcher.nodes import resolve_nodes
 from rankmesh._launcher.plan import plan
 from rankmesh_agent.config.settings import Settings
 
@@ -33,7 +33,7 @@ def script(tmp_path: Path) -> str:
 def job_of(script, environ, *arguments):
     settings = Settings.from_env(environ)
     options = parse(["--nnodes", "auto", "--nproc-per-node", "4", *arguments, script])
-    return plan(with_nodes(options, settings), settings)
+    return plan(resolve_nodes(options, settings), settings)
 
 
 def test_nodes_of_srun(script):
@@ -64,7 +64,7 @@ def test_a_world_size_is_of_ranks_and_not_compared_with_nodes(script):
 
 def test_a_number_is_taken_whatever_the_environment_says(script):
     options = parse(["--nnodes", "1", script])
-    assert with_nodes(options, Settings.from_env(SRUN)) is options
+    assert resolve_nodes(options, Settings.from_env(SRUN)) is options
 
 
 @pytest.mark.parametrize(

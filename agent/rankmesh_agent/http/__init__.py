@@ -1,1 +1,1 @@
-"""http."""
+"""HTTP interface of an agent, and the HTTP server and middleware of both services."""

@@ -1,6 +1,6 @@
-"""A web application whose errors are ``application/problem+json`` (RFC 9457), in answers and in the OpenAPI document.
+"""FastAPI application whose errors are ``application/problem+json`` (RFC 9457), also in its OpenAPI document.
 
-The agent's and the gateway's are made of this. What an error's status means there is theirs: ``routes/problems.py``.
+The agent and the gateway build on it; each has the meanings of its error statuses in ``routes/problems.py``.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from rankmesh_agent.wire.schemas import Problem
 from rankmesh_agent.wire.version import __version__
 
 ProblemResponse = tuple[Problem, Mapping[str, str]]
-"""The problem document that a request is refused with, and the headers that go with it."""
+"""A problem document, and the headers of its response."""
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 Responses = dict[int | str, dict[str, Any]]
-"""What FastAPI takes as ``responses=``."""
+"""The type of FastAPI's ``responses=``."""
 
 
 def problem_responses(meanings: Mapping[int, str]) -> Callable[..., Responses]:
-    """Return a function of error statuses, which returns the ``responses=`` of a route that may answer with them.
+    """Return a function from error statuses to the ``responses=`` of a route.
 
     Args:
-        meanings: what each status means.
+        meanings: the meaning of each status.
     """
 
-    def documented(*statuses: int) -> Responses:
+    def problems(*statuses: int) -> Responses:
         return {status: {"model": Problem, "description": meanings[status]} for status in statuses}
 
-    return documented
+    return problems
 
 
 class WebApplication(FastAPI):
-    """FastAPI, with every error a problem document.
+    """FastAPI application that answers every error with a problem document.
 
     Args:
-        title: of the service, and its OpenAPI document.
-        description: the same in a sentence.
-        whose: the service in a word; its log says where it failed.
-        refused: errors that say why a request is refused.
-        refusal: how such an error is answered.
-        options: FastAPI's.
+        title: title of the OpenAPI document.
+        description: description of the OpenAPI document.
+        service: the service in a word, for the text of internal errors.
+        error_types: the exceptions that reject a request.
+        problem_response: returns the response to such an exception.
+        options: options of FastAPI.
     """
 
     def __init__(
         self,
         title: str,
         description: str,
-        whose: str,
-        refused: tuple[type[Exception], ...] = (DistError,),
-        refusal: Callable[[Any], ProblemResponse] = lambda error: (problem_of(error), {}),
+        service: str,
+        error_types: tuple[type[Exception], ...] = (DistError,),
+        problem_response: Callable[[Any], ProblemResponse] = lambda error: (problem_of(error), {}),
         **options: Any,
     ) -> None:
         super().__init__(
@@ -76,36 +76,36 @@ class WebApplication(FastAPI):
             **options,
         )
 
-        async def refuse(_: Request, error: Exception) -> JSONResponse:
-            return _problem_response(*refusal(error))
+        async def on_error(_: Request, error: Exception) -> JSONResponse:
+            return _problem_response(*problem_response(error))
 
-        async def fail(request: Request, error: Exception) -> JSONResponse:
-            return _problem_response(bug(whose, request.method, request.url.path, error))
+        async def on_bug(request: Request, error: Exception) -> JSONResponse:
+            return _problem_response(bug(service, request.method, request.url.path, error))
 
-        for kind in refused:
-            self.exception_handler(kind)(refuse)
+        for kind in error_types:
+            self.exception_handler(kind)(on_error)
         self.exception_handler(RequestValidationError)(_on_invalid_request)
         self.exception_handler(HTTPException)(_on_http_error)
         self.exception_handler(ClientDisconnect)(_on_disconnect)
-        self.exception_handler(Exception)(fail)
+        self.exception_handler(Exception)(on_bug)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; HEAD as GET, without the body."""
+        """Serve a request; HEAD as GET without the body."""
         if scope["type"] == "http" and scope["method"] == "HEAD":
-            headless = _HeadRequest(receive, send)
-            await super().__call__({**scope, "method": "GET"}, headless.receive, headless.send)
+            head = _HeadRequest(receive, send)
+            await super().__call__({**scope, "method": "GET"}, head.receive, head.send)
         else:
             await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        """Return FastAPI's OpenAPI document, made once, with the problem responses as they are."""
+        """Return FastAPI's OpenAPI document, created once, with the media type of the problem responses."""
         if self.openapi_schema is None:
             _use_media_type(super().openapi())
         return super().openapi()
 
 
 class _HeadRequest:
-    """The two ends of a request whose answer's body nobody wants."""
+    """The ``receive`` and ``send`` of a request whose response has no body."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -113,18 +113,18 @@ class _HeadRequest:
         self._streams = asyncio.Event()
 
     async def receive(self) -> Message:
-        """Return what comes from the client; it has gone as soon as the body turns out to be a stream."""
-        coming = asyncio.ensure_future(self._receive())
+        """Return the client's next message; a disconnect as soon as the response's body turns out to be a stream."""
+        message = asyncio.ensure_future(self._receive())
         streaming = asyncio.ensure_future(self._streams.wait())
         try:
-            await asyncio.wait({coming, streaming}, return_when=asyncio.FIRST_COMPLETED)
-            return {"type": "http.disconnect"} if streaming.done() else coming.result()
+            await asyncio.wait({message, streaming}, return_when=asyncio.FIRST_COMPLETED)
+            return {"type": "http.disconnect"} if streaming.done() else message.result()
         finally:
-            for task in (coming, streaming):
+            for task in (message, streaming):
                 task.cancel()
 
     async def send(self, message: Message) -> None:
-        """Pass on the head, and that it is all."""
+        """Forward the head, and an empty body."""
         if message["type"] != "http.response.body":
             await self._send(message)
         elif not self._streams.is_set():
@@ -134,7 +134,7 @@ class _HeadRequest:
 
 
 def _use_media_type(openapi: dict[str, Any]) -> None:
-    """Put the problem responses of an OpenAPI document under their media type, which FastAPI has no setting for."""
+    """Give the problem responses of an OpenAPI document their media type, for which FastAPI has no option."""
     content = {"schema": {"$ref": "#/components/schemas/Problem"}}
     operations = (operation for path in openapi["paths"].values() for operation in path.values())
     for response in (response for operation in operations for response in operation["responses"].values()):
@@ -153,7 +153,7 @@ async def _on_invalid_request(_: Request, error: RequestValidationError) -> JSON
 
 async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
-    detail = f"{request.method} {request.url.path}: {error.detail}; /openapi.json lists what there is"
+    detail = f"{request.method} {request.url.path}: {error.detail}; /openapi.json lists the endpoints"
     headers = error.headers
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers = {"Allow": ", ".join(sorted(_allowed_methods(request)))}  # the router's lists the first route's
@@ -161,7 +161,7 @@ async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse
 
 
 def _allowed_methods(request: Request) -> set[str]:
-    """Return the methods that a path has."""
+    """Return the methods of a request's path."""
     found = {
         method
         for method in _METHODS
@@ -171,4 +171,6 @@ def _allowed_methods(request: Request) -> set[str]:
 
 
 async def _on_disconnect(_: Request, __: ClientDisconnect) -> Response:
-    return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it; it only keeps the hang-up from being a bug
+    return Response(
+        status_code=HTTPStatus.BAD_REQUEST
+    )  # no client reads it; without it, a disconnect would be an internal error

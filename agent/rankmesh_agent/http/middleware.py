@@ -1,12 +1,11 @@
-"""What every HTTP request has to pass before an application sees it: ASGI middleware without a framework.
+"""ASGI middleware, without a framework, that checks every request before the application gets it.
 
 Three checks, on every method and path:
 
-* *Host* must be an address or a name we are known by, and *Origin*, which browsers send, must be the same place. That
-  keeps a web page the user happens to visit from talking to a service on the user's machine (DNS rebinding, CSRF).
-* Everything but health, and what an application opens besides, wants ``Authorization: Bearer <token>`` when the job
-  has a token.
-* A body may not be larger than the limit: counted while it arrives, whatever Content-Length says.
+* *Host* must be an address or a name of this service, and *Origin*, which browsers send, must be the same. So a web
+  page that the user visits cannot send requests to a service on the user's machine (DNS rebinding, CSRF).
+* If the job has a token, every path but health and the application's open ones needs ``Authorization: Bearer <token>``.
+* The body has a size limit: bytes are counted while they arrive, whatever Content-Length is.
 
 It also holds the one way an error becomes an ``application/problem+json`` body (RFC 9457).
 """
@@ -29,7 +28,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
-"""Answered without a token, so that load balancers and people can ask; they tell no secrets."""
+"""Paths without a token, for load balancers and people; their responses hold no secrets."""
 
 _MOST_DIGITS = 18
 PROBLEM_TYPE = "application/problem+json"
@@ -53,27 +52,27 @@ def problem_of(error: DistError) -> Problem:
     return problem(error.status, error.code, error.message, **more)
 
 
-def bug(whose: str, method: str, path: str, error: Exception) -> Problem:
-    """Return the problem document of a failure that nobody thought of; ``whose`` names the service."""
-    detail = f"{method} {path} failed with {type(error).__name__}; the {whose}'s log says where"
+def bug(service: str, method: str, path: str, error: Exception) -> Problem:
+    """Return the problem document of an unexpected exception in a service."""
+    detail = f"{method} {path} failed with {type(error).__name__}; the {service}'s log says where"
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail)
 
 
-class _BodyTooLargeError(BaseException):  # not an Exception: frameworks answer those themselves
+class _BodyTooLargeError(BaseException):  # not an Exception: frameworks handle those themselves
     pass
 
 
 class SecurityMiddleware:
-    """ASGI middleware with the three checks.
+    """ASGI middleware with these three checks.
 
     Args:
         app: the application behind it.
-        token: the job's token; empty means that none is asked for.
-        names: host names (besides addresses and localhost) under which we may be asked.
-        max_body: largest request body in bytes.
-        large_body: largest one where ``is_large`` says so.
-        is_large: says of a request, by its method and path, whether it may have a large body.
-        open_paths: paths besides health that are answered without a token.
+        token: the job's token; empty for none.
+        names: host names, besides addresses and localhost, that the Host header may have.
+        max_body: limit of a request's body, in bytes.
+        large_body: the limit of requests for which ``is_large`` is true.
+        is_large: predicate of a request's method and path.
+        open_paths: paths besides health that need no token.
     """
 
     def __init__(
@@ -95,20 +94,20 @@ class SecurityMiddleware:
         self._open = OPEN_PATHS.union(open_paths)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Check the request, then pass it on."""
+        """Check a request, then forward it to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         limit = self._large_body if self._is_large(scope["method"], scope["path"]) else self._max_body
-        refusal = self._check(scope["path"], headers, limit)
-        if refusal is not None:
-            await _send_problem(refusal, send)
+        rejection = self._check(scope["path"], headers, limit)
+        if rejection is not None:
+            await _send_problem(rejection, send)
             return
         received = 0
         started = False
 
-        async def counted() -> Message:
+        async def receive_counted() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
@@ -116,13 +115,13 @@ class SecurityMiddleware:
                 raise _BodyTooLargeError
             return message
 
-        async def watched(message: Message) -> None:
+        async def forward(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
         try:
-            await self._app(scope, counted, watched)
+            await self._app(scope, receive_counted, forward)
         except _BodyTooLargeError:
             if not started:
                 await _send_problem(_too_large(limit), send)
@@ -131,14 +130,14 @@ class SecurityMiddleware:
         host = headers.get(b"host", b"").decode("latin-1")
         if not self._is_known_host(host):
             return problem(
-                421, "unknown-host", f"this service is not known as {host!r}; use its address or localhost in the URL"
+                421, "unknown-host", f"this service has no host name {host!r}; use its address or localhost in the URL"
             )
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() not in (
             f"http://{host.lower()}",
             f"https://{host.lower()}",
         ):
-            return problem(403, "foreign-origin", "requests from another site's pages are refused")
+            return problem(403, "foreign-origin", "requests from other sites' pages are rejected")
         if path not in self._open and self._expected:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
@@ -167,11 +166,11 @@ def _too_large(limit: int) -> Problem:
     return problem(413, "body-too-large", f"the request body is over the limit of {limit} bytes")
 
 
-async def _send_problem(refusal: Problem, send: Send) -> None:
-    body = json.dumps(refusal.body()).encode()
+async def _send_problem(document: Problem, send: Send) -> None:
+    body = json.dumps(document.body()).encode()
     headers = [(b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode())]
-    if refusal.status == 401:
+    if document.status == 401:
         headers.append((b"www-authenticate", b'Bearer realm="rankmesh"'))
     headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.start", "status": document.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus scrapes them: made when it asks, from what has been counted all along."""
+"""Rendering of metrics for Prometheus, at each scrape."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 
 
 def render_metrics(collect: Callable[[], Iterable[Metric]], accept: str | None) -> tuple[bytes, str]:
-    """Return the metrics, those of the process among them, and their media type.
+    """Return the metrics, including those of the process, and their media type.
 
     Args:
-        collect: returns ours.
-        accept: the request's Accept header, which says whether OpenMetrics is wanted.
+        collect: returns the service's own metrics.
+        accept: the request's Accept header, which may prefer OpenMetrics.
     """
-    # A registry of its own: the library's default one belongs to the user's program, whose process this may be.
+    # Not the library's default registry: that belongs to the user's program, if this is its process.
     registry = CollectorRegistry()
     registry.register(_Collector(collect))
     ProcessCollector(registry=registry)
@@ -38,5 +38,5 @@ class _Collector(Collector):
         return self._collect()
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: who registers here has no names to be checked against."""
+        """Return no names, so that the registry does not collect at registration."""
         return []

@@ -54,7 +54,7 @@ class ConnectionHandler(Protocol):
     def close(self) -> None:
         """Close all connections."""
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child."""
 
 
@@ -178,12 +178,12 @@ class HttpServer:
         if thread is None or not thread.is_alive():
             self._listener.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child."""
         with contextlib.suppress(OSError):
             self._listener.close()
         for handler in self._upgrades.values():
-            handler.forget()
+            handler.close_in_child()
 
     def _run(self, make_app: Callable[[], Any], on_demand: bool) -> None:
         try:

@@ -89,7 +89,7 @@ class HeartbeatThread(threading.Thread):
             self.join()
         self._close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the descriptors in a forked child, which has no such thread."""
         self._lock = threading.Lock()
         self._close()

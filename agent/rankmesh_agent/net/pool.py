@@ -75,7 +75,7 @@ class ConnectionPool(Generic[C]):
             connection.shutdown()
         self._discard_idle()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child; the connections stay the parent's."""
         for connection in list(self._all):
             connection.close()

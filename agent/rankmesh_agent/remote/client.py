@@ -279,10 +279,10 @@ class AgentClient:
         self._pool.close()
         self._control.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to the agent."""
         self.left = self._pool.closed = True
-        self._pool.forget()
+        self._pool.close_in_child()
         self._control.close()
 
     def _raise_lost(self, error: Exception) -> NoReturn:

@@ -1,7 +1,7 @@
-"""Takes in the processes that attach to a standalone agent: at a unix socket, and through its HTTP port.
+"""Server of attached processes: accepts their streams, at a unix socket and through the HTTP port of the agent.
 
-Each connection has a thread, which sleeps in a system call most of the time: a call is made in the thread that received
-it, and nothing is handed on. The connection that claims the agent is the lease.
+Each stream has a thread, which sleeps in a system call most of the time: a call is made in the thread that received
+it, without a hand-off. The stream that acquires the agent is the lease.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.remote import codec
 from rankmesh_agent.remote.address import listen, socket_path
-from rankmesh_agent.remote.codec import describe_group
-from rankmesh_agent.remote.lease import LeaseManager
+from rankmesh_agent.remote.call_stream import CallStream
+from rankmesh_agent.remote.codec import describe_group, error_to_json
+from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.session import Session
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
@@ -29,35 +29,36 @@ from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedEr
 from rankmesh_agent.wire.schemas import LeaseTerms
 
 CHALLENGE_SECONDS = 10.0
-"""How long a stranger may take to prove that it belongs here, and to say what for."""
-MAX_CONNECTIONS = 512
-"""How many there may be at once, each with a thread; more are closed unheard."""
+"""How long a client may take to prove that it knows the token, and to send the first frame."""
+MAX_STREAMS = 512
+"""Streams at the same time, each with a thread; more are closed at once."""
 _STOP_SECONDS = 5.0
-_AGAIN_SECONDS = 0.5
+_RELEASE_RETRY_SECONDS = 0.5
+_ACCEPT_RETRY_SECONDS = 0.05
 
 _log = logging.getLogger("rankmesh")
 
 
 class SessionServer:
-    """An agent's side of all connections of processes that are attached to it.
+    """An agent's side of all streams of processes that are attached to it.
 
     Args:
-        landlord: has the agent to give away.
+        leases: of the agent.
         agent_id: its id, see AgentHeartbeat.
         token: the job's token.
-        shm_dir: where it shares memory, and the unix socket is made.
+        shm_dir: directory of the unix socket.
     """
 
-    def __init__(self, landlord: LeaseManager, agent_id: str, token: str, shm_dir: str) -> None:
-        self._landlord = landlord
+    def __init__(self, leases: LeaseManager, agent_id: str, token: str, shm_dir: str) -> None:
+        self._leases = leases
         self._agent_id = agent_id
         self._token = token
         self._shm_dir = shm_dir
         self._path = socket_path(shm_dir, agent_id)
         self._lock = threading.Lock()
-        self._channels: dict[FramedStream, threading.Thread] = {}
-        self._desks: dict[str, Session] = {}
-        self._leases: dict[str, _Lease] = {}
+        self._streams: dict[FramedStream, threading.Thread] = {}
+        self._sessions: dict[str, Session] = {}
+        self._lease_streams: dict[str, _LeaseStream] = {}
         self._closed = False
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -67,15 +68,15 @@ class SessionServer:
         try:
             listener = listen(self._shm_dir, self._agent_id)
         except OSError as error:
-            why = error.strerror or error
-            _log.warning("no unix socket at %s, so processes attach over TCP: %s", self._path, why)
+            reason = error.strerror or error
+            _log.warning("no unix socket at %s, so processes attach over TCP: %s", self._path, reason)
             return
         self._listener = listener
         self._thread = threading.Thread(target=self._accept, args=(listener,), name="rankmesh-attend", daemon=True)
         self._thread.start()
 
     def handle(self, sock: socket.socket) -> None:
-        """Serve a connection whose client asked for it over HTTP. From any thread."""
+        """Serve a connection whose client has requested the upgrade over HTTP. From any thread."""
         try:
             sock.settimeout(CHALLENGE_SECONDS)
             break_when_peer_vanishes(sock)
@@ -86,38 +87,50 @@ class SessionServer:
         self._admit(sock)
 
     def close(self) -> None:
-        """End all leases and connections. Does nothing the second time."""
+        """End all leases and streams. Does nothing the second time."""
         with self._lock:
             self._closed = True
             listener, self._listener = self._listener, None
-            channels = dict(self._channels)
+            streams = dict(self._streams)
         if listener is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
-        for channel in channels:
-            channel.shutdown()
-        for thread in [*channels.values(), *([self._thread] if self._thread is not None else [])]:
+        for stream in streams:
+            stream.shutdown()
+        for thread in [*streams.values(), *([self._thread] if self._thread is not None else [])]:
             if thread is not threading.current_thread():
                 thread.join(_STOP_SECONDS)
 
     def end_lease(self, lease: str) -> None:
-        """End the connections of a lease that has ended: its process learns of it, if it did not end it."""
-        self._shut(lease)
+        """Close the streams of a lease that has ended: its process learns of it, if it did not end it."""
+        self.close_session(lease)
         with self._lock:
-            held = self._leases.get(lease)
+            held = self._lease_streams.get(lease)
         if held is not None:
             held.end()
 
-    def forget(self) -> None:
-        """In a forked child: let go of the parent's descriptors."""
+    def open_session(self, lease: str, session: Session) -> None:
+        """Accept streams of a lease."""
+        with self._lock:
+            self._sessions[lease] = session
+
+    def close_session(self, lease: str) -> None:
+        """Close the streams of a lease."""
+        with self._lock:
+            session = self._sessions.pop(lease, None)
+        if session is not None:
+            session.close()
+
+    def close_in_child(self) -> None:
+        """Close the parent's descriptors in a forked child."""
         self._closed = True
         if self._listener is not None:
             self._listener.close()
-        for channel in list(self._channels):
-            channel.close()
+        for stream in list(self._streams):
+            stream.close()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -126,185 +139,186 @@ class SessionServer:
             except OSError:
                 if self._closed:
                     return
-                time.sleep(0.05)  # short of descriptors: it stays in the queue
+                time.sleep(_ACCEPT_RETRY_SECONDS)  # out of descriptors: the connection stays in the backlog
                 continue
             self._admit(sock)
 
     def _admit(self, sock: socket.socket) -> None:
         try:
-            channel = FramedStream(sock)
+            stream = FramedStream(sock)
         except OSError:
             sock.close()
             return
-        thread = threading.Thread(target=self._serve, args=(channel,), name="rankmesh-attached", daemon=True)
+        thread = threading.Thread(target=self._serve, args=(stream,), name="rankmesh-attached", daemon=True)
         with self._lock:
-            full = len(self._channels) >= MAX_CONNECTIONS
+            full = len(self._streams) >= MAX_STREAMS
             if not self._closed and not full:
-                self._channels[channel] = thread
+                self._streams[stream] = thread
                 thread.start()
                 return
         if full:
-            _log.warning("an attached process was refused: there are %d connections already", MAX_CONNECTIONS)
-        channel.close()
+            _log.warning("an attached process was refused: there are %d connections already", MAX_STREAMS)
+        stream.close()
 
-    def _serve(self, channel: FramedStream) -> None:
+    def _serve(self, stream: FramedStream) -> None:
         try:
-            channel.authenticate(self._token, client=False, seconds=CHALLENGE_SECONDS)
-            frame = channel.receive(Deadline(CHALLENGE_SECONDS))
-            said = attach_frames.decode_json(frame.document)
+            stream.authenticate(self._token, client=False, seconds=CHALLENGE_SECONDS)
+            frame = stream.receive(Deadline(CHALLENGE_SECONDS))
+            document = attach_frames.decode_json(frame.document)
             if frame.header.kind == Request.ACQUIRE:
-                self._hold(_Lease(self, channel, said))
+                self._serve_lease(_LeaseStream(self, self._leases, self._agent_id, stream, document))
             elif frame.header.kind == Request.OPEN_STREAM:
-                self._lane(channel, str(said.get("lease", "")))
+                self._serve_calls(stream, str(document.get("lease", "")))
         except (StreamClosedError, StreamTimeoutError, DistNetworkError):
-            pass  # a port scan, an old version, a wrong token, a client that died: it learns nothing more
+            pass  # a port scan, an old version, a wrong token, a client that died: it gets no other response
         except Exception:
             _log.exception("a connection of an attached process had to be closed")
         finally:
-            channel.close()
+            stream.close()
             with self._lock:
-                self._channels.pop(channel, None)
+                self._streams.pop(stream, None)
 
-    def _hold(self, lease: _Lease) -> None:
+    def _serve_lease(self, lease: _LeaseStream) -> None:
         with self._lock:
-            self._leases[lease.id] = lease
+            self._lease_streams[lease.id] = lease
         try:
             lease.serve()
         finally:
             with self._lock:
-                self._leases.pop(lease.id, None)
+                self._lease_streams.pop(lease.id, None)
 
-    def _lane(self, channel: FramedStream, lease: str) -> None:
+    def _serve_calls(self, stream: FramedStream, lease: str) -> None:
         with self._lock:
-            desk = self._desks.get(lease)
-        if desk is None:
-            refuse(channel, LeaseEndedError("the lease of the agent has ended"))
+            session = self._sessions.get(lease)
+        if session is None:
+            _refuse(stream, LeaseEndedError("the lease of the agent has ended"))
             return
-        channel.send(attach_frames.encode(Response.OK))
-        desk.serve_stream(channel)
-
-    def _open(self, lease: str, desk: Session) -> None:
-        with self._lock:
-            self._desks[lease] = desk
-
-    def _shut(self, lease: str) -> None:
-        with self._lock:
-            desk = self._desks.pop(lease, None)
-        if desk is not None:
-            desk.close()
+        stream.send(attach_frames.encode(Response.OK))
+        with session.serving(stream):
+            CallStream(session, stream).serve()
 
 
-class _Lease:
-    """A connection that claims the agent: the lease, from then on."""
+class _LeaseStream:
+    """A stream that acquires the agent: the lease, from then on."""
 
-    def __init__(self, attendance: SessionServer, channel: FramedStream, said: dict[str, Any]) -> None:
-        self._attendance = attendance
-        self._landlord = attendance._landlord
-        self._channel = channel
-        self._said = said
-        self.id = str(said.get("lease", ""))
-        self._desk: Session | None = None
-        self._sending = threading.Lock()
+    def __init__(
+        self,
+        server: SessionServer,
+        leases: LeaseManager,
+        agent_id: str,
+        stream: FramedStream,
+        document: dict[str, Any],
+    ) -> None:
+        self._server = server
+        self._leases = leases
+        self._agent_id = agent_id
+        self._stream = stream
+        self._document = document
+        self.id = str(document.get("lease", ""))
+        self._session: Session | None = None
+        self._send_lock = threading.Lock()
         self._over = False
         self._joined = False
 
     def end(self) -> None:
-        """Take note that the lease has ended."""
+        """Record that the lease has ended."""
         if self._joined and not self._over:
-            self._channel.shutdown()
+            self._stream.shutdown()
 
     def serve(self) -> None:
-        """Have the agent join, and keep the lease until the connection ends, or the client says goodbye."""
-        said, channel = self._said, self._channel
+        """Have the agent join, and keep the lease until the stream ends, or the client releases it."""
+        document, stream = self._document, self._stream
         try:
-            if said["agent"] != self._attendance._agent_id:
+            if document["agent"] != self._agent_id:
                 raise DistNetworkError("this is another agent than the one that was offered; ask the gateway again")
             wanted = LeaseTerms(
-                str(said["job"]),
-                int(said["rank"]),
-                int(said["world_size"]),
-                float(said["timeout"]),
-                str(said["holder"])[:500],
+                str(document["job"]),
+                int(document["rank"]),
+                int(document["world_size"]),
+                float(document["timeout"]),
+                str(document["holder"])[:500],
             )
-            joining = float(said["joining"])
+            join_seconds = float(document["joining"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError("an attached process claimed the agent for no job") from error
+            raise ProtocolError("an attached process sent a malformed lease request") from error
         except DistError as error:
-            refuse(channel, error)
+            _refuse(stream, error)
             return
-        lends = bool(said.get("shares")) and channel.is_local
-        # The join takes as long as it takes; meanwhile, this thread notices if the client goes.
+        delegated = bool(document.get("shares")) and stream.is_local
+        # The join takes as long as it takes; meanwhile, this thread detects the end of the client.
         joiner = threading.Thread(
-            target=self._join, args=(wanted, lends, joining), name="rankmesh-attached-join", daemon=True
+            target=self._join, args=(wanted, delegated, join_seconds), name="rankmesh-attached-join", daemon=True
         )
         joiner.start()
         reason, failed = f"its process ({wanted.holder}) ended without a goodbye", True
         try:
             while True:
-                frame = channel.receive(None)
+                frame = stream.receive(None)
                 if frame.header.kind == Request.RELEASE:
                     reason = str(attach_frames.decode_json(frame.document).get("reason", ""))[:500]
                     failed = False
                     break
-                self._do(frame)
+                self._execute(frame)
         except (StreamClosedError, StreamTimeoutError):
             pass
         finally:
             self._over = True
-            self._landlord.release(self.id, reason, failed=failed)
-            self._attendance._shut(self.id)
+            self._leases.release(self.id, reason, failed=failed)
+            self._server.close_session(self.id)
             while joiner.is_alive():
-                joiner.join(_AGAIN_SECONDS)
-                self._landlord.release(self.id, reason, failed=failed)  # it may not have begun when it was told to end
+                joiner.join(_RELEASE_RETRY_SECONDS)
+                self._leases.release(self.id, reason, failed=failed)  # the join may not have begun at the first attempt
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
             self._send(Response.OK)
 
-    def _join(self, wanted: LeaseTerms, lends: bool, joining: float) -> None:
+    def _join(self, wanted: LeaseTerms, delegated: bool, join_seconds: float) -> None:
         try:
-            lease, agent = self._landlord.acquire(wanted, self.id, lends=lends, joining=joining)
+            lease, agent = self._leases.acquire(wanted, self.id, delegated=delegated, join_seconds=join_seconds)
         except Exception as error:
             with contextlib.suppress(StreamClosedError, StreamTimeoutError):
-                self._send(Response.ERROR, codec.error_to_json(error))
-            self._channel.shutdown()
+                self._send(Response.ERROR, error_to_json(error))
+            self._stream.shutdown()
             return
-        self._desk = desk = Session(agent)
+        self._session = session = Session(agent)
         self._joined = True
-        self._attendance._open(self.id, desk)
-        if self._over:  # released before the desk was there
-            self._attendance._shut(self.id)
-        told, descriptors = describe_group(agent.world)
+        self._server.open_session(self.id, session)
+        if self._over:  # released before the session was there
+            self._server.close_session(self.id)
+        world, descriptors = describe_group(agent.world)
         document = {
             "lease": lease.id,
             "rank": agent.member.rank,
             "members": [vars(member) for member in agent.members()],
-            "world": told.to_json(),
+            "world": world.to_json(),
         }
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
             self._send(Response.OK, document, descriptors)
 
-    def _do(self, frame: Frame) -> None:
-        """Do what the client asks for besides calls."""
-        desk, ask = self._desk, _ASKS.get(frame.header.kind)
-        if ask is None:
-            raise ProtocolError(f"an attached process asked for {frame.header.kind} over its lease's connection")
+    def _execute(self, frame: Frame) -> None:
+        """Execute a request over the lease's stream."""
+        session, execute = self._session, _REQUESTS.get(frame.header.kind)
+        if execute is None:
+            raise ProtocolError(f"an attached process sent request {frame.header.kind} over its lease's connection")
         try:
-            if desk is None:
+            if session is None:
                 raise LeaseEndedError("the agent has not joined yet, or will not")
-            found = ask(desk, attach_frames.decode_json(frame.document))
+            response = execute(session, attach_frames.decode_json(frame.document))
         except (ProtocolError, KeyError):
             raise
         except Exception as error:
-            self._send(Response.ERROR, codec.error_to_json(error))
+            self._send(Response.ERROR, error_to_json(error))
         else:
-            self._send(Response.OK, found or {})
+            self._send(Response.OK, response or {})
 
-    def _send(self, answer: Response, document: dict[str, Any] | None = None, descriptors: Sequence[int] = ()) -> None:
-        with self._sending:
+    def _send(
+        self, response: Response, document: dict[str, Any] | None = None, descriptors: Sequence[int] = ()
+    ) -> None:
+        with self._send_lock:
             text = b"" if document is None else attach_frames.encode_json(document)
-            self._channel.send(attach_frames.encode(answer, text), (), descriptors)
+            self._stream.send(attach_frames.encode(response, text), (), descriptors)
 
 
-_ASKS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]] = {
+_REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]] = {
     Request.ABORT: Session.abort,
     Request.CANCEL: Session.cancel,
     Request.ABORT_PENDING_GROUPS: Session.abort_pending_groups,
@@ -312,6 +326,5 @@ _ASKS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]] = {
 }
 
 
-def refuse(channel: FramedStream, error: BaseException) -> None:
-    """Answer with an error."""
-    channel.send(attach_frames.encode(Response.ERROR, attach_frames.encode_json(codec.error_to_json(error))))
+def _refuse(stream: FramedStream, error: BaseException) -> None:
+    stream.send(attach_frames.encode(Response.ERROR, attach_frames.encode_json(error_to_json(error))))

@@ -30,7 +30,7 @@ class BlockingStore(ABC):
     def close(self) -> None:
         """Release connections, files and whatever else the store holds besides memory."""
 
-    def forget(self) -> None:  # noqa: B027  # most stores hold no descriptors
+    def close_in_child(self) -> None:  # noqa: B027  # most stores hold no descriptors
         """In a forked child: close the parent's descriptors; the store is not used any more."""
 
 

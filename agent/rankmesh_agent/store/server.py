@@ -108,8 +108,8 @@ class StoreServer:
             if self._wakeup >= 0:
                 os.eventfd_write(self._wakeup, 1)
 
-    def forget(self) -> None:
-        """In a forked child: close the parent's descriptors."""
+    def close_in_child(self) -> None:
+        """Close the parent's descriptors in a forked child."""
         self._closed = True
         self._lock = threading.RLock()
         for connection in self._connections.values():

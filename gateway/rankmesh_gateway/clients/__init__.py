@@ -1,1 +1,1 @@
-"""clients."""
+"""Clients of the ranks' agents."""

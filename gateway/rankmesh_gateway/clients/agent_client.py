@@ -1,4 +1,4 @@
-"""Questions to the agents of ranks, to several at the same time; an agent that does not answer is an answer, too."""
+"""HTTP client of the ranks' agents, for the same request to several at once."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 import httpx
 
 CONNECT_SECONDS = 2.0
-"""How long connecting to an agent may take."""
+"""Limit for connecting to an agent."""
 MAX_ANSWER_BYTES = 1 << 20
-"""The largest answer of an agent that is read."""
+"""Limit of the bytes of a response."""
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 class AgentReply(NamedTuple):
-    """What an agent answered.
+    """Reply of an agent, or the reason why there is none.
 
     Attributes:
-        status: the HTTP status, 0 if it did not answer.
-        document: the answer's JSON, None if it has none.
-        detail: why it did not answer, or refuses; empty when it did as it was asked.
-        code: the code of the problem it answered with, empty if it is none.
+        status: the HTTP status; 0 without a response.
+        document: the response's JSON; None without.
+        detail: why there is no response, or why the request failed; empty if it succeeded.
+        code: the code of the problem document; empty without.
     """
 
     status: int
@@ -34,15 +34,14 @@ class AgentReply(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether it did as it was asked."""
+        """Whether the request succeeded."""
         return not self.detail
 
 
 class AgentClient:
-    """Asks agents.
+    """Sends requests to agents.
 
-    A client is made for each question, and its connections closed after it: questions are few and far between, and
-    agents come and go.
+    Each request has connections of its own, closed after it: requests are rare, and agents come and go.
 
     Args:
         token: the job's token.
@@ -52,33 +51,33 @@ class AgentClient:
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     async def request(self, method: str, url: str, document: Any = None, *, seconds: float) -> AgentReply:
-        """Ask one agent.
+        """Send a request to one agent.
 
         Args:
             method: ``"GET"``, ``"POST"``, ``"DELETE"``.
-            url: what.
-            document: goes along as JSON unless it is None.
-            seconds: how long the answer may take.
+            url: the URL.
+            document: the body, sent as JSON unless it is None.
+            seconds: limit for the reply.
         """
         return (await self.request_all(method, {0: url}, document, seconds=seconds))[0]
 
     async def request_all(
         self, method: str, urls: Mapping[int, str], document: Any = None, *, seconds: float, all_or_none: bool = False
     ) -> dict[int, AgentReply]:
-        """Ask several agents the same, at the same time.
+        """Send the same request to several agents at once.
 
         Args:
             method: ``"GET"``, ``"POST"``, ``"DELETE"``.
-            urls: what to ask, by rank.
-            document: goes along as JSON unless it is None.
-            seconds: how long each answer may take.
-            all_or_none: whether one that does not do as it is asked makes the others' answers useless: those that have
-                not come by then are not waited for, and left out.
+            urls: the URLs, by rank.
+            document: the body, sent as JSON unless it is None.
+            seconds: limit for each reply.
+            all_or_none: whether one failure makes the other replies useless: those that have not come by then are
+                left out.
 
         Returns:
-            What each answered, by rank, the first to answer first.
+            The replies by rank, in the order in which they came.
         """
-        # Loading the authorities of TLS takes 20 ms, for which plain HTTP has no use.
+        # verify=False: loading the TLS authorities takes 20 ms, and the agents' URLs are plain HTTP.
         async with httpx.AsyncClient(
             headers=self._headers, limits=_LIMITS, trust_env=False, verify=False, follow_redirects=False
         ) as client:
@@ -92,7 +91,7 @@ class AgentClient:
                     waited = [task for task, rank in asking.items() if rank not in found]
                     done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
                     found |= {asking[task]: task.result() for task in done}
-                    if all_or_none and not all(said.ok for said in found.values()):
+                    if all_or_none and not all(reply.ok for reply in found.values()):
                         break
             finally:
                 for task in asking:
@@ -114,11 +113,11 @@ async def _request(client: httpx.AsyncClient, method: str, url: str, document: A
                     )
             return _parse(answer.status_code, bytes(body))
     except httpx.ConnectTimeout:
-        return AgentReply(0, None, f"nobody answered at {url} within {timeout.connect:g} s", "")
+        return AgentReply(0, None, f"no answer at {url} within {timeout.connect:g} s", "")
     except (httpx.TimeoutException, TimeoutError):
         return AgentReply(0, None, f"{url} did not answer within {seconds:g} s", "")
     except httpx.ConnectError:
-        return AgentReply(0, None, f"nobody listens at {url}", "")
+        return AgentReply(0, None, f"no process listens at {url}", "")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return AgentReply(0, None, f"the answer of {url} broke off: {error or type(error).__name__}", "")
 

@@ -1,6 +1,6 @@
-"""What concerns a group as a whole, asked of its members' agents at the same time: to make, abort, shrink, grow it.
+"""Creation, abort, shrink and growth of groups, by requests to the agents of all their members at once.
 
-The gateway has no part in groups. It knows who the members are, and says how many of them answered.
+The gateway is not a party to groups. It knows their members, and reports which of their agents fulfilled a request.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import InvalidRequestError
 
 MAKE_SECONDS = 30.0
-"""How long the members may take to meet, unless a client says otherwise."""
+"""Default limit for the members to meet."""
 END_SECONDS = 5.0
-"""How long a member may take to end a group."""
+"""Limit for a member to end a group."""
 _NETWORK_SECONDS = 2.0
 _MAX_STEM = 48
-"""How much of a group's name is kept in that of its successor."""
+"""Limit of the characters of a group's name that its successor's keeps."""
 _GROUP_IN_USE = "group-in-use"
-"""The code of an agent's refusal to end a group that was not made over HTTP."""
+"""Problem code with which an agent rejects ending a group that was not made over HTTP."""
 
 
 class GroupNotMadeError(DistBackendError):
-    """A member's agent could not be reached or refused; ``ranks`` names it. None of the members has the group."""
+    """A member's agent could not be reached or rejected the request; ``ranks`` names it. No member has the group."""
 
     code = "group-not-made"
     status = 502
@@ -44,42 +44,42 @@ class GroupNameTakenError(DistBackendError):
 
 
 class NoAgentAnsweredError(DistBackendError):
-    """None of a group's members could be reached, or did as it was asked."""
+    """No agent of a group's members could be reached, or fulfilled the request."""
 
     code = "no-agent-answered"
     status = 502
 
 
 class GroupController:
-    """Has agents do something together.
+    """Sends requests to the agents of a group's members.
 
     Args:
-        registry: knows them.
-        members: asks them.
+        registry: the registry, which knows the members.
+        agents: sends the requests.
     """
 
-    def __init__(self, registry: Registry, members: AgentClient) -> None:
+    def __init__(self, registry: Registry, agents: AgentClient) -> None:
         self._registry = registry
-        self._members = members
+        self._agents = agents
 
     async def make(self, job: str, ranks: Sequence[int], name: str, timeout: float = MAKE_SECONDS) -> GroupMade:
-        """Make a group: all members have it, or none.
+        """Create a group at all its members, or at none.
 
         Args:
             job: the job whose ranks they are.
             ranks: global ranks of the members, by group rank.
-            name: its name; a new one if empty.
+            name: the group's name; a new one if empty.
             timeout: seconds for the members to meet.
 
         Raises:
-            JobNotFoundError: no world of the job has come together.
-            InvalidRequestError: some of the ranks are not the job's, or are there twice.
-            RankFailedError: some of them have failed or left.
+            JobNotFoundError: no world of the job is complete.
+            InvalidRequestError: a rank is not the job's, or is listed twice.
+            RankFailedError: a rank has failed or left.
             GroupNameTakenError: another group of the job has the name.
-            GroupNotMadeError: a member's agent could not be reached, or refused.
+            GroupNotMadeError: a member's agent could not be reached, or rejected the request.
         """
-        there = self._registry.members(job)
-        _check_ranks(ranks, there)
+        members = self._registry.members(job)
+        _check_ranks(ranks, members)
         names = {group.name for group in self._registry.groups(job)}
         if name in names:
             raise GroupNameTakenError(
@@ -87,37 +87,37 @@ class GroupController:
             )
         wanted = name or next_name("group-0", names)
         document = {"ranks": list(ranks), "name": wanted, "timeout": timeout, "instance": secrets.token_hex(16)}
-        said = await self._members.request_all(
+        replies = await self._agents.request_all(
             "POST",
-            {rank: f"{there[rank].member.http}/v1/groups" for rank in ranks},
+            {rank: f"{members[rank].member.http}/v1/groups" for rank in ranks},
             document,
             seconds=timeout + _NETWORK_SECONDS,
             all_or_none=True,
         )
-        ids = {rank: str(answer.document["id"]) for rank, answer in said.items() if _created(answer)}
+        ids = {rank: str(answer.document["id"]) for rank, answer in replies.items() if _created(answer)}
         if len(ids) == len(ranks) and len(set(ids.values())) == 1:
-            return GroupMade(job, there[ranks[0]].epoch, ids[ranks[0]], wanted, list(ranks))
-        await self._members.request_all(
+            return GroupMade(job, members[ranks[0]].epoch, ids[ranks[0]], wanted, list(ranks))
+        await self._agents.request_all(
             "DELETE",
-            {rank: f"{there[rank].member.http}/v1/groups/{group}" for rank, group in ids.items()},
+            {rank: f"{members[rank].member.http}/v1/groups/{group}" for rank, group in ids.items()},
             seconds=END_SECONDS,
         )
-        raise _not_made_error(wanted, said, there)
+        raise _not_made_error(wanted, replies, members)
 
     async def abort(self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], reason: str) -> FanOut:
-        """End a group at all members: what waits there fails, and says why.
+        """Abort a group at all members: its pending calls fail with the reason.
 
         Args:
-            group: which.
+            group: the group.
             ranks: the ranks of its job.
-            reason: why.
+            reason: the reason, for the members' errors.
 
         Raises:
-            NoAgentAnsweredError: no member did so.
+            NoAgentAnsweredError: no member aborted it.
         """
         asked = _not_left(group.ranks, ranks)
-        said = await self._abort(group, {rank: ranks[rank] for rank in asked}, reason)
-        outcome = _outcome(group, asked, said)
+        replies = await self._abort(group, {rank: ranks[rank] for rank in asked}, reason)
+        outcome = _outcome(group, asked, replies)
         if not outcome.answered:
             why = "; ".join(f"rank {each.rank}: {each.detail}" for each in outcome.failed) or "all have left"
             raise NoAgentAnsweredError(f"no member of group {group.name!r} has aborted it: {why}", group=group.name)
@@ -126,16 +126,16 @@ class GroupController:
     async def shrink(
         self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], without: Iterable[int], timeout: float
     ) -> GroupChanged:
-        """Make a group of the members that are to remain, and end the old one at all members that live.
+        """Create a group of the remaining members, and end the old one at all live members.
 
         Args:
-            group: which.
+            group: the group.
             ranks: the ranks of its job.
-            without: members to leave out; those that have failed or left are left out in any case.
+            without: members to leave out, besides those that have failed or left.
             timeout: seconds for the members to meet.
 
         Raises:
-            InvalidRequestError: nobody would be left out, or nobody be left, or a rank is not a member.
+            InvalidRequestError: no member or every member would be left out, or a rank is not a member.
             As ``make``.
         """
         out = set(without)
@@ -145,32 +145,33 @@ class GroupController:
         rest = [rank for rank in group.ranks if rank not in out and _is_live(ranks.get(rank))]
         if len(rest) == len(group.ranks):
             raise InvalidRequestError(
-                f"all {len(rest)} members of group {group.name!r} live, and 'without' is empty: say whom to leave out"
+                f"all {len(rest)} members of group {group.name!r} are live, and 'without' is empty: "
+                "list the ranks to leave out"
             )
         if not rest:
-            raise InvalidRequestError(f"nobody would be left of group {group.name!r}, {group.ranks}")
+            raise InvalidRequestError(f"no member would be left of group {group.name!r}, {group.ranks}")
         return await self._replace(group, ranks, rest, timeout, f"it was made smaller: ranks {rest} go on")
 
     async def grow(
         self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], more: Sequence[int], timeout: float
     ) -> GroupChanged:
-        """Make a group of the members and more ranks behind them, and end the old one.
+        """Create a group of the members and more ranks behind them, and end the old one.
 
         Args:
-            group: which.
+            group: the group.
             ranks: the ranks of its job.
-            more: ranks to take in.
+            more: the ranks to add.
             timeout: seconds for the members to meet.
 
         Raises:
-            InvalidRequestError: there are none, or some are members already.
+            InvalidRequestError: there are none, or a rank is a member already.
             As ``make``.
         """
-        members = sorted(set(more) & set(group.ranks))
-        if members:
-            raise InvalidRequestError(f"with: {_listed(members)} in group {group.name!r} already, {group.ranks}")
+        already = sorted(set(more) & set(group.ranks))
+        if already:
+            raise InvalidRequestError(f"with: {_listed(already)} in group {group.name!r} already, {group.ranks}")
         if not more:
-            raise InvalidRequestError(f"'with' is empty: say whom to take into group {group.name!r}")
+            raise InvalidRequestError(f"'with' is empty: list the ranks to add to group {group.name!r}")
         wanted = [*group.ranks, *more]
         return await self._replace(group, ranks, wanted, timeout, f"it was made larger: ranks {wanted} go on")
 
@@ -180,33 +181,33 @@ class GroupController:
         name = next_name(group.name, {other.name for other in self._registry.groups(group.job)})
         made = await self.make(group.job, wanted, name, timeout)
         living = {rank: ranks[rank] for rank in _not_left(group.ranks, ranks) if _is_live(ranks[rank])}
-        said = await self._members.request_all("DELETE", _urls(group, living), seconds=END_SECONDS)
-        in_use = {rank: living[rank] for rank, answer in said.items() if answer.code == _GROUP_IN_USE}
-        said |= await self._abort(group, in_use, why)
-        return GroupChanged(made, _outcome(group, list(living), said))
+        replies = await self._agents.request_all("DELETE", _urls(group, living), seconds=END_SECONDS)
+        in_use = {rank: living[rank] for rank, answer in replies.items() if answer.code == _GROUP_IN_USE}
+        replies |= await self._abort(group, in_use, why)
+        return GroupChanged(made, _outcome(group, list(living), replies))
 
     async def _abort(self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], reason: str) -> dict[int, AgentReply]:
         urls = {rank: f"{url}/abort" for rank, url in _urls(group, ranks).items()}
-        return await self._members.request_all("POST", urls, {"reason": reason}, seconds=END_SECONDS)
+        return await self._agents.request_all("POST", urls, {"reason": reason}, seconds=END_SECONDS)
 
 
 def next_name(name: str, taken: set[str]) -> str:
-    """Return the name of a group that takes the place of another: ``pair-2`` after ``pair``, ``pair-3`` after that."""
+    """Return the name of a group that replaces another: ``pair-2`` after ``pair``, ``pair-3`` after that."""
     stem, number = re.fullmatch(r"(.*?)(?:-(\d{1,9}))?", name, re.DOTALL).groups()  # type: ignore[union-attr]
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", stem)[:_MAX_STEM].lstrip("._-") or "group"
     numbers = itertools.count(int(number or 1) + 1)
     return next(wanted for each in numbers if (wanted := f"{stem}-{each}") not in taken)
 
 
-def _check_ranks(ranks: Sequence[int], there: Mapping[int, RankInfo]) -> None:
+def _check_ranks(ranks: Sequence[int], members: Mapping[int, RankInfo]) -> None:
     if not ranks:
-        raise InvalidRequestError("ranks is empty: say who is to be in the group")
+        raise InvalidRequestError("ranks is empty: list the members of the group")
     if len(set(ranks)) < len(ranks):
-        raise InvalidRequestError(f"a rank is there twice: {list(ranks)}")
-    unknown = [rank for rank in ranks if rank not in there]
+        raise InvalidRequestError(f"a rank is listed twice: {list(ranks)}")
+    unknown = [rank for rank in ranks if rank not in members]
     if unknown:
-        raise InvalidRequestError(f"{_listed(unknown)} not in the job, whose ranks are 0 to {max(there)}")
-    gone = [there[rank] for rank in ranks if not _is_live(there[rank])]
+        raise InvalidRequestError(f"{_listed(unknown)} not in the job, whose ranks are 0 to {max(members)}")
+    gone = [members[rank] for rank in ranks if not _is_live(members[rank])]
     if gone:
         words = ", ".join(
             f"{info.member.described()} has {info.state} ({info.reason or 'it was done'})" for info in gone
@@ -214,18 +215,18 @@ def _check_ranks(ranks: Sequence[int], there: Mapping[int, RankInfo]) -> None:
         raise RankFailedError(f"cannot make a group with them: {words}", ranks=[info.member.rank for info in gone])
 
 
-def _created(said: AgentReply) -> bool:
-    return said.ok and isinstance(said.document, dict) and isinstance(said.document.get("id"), str)
+def _created(reply: AgentReply) -> bool:
+    return reply.ok and isinstance(reply.document, dict) and isinstance(reply.document.get("id"), str)
 
 
-def _not_made_error(name: str, said: Mapping[int, AgentReply], there: Mapping[int, RankInfo]) -> GroupNotMadeError:
-    failed = {rank: answer for rank, answer in said.items() if not _created(answer)}
+def _not_made_error(name: str, replies: Mapping[int, AgentReply], members: Mapping[int, RankInfo]) -> GroupNotMadeError:
+    failed = {rank: answer for rank, answer in replies.items() if not _created(answer)}
     if not failed:
         return GroupNotMadeError(
             f"group {name!r} was not made: its members differ on its id, which is a bug", group=name
         )
     words = "; ".join(
-        f"the agent of {there[rank].member.described()}: {answer.detail or 'it answered something else'}"
+        f"the agent of {members[rank].member.described()}: {answer.detail or 'unexpected response'}"
         for rank, answer in failed.items()
     )
     return GroupNotMadeError(f"group {name!r} was not made at any rank: {words}", ranks=sorted(failed), group=name)
@@ -243,10 +244,10 @@ def _urls(group: RankGroupInfo, ranks: Mapping[int, RankInfo]) -> dict[int, str]
     return {rank: f"{info.member.http}/v1/groups/{group.id}" for rank, info in ranks.items()}
 
 
-def _outcome(group: RankGroupInfo, asked: Sequence[int], said: Mapping[int, AgentReply]) -> FanOut:
-    # A group that a member does not have any more has ended there.
-    done = [rank for rank in asked if said[rank].ok or said[rank].status == HTTPStatus.NOT_FOUND]
-    failed = [NoAnswer(rank, said[rank].detail) for rank in asked if rank not in done]
+def _outcome(group: RankGroupInfo, asked: Sequence[int], replies: Mapping[int, AgentReply]) -> FanOut:
+    # 404: the group has ended at this member before.
+    done = [rank for rank in asked if replies[rank].ok or replies[rank].status == HTTPStatus.NOT_FOUND]
+    failed = [NoAnswer(rank, replies[rank].detail) for rank in asked if rank not in done]
     return FanOut(group.id, group.name, list(asked), done, failed)
 
 

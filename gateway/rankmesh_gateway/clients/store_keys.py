@@ -1,4 +1,4 @@
-"""What is in the jobs' stores, asked of the agents that own them while somebody watches."""
+"""Contents of the jobs' stores, requested from the agents that own them while a client watches."""
 
 from __future__ import annotations
 
@@ -11,44 +11,46 @@ from rankmesh_gateway.schemas import JobStore
 from rankmesh_gateway.state.registry import Registry
 
 SHOWN_NAMES = 100
-"""How many names of keys are shown of each store."""
+"""Limit of the key names of each store."""
 _EVERY_SECONDS = 2.0
 _ANSWER_SECONDS = 1.0
 _MAX_STORES = 16
-"""How many jobs' stores are asked."""
+"""Limit of the stores that are requested."""
 
 
 class StoreKeyCache:
-    """The jobs' stores, as their owners said of late. For the event loop that serves.
+    """Last known contents of the jobs' stores. For the server's event loop.
 
     Args:
-        registry: knows who the owners are.
-        members: asks them.
+        registry: the registry, which knows the owners.
+        agents: sends the requests.
     """
 
-    def __init__(self, registry: Registry, members: AgentClient) -> None:
+    def __init__(self, registry: Registry, agents: AgentClient) -> None:
         self._registry = registry
-        self._members = members
+        self._agents = agents
         self._known: dict[str, JobStore] = {}
-        self._asked_at = float("-inf")
-        self._asking: asyncio.Task[None] | None = None
+        self._refreshed_at = float("-inf")
+        self._refreshing: asyncio.Task[None] | None = None
 
     def known(self) -> list[JobStore]:
-        """Return what is known of the stores, by job."""
+        """Return the known contents, by job."""
         return [self._known[job] for job in sorted(self._known)]
 
     def refresh_soon(self) -> None:
-        """Ask again, unless that was of late; nobody waits for it."""
-        if time.monotonic() - self._asked_at >= _EVERY_SECONDS and (self._asking is None or self._asking.done()):
-            self._asked_at = time.monotonic()
-            self._asking = asyncio.ensure_future(self._fetch())
+        """Begin to refresh the contents, unless that was recently."""
+        if time.monotonic() - self._refreshed_at >= _EVERY_SECONDS and (
+            self._refreshing is None or self._refreshing.done()
+        ):
+            self._refreshed_at = time.monotonic()
+            self._refreshing = asyncio.ensure_future(self._fetch())
 
     async def refresh(self) -> None:
-        """Ask again, unless that was of late; return with the answers, or without them after a while."""
+        """Refresh the contents, unless that was recently; return after _ANSWER_SECONDS if no answer has come."""
         self.refresh_soon()
-        if self._asking is not None:
+        if self._refreshing is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._asking), _ANSWER_SECONDS)
+                await asyncio.wait_for(asyncio.shield(self._refreshing), _ANSWER_SECONDS)
 
     async def _fetch(self) -> None:
         owners = {
@@ -56,14 +58,14 @@ class StoreKeyCache:
             for info in self._registry.ranks()
             if info.member.rank == 0 and info.state in ("alive", "suspect")
         }
-        asked = list(owners.items())[:_MAX_STORES]
-        found = await asyncio.gather(*(self._fetch_one(job, url) for job, url in asked))
+        selected = list(owners.items())[:_MAX_STORES]
+        found = await asyncio.gather(*(self._fetch_one(job, url) for job, url in selected))
         self._known = {store.job: store for store in found if store is not None}
 
     async def _fetch_one(self, job: str, url: str) -> JobStore | None:
-        """Return what is in a store, what was known of it when its owner does not answer, None if that is nothing."""
-        counting = self._members.request("POST", f"{url}/v1/store/count", seconds=_ANSWER_SECONDS)
-        listing = self._members.request("GET", f"{url}/v1/store?limit={SHOWN_NAMES}", seconds=_ANSWER_SECONDS)
+        """Return a store's contents; the last known ones, or None, if its owner does not answer."""
+        counting = self._agents.request("POST", f"{url}/v1/store/count", seconds=_ANSWER_SECONDS)
+        listing = self._agents.request("GET", f"{url}/v1/store?limit={SHOWN_NAMES}", seconds=_ANSWER_SECONDS)
         count, names = await asyncio.gather(counting, listing)
         match count.document, names.document:
             case {"value": int(keys)}, list(found):

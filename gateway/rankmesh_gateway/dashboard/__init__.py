@@ -1,4 +1,4 @@
-"""The dashboard: a static page and its parts, to be served as they lie here. All data comes from the HTTP interface."""
+"""Dashboard: a static page and its parts. All data comes from the HTTP interface."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 PAGE = "index.html"
-"""The page; the others are its parts."""
+"""The page; the other files are its parts."""
 PREFIX = "/dashboard/"
-"""Where the parts are served; the page is at the root."""
+"""Path prefix of the parts; the page is at the root."""
 
 HEADERS: Mapping[str, str] = {
-    # Nothing but our own files is loaded, run or asked, and text can not become markup: there is no sink for it.
+    # Only this package's files are loaded and run, and text cannot become markup: there is no sink for it.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
@@ -29,20 +29,20 @@ HEADERS: Mapping[str, str] = {
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
-    # Asked for anew each time and answered with 304, so that page and gateway are always of the same version.
+    # Revalidated at each load, so that page and gateway always have the same version.
     "cache-control": "no-cache",
 }
-"""What every file is served with."""
+"""Headers of every file."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file to be served.
+    """A file.
 
     Attributes:
         body: its bytes.
-        media_type: what they are.
-        etag: changes when they do.
+        media_type: its media type.
+        etag: a hash of the bytes.
     """
 
     body: bytes
@@ -50,19 +50,19 @@ class File:
     etag: str
 
     def matches(self, if_none_match: str) -> bool:
-        """Whether a client that sends this has the file already (RFC 9110, 13.1.2: tags are compared weakly)."""
+        """Whether an If-None-Match header has the file's tag (RFC 9110, 13.1.2: tags are compared weakly)."""
         tags = (tag.strip().removeprefix("W/") for tag in if_none_match.split(","))
         return any(tag in ("*", self.etag) for tag in tags)
 
 
 @cache
 def names() -> frozenset[str]:
-    """The names of the files."""
+    """Return the names of the files."""
     return frozenset(path.name for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES)
 
 
 def paths() -> frozenset[str]:
-    """The paths under which they are served."""
+    """Return the paths of the page and its parts."""
     return frozenset({"/", *(PREFIX + name for name in names() - {PAGE})})
 
 

@@ -1,1 +1,1 @@
-"""http."""
+"""HTTP interface of the gateway."""

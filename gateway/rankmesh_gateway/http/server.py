@@ -1,4 +1,4 @@
-"""The gateway's own HTTP server, for when it is a process of its own."""
+"""HTTP server of a gateway that is a process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankmesh_gateway.state.registry import Registry
 
 
 class GatewayServer(uvicorn.Server):
-    """Uvicorn that says when it is ready, and cuts waiting joins when it is told to end."""
+    """Uvicorn that prints when it is ready, and answers the waiting joins when it ends."""
 
     def __init__(self, app: Application, registry: Registry) -> None:
         super().__init__(
@@ -28,12 +28,12 @@ class GatewayServer(uvicorn.Server):
         self._registry = registry
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve, then print the URLs."""
+        """Start to serve, then print the URLs."""
         await super().startup(sockets)
         for listener in sockets or ():
             print(f"RankMesh gateway is ready at {url_of(listener)}", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer the joins that wait, then end."""
+        """Answer the waiting joins, then stop."""
         self._registry.close()
         await super().shutdown(sockets)

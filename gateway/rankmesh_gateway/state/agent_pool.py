@@ -1,4 +1,4 @@
-"""Standalone agents: who is there, which of them are free, and which one a client is offered."""
+"""Pool of the standalone agents: their states, and the offers of free ones to clients."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from rankmesh_gateway.state.validation import (
 )
 
 FORGET_AGENT_SECONDS = 300.0
-"""A standalone agent is forgotten when it has been silent for this long."""
+"""A standalone agent is forgotten after this long without a heartbeat."""
 _MAX_LISTED = 20
-"""How many agents an error names."""
+"""Limit of the agents that an error names."""
 
 
 class _Requester(NamedTuple):
-    """Somebody who wants an agent.
+    """A client that requests an agent.
 
     Attributes:
-        request: for what.
-        key: equal when the same one asks again. A process with a rank can be told from others, one without cannot.
+        request: the request.
+        key: equal when the same client asks again. Only a request with a rank identifies its client.
     """
 
     request: LeaseRequest
@@ -61,13 +61,13 @@ class _Agent:
     """A standalone agent.
 
     Attributes:
-        beat: its last sign of life.
-        seen: the clock at that.
-        offered_to: the asker it is kept for, None when it is for anyone.
-        offered_until: the clock when the offer ends.
-        doubted_at: the clock when ranks said that its process is gone, None while none has, or when it has been heard
-            again.
-        lost: whether the event log has that it failed.
+        beat: its last heartbeat.
+        last_seen: the clock at that.
+        offered_to: the client that it is reserved for, None if it is free for all.
+        offered_until: the clock when the offer expires.
+        suspected_at: the clock when ranks reported its process lost; None without such a report, or after a later
+            heartbeat.
+        logged_failed: whether the event log has its failure.
     """
 
     beat: AgentHeartbeat
@@ -86,7 +86,7 @@ class _Agent:
         return "leased" if self.beat.leases else "free"
 
     def update(self, beat: AgentHeartbeat, now: float) -> None:
-        """Take in a sign of life."""
+        """Record a heartbeat."""
         if self.suspected_at is not None and now - self.suspected_at >= IN_TRANSIT_SECONDS:
             self.suspected_at = None
         self.beat, self.last_seen = beat, now
@@ -94,12 +94,12 @@ class _Agent:
             self.offered_to = None
 
     def reserved_for(self, now: float) -> _Requester | None:
-        """Whom it is kept for at the moment."""
+        """Return the client that it is reserved for."""
         return self.offered_to if now < self.offered_until else None
 
     def describe(self, now: float) -> str:
-        """Its name, and why it is not free."""
-        state, kept = self.state(now), self.reserved_for(now)
+        """Return its name, and why it is not free."""
+        state = self.state(now)
         if state in ("suspect", "failed"):
             return f"{self.beat.name} is {state} (no sign of life for {now - self.last_seen:.1f} s)"
         if state == "leased":
@@ -107,16 +107,16 @@ class _Agent:
                 f"{lease.holder} for {_describe_rank(lease.job, lease.rank)}" for lease in self.beat.leases
             )
             return f"{self.beat.name} is leased to {leases}"
-        return f"{self.beat.name} is offered to {kept}"
+        return f"{self.beat.name} is offered to {self.reserved_for(now)}"
 
 
 class AgentPool:
-    """The standalone agents of a gateway: thread-safe, under the lock of the registry it belongs to.
+    """Standalone agents of a gateway. Thread-safe, under the lock of its registry.
 
     Args:
         clock: the registry's clock.
         lock: the registry's lock.
-        events: is told of what happens.
+        events: the event log.
     """
 
     def __init__(self, clock: Callable[[], float], lock: threading.Lock, events: EventLog) -> None:
@@ -128,11 +128,11 @@ class AgentPool:
         self._closed = False
 
     def heartbeat(self, beat: AgentHeartbeat) -> None:
-        """Take in a sign of life; the first one registers the agent.
+        """Record a heartbeat; the first one registers the agent.
 
         Raises:
-            InvalidRequestError: it makes no sense.
-            GatewayFullError: the agent is new and there are MAX_AGENTS that live.
+            InvalidRequestError: a value of the heartbeat is invalid.
+            GatewayFullError: the agent is new and there are MAX_AGENTS live ones.
             GatewayClosingError: the registry is closed.
         """
         check_agent(beat)
@@ -154,14 +154,14 @@ class AgentPool:
         self._deliver(served)
 
     def leave(self, goodbye: AgentLeave) -> None:
-        """Take in a goodbye: the agent is forgotten. Those of agents that are not known are ignored."""
+        """Forget an agent. Does nothing if it is not known."""
         with self._lock:
             agent = self._agents.pop(goodbye.id, None)
             if agent is not None:
                 self._log("agent-lost", "has ended", agent.beat)
 
     def entries(self) -> list[AgentEntry]:
-        """The agents in the natural order of their names."""
+        """Return the agents in the natural order of their names."""
         with self._lock:
             now = self._clock()
             self._forget(now)
@@ -170,17 +170,17 @@ class AgentPool:
             ]
 
     def request_lease(self, request: LeaseRequest) -> Future[LeaseOffer]:
-        """Ask for a free agent.
+        """Request a free agent.
 
-        A rank r is offered the r-th agent in the natural order of names, or the next one that is free; agents with the
-        asker's host_id come before others. The agent is kept for the asker for OFFER_SECONDS, or until it is leased.
+        Rank r is offered the r-th agent in the natural order of names, or the next one that is free; agents with the
+        client's host_id come before others. The agent is reserved for OFFER_SECONDS, or until it is leased.
 
         Returns:
             A future with the offer, done as soon as an agent is free. Cancel it to stop waiting. It is cancelled when
             the registry is closed.
 
         Raises:
-            InvalidRequestError: the request makes no sense.
+            InvalidRequestError: a value of the request is invalid.
             NoAgentsError: no agent is registered.
             GatewayClosingError: the registry is closed.
         """
@@ -199,13 +199,13 @@ class AgentPool:
         return future
 
     def expire_offers(self) -> None:
-        """Offer what has become free by the clock alone, as its offer has run out."""
+        """Offer the agents whose earlier offer has expired to the clients that wait."""
         with self._lock:
             served = self._match_requests(self._clock()) if self._requests else []
         self._deliver(served)
 
     def withdraw_offer(self, offer: LeaseOffer) -> None:
-        """Make an offer void that could not be delivered."""
+        """Cancel an offer that could not be delivered."""
         with self._lock:
             agent = self._agents.get(offer.agent.id)
             if agent is not None:
@@ -214,7 +214,7 @@ class AgentPool:
         self._deliver(served)
 
     def unavailable_error(self, request: LeaseRequest) -> NoAgentsError | NoFreeAgentError | GatewayClosingError:
-        """Return what somebody is told who has waited in vain: who has the agents."""
+        """Return the error of a request that has waited in vain: it names the agents and their states."""
         with self._lock:
             if self._closed:
                 return closing_error()
@@ -224,58 +224,58 @@ class AgentPool:
             except NoAgentsError as error:
                 return error
             agents = self._in_order()
-            words = [agent.describe(now) for agent in agents[:_MAX_LISTED]]
+            listed = [agent.describe(now) for agent in agents[:_MAX_LISTED]]
             if len(agents) > _MAX_LISTED:
-                words.append(f"and {len(agents) - _MAX_LISTED} more")
+                listed.append(f"and {len(agents) - _MAX_LISTED} more")
             return NoFreeAgentError(
                 f"none of the {len(agents)} standalone agent(s) here is free for "
-                f"{_describe_rank(request.job, request.rank)}: {'; '.join(words)}. "
+                f"{_describe_rank(request.job, request.rank)}: {'; '.join(listed)}. "
                 "Ask again later, or start more agents"
             )
 
     def close(self) -> list[Future[LeaseOffer]]:
-        """Take nobody in any more, with the lock held; return the futures to cancel when it is not."""
+        """Reject requests from now on, with the lock held; return the futures to cancel without it."""
         self._closed = True
         return list(self._requests)
 
     # With the lock held
 
     def suspect(self, member: Member, now: float) -> None:
-        """Take in that a rank is gone: so is its agent, if it has one that is a process of its own."""
+        """Record that a rank is lost, and so its agent if that is a process of its own."""
         for agent in self._agents.values():
             if (agent.beat.host_id, agent.beat.pid) == (member.host_id, member.pid):
                 agent.suspected_at = now
 
     def poll_timeouts(self, now: float) -> None:
-        """Tell which agents have failed, and which are back."""
+        """Log which agents have failed or have come back."""
         for agent in self._agents.values():
-            lost = agent.state(now) == "failed"
-            if lost and not agent.logged_failed:
+            failed = agent.state(now) == "failed"
+            if failed and not agent.logged_failed:
                 at = agent.last_seen + FAILED_SECONDS
                 self._log("agent-lost", f"has failed: no sign of life for {FAILED_SECONDS:g} s", agent.beat, at)
-            elif agent.logged_failed and not lost:
+            elif agent.logged_failed and not failed:
                 self._log("agent-registered", "is back", agent.beat)
-            agent.logged_failed = lost
+            agent.logged_failed = failed
 
     def _log_leases(self, beat: AgentHeartbeat, before: list[Lease]) -> None:
         known = {lease.id for lease in before}
         for lease in beat.leases:
             if lease.id not in known:
-                words = f"is leased to {lease.holder} for {_describe_rank(lease.job, lease.rank)}"
-                self._log("agent-leased", words, beat, lease=lease)
+                detail = f"is leased to {lease.holder} for {_describe_rank(lease.job, lease.rank)}"
+                self._log("agent-leased", detail, beat, lease=lease)
         kept = {lease.id for lease in beat.leases}
         for lease in before:
             if lease.id not in kept:
-                words = f"is free: {lease.holder} had it for {_describe_rank(lease.job, lease.rank)}"
-                self._log("agent-freed", words, beat, lease=lease)
+                detail = f"is free: {lease.holder} had it for {_describe_rank(lease.job, lease.rank)}"
+                self._log("agent-freed", detail, beat, lease=lease)
 
     def _log(
-        self, kind: EventKind, words: str, beat: AgentHeartbeat, at: float | None = None, lease: Lease | None = None
+        self, kind: EventKind, detail: str, beat: AgentHeartbeat, at: float | None = None, lease: Lease | None = None
     ) -> None:
         ranks = [lease.rank] if lease is not None and lease.rank != UNASSIGNED else []
         self._events.append(
             kind,
-            f"agent {beat.name} ({beat.host}, pid {beat.pid}) {words}",
+            f"agent {beat.name} ({beat.host}, pid {beat.pid}) {detail}",
             at=at,
             job=lease.job if lease is not None else "",
             ranks=ranks,
@@ -286,10 +286,10 @@ class AgentPool:
         return sorted(self._agents.values(), key=lambda agent: (_natural_key(agent.beat.name), agent.beat.id))
 
     def _make_room(self, beat: AgentHeartbeat, now: float) -> None:
-        """Forget what a new agent takes the place of, and raise if there still is none."""
+        """Forget the agents that a new one replaces, and raise GatewayFullError if there is no room after that."""
         self._forget(now)
         for agent_id, agent in list(self._agents.items()):
-            # A port has one owner at a time, and a name that is silent has been given to another process.
+            # A port has one owner at a time, and the name of a silent agent has been given to another process.
             same_place = bool(set(beat.urls) & set(agent.beat.urls))
             if agent.beat.name == beat.name and (same_place or now - agent.last_seen >= SUSPECT_SECONDS):
                 del self._agents[agent_id]
@@ -299,7 +299,9 @@ class AgentPool:
         if len(self._agents) >= MAX_AGENTS and (oldest := next(failed, None)) is not None:
             del self._agents[oldest]
         if len(self._agents) >= MAX_AGENTS:
-            raise GatewayFullError(f"this gateway keeps {MAX_AGENTS} standalone agents and all live; use another one")
+            raise GatewayFullError(
+                f"this gateway keeps {MAX_AGENTS} standalone agents and all are live; use another one"
+            )
 
     def _forget(self, now: float) -> None:
         for agent_id, agent in list(self._agents.items()):
@@ -311,33 +313,33 @@ class AgentPool:
         if not self._agents:
             raise NoAgentsError(
                 "no standalone agent is registered at this gateway; start one with 'rankmesh agent', or let the "
-                "process carry its rank itself"
+                "process host its rank itself"
             )
 
     def _match_requests(self, now: float) -> list[tuple[Future[LeaseOffer], LeaseOffer]]:
-        """Return who of those that wait is offered what, the first to come first."""
+        """Return the offers to the waiting requests, in the order in which they came."""
         served = []
-        for future, asker in list(self._requests.items()):
-            agent = self._choose(asker, now)
+        for future, client in list(self._requests.items()):
+            agent = self._choose(client, now)
             if agent is None:
                 continue
-            agent.offered_to, agent.offered_until = asker, now + OFFER_SECONDS
+            agent.offered_to, agent.offered_until = client, now + OFFER_SECONDS
             del self._requests[future]
             served.append((future, LeaseOffer(agent.beat)))
         return served
 
-    def _choose(self, asker: _Requester, now: float) -> _Agent | None:
+    def _choose(self, client: _Requester, now: float) -> _Agent | None:
         agents = self._in_order()
-        wanted = asker.request
+        wanted = client.request
         rated = []
         for index, agent in enumerate(agents):
             kept = agent.reserved_for(now)
-            if agent.state(now) == "free" and (kept is None or kept.key == asker.key):
+            if agent.state(now) == "free" and (kept is None or kept.key == client.key):
                 elsewhere = bool(wanted.host_id) and agent.beat.host_id != wanted.host_id
                 rated.append((kept is None, elsewhere, (index - max(0, wanted.rank)) % len(agents), index))
         return agents[min(rated)[-1]] if rated else None
 
-    # Without it
+    # Without the lock
 
     def _deliver(self, served: Iterable[tuple[Future[LeaseOffer], LeaseOffer]]) -> None:
         for future, offer in served:
@@ -356,5 +358,5 @@ def _describe_rank(job: str, rank: int) -> str:
 
 
 def _natural_key(name: str) -> list[str | int]:
-    """The key by which names are sorted: agent-2 comes before agent-10."""
+    """Return the key that sorts agent-2 before agent-10."""
     return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name))]

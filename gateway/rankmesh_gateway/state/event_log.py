@@ -1,4 +1,4 @@
-"""The log of what happened, for whoever watches: numbered, bounded, and without a buffer a listener."""
+"""Event log of the gateway: numbered and bounded; a listener has a position in it, not a buffer."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ EventKind = Literal[
     "agent-freed",
     "agent-lost",
 ]
-"""What may happen."""
+"""The kinds of events."""
 
 KEPT_EVENTS = 1000
-"""How many events are kept."""
+"""Limit of the events that are kept."""
 MAX_LISTENERS = 100
-"""How many may listen at a time."""
+"""Limit of concurrent listeners."""
 
 
 class TooManyListenersError(DistNetworkError):
-    """As many listen to the gateway's events as may."""
+    """There are MAX_LISTENERS listeners already."""
 
     code = "too-many-listeners"
     status = 503
 
 
 class Event(NamedTuple):
-    """Something that happened.
+    """An event.
 
     Attributes:
-        id: larger than those of all events before, also of gateways that had this address before.
-        kind: what.
-        data: the rest of it, as JSON.
+        id: larger than those of all earlier events, also of earlier gateways at this address.
+        kind: its kind.
+        data: its other fields, as JSON.
     """
 
     id: int
@@ -58,10 +58,10 @@ class Event(NamedTuple):
 
 
 class EventLog:
-    """What happened last. Thread-safe.
+    """The last events. Thread-safe.
 
-    Ids begin at the microseconds since 1970 when the log is made: so an id of an earlier log, of a gateway that was at
-    the same address, is told from one of this.
+    Ids begin at the microseconds since 1970 when the log is created, so an id of an earlier log, of a gateway that had
+    the same address, differs from all of this one.
 
     Args:
         clock: the registry's clock.
@@ -89,20 +89,20 @@ class EventLog:
         group: str = "",
         **more: Any,
     ) -> None:
-        """Log an event.
+        """Append an event.
 
         Args:
-            kind: what happened.
-            detail: the same in a sentence.
-            at: the clock when it did, now if left out.
+            kind: the kind.
+            detail: a sentence for people.
+            at: the clock at the event; now if left out.
             job: the job concerned.
             ranks: the ranks concerned.
             group: the id of the group concerned.
-            more: what else there is to say, fit for JSON.
+            more: other fields, fit for JSON.
         """
         ago = 0.0 if at is None else self._clock() - at
-        said = {"time": time.time() - ago, "job": job, "ranks": list(ranks), "group": group, "detail": detail, **more}
-        data = json.dumps(said)
+        fields = {"time": time.time() - ago, "job": job, "ranks": list(ranks), "group": group, "detail": detail, **more}
+        data = json.dumps(fields)
         with self._lock:
             self._last = next(self._ids)
             self._kept.append(Event(self._last, kind, data))
@@ -112,43 +112,43 @@ class EventLog:
             wake()
 
     def counts(self) -> Counter[EventKind]:
-        """How many events there have been, by what happened."""
+        """Return the number of events so far, by kind."""
         with self._lock:
             return self._counted.copy()
 
     @property
     def last(self) -> int:
-        """The id of the last event, or one before the first."""
+        """The id of the last event; before the first one, one less than its id."""
         return self._last
 
     def resume_position(self, seen: int | None) -> int:
-        """Where somebody goes on who has seen an event: behind it.
+        """Return the position from which a listener continues that has seen an event.
 
         Args:
-            seen: its id, None for somebody who wants what comes from now on. With one that is not of this log all that
-                is kept comes.
+            seen: the event's id; None to begin with the next event. After an id of another log, all events follow
+                that are kept.
         """
         if seen is None:
             return self._last
         return seen if self._first <= seen <= self._last else self._first
 
     def since(self, position: int) -> list[Event]:
-        """The events behind a position that are still kept."""
+        """Return the events behind a position that are still kept."""
         with self._lock:
             found = itertools.takewhile(lambda event: event.id > position, reversed(self._kept))
             return list(found)[::-1]
 
     def has_dropped(self, position: int) -> bool:
-        """Whether events behind a position are kept no more."""
+        """Whether events behind a position have been dropped."""
         with self._lock:
             return bool(self._kept) and position + 1 < self._kept[0].id and position > self._first
 
     @contextlib.contextmanager
     def subscribe(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Have a function called, in any thread, when there is something new, and when the log is closed.
+        """Call a function, in any thread, after each event and when the log is closed.
 
         Raises:
-            TooManyListenersError: MAX_LISTENERS do already.
+            TooManyListenersError: there are MAX_LISTENERS listeners.
         """
         key = object()
         with self._lock:
@@ -161,22 +161,22 @@ class EventLog:
                 del self._listeners[key]
 
     def check_capacity(self) -> None:
-        """Raise TooManyListenersError if nobody more may listen."""
+        """Raise TooManyListenersError if there are MAX_LISTENERS listeners."""
         with self._lock:
             self._check_capacity()
 
     @property
     def listeners(self) -> int:
-        """How many listen."""
+        """The number of listeners."""
         return len(self._listeners)
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed: listeners are to go."""
+        """Whether the log has been closed, so that listeners end."""
         return self._closed
 
     def close(self) -> None:
-        """Send the listeners away."""
+        """End all listeners."""
         with self._lock:
             self._closed = True
             listeners = list(self._listeners.values())

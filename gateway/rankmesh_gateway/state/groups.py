@@ -1,4 +1,4 @@
-"""What the members of a world report of their groups, put together."""
+"""Groups and calls in flight of an epoch, merged from the reports of its ranks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from rankmesh_gateway.schemas import GroupInFlight
 from rankmesh_gateway.state.epoch import Epoch
 
 
-def merged_groups(world: Epoch, now: float) -> list[RankGroupInfo]:
-    """The groups of a world by id. Failed ranks count with their last report, ranks that left in order do not.
+def merged_groups(epoch: Epoch, now: float) -> list[RankGroupInfo]:
+    """Return the groups of an epoch by id. Failed ranks count with their last report, ranks that left do not.
 
-    Rates are of those whose report is of late: a group does as many operations as its quickest member, and moves the
-    bytes of all.
+    Rates come from recent reports: a group's operations are those of its fastest member, its bytes those of all.
     """
     found: dict[str, RankGroupInfo] = {}
     broken_since: dict[str, float] = {}
-    for rank, record in sorted(world.records.items()):
+    for rank, record in sorted(epoch.records.items()):
         fresh = now - record.reported_at < SUSPECT_SECONDS and record.is_live(now)
         for group in record.groups:
             merged = found.setdefault(
                 group.id,
-                RankGroupInfo(world.job, world.number, group.id, group.name, group.ranks, group.medium, {}, ""),
+                RankGroupInfo(epoch.job, epoch.number, group.id, group.name, group.ranks, group.medium, {}, ""),
             )
             merged.seqs[str(rank)] = group.seq
             if fresh:
@@ -33,15 +32,15 @@ def merged_groups(world: Epoch, now: float) -> list[RankGroupInfo]:
     return [found[group_id] for group_id in sorted(found)]
 
 
-def merged_calls(world: Epoch, now: float) -> list[GroupInFlight]:
-    """The calls of a world's groups that have begun and not ended, by group and number.
+def merged_calls(epoch: Epoch, now: float) -> list[GroupInFlight]:
+    """Return the calls in flight of an epoch's groups, by group and sequence number.
 
-    Members in whose report the call is under way have arrived, members that have begun fewer calls are missing; the
-    others are done with it.
+    Members that report the call in flight have arrived, members that have begun fewer calls are missing; the others
+    have completed it.
     """
     found: dict[tuple[str, int], GroupInFlight] = {}
     begun: dict[str, dict[int, int]] = {}
-    for rank, record in sorted(world.records.items()):
+    for rank, record in sorted(epoch.records.items()):
         for group in record.groups:
             begun.setdefault(group.id, {})[rank] = group.seq
             if not record.is_live(now):
@@ -50,7 +49,7 @@ def merged_calls(world: Epoch, now: float) -> list[GroupInFlight]:
                 key = (group.id, call.seq)
                 if key not in found:
                     found[key] = GroupInFlight(
-                        world.job, world.number, group.id, group.name, call.op, call.seq, 0.0, 0, [], [], {}
+                        epoch.job, epoch.number, group.id, group.name, call.op, call.seq, 0.0, 0, [], [], {}
                     )
                 merged = found[key]
                 merged.arrived.append(rank)

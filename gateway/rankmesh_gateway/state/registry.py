@@ -32,20 +32,19 @@ from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_
 FORGET_SECONDS = 3600.0
 """A job without a live rank is forgotten this long after its last sign of life."""
 
-
 _POLL_SECONDS = 0.5
-"""How often it is looked who has fallen silent, at most."""
+"""Minimum interval of the liveness scan."""
 
 
 class GroupNotFoundError(DistNetworkError):
-    """No group, or more than one, goes by that id or name."""
+    """No group, or more than one, has that id or name."""
 
     code = "group-not-found"
     status = 404
 
 
 class JobNotFoundError(DistNetworkError):
-    """No world of that job has come together."""
+    """No world of that job is complete."""
 
     code = "job-not-found"
     status = 404
@@ -59,15 +58,15 @@ class Counts(NamedTuple):
 
 
 class Registry:
-    """Who is in which job, and how they are.
+    """Registry of jobs.
 
     Args:
-        clock: seconds that only go up; tests give their own.
+        clock: monotonic seconds; tests pass their own.
 
     Attributes:
-        id: random name of this registry, to tell one gateway process from the next.
+        id: random name of this registry, which identifies the gateway process.
         agents: the standalone agents.
-        events: what happened.
+        events: the event log.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -83,16 +82,16 @@ class Registry:
         self._writer = EventWriter(self.events)
 
     def join(self, request: JoinRequest) -> Future[JoinReply]:
-        """Enter a rank into its job's forming world. Repeating it with the same instance changes nothing.
+        """Add a rank to its job's forming epoch. Repeating it with the same instance changes nothing.
 
         Returns:
-            A future with the complete reply, the same for all ranks, done as soon as the last one is there. Cancel it
-            to stop waiting: the rank keeps its place, and may come back, until it has been silent for
+            A future with the complete reply, the same for all ranks, done as soon as the last one joins. Cancel it to
+            stop waiting: the rank keeps its place, and may come back, until it has been silent for
             JOIN_SILENCE_SECONDS. It is cancelled when the rank leaves and when the registry is closed.
 
         Raises:
-            InvalidRequestError: the request makes no sense.
-            RankTakenError: another process that runs holds the rank, or others hold all ranks.
+            InvalidRequestError: a value of the request is invalid.
+            RankTakenError: another live process holds the rank, or others hold all ranks.
             WorldSizeMismatchError: the forming world has another size.
             GatewayFullError: the job is new and there are MAX_JOBS with live ranks.
             GatewayClosingError: the registry is closed, and the rank's world was not complete before.
@@ -103,18 +102,18 @@ class Registry:
             self._check_open(request)
             job = self._job(request.job)
             self._request_counts["joins"] += 1
-            world = job.join(request, self._clock())
+            epoch = job.join(request, self._clock())
             self._jobs[job.name] = job
-            world.waiters[future] = request.member.instance
-            reply = world.reply()
-            ready = _take_all(world.waiters) if reply.complete else []
+            epoch.waiters[future] = request.member.instance
+            reply = epoch.reply()
+            ready = _take_all(epoch.waiters) if reply.complete else []
         for waiting in ready:
             _resolve(waiting, reply)
-        future.add_done_callback(lambda ended: self._drop_waiter(world, ended))
+        future.add_done_callback(lambda ended: self._drop_waiter(epoch, ended))
         return future
 
     def join_status(self, request: JoinRequest) -> JoinReply:
-        """Tell where a join stands, without joining: who is there, and which ranks are missing.
+        """Return the reply to a join without joining: the members, and the ranks that are missing.
 
         Raises:
             GatewayClosingError: the registry is closed, and the rank's world was not complete before.
@@ -125,10 +124,10 @@ class Registry:
             return job.awaited_epoch(request).reply()
 
     def withdraw_join(self, request: JoinRequest) -> None:
-        """Free the place of a joiner whose connection broke, unless it waits through another one.
+        """Free the place of a joiner whose connection broke, unless it waits on another one.
 
         Its process has probably died, so the world must not become complete with it, and its successor need not wait
-        for the place. Does nothing when the world is already complete.
+        for the place. Does nothing if the world is complete.
         """
         with self._lock:
             job = self._jobs.get(request.job)
@@ -137,14 +136,14 @@ class Registry:
             job.withdraw(request.member.rank, request.member.instance)
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        """Take in a rank's sign of life; a registry that does not know the rank, its epoch or its job learns them.
+        """Record a heartbeat; a registry that does not know the rank, its epoch or its job adds them.
 
         Returns:
             The ranks of the same job and epoch that have failed.
 
         Raises:
-            InvalidRequestError: the heartbeat makes no sense.
-            RankTakenError: another process that runs holds this rank of the epoch.
+            InvalidRequestError: a value of the heartbeat is invalid.
+            RankTakenError: another live process holds this rank of the epoch.
             WorldSizeMismatchError: the epoch's other ranks have another world size.
             GatewayFullError: the job is new and there are MAX_JOBS with live ranks.
             GatewayClosingError: the registry is closed.
@@ -156,17 +155,17 @@ class Registry:
             now = self._clock()
             self._request_counts["heartbeats"] += 1
             job = self._job(beat.job)
-            world, lost = job.heartbeat(beat, now)
+            epoch, lost = job.heartbeat(beat, now)
             self._jobs[job.name] = job
             for record in lost:
                 self.agents.suspect(record.member, now)
             self._poll_timeouts(now)
-            return HeartbeatReply(world.failed(now) if world is not None else [])
+            return HeartbeatReply(epoch.failed(now) if epoch is not None else [])
 
     def leave(self, goodbye: Leave) -> None:
-        """Take in a goodbye; with a reason the rank has failed. A joiner's place is free at once.
+        """Record that a rank leaves; with a reason, that it has failed. A joiner's place is free at once.
 
-        Goodbyes of ranks that are not known are ignored: there is nothing to end.
+        Does nothing if the rank is not known.
         """
         with self._lock:
             self._request_counts["leaves"] += 1
@@ -174,19 +173,23 @@ class Registry:
             if job is None:
                 return
             job.leave(goodbye, self._clock())
-            world = job.withdraw(goodbye.rank, goodbye.instance)
-            waits = [] if world is None else [wait for wait, who in world.waiters.items() if who == goodbye.instance]
-        _cancel(waits)
+            epoch = job.withdraw(goodbye.rank, goodbye.instance)
+            waiters = (
+                []
+                if epoch is None
+                else [future for future, instance in epoch.waiters.items() if instance == goodbye.instance]
+            )
+        _cancel(waiters)
 
     def process_exited(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:
-        """Take in that a rank's process ended without success, from the launcher that watched it.
+        """Record that a rank's process exited without success, from the launcher that observed it.
 
         Args:
             job: its job.
-            rank: the rank it was started as.
+            rank: the rank that the process was started as.
             pid: its id.
             host: the host it ran on.
-            reason: how it ended, ``signal SIGKILL (9)``.
+            reason: how it exited, ``signal SIGKILL (9)``.
         """
         with self._lock:
             found = self._jobs.get(job)
@@ -194,102 +197,103 @@ class Registry:
                 found.process_exited(rank, pid, host, reason, self._clock())
 
     def poll_timeouts(self) -> None:
-        """Have the event log told who has fallen silent."""
+        """Log which ranks and agents have fallen silent."""
         with self._lock:
             self._poll_timeouts(self._clock())
 
     def close(self) -> None:
-        """End all waits and take nobody in any more, so that a server can shut down. Reading goes on to work."""
+        """End all waits and reject joins and heartbeats, so that a server can shut down. Reads still work."""
         with self._lock:
             self._closed = True
-            waits = [wait for job in self._jobs.values() for world in job for wait in world.waiters]
-            askers = self.agents.close()
-        _cancel(waits)
-        _cancel(askers)
+            waiters: list[Future[Any]] = [
+                future for job in self._jobs.values() for epoch in job for future in epoch.waiters
+            ]
+            waiters += self.agents.close()
+        _cancel(waiters)
         self.events.close()
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed."""
+        """Whether ``close`` has been called."""
         return self._closed
 
     def ranks(self, job: str | None = None) -> list[RankInfo]:
-        """The ranks of one job or of all, by job, epoch and rank."""
+        """Return the ranks of one job or of all, by job, epoch and rank."""
         with self._lock:
             now = self._clock()
             self._poll_timeouts(now)
-            return [info for world in self._epochs(job) for info in world.infos(now)]
+            return [info for epoch in self._epochs(job) for info in epoch.infos(now)]
 
     def groups(self, job: str | None = None) -> list[RankGroupInfo]:
-        """The groups of one job or of all, by job, epoch and id, as their members last reported them."""
+        """Return the groups of one job or of all, by job, epoch and id, as their members last reported them."""
         with self._lock:
             now = self._clock()
-            return [info for world in self._epochs(job) for info in merged_groups(world, now)]
+            return [info for epoch in self._epochs(job) for info in merged_groups(epoch, now)]
 
     def jobs(self) -> list[JobInfo]:
-        """The worlds of all jobs, by job and epoch."""
+        """Return a summary of each epoch, by job and number."""
         with self._lock:
             now, time_now = self._clock(), time.time()
-            return [world.summary(now, time_now) for world in self._epochs(None)]
+            return [epoch.summary(now, time_now) for epoch in self._epochs(None)]
 
     def in_flight(self, job: str | None = None) -> list[GroupInFlight]:
-        """The calls under way, by job, epoch and group, the earliest first, as the members last reported them."""
+        """Return the calls in flight by job, epoch and group, the earliest first, as the members last reported them."""
         with self._lock:
             now = self._clock()
-            return [each for world in self._epochs(job) for each in merged_calls(world, now)]
+            return [each for epoch in self._epochs(job) for each in merged_calls(epoch, now)]
 
     def find_group(self, name: str, job: str | None = None) -> tuple[RankGroupInfo, dict[int, RankInfo]]:
-        """A group, and its members that are known here, by rank.
+        """Return a group, and the ranks of its epoch.
 
         Args:
-            name: the group's id, or its name where no other group that is in use has it.
-            job: look for it in this job only.
+            name: the group's id, or its name if no other live group has it.
+            job: search in this job only.
 
         Raises:
             GroupNotFoundError: no group has that id or name, or several have that name.
         """
         with self._lock:
             now = self._clock()
-            worlds = self._epochs(job)
+            epochs = self._epochs(job)
             found = [
-                (world, info) for world in worlds for info in merged_groups(world, now) if name in (info.id, info.name)
+                (epoch, info) for epoch in epochs for info in merged_groups(epoch, now) if name in (info.id, info.name)
             ]
-            if len(found) > 1:  # of a job's worlds, the one that is there counts
-                found = [(world, info) for world, info in found if world.live_ranks(now)]
+            if len(found) > 1:  # epochs without a live rank do not count
+                found = [(epoch, info) for epoch, info in found if epoch.live_ranks(now)]
             if len(found) != 1:
                 raise _group_not_found(name, [info for _, info in found])
-            world, info = found[0]
-            return info, {rank: world.records[rank].info(world.job, world.number, now) for rank in world.records}
+            epoch, info = found[0]
+            return info, {rank: record.info(epoch.job, epoch.number, now) for rank, record in epoch.records.items()}
 
     def members(self, job: str) -> dict[int, RankInfo]:
-        """The ranks of a job's latest world that has come together, by rank.
+        """Return the ranks of a job's latest complete world.
 
         Raises:
-            JobNotFoundError: there is none.
+            JobNotFoundError: no world of the job is complete.
         """
         with self._lock:
             now = self._clock()
             known = self._jobs.get(job)
-            world = known.latest() if known is not None else None
-            if world is None:
+            epoch = known.latest() if known is not None else None
+            if epoch is None:
                 there = ", ".join(map(repr, sorted(self._jobs)[:20])) or "none"
                 raise JobNotFoundError(f"no world of a job {job!r} has come together here; the jobs here are: {there}")
-            return {rank: record.info(job, world.number, now) for rank, record in sorted(world.records.items())}
+            return {rank: record.info(job, epoch.number, now) for rank, record in sorted(epoch.records.items())}
 
     @property
     def uptime(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since the registry was created."""
         return self._clock() - self._started
 
     def counts(self) -> Counts:
-        """How much is going on."""
+        """Return the number of live jobs and ranks."""
         with self._lock:
             now = self._clock()
             present = [job.live_ranks(now) for job in self._jobs.values()]
             return Counts(sum(ranks > 0 for ranks in present), sum(present))
 
     def _poll_timeouts(self, now: float) -> None:
-        """Tell the event log what the clock alone has changed. With the lock held; does nothing soon after the last."""
+        """Log the state changes that the clock alone has caused, every _POLL_SECONDS. With the lock held."""
         if now - self._polled >= _POLL_SECONDS:
             self._polled = now
             for job in self._jobs.values():
@@ -297,12 +301,12 @@ class Registry:
             self.agents.poll_timeouts(now)
 
     def request_counts(self) -> Counter[str]:
-        """How many ``joins``, ``heartbeats`` and ``leaves`` there have been."""
+        """Return the number of ``joins``, ``heartbeats`` and ``leaves`` so far."""
         with self._lock:
             return self._request_counts.copy()
 
     def _check_open(self, request: JoinRequest) -> None:
-        """Raise GatewayClosingError for a join that can no longer come to an end here."""
+        """Raise GatewayClosingError if the registry is closed and the join's world was not complete before."""
         if self._closed:
             job = self._jobs.get(request.job)
             if job is None or job.epoch_of(request.member) is None:
@@ -310,10 +314,10 @@ class Registry:
 
     def _epochs(self, name: str | None) -> list[Epoch]:
         names = sorted(self._jobs) if name is None else [name]
-        return [world for each in names if each in self._jobs for world in self._jobs[each]]
+        return [epoch for each in names if each in self._jobs for epoch in self._jobs[each]]
 
     def _job(self, name: str) -> Job:
-        """The job of that name, or a new one that the caller keeps once a rank is in it."""
+        """Return the job of that name, or a new one that the caller adds once a rank is in it."""
         if name not in self._jobs:
             self._make_room()
         return self._jobs.get(name) or Job(name, self._writer)
@@ -332,9 +336,9 @@ class Registry:
                 f"this gateway keeps {MAX_JOBS} jobs and all have live ranks; use another gateway, or end some of them"
             )
 
-    def _drop_waiter(self, world: Epoch, future: Future[JoinReply]) -> None:
+    def _drop_waiter(self, epoch: Epoch, future: Future[JoinReply]) -> None:
         with self._lock:
-            world.waiters.pop(future, None)
+            epoch.waiters.pop(future, None)
 
 
 def _group_not_found(name: str, found: list[RankGroupInfo]) -> GroupNotFoundError:

@@ -1,4 +1,4 @@
-"""What a request has to satisfy beyond the types of its fields, and the limits on what a gateway keeps."""
+"""Validation of requests beyond the types of their fields, and limits of what a gateway keeps."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from rankmesh_agent.wire.fields import MAX_ADDRESSES, MAX_NAME, MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import UNASSIGNED, AgentHeartbeat, Heartbeat, JoinRequest, LeaseRequest, Member
 
 MAX_JOBS = 1024
-"""How many jobs a gateway keeps at a time."""
+"""Limit of the jobs that a gateway keeps."""
 MAX_AGENTS = 4096
-"""How many standalone agents a gateway keeps at a time."""
+"""Limit of the standalone agents that a gateway keeps."""
 MAX_LEASES = 16
-"""Leases one standalone agent may report."""
+"""Limit of the leases that one standalone agent reports."""
 MAX_GROUPS = 1024
-"""Groups one rank may report."""
+"""Limit of the groups that one rank reports."""
 MAX_REASON = 4096
-"""Characters kept of the reason with which a rank leaves."""
+"""Limit of the characters of a reason, and of a lease's holder."""
 
 
 class InvalidRequestError(ValueError):
-    """A request whose fields have the right types but values that make no sense; answered with HTTP status 422."""
+    """A request whose fields have the right types but invalid values. HTTP status 422."""
 
 
 class GatewayClosingError(DistNetworkError):
-    """The gateway is about to end and takes nobody in any more; the job's next one may be at the same address."""
+    """The gateway is about to end and accepts no more joins; the job's next one may be at the same address."""
 
     code = "gateway-closing"
     status = 503
 
 
 class GatewayFullError(DistNetworkError):
-    """The gateway keeps as many jobs, or standalone agents, as it may, and all of them live."""
+    """The gateway has reached its limit of jobs or standalone agents, and all of them are live."""
 
     code = "gateway-full"
     status = 503
 
 
 def closing_error() -> GatewayClosingError:
-    """Return what everyone is told who comes to a gateway that is about to end."""
+    """Return the error that rejects requests of a gateway that is about to end."""
     return GatewayClosingError("this gateway is about to end; ask again, the job's next one may be at the same address")
 
 
 def check_join(request: JoinRequest) -> None:
-    """Raise InvalidRequestError unless the request names a job, and a rank that its world has or none at all."""
+    """Raise InvalidRequestError unless the request has a job, and either a rank of its world or none."""
     _check_place(request.job, request.world_size, request.member, at_least=UNASSIGNED)
 
 
 def check_heartbeat(beat: Heartbeat) -> None:
-    """Raise InvalidRequestError unless the heartbeat can come from a rank that has joined."""
+    """Raise InvalidRequestError unless the heartbeat's values are those of a rank that has joined."""
     _check_place(beat.job, beat.world_size, beat.member, at_least=0)
     if beat.epoch < 1:
         raise InvalidRequestError(
@@ -65,13 +65,13 @@ def check_heartbeat(beat: Heartbeat) -> None:
 
 def _check_lost(beat: Heartbeat) -> None:
     if len(beat.lost) > beat.world_size:
-        raise InvalidRequestError(f"{len(beat.lost)} ranks are said to be gone, in a world of {beat.world_size}")
+        raise InvalidRequestError(f"{len(beat.lost)} ranks are reported lost, in a world of {beat.world_size}")
     for lost in beat.lost:
         _check_rank(lost.rank, beat.world_size, at_least=0)
 
 
 def check_agent(beat: AgentHeartbeat) -> None:
-    """Raise InvalidRequestError unless the sign of life can come from a standalone agent."""
+    """Raise InvalidRequestError unless the heartbeat's values are those of a standalone agent."""
     texts = {"id": beat.id, "name": beat.name, "host": beat.host, "host_id": beat.host_id}
     _check_given(id=beat.id, name=beat.name)
     _check_lengths(texts | {f"urls[{index}]": url for index, url in enumerate(beat.urls)})
@@ -79,7 +79,7 @@ def check_agent(beat: AgentHeartbeat) -> None:
         if count > most:
             raise InvalidRequestError(f"{count} {what} given, at most {most} are allowed")
     if not beat.urls:
-        raise InvalidRequestError("urls is empty; nobody could reach the agent")
+        raise InvalidRequestError("urls is empty; no client could reach the agent")
     for index, lease in enumerate(beat.leases):
         name = f"leases[{index}]"
         _check_given(**{f"{name}.id": lease.id, f"{name}.job": lease.job})
@@ -92,7 +92,7 @@ def check_agent(beat: AgentHeartbeat) -> None:
 
 
 def check_lease(request: LeaseRequest) -> None:
-    """Raise InvalidRequestError unless the request names a job, and a rank that its world has or none at all."""
+    """Raise InvalidRequestError unless the request has a job, and either a rank of its world or none."""
     _check_given(job=request.job)
     _check_lengths({"job": request.job, "host_id": request.host_id})
     _check_rank(request.rank, request.world_size, at_least=UNASSIGNED)

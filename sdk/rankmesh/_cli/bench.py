@@ -88,7 +88,7 @@ def _measured(plan: dict[str, Any], nproc: int, transport: str, timeout: float) 
     Raises:
         CommandError: a rank failed, or the time was over.
     """
-    from rankmesh._launcher.pdeathsig import dies_with_parent
+    from rankmesh._launcher.pdeathsig import pdeathsig
 
     command = [sys.executable, "-m", "rankmesh.run", "--nproc-per-node", str(nproc)]
     command += ["--module", "rankmesh._cli.bench_rank", json_module.dumps(plan)]
@@ -102,7 +102,7 @@ def _measured(plan: dict[str, Any], nproc: int, transport: str, timeout: float) 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=dies_with_parent(),
+        preexec_fn=pdeathsig(),
     ) as job:
         try:
             output, errors = job.communicate(timeout=timeout)

@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rankmesh._launcher.devices import cores, gpus
+from rankmesh._launcher.torchrun import add_arguments as take_theirs
 from rankmesh._launcher.torchrun import spellings
-from rankmesh._launcher.torchrun import take as take_theirs
 
 AUTO = 0
-"""``--nnodes auto``, as a number of nodes: rankmesh._launcher.nodes finds out how many there are."""
+"""``--nnodes auto``, as a number of nodes; rankmesh._launcher.nodes resolves it."""
 DEFAULT_PORT = 29500
-"""MASTER_PORT of a job on several nodes when nobody chooses one: torchrun's."""
+"""Default MASTER_PORT of a job on several nodes, as in torchrun."""
 
 _EPILOG = """\
 Everything after the script goes to the script untouched. Each rank finds RANK, LOCAL_RANK, WORLD_SIZE,
@@ -31,24 +31,24 @@ ended it), 128 + N when signal N ended the launcher, 2 when it could not start. 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says.
+    """The parsed command line.
 
     Attributes:
-        program: what each rank executes: the interpreter and the script, or the program.
+        program: command of each rank: the interpreter and the script, or the program.
         arguments: the script's arguments.
-        use_env: whether a rank finds its LOCAL_RANK in the environment only, not in its first argument too.
-        name: the program's name, for people.
+        use_env: whether LOCAL_RANK is passed in the environment only, not as the first argument too.
+        name: the program's display name.
         nproc: ranks on this node.
-        nnodes: nodes of the job, AUTO if whoever started this launcher says it.
-        node_rank: which of them this is.
+        nnodes: nodes of the job, AUTO if the environment defines them.
+        node_rank: this node's number.
         master_addr: host of the gateway.
-        master_port: its port; 0 is any free one.
-        local_addr: address of this node's ranks; empty: the one that faces the gateway.
-        job: name of the job; empty when nobody chose one.
+        master_port: its port; 0 for any free one.
+        local_addr: address of this node's ranks; empty for the one that faces the gateway.
+        job: name of the job; empty if none was given.
         role: ROLE_NAME of the ranks.
-        failure_grace: seconds the other ranks have to end by themselves once one has failed.
-        stop_grace: seconds a rank has to end once it got a signal, before SIGKILL.
-        remarks: what people should know about the arguments they gave.
+        failure_grace: seconds for the other ranks to end by themselves after a failure.
+        stop_grace: seconds for a rank to end after a signal, before SIGKILL.
+        remarks: notes about the given arguments, for the user.
     """
 
     program: tuple[str, ...]
@@ -69,15 +69,15 @@ class Options:
 
 
 def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool = True) -> Options:
-    """Read the command line (None: this process's).
+    """Parse a command line.
 
     Args:
-        argv: its words, without the program's name.
+        argv: arguments without the program's name; None for this process's.
         prog: the program's name.
-        use_env: what ``--use-env`` is when it is not given.
+        use_env: default of ``--use-env``.
 
     Raises:
-        SystemExit: with code 2 after a message on stderr when it makes no sense, with 0 after ``--help``.
+        SystemExit: with code 2 after a message on stderr if an argument is invalid, with 0 after ``--help``.
     """
     parser = _parser(prog, use_env)
     given = parser.parse_args(argv)
@@ -161,7 +161,7 @@ def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module: run it with 'python -m'")
     add("no-python", action="store_true", help="the script is a program: run it without Python")
     parser.add_argument(
-        *("--use-env", "--use_env", "--use-env=True", "--use_env=True"),  # torch's page gives it a value
+        *("--use-env", "--use_env", "--use-env=True", "--use_env=True"),  # torch's documentation gives it a value
         action="store_true",
         default=use_env,
         help="no --local-rank=LOCAL_RANK as the script's first argument" + (" (it is always so)" if use_env else ""),
@@ -182,7 +182,7 @@ def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
         help="how long a rank may take to end after a signal, before SIGKILL (default: 30)",
     )
     take_theirs(parser)
-    # PARSER, 'one or more, whatever they look like': REMAINDER after a positional loses a '--' meant for the script.
+    # PARSER is 'one or more, options included'; REMAINDER after a positional drops a '--' meant for the script.
     parser.add_argument("program", nargs=argparse.PARSER, metavar="script.py", help="the script and its arguments")
     return parser
 

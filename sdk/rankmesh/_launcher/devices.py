@@ -1,4 +1,4 @@
-"""How many ranks a host has room for."""
+"""Numbers of cores and GPUs, from which ``--nproc-per-node`` is derived."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 
 
 def cores() -> int:
-    """Return the number of cores this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0))
 
 
 def gpus() -> int:
-    """Return the number of GPUs this process may use, by CUDA's driver, which knows CUDA_VISIBLE_DEVICES; 0 without."""
+    """Return the number of GPUs that CUDA's driver offers, after CUDA_VISIBLE_DEVICES; 0 without a driver."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""The gateway that a launcher hosts; it is told how ranks ended, which nobody else sees as well."""
+"""The gateway that a launcher hosts, to which it reports the exit status of ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class LauncherGateway:
     """A gateway in the launcher's process.
 
     Args:
-        job: the job it is for.
-        listener: its listening socket.
+        job: plan of the job.
+        listener: listening socket.
     """
 
     def __init__(self, job: Plan, listener: socket.socket) -> None:
@@ -28,26 +28,26 @@ class LauncherGateway:
         self._http = HttpServer(listener, "rankmesh-gateway")
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start serving."""
         from rankmesh_gateway.state.registry import Registry
 
         self._registry = Registry()
         self._http.start(self._app)
 
-    def note_ending(self, rank: Rank) -> None:
-        """Take note that a rank's process has ended."""
-        ending = rank.ending
-        if self._registry is None or ending is None or not ending.status:
+    def report_exit(self, rank: Rank) -> None:
+        """Report to the registry that a rank's process has failed."""
+        status = rank.exit_status
+        if self._registry is None or status is None or not status.status:
             return
-        how = f"its process ended with {ending}"
-        if ending.signal is not None and ending.signal == rank.sent:
+        how = f"its process ended with {status}"
+        if status.signal is not None and status.signal == rank.sent:
             how += " from the launcher"
-        elif ending.signal == signal.SIGKILL:
-            how += ", which the kernel sends when memory runs out, or somebody's kill -9"
+        elif status.signal == signal.SIGKILL:
+            how += ", sent by the kernel when memory runs out, or by kill -9"
         self._registry.process_exited(self._job.job, rank.number, rank.pid, socket.gethostname(), how)
 
     def stop(self) -> None:
-        """Send everyone away who waits or listens, then end the service."""
+        """Close all waiting requests and event streams, then stop serving."""
         if self._registry is not None:
             self._registry.close()
         self._http.close()

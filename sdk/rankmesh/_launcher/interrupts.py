@@ -1,7 +1,7 @@
-"""Ctrl-C while processes are being started: it waits until they are known, and is lost nowhere.
+"""Deferral of Ctrl-C while processes are started.
 
-Python raises KeyboardInterrupt between any two steps of the main thread: when a process runs already that nobody has
-noted yet, or in a function that runs after a fork, where it is printed and forgotten.
+Python raises KeyboardInterrupt between any two bytecodes of the main thread: possibly after a process has started but
+before it is recorded, or in an after-fork hook, where the exception is printed and lost.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from types import FrameType
 Handler = Callable[[int, FrameType | None], object]
 
 
-class _Held:
-    """Ctrl-C, put off."""
+class _DeferredInterrupt:
+    """A SIGINT handler that records the signal for later."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._frames: list[FrameType | None] = []
 
-    def note(self, number: int, frame: FrameType | None) -> None:
+    def record(self, number: int, frame: FrameType | None) -> None:
         self._frames.append(frame)
 
-    def end(self) -> None:
-        """Let Ctrl-C through again, and what came."""
+    def deliver(self) -> None:
+        """Restore the handler, and call it if a signal was recorded."""
         signal.signal(signal.SIGINT, self._handler)
         if self._frames:
             self._handler(signal.SIGINT, self._frames[0])
 
 
-_held: _Held | None = None
+_deferred: _DeferredInterrupt | None = None
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Put Ctrl-C off to the end of the block. Does nothing in threads that it does not reach."""
-    global _held
+def interrupts_deferred() -> Iterator[None]:
+    """Defer SIGINT to the end of the block. No effect in threads other than the main one."""
+    global _deferred
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler) or _held is not None:
+    if threading.current_thread() is not threading.main_thread() or not callable(handler) or _deferred is not None:
         yield
         return
-    held = _Held(handler)
-    signal.signal(signal.SIGINT, held.note)
-    _held = held
+    held = _DeferredInterrupt(handler)
+    signal.signal(signal.SIGINT, held.record)
+    _deferred = held
     try:
         yield
     finally:
-        _held = None
-        held.end()
+        _deferred = None
+        held.deliver()
 
 
-def let_interrupts_through() -> None:
-    """In a process forked in such a block: Ctrl-C is this one's own from now on."""
-    global _held
-    held, _held = _held, None
+def deliver_interrupts() -> None:
+    """Stop deferring in a process that was forked inside such a block."""
+    global _deferred
+    held, _deferred = _deferred, None
     if held is not None:
-        held.end()
+        held.deliver()

@@ -1,16 +1,16 @@
-"""A stream of bytes cut into lines as a terminal would show them in the end."""
+"""Splits a stream of bytes into lines as a terminal would finally show them."""
 
 from __future__ import annotations
 
 LONGEST_LINE = 16 << 20
-"""A line longer than this many bytes comes in pieces, so that a stream without newlines cannot eat the memory."""
+"""Longer lines are split, in bytes, so that a stream without newlines cannot exhaust memory."""
 
 
-class LineCutter:
-    r"""Cuts a stream of bytes into lines.
+class LineBuffer:
+    r"""Splits a stream of bytes into lines.
 
-    A carriage return starts the line over, as on a terminal: of a progress bar that redraws itself only the last state
-    counts. ``\r\n`` is a newline. The bytes need not be text.
+    A carriage return restarts the line, as on a terminal: only the last state of a progress bar counts. ``\r\n`` is a
+    newline. The bytes need not be text.
     """
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
@@ -18,7 +18,7 @@ class LineCutter:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take the stream's next bytes and return the lines they complete, without their newlines."""
+        """Append the stream's next bytes; return the lines they complete, without newlines."""
         lines: list[bytes] = []
         first, *others = data.split(b"\n")
         self._append(first, lines)
@@ -29,11 +29,11 @@ class LineCutter:
         return lines
 
     def unfinished(self, most: int = 4096) -> bytes:
-        """Return the first ``most`` bytes of the line that has begun."""
+        """Return the first ``most`` bytes of the unfinished line."""
         return bytes(self._rest[:most]).rstrip(b"\r")
 
     def close(self) -> list[bytes]:
-        """Return what is left at the end of the stream: a line without a newline, if it shows anything."""
+        """Return the last line of the stream if it lacks a newline and is not blank."""
         line = _last_state(self._rest)
         self._rest.clear()
         return [line] if line.strip() else []

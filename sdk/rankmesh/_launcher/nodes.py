@@ -1,4 +1,4 @@
-"""``--nnodes auto``: a job's nodes are what Slurm, mpirun or Kubernetes started, one launcher on each."""
+"""``--nnodes auto``: the nodes are those on which Slurm, mpirun or Kubernetes started a launcher."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rankmesh._launcher.arguments import AUTO, Options
 from rankmesh_agent.config.settings import Settings
 
 
-def with_nodes(options: Options, settings: Settings) -> Options:
-    """Return the options with the nodes that the environment says, if the command line leaves it to that.
+def resolve_nodes(options: Options, settings: Settings) -> Options:
+    """Return the options with the nodes of the environment, if the command line has ``--nnodes auto``.
 
     Raises:
-        ValueError: it does not say them, or something is missing for several nodes; says what.
-        DistNetworkError: there is no way to node 0.
+        ValueError: the environment does not define the nodes, or a setting for several nodes is missing.
+        DistNetworkError: node 0 has no route.
     """
     if options.nnodes != AUTO:
         return options
@@ -27,9 +27,9 @@ def with_nodes(options: Options, settings: Settings) -> Options:
         raise ValueError(f"--nnodes auto: {launcher.problem}")
     if launcher.world_size == 1:
         return replace(options, nnodes=1)
-    from rankmesh._rendezvous.launcher_env import placed
+    from rankmesh._rendezvous.launcher_env import with_master_address
 
-    there = placed(settings, launcher)
+    there = with_master_address(settings, launcher)
     return replace(
         options,
         nnodes=launcher.world_size,

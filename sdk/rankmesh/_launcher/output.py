@@ -1,4 +1,4 @@
-"""The launcher's own stdout and stderr, written to without ever waiting for whoever reads them."""
+"""The launcher's own stdout and stderr, written without blocking on their reader."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _FULL = 1 << 20
 _ERASE_LINE = b"\r\x1b[K"
 
 
-class Sink:
-    """An output of the launcher: a queue of whole lines in front of a file descriptor.
+class TerminalWriter:
+    """A queue of complete lines in front of a file descriptor.
 
-    On a terminal the newest unfinished line (a progress bar, a prompt) is kept drawn below the finished ones. When the
-    reader goes away the output is dropped and the job goes on: a training run should not die of its log viewer.
+    On a terminal, the newest unfinished line (a progress bar, a prompt) stays below the finished ones. If the reader
+    closes its end, output is dropped and the job continues: a training run must not die with its log viewer.
     """
 
     def __init__(self, fd: int) -> None:
@@ -26,16 +26,16 @@ class Sink:
 
     @property
     def pending(self) -> bool:
-        """Whether something waits to be written."""
+        """Whether bytes are queued."""
         return bool(self._queue)
 
     @property
     def full(self) -> bool:
-        """Whether so much waits that no more should be read from the ranks."""
+        """Whether the queue is so long that the ranks' output must not be read for now."""
         return len(self._queue) > _FULL
 
-    def show(self, lines: Iterable[bytes], source: object = None, unfinished: bytes = b"") -> None:
-        """Queue finished lines of a source, and the beginning of its next one."""
+    def write_lines(self, lines: Iterable[bytes], source: object = None, unfinished: bytes = b"") -> None:
+        """Queue finished lines of a source, and the beginning of its unfinished one."""
         if self._gone:
             return
         if self._drawn:
@@ -52,9 +52,9 @@ class Sink:
             self._queue += self._fitted(self._drawn[1])
 
     def write_some(self) -> None:
-        """Write as much as a descriptor that is ready for writing takes without blocking."""
+        """Write as much as a writable descriptor accepts without blocking."""
         try:
-            # poll(2) calls a pipe writable when a write of PIPE_BUF bytes does not block, and promises no more.
+            # poll(2) guarantees no more than that PIPE_BUF bytes can be written to a pipe without blocking.
             written = os.write(self.fd, bytes(self._queue[: select.PIPE_BUF]))
         except BlockingIOError:
             return
@@ -65,12 +65,12 @@ class Sink:
         del self._queue[:written]
 
     def _fitted(self, line: bytes) -> bytes:
-        """Cut a line to the terminal's width: one that wraps could not be erased."""
+        """Cut a line to the terminal's width: a wrapped line could not be erased."""
         width = os.get_terminal_size(self.fd).columns or 80
         return line.decode(errors="replace")[: width - 1].encode()
 
 
-def standard_sinks() -> tuple[Sink, Sink]:
-    """Return the sinks for stdout and stderr: one and the same where both lead to the same place, to keep the order."""
-    stdout = Sink(1)
-    return stdout, stdout if os.path.sameopenfile(1, 2) else Sink(2)
+def standard_writers() -> tuple[TerminalWriter, TerminalWriter]:
+    """Return the writers of stdout and stderr: one object if both are the same file, which keeps the order."""
+    stdout = TerminalWriter(1)
+    return stdout, stdout if os.path.sameopenfile(1, 2) else TerminalWriter(2)

@@ -1,4 +1,4 @@
-"""A child that dies with its parent, even when the parent is killed."""
+"""Processes that the kernel kills when their parent dies, even of SIGKILL."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collections.abc import Callable
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def dies_with_parent(parent: int | None = None) -> Callable[[], None]:
-    """Return a function for a child to call: the kernel will kill the child when the thread that forked it ends.
+def pdeathsig(parent: int | None = None) -> Callable[[], None]:
+    """Return a function that makes the kernel kill the calling child when the thread that forked it ends.
 
-    Everything is looked up here, so that between fork and exec the child only makes two system calls.
+    All lookups happen here, so that the child makes only two system calls between fork and exec.
 
     Args:
         parent: process id of the parent, by default this process.
@@ -27,19 +27,19 @@ def dies_with_parent(parent: int | None = None) -> Callable[[], None]:
 
     def tie() -> None:
         prctl(_PR_SET_PDEATHSIG, kill, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the kernel knew, so nobody would tell us
+        if os.getppid() != parent:  # the parent ended before prctl took effect
             os.kill(os.getpid(), kill)
 
     return tie
 
 
-def die_with_writer(pipe: int) -> None:
-    """Have the kernel kill this process when nobody has the other end of a pipe any more. Nothing comes through it.
+def kill_when_closed(pipe: int) -> None:
+    """Make the kernel kill this process when the write end of an otherwise unused pipe is closed.
 
-    Unlike dies_with_parent it is the process that matters, not its thread, and it need not be the parent.
+    Unlike ``pdeathsig`` this depends on a process, not on one of its threads, and the process need not be the parent.
     """
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([pipe], [], [], 0)[0]:  # it was closed before the kernel knew
+    if select.select([pipe], [], [], 0)[0]:  # closed before F_SETOWN took effect
         os.kill(os.getpid(), signal.SIGKILL)

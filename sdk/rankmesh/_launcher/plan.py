@@ -1,4 +1,4 @@
-"""The job to launch: who its ranks are and what their environment says."""
+"""The job to launch: its ranks, their commands and their environment."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rankmesh_agent.config.settings import Settings
 
 @dataclass(frozen=True)
 class Plan:
-    """A job, as seen from one of its nodes.
+    """A job, from the point of view of one node.
 
     Attributes:
-        options: what the command line says.
-        job: the job's id, the same on all nodes.
-        token: the secret its processes share.
-        port: where the gateway listens; 0 until it does, when the command line leaves it open.
+        options: the command line.
+        job: the job's id, equal on all nodes.
+        token: the secret shared by its processes.
+        port: the gateway's port; 0 until it listens, if the command line does not set one.
     """
 
     options: Options
@@ -41,17 +41,17 @@ class Plan:
 
     @property
     def owns_job(self) -> bool:
-        """Whether no other launcher takes part in this job."""
+        """Whether this launcher starts all ranks of the job."""
         return self.options.nnodes == 1
 
     def command(self, rank: int) -> tuple[str, ...]:
-        """Return what a rank executes."""
+        """Return the command line of a rank."""
         options = self.options
         local = () if options.use_env else (f"--local-rank={rank - self.ranks.start}",)
         return (*options.program, *local, *options.arguments)
 
     def environment(self, rank: int, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a rank: ``base``, and what tells it who it is."""
+        """Return the environment of a rank: ``base`` and the variables of the job."""
         options = self.options
         world_size = str(options.nproc * options.nnodes)
         environment = {
@@ -65,7 +65,7 @@ class Plan:
             "ROLE_NAME": options.role,
             "ROLE_RANK": str(rank),
             "ROLE_WORLD_SIZE": world_size,
-            "TORCHELASTIC_RUN_ID": self.job,  # what programs look at to learn whether a launcher started them
+            "TORCHELASTIC_RUN_ID": self.job,  # programs detect a launcher by it
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "MASTER_ADDR": options.master_addr,
@@ -73,7 +73,7 @@ class Plan:
             "RANKMESH_GATEWAY": self.url,
             "RANKMESH_JOB": self.job,
             "RANKMESH_TOKEN": self.token,
-            # Otherwise a rank's last words sit in its buffer while it hangs, and are lost when it is killed.
+            # Otherwise a rank's last output stays in its buffer while it hangs, and is lost when it is killed.
             "PYTHONUNBUFFERED": "1",
         }
         if options.local_addr:
@@ -85,7 +85,7 @@ class Plan:
 
 
 def plan(options: Options, settings: Settings) -> Plan:
-    """Return the plan for a job: one of its own on one node, one that all nodes agree on by themselves on several.
+    """Return the plan of a job: with a random id on one node, with an id that all nodes derive alike on several.
 
     Raises:
         ValueError: there are several nodes and no token.
@@ -106,10 +106,10 @@ def plan(options: Options, settings: Settings) -> Plan:
 
 
 def token_of(settings: Settings) -> str:
-    """Return the secret of a job whose processes are all started here: the one that is set, or a fresh one."""
+    """Return the secret of a job of this launcher alone: the configured one, or a random one."""
     return settings.token or secrets.token_hex(32)
 
 
-def hand_token(token: str, environ: MutableMapping[str, str]) -> None:
-    """Put a job's secret into the environment of a process that belongs to it."""
+def set_token(token: str, environ: MutableMapping[str, str]) -> None:
+    """Put the job's secret into the environment of one of its processes."""
     environ["RANKMESH_TOKEN"] = token

@@ -1,4 +1,4 @@
-"""What a crashed job leaves in shared memory."""
+"""Removal of the shared memory files that a crashed job leaves behind."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import stat
 
 
-def sweep(directory: str, job: str) -> None:
-    """Delete the shared memory files of a job none of whose processes is left; only our own, and only files."""
+def remove_segments(directory: str, job: str) -> None:
+    """Delete the shared memory files of a job that has no process left; only regular files of this user."""
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith(f"rankmesh-{job}-"):

@@ -1,4 +1,4 @@
-"""Signals as bytes in a pipe, for an event loop to read."""
+"""Signals as bytes in a pipe, read by an event loop."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import os
 import signal
 from types import TracebackType
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""The signals that ask the launcher to end."""
+TERMINATION = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""The signals that terminate the launcher."""
 
 
-class SignalInbox:
-    """While entered, collects the ENDING signals instead of letting them act. Only the main thread can enter.
+class SignalPipe:
+    """Context manager that collects the TERMINATION signals instead of delivering them; for the main thread only.
 
-    A signal that was ignored before, as nohup does with SIGHUP, stays ignored.
+    A signal that was ignored before stays ignored, as nohup requires for SIGHUP.
     """
 
-    def __enter__(self) -> SignalInbox:
+    def __enter__(self) -> SignalPipe:
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         self._before = {
             number: signal.signal(number, _collect)
-            for number in ENDING
+            for number in TERMINATION
             if signal.getsignal(number) is not signal.SIG_IGN
         }
         return self
@@ -36,7 +36,7 @@ class SignalInbox:
         os.close(self._write_fd)
 
     def read(self) -> list[signal.Signals]:
-        """Return the signals that came since the last call, in order."""
+        """Return the signals received since the last call, in order."""
         try:
             received = os.read(self.fd, 64)
         except BlockingIOError:
@@ -45,4 +45,4 @@ class SignalInbox:
 
 
 def _collect(*_: object) -> None:
-    """Do nothing: having any handler makes Python write the signal's number to the wakeup descriptor."""
+    """Do nothing: any handler makes Python write the signal's number to the wakeup descriptor."""

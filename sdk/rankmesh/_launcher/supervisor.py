@@ -7,44 +7,44 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from rankmesh._launcher.output import Sink
+from rankmesh._launcher.output import TerminalWriter
 from rankmesh._launcher.rank import Rank, Stream
-from rankmesh._launcher.signals import SignalInbox
+from rankmesh._launcher.signals import SignalPipe
 
 DRAIN_SECONDS = 1.0
 """How long what a rank left behind may keep the rank's output open."""
 
-_Source = Rank | Stream | Sink | SignalInbox
+_Source = Rank | Stream | TerminalWriter | SignalPipe
 
 
 class Supervisor:
-    """Passes on the output of the ranks, and ends them all when one fails or a signal comes.
+    """Forwards the output of the ranks, and terminates all of them after a failure or a signal.
 
-    After a failure the others have ``failure_grace`` seconds to end by themselves (they will see the failure, and can
-    say what it broke), then they get SIGTERM. After a signal, ours or one from outside that is passed on, they have
-    ``stop_grace`` seconds, then they get SIGKILL. A second SIGINT from outside is SIGKILL at once.
+    After a failure the others have ``failure_grace`` seconds to end by themselves (they notice the failure and can
+    report what it broke), then they receive SIGTERM. After a signal, the launcher's or a forwarded one, they have
+    ``stop_grace`` seconds, then they receive SIGKILL. A second SIGINT from the user becomes SIGKILL at once.
 
     Attributes:
-        first_failure: the rank that failed first, before any signal came from outside.
-        signal: the first signal that came from outside.
-        on_ending: is told of each rank whose process has ended.
+        first_failure: the rank that failed first, before any signal from the user.
+        signal: the first signal from the user.
+        on_exit: called with each rank whose process has ended.
     """
 
     def __init__(
         self,
         ranks: Sequence[Rank],
-        sinks: tuple[Sink, Sink],
-        inbox: SignalInbox,
+        writers: tuple[TerminalWriter, TerminalWriter],
+        inbox: SignalPipe,
         *,
         failure_grace: float,
         stop_grace: float,
     ) -> None:
         self.first_failure: Rank | None = None
         self.signal: signal.Signals | None = None
-        self.on_ending: Callable[[Rank], None] | None = None
+        self.on_exit: Callable[[Rank], None] | None = None
         self._ranks = ranks
-        self._sinks = tuple(dict.fromkeys(sinks))
-        self._messages = sinks[1]
+        self._writers = tuple(dict.fromkeys(writers))
+        self._messages = writers[1]
         self._failure_grace = failure_grace
         self._stop_grace = stop_grace
         self._terminate_at: float | None = None
@@ -57,73 +57,73 @@ class Supervisor:
 
     @property
     def status(self) -> int:
-        """The exit code that says how it went."""
-        if self.first_failure and self.first_failure.ending:
-            return self.first_failure.ending.status
+        """The launcher's exit code."""
+        if self.first_failure and self.first_failure.exit_status:
+            return self.first_failure.exit_status.status
         return 128 + self.signal if self.signal else 0
 
     def run(self) -> None:
-        """Return when all ranks have ended and nothing of them is left."""
+        """Run until all ranks have ended and are released."""
         while not all(rank.released for rank in self._ranks):
             self._step()
 
     def flush(self) -> None:
-        """Write out what is queued, for as long as its readers take, or until a signal comes."""
+        """Write the queued output, however long its readers take, or until a signal arrives."""
         came = self.signal
         until = time.monotonic() + DRAIN_SECONDS if came else None
-        while self.signal is came and any(sink.pending for sink in self._sinks):
+        while self.signal is came and any(writer.pending for writer in self._writers):
             if until is not None and time.monotonic() >= until:
                 return
             self._step(until)
 
     def _step(self, until: float | None = None) -> None:
-        """Wait for the next event or deadline and deal with it."""
+        """Wait for the next event or deadline and handle it."""
         self._watch_pipes()
-        ready: list[_Source] = [key.data for key, _ in self._selector.select(self._patience(until))]
-        self._note_endings([source for source in ready if isinstance(source, Rank)])
+        ready: list[_Source] = [key.data for key, _ in self._selector.select(self._timeout(until))]
+        self._handle_exits([source for source in ready if isinstance(source, Rank)])
         for source in ready:
             match source:
                 case Stream() if not source.closed:
                     source.read_some()
-                case Sink():
+                case TerminalWriter():
                     source.write_some()
-                case SignalInbox():
+                case SignalPipe():
                     for number in source.read():
                         self._on_signal(number)
-        self._keep_deadlines(time.monotonic())
+        self._handle_deadlines(time.monotonic())
 
     def _watch_pipes(self) -> None:
-        """Watch the sinks that have something to write, and the streams whose sinks have room."""
-        for sink in self._sinks:
-            self._watch(sink, selectors.EVENT_WRITE, sink.pending)
+        """Register writers with queued output, and streams whose writers have room."""
+        for writer in self._writers:
+            self._watch(writer, selectors.EVENT_WRITE, writer.pending)
         for rank in self._ranks:
             for stream in rank.streams:
-                self._watch(stream, selectors.EVENT_READ, not stream.closed and not stream.sink.full)
+                self._watch(stream, selectors.EVENT_READ, not stream.closed and not stream.writer.full)
 
-    def _watch(self, source: Sink | Stream, events: int, wanted: bool) -> None:
+    def _watch(self, source: TerminalWriter | Stream, events: int, wanted: bool) -> None:
         watched = source.fd in self._selector.get_map()
         if wanted and not watched:
             self._selector.register(source.fd, events, source)
         elif watched and not wanted:
             self._selector.unregister(source.fd)
 
-    def _patience(self, until: float | None) -> float | None:
-        """Return the seconds to the next deadline."""
+    def _timeout(self, until: float | None) -> float | None:
+        """Return the seconds to the next deadline, None without one."""
         deadlines = [self._terminate_at, self._kill_at, until, *self._release_at.values()]
         known = [deadline for deadline in deadlines if deadline is not None]
         return max(0.0, min(known) - time.monotonic()) if known else None
 
-    def _note_endings(self, ended: list[Rank]) -> None:
-        endings = [(rank, rank.note_ending()) for rank in ended]
-        # Ranks that ended since we last looked have no order. Who died of a signal is the likelier cause: the others
-        # saw that rank fail, and exited.
-        for rank, ending in sorted(endings, key=lambda item: item[1].signal is None):
+    def _handle_exits(self, ended: list[Rank]) -> None:
+        endings = [(rank, rank.reap()) for rank in ended]
+        # The order of ranks that ended since the last select is unknown. A signal is the likelier cause: the other
+        # ranks noticed that failure and exited.
+        for rank, status in sorted(endings, key=lambda item: item[1].signal is None):
             self._selector.unregister(rank.pidfd)
-            self._release_at[rank] = ending.at + DRAIN_SECONDS
-            if self.on_ending is not None:
-                self.on_ending(rank)
-            if ending.status:
-                rank.send(signal.SIGTERM)  # what it forked may hold its sockets open, and peers would not see it die
+            self._release_at[rank] = status.at + DRAIN_SECONDS
+            if self.on_exit is not None:
+                self.on_exit(rank)
+            if status.status:
+                rank.send(signal.SIGTERM)  # its children may hold its sockets open, which hides its end from peers
                 if self.first_failure is None and self.signal is None:
                     self._on_first_failure(rank)
 
@@ -131,20 +131,22 @@ class Supervisor:
         self.first_failure = next((other for other in self._running() if other.dies_of_signal()), rank)
         self._terminate_at = time.monotonic() + self._failure_grace
         for stream in rank.streams:
-            stream.read_all()  # so that its last words come before ours
+            stream.read_all()  # its last output precedes the message
         if self._running():
-            self._say(f"rank {rank.number} failed: {rank.ending}; the others get {self._failure_grace:g} s to end")
+            self._message(
+                f"rank {rank.number} failed: {rank.exit_status}; the others get {self._failure_grace:g} s to end"
+            )
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self.signal is None:
             self.signal = number
             if self._running():
-                self._say(f"{number.name} passed on to the ranks; they get {self._stop_grace:g} s to end")
+                self._message(f"{number.name} passed on to the ranks; they get {self._stop_grace:g} s to end")
             self._stop(number)
         elif number == signal.SIGINT:
             self._kill_at = time.monotonic()
 
-    def _keep_deadlines(self, now: float) -> None:
+    def _handle_deadlines(self, now: float) -> None:
         if self._terminate_at is not None and now >= self._terminate_at:
             self._stop(signal.SIGTERM)
         if self._kill_at is not None and now >= self._kill_at:
@@ -156,7 +158,7 @@ class Supervisor:
                 del self._release_at[rank]
 
     def _stop(self, number: signal.Signals) -> None:
-        """Tell the ranks to end, and set the time when they have to."""
+        """Signal the ranks, and set the deadline for SIGKILL."""
         self._send(number)
         self._terminate_at = None
         self._kill_at = time.monotonic() + self._stop_grace
@@ -166,7 +168,7 @@ class Supervisor:
             rank.send(number)
 
     def _running(self) -> list[Rank]:
-        return [rank for rank in self._ranks if rank.ending is None]
+        return [rank for rank in self._ranks if rank.exit_status is None]
 
-    def _say(self, text: str) -> None:
-        self._messages.show([f"[rankmesh] {text}".encode()])
+    def _message(self, text: str) -> None:
+        self._messages.write_lines([f"[rankmesh] {text}".encode()])

@@ -1,5 +1,5 @@
-"""From an init method to a gateway's HTTP address: who hosts it, and where this rank listens."""
+"""Rendezvous: resolves an init method to the gateway's address, and hosts the gateway where this process must."""
 
-from rankmesh._rendezvous.methods import Rendezvous, rendezvous
+from rankmesh._rendezvous.methods import Rendezvous, resolve_init_method
 
-__all__ = ["Rendezvous", "rendezvous"]
+__all__ = ["Rendezvous", "resolve_init_method"]

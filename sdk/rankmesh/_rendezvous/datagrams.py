@@ -1,7 +1,7 @@
-"""What processes say in a multicast group: small authenticated datagrams, and the socket they come and go through.
+"""Authenticated datagrams of the multicast rendezvous, and the socket that sends and receives them.
 
-A datagram is ``MAGIC``, the version, a SHA-256 HMAC of all the rest under the job's token, and JSON. One that is too
-large, of another version, not authentic or not understood is dropped without an answer.
+A datagram is ``MAGIC``, the version, a SHA-256 HMAC of the rest under the job's token, and JSON. A datagram that is too
+large, of another version, not authentic or malformed is dropped without an answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistNetworkError
 
 MAX_BYTES = 1200
-"""Largest datagram: it fits into one packet everywhere."""
+"""Largest datagram: fits into one packet on any network."""
 _MAGIC = b"RankMesh"
 _VERSION = 1
 _HEADER = struct.Struct("!8sB32s")
@@ -33,16 +33,16 @@ Kind = Literal["ask", "here"]
 
 
 @dataclass(frozen=True)
-class Message:
-    """What a process says.
+class Datagram:
+    """A query or an announcement.
 
     Attributes:
-        kind: ``ask`` where the gateway of a job is, or that it is ``here``.
-        job: digest of the job's name, see ``digest_of``.
-        sender: random name of the process that asks or hosts; the lowest one is to host.
-        to: name of the process that asked, empty when nobody did.
+        kind: ``ask`` queries the gateway of a job, ``here`` announces it.
+        job: digest of the job's name, see ``job_digest``.
+        sender: random name of the sender; the lowest name hosts.
+        to: name of the process whose query this answers, empty for an announcement.
         url: the gateway's base URL.
-        id: the id with which it answers ``/health``.
+        id: the id in the gateway's ``/health``.
     """
 
     kind: Kind
@@ -53,31 +53,30 @@ class Message:
     id: str = ""
 
 
-def digest_of(job: str) -> str:
-    """Return a short text that stands for a job's name, which may be long."""
+def job_digest(job: str) -> str:
+    """Return a fixed-length digest of a job's name."""
     return hashlib.blake2b(job.encode(), digest_size=16).hexdigest()
 
 
-def encode(message: Message, token: str) -> bytes:
+def encode(message: Datagram, token: str) -> bytes:
     """Return the datagram of a message."""
     body = json.dumps(asdict(message)).encode()
-    return _HEADER.pack(_MAGIC, _VERSION, _seal(body, token)) + body
+    return _HEADER.pack(_MAGIC, _VERSION, _mac(body, token)) + body
 
 
-def decode(datagram: bytes, token: str) -> Message | None:
-    """Return the message of a datagram, None if it is not one of the job's.
+def decode(datagram: bytes, token: str) -> Datagram | None:
+    """Parse a datagram; None if it is not one of the job's.
 
-    Without a token nobody has proved who they are: then only addresses of this machine are believed.
+    Without a token the sender is not authenticated: then only addresses of this machine are accepted.
     """
     if not _HEADER.size < len(datagram) <= MAX_BYTES:
         return None
     magic, version, seal = _HEADER.unpack_from(datagram)
     body = datagram[_HEADER.size :]
-    if (magic, version) != (_MAGIC, _VERSION) or not hmac.compare_digest(seal, _seal(body, token)):
+    if (magic, version) != (_MAGIC, _VERSION) or not hmac.compare_digest(seal, _mac(body, token)):
         return None
     try:
-        said = json.loads(body)
-        message = Message(**said)
+        message = Datagram(**json.loads(body))
     except (ValueError, TypeError, RecursionError):
         return None
     if message.kind not in get_args(Kind):
@@ -95,23 +94,22 @@ def _is_local(url: str) -> bool:
     return scheme == "http" and is_loopback(host)
 
 
-def _seal(body: bytes, token: str) -> bytes:
+def _mac(body: bytes, token: str) -> bytes:
     return hmac.digest(token.encode(), _MAGIC + bytes([_VERSION]) + body, "sha256")
 
 
-class Channel:
-    """A process's place in a multicast group. Datagrams stay within the local network (one hop), and are heard by all
-    processes of this machine, too.
+class MulticastSocket:
+    """A member socket of a multicast group. Datagrams stay within the local network (one hop) and loop back locally.
 
     Args:
-        group: the multicast address; an IPv6 one may name its interface, ``ff12::1%eth0``.
-        port: the port.
-        near: the address of this machine whose interface is used, if none is named.
-        interface: the interface's name.
+        group: multicast address; an IPv6 one may name its interface, ``ff12::1%eth0``.
+        port: port of the group.
+        near: local address that selects the interface, if none is named.
+        interface: name of the interface.
         token: the job's token.
 
     Raises:
-        DistNetworkError: there is no multicast on that interface.
+        DistNetworkError: the interface does not support multicast.
     """
 
     def __init__(self, group: str, port: int, near: str, token: str, interface: str | None = None) -> None:
@@ -133,19 +131,19 @@ class Channel:
                 raise self._failed("join", error) from error
             raise
 
-    def say(self, message: Message) -> None:
-        """Send a message to everyone in the group.
+    def send(self, message: Datagram) -> None:
+        """Send a datagram to the group.
 
         Raises:
-            DistNetworkError: there is no way to the group.
+            DistNetworkError: there is no route to the group.
         """
         try:
             self._socket.sendto(encode(message, self._token), self._address)
         except OSError as error:
             raise self._failed("send to", error) from error
 
-    def hear(self, seconds: float) -> Iterator[Message]:
-        """Yield the job's messages that arrive within some seconds."""
+    def receive(self, seconds: float) -> Iterator[Datagram]:
+        """Yield the job's datagrams that arrive within ``seconds``."""
         deadline = Deadline(seconds)
         while (left := deadline.remaining()) > 0:
             self._socket.settimeout(left)
@@ -164,14 +162,14 @@ class Channel:
         self._socket.close()
 
     def _join_ipv4(self, address: tuple[Any, ...], near: str, index: int) -> tuple[Any, ...]:
-        # The kernel knows an interface by any of its IPv4 addresses; by an IPv6 one we have to find its number.
+        # The kernel finds an interface by an IPv4 address; for an IPv6 address the index is looked up.
         local = bytes(4)
         if index == 0 and _version(near) == 4:
             local = socket.inet_aton(near)
         elif index == 0:
             index = interface_of(near)
         interface = struct.pack("=4s4si", socket.inet_aton(address[0]), local, index)
-        self._socket.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)  # hear that interface alone
+        self._socket.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)  # receive from that interface alone
         self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
         self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, interface)
         self._socket.bind(address)
@@ -198,7 +196,7 @@ class Channel:
 
 
 def interface_of(address: str) -> int:
-    """Return the index of the network interface that has an address, 0 (the kernel chooses) if none is found."""
+    """Return the index of the interface with an address, 0 (chosen by the kernel) if there is none."""
     if is_loopback(address):
         return socket.if_nametoindex("lo")
     if _version(address) != 6:
@@ -213,7 +211,7 @@ def interface_of(address: str) -> int:
 
 
 def _version(address: str) -> int:
-    """4 or 6, 0 if it is not an address."""
+    """Return 4 or 6, or 0 if the text is not an address."""
     try:
         return ipaddress.ip_address(address).version
     except ValueError:

@@ -1,14 +1,14 @@
-"""``file:///path``: a file that everyone sees says where the gateways are.
+"""``file:///path``: a shared file contains the addresses of the gateways.
 
-The file holds JSON, ``{"gateways": {job: {"url": …, "id": …}}}``. Who hosts a job's gateway is settled by fcntl locks
-on single bytes far behind the file's end:
+The file holds JSON, ``{"gateways": {job: {"url": …, "id": …}}}``. The host of a job's gateway is elected by fcntl locks
+on single bytes far beyond the end of the file:
 
-* The byte of a job, found by hashing its name, is locked by the process that hosts the job's gateway, for as long as it
-  does. The kernel takes the lock away when the process dies, so the next one knows that it may host.
-* Another byte is locked by whoever writes the file, for just that time.
+* The byte of a job, a hash of its name, is locked by the process that hosts the job's gateway for as long as it does.
+  The kernel releases the lock when the process dies, so that another process may host.
+* One more byte is locked while the file is written.
 
-An entry left behind by a process that died does no harm: no gateway with its id answers at its URL. All locks are only
-tried, never waited for: the caller of ``find`` keeps to its deadline and tries again.
+An entry of a dead process is harmless: no gateway with its id answers at its URL. Locks are tried, never waited for:
+the caller of ``find`` keeps its deadline and tries again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rankmesh._rendezvous.hosted import Address, HostedGateway
-from rankmesh._rendezvous.locator import LOOPBACK, Meeting, chosen_host
+from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
+from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, configured_address
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.errors import DistNetworkError
 
@@ -35,28 +35,28 @@ _CLOSE_SECONDS = 1.0
 _RETRY_SECONDS = 0.01
 
 
-class AtFile(Meeting):
-    """Whichever process is first to lock the job's byte of the file hosts the gateway, whatever its rank.
+class FileLocator(GatewayLocator):
+    """The first process to lock the job's byte of the file hosts the gateway, whatever its rank.
 
     Args:
-        path: the file, in a directory that exists; made if needed, and removed with the last gateway it names.
-        settings: what the environment says.
+        path: the file, in an existing directory; created if needed, and removed with the last gateway in it.
+        settings: the process's settings.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        super().__init__(settings, chosen_host(settings) or LOOPBACK)
+        super().__init__(settings, configured_address(settings) or LOOPBACK)
         self._path = path
-        self._job_byte = _byte_of(settings.job)
+        self._job_byte = _lock_byte(settings.job)
         self._descriptor = -1
-        """Holds the locks of a host. Closing any other descriptor of the file would let go of them, too."""
+        """Holds the host's locks. Closing any other descriptor of the file would release them, too."""
 
     def find(self) -> str | None:
         if self._hosted is not None:
             return self._hosted.address.url
-        there = Address.of(_read(self._path).get(self._settings.job))
-        if there is not None and there.answers():
+        there = GatewayAddress.from_document(_read(self._path).get(self._settings.job))
+        if there is not None and there.is_reachable():
             return there.url
-        return self._serve_if_nobody_does()
+        return self._try_serve()
 
     def close(self) -> None:
         if self._hosted is not None:
@@ -67,12 +67,12 @@ class AtFile(Meeting):
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def forget(self) -> None:
-        super().forget()
+    def close_in_child(self) -> None:
+        super().close_in_child()
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
-    def _serve_if_nobody_does(self) -> str | None:
+    def _try_serve(self) -> str | None:
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -82,7 +82,7 @@ class AtFile(Meeting):
             ) from error
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, descriptor)
-            if not (_locked(descriptor, self._job_byte) and _locked(descriptor, _WRITER)):
+            if not (_try_lock(descriptor, self._job_byte) and _try_lock(descriptor, _WRITER)):
                 return None
             if self._replaced(descriptor):
                 return None
@@ -100,9 +100,9 @@ class AtFile(Meeting):
         return hosted.address.url
 
     def _erase(self) -> None:
-        """Take the job out of the file, and jobs whose hosts have died; remove the file when no job is left."""
+        """Remove this job, and jobs whose hosts have died, from the file; remove the file after the last job."""
         give_up = time.monotonic() + _CLOSE_SECONDS
-        while not _locked(self._descriptor, _WRITER):
+        while not _try_lock(self._descriptor, _WRITER):
             if time.monotonic() > give_up:
                 return
             time.sleep(_RETRY_SECONDS)
@@ -116,15 +116,15 @@ class AtFile(Meeting):
         _unlock(self._descriptor, _WRITER)
 
     def _abandoned(self, job: str) -> bool:
-        """Whether nobody hosts the gateway of another job."""
-        byte = _byte_of(job)
-        if not _locked(self._descriptor, byte):
+        """Whether no process hosts the gateway of another job."""
+        byte = _lock_byte(job)
+        if not _try_lock(self._descriptor, byte):
             return False
         _unlock(self._descriptor, byte)
         return True
 
     def _replaced(self, descriptor: int) -> bool:
-        """Whether the path names another file by now: who hosted before has removed this one."""
+        """Whether the path names another file now: a former host has removed this one."""
         try:
             return not os.path.samestat(os.fstat(descriptor), os.stat(self._path))
         except FileNotFoundError:
@@ -137,19 +137,19 @@ class AtFile(Meeting):
         os.ftruncate(descriptor, len(content))
 
 
-def _byte_of(job: str) -> int:
+def _lock_byte(job: str) -> int:
     return _JOBS + int.from_bytes(hashlib.blake2b(job.encode(), digest_size=_JOB_BYTES).digest(), "big")
 
 
-def _locked(descriptor: int, byte: int) -> bool:
-    """Lock a byte, and return whether that went well: nobody else has locked it."""
+def _try_lock(descriptor: int, byte: int) -> bool:
+    """Try to lock a byte; return whether no other process holds it."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-    except (BlockingIOError, PermissionError):  # POSIX lets a system choose between EAGAIN and EACCES
+    except (BlockingIOError, PermissionError):  # POSIX allows EAGAIN and EACCES
         return False
     except OSError as error:
         raise DistNetworkError(
-            f"file:// needs a file system with fcntl locks, and this one says: {error.strerror}; use tcp://host:port"
+            f"file:// needs a file system with fcntl locks, and this one has none: {error.strerror}; use tcp://host:port"
         ) from error
     return True
 
@@ -162,7 +162,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return {}  # opening it for writing says why
+        return {}  # opening it for writing reports why
     try:
         return _gateways(descriptor)
     finally:
@@ -170,7 +170,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _gateways(descriptor: int) -> dict[str, Any]:
-    """Return the entries by job; none when the file is empty, something else, or just being written."""
+    """Return the entries by job; none if the file is empty, invalid, or just being written."""
     with contextlib.suppress(OSError, ValueError):
         match json.loads(os.pread(descriptor, _MAX_BYTES, 0)):
             case {"gateways": dict(gateways)}:

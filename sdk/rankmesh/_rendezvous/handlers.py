@@ -1,4 +1,4 @@
-"""Schemes of init methods that a program brings along."""
+"""Init methods with schemes registered by the program."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import SplitResult, urlencode, urlsplit
 
-from rankmesh._rendezvous.urls import number_in, path_of, place_of
+from rankmesh._rendezvous.urls import host_and_port, number_parameter, path_of
 
 _TIMEOUT = timedelta(seconds=300)
-"""How long the stores of the built-in schemes wait unless told otherwise, as torch's."""
+"""Default timeout of the stores of built-in schemes, as in torch."""
 BUILT_IN = frozenset({"env", "tcp", "file", "http"})
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
@@ -18,18 +18,18 @@ _handlers: dict[str, Handler] = {}
 
 
 def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
-    """Make ``init_process_group(init_method="scheme://…")`` meet in a store that a function finds.
+    """Register a function that provides the store for ``init_process_group(init_method="scheme://…")``.
 
     Args:
         scheme: the part of the URL before ``://``, any case; not ``env``, ``tcp``, ``file`` or ``http``.
-        handler: called with the URL, to which ``?rank=…&world_size=…`` is appended as far as they were given to
+        handler: called with the URL, to which ``?rank=…&world_size=…`` is appended if they were passed to
             init_process_group, and with ``timeout=`` (a timedelta). It yields ``(store, rank, world_size)``: a
-            key-value store that all ranks share (``set``, ``get`` and ``wait`` are used), this process's rank, and how
-            many ranks there are.
+            key-value store shared by all ranks (``set``, ``get`` and ``wait`` are used), this process's rank, and the
+            number of ranks.
 
     Raises:
         RuntimeError: the scheme is taken.
-        TypeError: the handler cannot be called.
+        TypeError: the handler is not callable.
 
     Source: torch.distributed.register_rendezvous_handler
     """
@@ -41,25 +41,24 @@ def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
 
 
 def registered(scheme: str) -> bool:
-    """Whether a handler was registered for a scheme."""
+    """Whether a handler is registered for a scheme."""
     return scheme.lower() in _handlers
 
 
 def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[tuple[Any, int, int]]:
-    """Yield a store in which the ranks can meet, this process's rank, and how many ranks there are.
+    """Yield a store shared by the ranks, this process's rank, and the number of ranks.
 
-    init_process_group needs no store for the methods that are built in; this is for programs that want one.
+    init_process_group needs no store for the built-in methods; this is for programs that want one.
 
     Args:
-        url: ``tcp://host:port`` (a TCPStore, which rank 0 serves), ``file:///path`` (a FileStore), or a scheme that a
-            handler was registered for.
-        rank: this process's rank, -1 if the URL says it or the handler finds it.
-        world_size: how many ranks there are, -1 likewise.
-        options: passed on to the handler; those built in take ``timeout=``, a timedelta.
+        url: ``tcp://host:port`` (a TCPStore served by rank 0), ``file:///path`` (a FileStore), or a registered scheme.
+        rank: this process's rank, -1 if the URL or the handler defines it.
+        world_size: number of ranks, -1 likewise.
+        options: passed to the handler; the built-in ones take ``timeout=``, a timedelta.
 
     Raises:
         RuntimeError: there is no handler for the scheme, or it yields nothing.
-        ValueError: the URL says rank or world size as well as the arguments; or neither does.
+        ValueError: both the URL and the arguments define rank or world size; or neither does.
 
     Source: torch.distributed.rendezvous
     """
@@ -70,10 +69,10 @@ def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -
             f"there is no rendezvous handler for {split.scheme}://, only for "
             f"{', '.join(f'{scheme}://' for scheme in sorted(known))}"
         )
-    said = {name: value for name, value in (("rank", rank), ("world_size", world_size)) if value != -1}
-    if any(number_in(split, name) is not None for name in said):
-        raise ValueError(f"{url!r} says {' and '.join(said)} already; leave out the argument, or that part of the URL")
-    query = "&".join(filter(None, (split.query, urlencode(said))))
+    given = {name: value for name, value in (("rank", rank), ("world_size", world_size)) if value != -1}
+    if any(number_parameter(split, name) is not None for name in given):
+        raise ValueError(f"{url!r} says {' and '.join(given)} already; leave out the argument, or that part of the URL")
+    query = "&".join(filter(None, (split.query, urlencode(given))))
     found = known[split.scheme](split._replace(query=query).geturl(), **options)
     try:
         yield next(found)
@@ -84,7 +83,7 @@ def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -
 
 def _tcp(url: str, timeout: timedelta = _TIMEOUT) -> Iterator[tuple[Any, int, int]]:
     split = urlsplit(url)
-    host, port = place_of(split, url)
+    host, port = host_and_port(split, url)
     rank, world_size = _required(split, url)
     from rankmesh._stores import TCPStore
 
@@ -103,7 +102,7 @@ def _file(url: str, timeout: timedelta = _TIMEOUT) -> Iterator[tuple[Any, int, i
 
 
 def _required(url: SplitResult, text: str) -> tuple[int, int]:
-    rank, world_size = number_in(url, "rank"), number_in(url, "world_size")
+    rank, world_size = number_parameter(url, "rank"), number_parameter(url, "world_size")
     if rank is None or world_size is None:
         raise ValueError(f"{text!r} lacks ?rank=…&world_size=…; append them, or pass rank= and world_size=")
     return rank, world_size

@@ -1,4 +1,4 @@
-"""A gateway in this process, and how its address is passed on."""
+"""A gateway hosted in this process, and its address as it is published."""
 
 from __future__ import annotations
 
@@ -11,62 +11,62 @@ from rankmesh_agent.config.settings import Settings, is_loopback
 _log = logging.getLogger("rankmesh")
 
 
-class Address(NamedTuple):
-    """Where a certain gateway is.
+class GatewayAddress(NamedTuple):
+    """The address of one gateway.
 
-    A URL alone is not enough where it may be read after that gateway's end: by then its port may be anybody's, even the
-    gateway's of another job.
+    A URL alone is ambiguous if it is read after the gateway has ended: the port may belong to another process by then,
+    even to another job's gateway.
 
     Attributes:
-        url: its base URL.
-        id: the random id with which it answers ``/health``.
+        url: base URL.
+        id: the random id in the gateway's ``/health``.
     """
 
     url: str
     id: str
 
-    def answers(self) -> bool:
-        """Whether this very gateway is there."""
+    def is_reachable(self) -> bool:
+        """Whether this gateway, and no other, answers at the URL."""
         from rankmesh_agent.membership.gateway_client import gateway_id
 
         return gateway_id(self.url) == self.id
 
-    def encoded(self) -> str:
-        """The address as JSON text."""
+    def to_json(self) -> str:
+        """Return the address as JSON text."""
         return json.dumps(self._asdict())
 
     @classmethod
-    def decoded(cls, text: str | bytes) -> Address | None:
-        """Read what ``encoded`` wrote, None if it is something else."""
+    def from_json(cls, text: str | bytes) -> GatewayAddress | None:
+        """Parse the output of ``to_json``; None if the text is something else."""
         try:
-            return cls.of(json.loads(text))
+            return cls.from_document(json.loads(text))
         except ValueError:
             return None
 
     @classmethod
-    def of(cls, said: object) -> Address | None:
-        """Take an address out of decoded JSON, None if it is something else."""
-        match said:
+    def from_document(cls, document: object) -> GatewayAddress | None:
+        """Return the address in decoded JSON, None if it is something else."""
+        match document:
             case {"url": str(url), "id": str(id)}:
                 return cls(url, id)
         return None
 
 
 class HostedGateway:
-    """A gateway in this process.
+    """A gateway hosted in this process.
 
     Args:
         host: address to listen on.
         port: port, 0 for any free one.
-        settings: what the environment says.
-        names: host names under which it may be asked, besides those the settings have.
+        settings: the process's settings.
+        names: accepted host names, besides those of the settings.
 
     Attributes:
-        address: where others find it.
+        address: the address for other processes.
 
     Raises:
-        ValueError: it would listen beyond loopback without a token.
-        DistNetworkError: it cannot listen there.
+        ValueError: the address is beyond loopback and there is no token.
+        DistNetworkError: the address cannot be bound.
     """
 
     def __init__(self, host: str, port: int, settings: Settings, names: tuple[str, ...] = ()) -> None:
@@ -82,7 +82,7 @@ class HostedGateway:
             name="rankmesh-gateway",
         )
         self._registry = Registry()
-        self.address = Address(self._http.url(_best(self._http.addresses)), self._registry.id)
+        self.address = GatewayAddress(self._http.url(_most_reachable(self._http.addresses)), self._registry.id)
 
         def make() -> Any:
             from rankmesh_gateway.http.app import create_app
@@ -91,15 +91,15 @@ class HostedGateway:
 
         self._http.start(make)
 
-    def busy(self, job: str) -> bool:
-        """Whether a world of the job has come together here."""
+    def has_world(self, job: str) -> bool:
+        """Whether a world of the job is complete at this gateway."""
         return any(info.state != "joining" for info in self._registry.ranks(job))
 
     def close(self, job: str) -> None:
-        """Send everyone away, then end the service.
+        """Close all waiting requests and event streams, then stop serving.
 
         Args:
-            job: the job that hosted it.
+            job: the job that hosts the gateway.
         """
         others = {info.job for info in self._registry.ranks() if info.state not in ("left", "failed")} - {job}
         if others:
@@ -113,11 +113,11 @@ class HostedGateway:
         self._registry.close()
         self._http.close()
 
-    def forget(self) -> None:
-        """In a forked child: let go of the listening socket."""
-        self._http.forget()
+    def close_in_child(self) -> None:
+        """In a forked child: close the listening socket."""
+        self._http.close_in_child()
 
 
-def _best(addresses: list[str]) -> str:
-    """The first address that other hosts can reach, if there is one: a host's name may stand for a loopback address."""
+def _most_reachable(addresses: list[str]) -> str:
+    """Return the first address beyond loopback, else the first: a host name may resolve to a loopback address."""
     return next((address for address in addresses if not is_loopback(address)), addresses[0])

@@ -1,24 +1,24 @@
-"""Where the processes that a launcher started meet: what MASTER_ADDR and MASTER_PORT would say, if they are not set."""
+"""Master address and port of processes started by Slurm, MPI or Kubernetes, where the environment lacks them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from rankmesh._rendezvous.locator import chosen_host
+from rankmesh._rendezvous.locator import configured_address
 from rankmesh_agent.config.launchers import Launcher
 from rankmesh_agent.config.settings import Settings, is_loopback
 from rankmesh_agent.net.sockets import address_towards
 
 
-def placed(settings: Settings, launcher: Launcher) -> Settings:
-    """Return the settings with the place where rank 0 hosts the gateway, and the address on which this host listens.
+def with_master_address(settings: Settings, launcher: Launcher) -> Settings:
+    """Return the settings with the address of rank 0's gateway, and the address that this host listens on.
 
-    What the settings have already stays.
+    Values that are set already stay.
 
     Raises:
-        ValueError: the launcher does not say where rank 0 is, what it says is of no use to other hosts, or there is no
-            token; says what to set.
-        DistNetworkError: there is no way to rank 0's host.
+        ValueError: the launcher does not define the host of rank 0, its address is unreachable from other hosts, or
+            there is no token; the message names the setting.
+        DistNetworkError: there is no route to rank 0's host.
     """
     host = settings.master_addr or launcher.host()
     port = launcher.port() if settings.master_port is None else settings.master_port
@@ -37,7 +37,7 @@ def _beyond_loopback(settings: Settings, launcher: Launcher, host: str, port: in
             f"{launcher.name} started ranks that meet at {host}, which other machines can reach, so they need a token, "
             f"the same for all: {launcher.token}"
         )
-    if chosen_host(settings) is not None:
+    if configured_address(settings) is not None:
         return settings
     own = launcher.own_address() or address_towards(host, port)
     if is_loopback(own) and not launcher.one_host:

@@ -1,4 +1,4 @@
-"""What all ways to find a gateway have in common, and where ranks listen."""
+"""The base class of gateway locators, and the choice of the address that a rank listens on."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rankmesh_agent.net.sockets import address_of_interface, address_towards
 LOOPBACK = "127.0.0.1"
 
 
-class Meeting(ABC):
-    """Where the ranks of a job find their gateway, and how this process hosts it if that is up to it.
+class GatewayLocator(ABC):
+    """Finds the gateway of a job, and hosts it if this process is the one to do so.
 
     Args:
-        settings: what the environment says.
-        bind_host: the address this rank's agent listens on.
+        settings: the process's settings.
+        bind_host: the address that this rank's agent listens on.
 
     Attributes:
         job: the job's name.
@@ -30,53 +30,53 @@ class Meeting(ABC):
 
     @abstractmethod
     def find(self) -> str | None:
-        """Return the gateway's URL, None while it is not known; host the gateway if that is up to this process now.
+        """Return the gateway's URL, None while it is unknown; may host the gateway.
 
-        It is called until there is an URL, and again whenever nobody answers there. It takes no longer than a few
-        seconds, so that its caller keeps to a deadline, and Ctrl-C ends it.
+        Called until it returns a URL, and again if the gateway there does not answer. Takes a few seconds at most, so
+        that the caller can keep a deadline, and can be interrupted by Ctrl-C.
 
         Raises:
-            ValueError: this process has to host the gateway but must not; says what to set.
-            DistNetworkError: this process has to host the gateway but cannot.
+            ValueError: this process should host the gateway, but a setting forbids it.
+            DistNetworkError: this process should host the gateway, but cannot.
         """
 
     def close(self) -> None:
-        """End what is hosted here."""
+        """Stop the gateway hosted here, if any."""
         hosted, self._hosted = self._hosted, None
         if hosted is not None:
             hosted.close(self._settings.job)
 
-    def forget(self) -> None:
-        """In a forked child: let go of what the parent hosts."""
+    def close_in_child(self) -> None:
+        """In a forked child: close the parent's listening socket."""
         if self._hosted is not None:
-            self._hosted.forget()
+            self._hosted.close_in_child()
 
 
-class Known(Meeting):
-    """A gateway that runs already, at a URL that is known.
+class KnownGateway(GatewayLocator):
+    """A running gateway at a known URL.
 
     Args:
-        url: its base URL.
-        host: the URL's host.
-        port: the URL's port.
-        settings: what the environment says.
+        url: base URL.
+        host: host of the URL.
+        port: port of the URL.
+        settings: the process's settings.
     """
 
     def __init__(self, url: str, host: str, port: int, settings: Settings) -> None:
-        super().__init__(settings, listen_on(settings, host, port))
+        super().__init__(settings, listen_address(settings, host, port))
         self._url = url
 
     def find(self) -> str:
         return self._url
 
 
-def listen_on(settings: Settings, host: str, port: int) -> str:
-    """Choose the address for this rank's agent: the one that faces ``host``, unless something else is set.
+def listen_address(settings: Settings, host: str, port: int) -> str:
+    """Return the address for this rank's agent: the configured one, else the local address on the route to ``host``.
 
     Raises:
-        DistNetworkError: there is no way to ``host``, or no such interface as is set.
+        DistNetworkError: there is no route to ``host``, or the configured interface does not exist.
     """
-    chosen = chosen_host(settings)
+    chosen = configured_address(settings)
     if chosen is not None:
         return chosen
     if is_loopback(host):
@@ -84,8 +84,8 @@ def listen_on(settings: Settings, host: str, port: int) -> str:
     return address_towards(host, port)
 
 
-def chosen_host(settings: Settings) -> str | None:
-    """Return the address to listen on that RANKMESH_BIND or an interface's name says, None if nothing is set."""
+def configured_address(settings: Settings) -> str | None:
+    """Return the address of RANKMESH_BIND or of the configured interface, None without either."""
     if settings.bind is not None:
         return settings.bind
     return address_of_interface(settings.interface) if settings.interface is not None else None

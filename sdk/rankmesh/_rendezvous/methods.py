@@ -1,4 +1,4 @@
-"""The init methods: what the URL, the arguments and the environment say, put together."""
+"""Init methods: resolves URL, arguments and environment to rank, world size and gateway."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from rankmesh._rendezvous import handlers
-from rankmesh._rendezvous.file import AtFile
-from rankmesh._rendezvous.launcher_env import placed
-from rankmesh._rendezvous.locator import LOOPBACK, Known, Meeting
-from rankmesh._rendezvous.multicast import AtMulticast
-from rankmesh._rendezvous.store import AtStore
-from rankmesh._rendezvous.tcp import AtAddress
-from rankmesh._rendezvous.torchrun import store_at
-from rankmesh._rendezvous.urls import hosting_in, is_multicast, number_in, path_of, place_of, url_for
+from rankmesh._rendezvous.file import FileLocator
+from rankmesh._rendezvous.launcher_env import with_master_address
+from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, KnownGateway
+from rankmesh._rendezvous.multicast import MulticastLocator
+from rankmesh._rendezvous.store import StoreLocator
+from rankmesh._rendezvous.tcp import TcpLocator
+from rankmesh._rendezvous.torchrun import torchrun_store
+from rankmesh._rendezvous.urls import host_and_port, hosting_parameter, is_multicast, number_parameter, path_of
 from rankmesh_agent.config.settings import Hosting, Settings
+from rankmesh_agent.net.sockets import url_for
 from rankmesh_agent.wire.schemas import UNASSIGNED
 
-_STARTERS = "'rankmesh run', torchrun, srun, mpirun, mpiexec, and an Indexed Job of Kubernetes"
-"""Who tells a process which rank it is, and where rank 0 is."""
+_LAUNCHERS = "'rankmesh run', torchrun, srun, mpirun, mpiexec, and an Indexed Job of Kubernetes"
+"""The launchers that define rank, world size and the address of rank 0."""
 
 
 class Rendezvous(NamedTuple):
-    """Where and as whom to join.
+    """The parameters of a join.
 
     Attributes:
-        rank: this process's rank, UNASSIGNED (-1) if the gateway is to choose one.
+        rank: this process's rank, UNASSIGNED (-1) if the gateway assigns one.
         world_size: ranks in the job.
         job: the job's name.
-        find: returns the gateway's URL, None while it is not known.
-        bind_host: the address this rank's agent listens on.
-        hosting: whether to attach to a standalone agent; None: wherever the gateway has some.
-        close: ends what was hosted for the job.
-        forget: lets go of that in a forked child.
+        find: returns the gateway's URL, None while it is unknown.
+        bind_host: the address that this rank's agent listens on.
+        hosting: whether to attach to a standalone agent; None: if agents are registered at the gateway.
+        close: stops the gateway if this process hosts it.
+        close_in_child: releases that gateway in a forked child.
     """
 
     rank: int
@@ -45,10 +46,10 @@ class Rendezvous(NamedTuple):
     bind_host: str
     hosting: Literal["attached", "embedded"] | None
     close: Callable[[], None]
-    forget: Callable[[], None]
+    close_in_child: Callable[[], None]
 
 
-def rendezvous(
+def resolve_init_method(
     init_method: str | None,
     rank: int,
     world_size: int,
@@ -57,31 +58,33 @@ def rendezvous(
     store: Any = None,
     timeout: float | None = None,
 ) -> Rendezvous:
-    """Return where to join; host the gateway if that is up to this process and there is none.
+    """Return the parameters of the join; hosts the gateway if this process is the one to do so.
 
     Args:
         init_method: ``env://``, ``tcp://host:port`` (a multicast address, too), ``file:///path``, ``http://host:port``
             or a scheme of register_rendezvous_handler, each with optional ``?rank=…&world_size=…``; ``env://`` if
             neither it nor a store is given.
-        rank: this process's rank; -1 to take it from the URL or the environment, and if they do not say either, and
-            the method is none of ``env://`` and a store, to be given one.
+        rank: this process's rank; -1 to take it from the URL or the environment. If neither has one, the gateway
+            assigns it (except with ``env://`` and ``store=``, which require it).
         world_size: ranks in the job, -1 to take it from the URL or the environment.
-        settings: what the environment says.
-        store: a key-value store that all ranks share, instead of an init method. Then rank and world size are required.
-        timeout: seconds the join may take, which a registered handler is told; the settings' when left out.
+        settings: the process's settings.
+        store: a key-value store shared by all ranks, instead of an init method; requires rank and world size.
+        timeout: seconds for the join, passed to a registered handler; the settings' by default.
 
     Raises:
-        TypeError: the init method is no text.
-        ValueError: something is missing, makes no sense, or contradicts something else; says what to set.
-        AddressInUseError: rank 0 cannot host the gateway there.
-        DistNetworkError: this process has to host the gateway and cannot, or there is no way to it.
+        TypeError: the init method is not a string.
+        ValueError: a value is missing, invalid or contradictory; the message names the setting.
+        AddressInUseError: rank 0 cannot host the gateway at the address.
+        DistNetworkError: this process should host the gateway and cannot, or there is no route to it.
     """
     if store is not None:
         if init_method is not None:
             raise ValueError(f"give either init_method={init_method!r} or store=, not both")
         if rank < 0 or world_size < 1:
             raise ValueError(f"store= needs rank= and world_size= as well, got rank={rank}, world_size={world_size}")
-        return at(AtStore(store, _checked(rank, world_size), settings), rank, world_size, settings.hosting)
+        return rendezvous_through(
+            StoreLocator(store, _checked(rank, world_size), settings), rank, world_size, settings.hosting
+        )
     if not isinstance(init_method, str | None):
         raise TypeError(f"init_method must be a URL, tcp://host:port for example, got {init_method!r}")
     method = init_method or "env://"
@@ -89,82 +92,84 @@ def rendezvous(
     if handlers.registered(url.scheme):
         seconds = timedelta(seconds=settings.timeout if timeout is None else timeout)
         store, rank, world_size = next(handlers.rendezvous(method, rank, world_size, timeout=seconds))
-        return rendezvous(None, rank, world_size, settings, store=store)
-    if _said(rank, url, "rank") is not None:
-        settings = replace(settings, launcher=None)  # who gives ranks may mean other processes than the launcher's
+        return resolve_init_method(None, rank, world_size, settings, store=store)
+    if _given(rank, url, "rank") is not None:
+        settings = replace(settings, launcher=None)  # explicit ranks may be of other processes than the launcher's
     settings = replace(settings, job=_job(settings))
     required = url.scheme == "env"
     rank = _number("rank", rank, url, settings, settings.rank, default=None if required else UNASSIGNED)
     world_size = _number("world_size", world_size, url, settings, settings.world_size)
-    hosting = hosting_in(url) or settings.hosting
-    meeting = _meeting(url, method, _checked(rank, world_size), world_size, settings)
-    return at(meeting, rank, world_size, hosting, either=url.scheme == "http")
+    hosting = hosting_parameter(url) or settings.hosting
+    locator = _locator(url, method, _checked(rank, world_size), world_size, settings)
+    return rendezvous_through(locator, rank, world_size, hosting, either=url.scheme == "http")
 
 
-def at(meeting: Meeting, rank: int, world_size: int, hosting: Hosting, *, either: bool = False) -> Rendezvous:
-    """Return where to join.
+def rendezvous_through(
+    locator: GatewayLocator, rank: int, world_size: int, hosting: Hosting, *, either: bool = False
+) -> Rendezvous:
+    """Return the parameters of a join through a locator.
 
     Args:
-        meeting: finds the gateway.
+        locator: finds the gateway.
         rank: this process's rank.
         world_size: ranks in the job.
-        hosting: what the user says.
-        either: whether the gateway says where the agent is if the user does not.
+        hosting: the user's choice.
+        either: whether ``auto`` leaves the choice to the gateway.
     """
     chosen = hosting if hosting != "auto" else None if either else "embedded"
     return Rendezvous(
-        rank, world_size, meeting.job, meeting.find, meeting.bind_host, chosen, meeting.close, meeting.forget
+        rank, world_size, locator.job, locator.find, locator.bind_host, chosen, locator.close, locator.close_in_child
     )
 
 
-def _meeting(url: SplitResult, method: str, rank: int, world_size: int, settings: Settings) -> Meeting:
+def _locator(url: SplitResult, method: str, rank: int, world_size: int, settings: Settings) -> GatewayLocator:
     match url.scheme:
         case "env":
-            return _from_environment(rank, world_size, settings)
+            return _env_locator(rank, world_size, settings)
         case "tcp":
-            host, port = place_of(url, method)
+            host, port = host_and_port(url, method)
             if is_multicast(host):
-                return AtMulticast(host, port, rank, settings)
+                return MulticastLocator(host, port, rank, settings)
             return _at_address(host, port, rank, world_size, settings)
         case "file":
-            return AtFile(path_of(url, method), settings)
+            return FileLocator(path_of(url, method), settings)
         case "http":
-            host, port = place_of(url, method)
-            return Known(url_for(host, port), host, port, settings)
+            host, port = host_and_port(url, method)
+            return KnownGateway(url_for(host, port), host, port, settings)
     raise ValueError(
         f"init_method {method!r} is not known: use env://, tcp://host:port, file:///path or http://host:port, or "
         "register_rendezvous_handler() for a scheme of your own"
     )
 
 
-def _from_environment(rank: int, world_size: int, settings: Settings) -> Meeting:
+def _env_locator(rank: int, world_size: int, settings: Settings) -> GatewayLocator:
     if settings.gateway is not None:
-        host, port = place_of(urlsplit(settings.gateway), f"RANKMESH_GATEWAY={settings.gateway}")
-        return Known(url_for(host, port), host, port, settings)
+        host, port = host_and_port(urlsplit(settings.gateway), f"RANKMESH_GATEWAY={settings.gateway}")
+        return KnownGateway(url_for(host, port), host, port, settings)
     if settings.launcher is not None:
-        settings = placed(settings, settings.launcher)
+        settings = with_master_address(settings, settings.launcher)
     if settings.master_port is None:
         raise ValueError(
             "env:// needs MASTER_PORT, the port of the gateway that rank 0 hosts (and MASTER_ADDR, its host); "
-            f"{_STARTERS} say them"
+            f"{_LAUNCHERS} say them"
         )
     if settings.master_addr is None and rank != 0:
-        raise ValueError(f"env:// needs MASTER_ADDR, the host of rank 0; {_STARTERS} say it")
+        raise ValueError(f"env:// needs MASTER_ADDR, the host of rank 0; {_LAUNCHERS} say it")
     if settings.torchrun_store and settings.master_addr is not None:
-        return AtStore(store_at(settings.master_addr, settings.master_port), rank, settings)
+        return StoreLocator(torchrun_store(settings.master_addr, settings.master_port), rank, settings)
     return _at_address(settings.master_addr or LOOPBACK, settings.master_port, rank, world_size, settings)
 
 
 def _job(settings: Settings) -> str:
-    """Return the job's name: what somebody chose, else what the launcher calls it."""
+    """Return the job's name: the configured one, else the launcher's."""
     launchers = settings.launcher.job() if settings.launcher is not None and settings.job == Settings.job else ""
     return launchers or settings.job
 
 
-def _at_address(host: str, port: int, rank: int, world_size: int, settings: Settings) -> Meeting:
+def _at_address(host: str, port: int, rank: int, world_size: int, settings: Settings) -> GatewayLocator:
     if port == 0 and world_size > 1:
         raise ValueError("port 0, any free one, is for a world of one rank: the others could not know which it is")
-    return AtAddress(host, port, rank, settings)
+    return TcpLocator(host, port, rank, settings)
 
 
 def _checked(rank: int, world_size: int) -> int:
@@ -178,18 +183,18 @@ def _checked(rank: int, world_size: int) -> int:
 def _number(
     name: str, given: int, url: SplitResult, settings: Settings, environment: int | None, default: int | None = None
 ) -> int:
-    """Return the first that is said of an argument, the URL and the environment; -1 says nothing."""
-    for number in (_said(given, url, name), environment, default):
+    """Return the value of the argument, of the URL or of the environment, in this order; -1 means missing."""
+    for number in (_given(given, url, name), environment, default):
         if number is not None:
             return number
     if settings.launcher is not None:
         raise ValueError(f"{name} is not known: {settings.launcher.problem}. Or pass {name}=")
     raise ValueError(
         f"{name} is not known: pass {name}=, append ?{name}= to the init_method, set {name.upper()}, or start with "
-        f"what sets it: {_STARTERS}"
+        f"what sets it: {_LAUNCHERS}"
     )
 
 
-def _said(given: int, url: SplitResult, name: str) -> int | None:
-    """Return what an argument says, or the URL; None if neither says anything, as -1 does."""
-    return next((number for number in (given, number_in(url, name)) if number not in (None, -1)), None)
+def _given(given: int, url: SplitResult, name: str) -> int | None:
+    """Return the number of the argument or of the URL, None if both are missing or -1."""
+    return next((number for number in (given, number_parameter(url, name)) if number not in (None, -1)), None)

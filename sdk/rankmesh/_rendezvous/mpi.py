@@ -1,4 +1,4 @@
-"""Under MPI nobody has to say anything: MPI knows the ranks, and tells everyone where rank 0 hosts the gateway."""
+"""Rendezvous under MPI: ranks come from MPI, which also broadcasts the address of rank 0's gateway."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from rankmesh._rendezvous.locator import LOOPBACK, Known, Meeting, chosen_host
-from rankmesh._rendezvous.methods import Rendezvous, at, rendezvous
-from rankmesh._rendezvous.tcp import AtAddress
+from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, KnownGateway, configured_address
+from rankmesh._rendezvous.methods import Rendezvous, rendezvous_through, resolve_init_method
+from rankmesh._rendezvous.tcp import TcpLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.net.sockets import address_towards
@@ -17,75 +17,73 @@ from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, from_code
 
 _ANY_PORT = 9
-"""Of an address that is only to be faced, not reached."""
+"""Port of an address whose route is looked up, but which is not connected to."""
 
 
-class _Said(NamedTuple):
-    """What each rank tells the others.
+class _RankInfo(NamedTuple):
+    """The contribution of a rank to the exchange of all ranks.
 
     Attributes:
-        host: what is equal for ranks of one host.
-        name: the host's name.
-        own_way: whether the program, or the environment, says how the ranks find each other.
-        why: what is wrong at this rank.
+        host: host id, equal for ranks of one host.
+        name: host name.
+        configured: whether an init method, a store or the environment defines the rendezvous.
+        problem: an error at this rank, '' if there is none.
     """
 
     host: str
     name: str
-    own_way: bool
-    why: str
+    configured: bool
+    problem: str
 
 
-def among_mpi(
+def mpi_rendezvous(
     init_method: str | None, rank: int, world_size: int, settings: Settings, **options: Any
 ) -> tuple[Rendezvous, Settings]:
-    """Return where to join, and the settings to do so with; a collective call of all ranks of MPI's world.
+    """Return the parameters of the join and the settings for it; collective over MPI's world.
 
-    Where neither an init method, nor a store, nor MASTER_ADDR and MASTER_PORT or RANKMESH_GATEWAY say how the ranks
-    find each other, rank 0 hosts the gateway on any free port, on loopback if all ranks are on one host, and MPI tells
-    the others. So it does with the token; ranks on several hosts need one, and rank 0 makes it unless one is set there.
+    Without an init method, a store, MASTER_ADDR and MASTER_PORT, or RANKMESH_GATEWAY, rank 0 hosts the gateway on any
+    free port, on loopback if all ranks share a host, and MPI broadcasts its address and the token. Ranks on several
+    hosts need a token; rank 0 generates one unless it is configured there.
 
     Args:
-        init_method, rank, world_size, settings, options: as for ``rendezvous``; rank and world size are MPI's, and
-            what is said here must be the same.
+        init_method, rank, world_size, settings, options: as for ``resolve_init_method``; rank and world size come from
+            MPI, and must equal it if they are passed.
 
     Raises:
-        ValueError: rank or world size are not MPI's, the ranks do not agree on how they find each other, or one is to
-            attach to a standalone agent.
-        As rendezvous.
+        ValueError: rank or world size differ from MPI's, the ranks disagree on the rendezvous, or one should attach to
+            a standalone agent.
+        As resolve_init_method.
     """
     comm = mpi().COMM_WORLD
-    own_way = (
+    configured = (
         init_method is not None
         or options.get("store") is not None
         or settings.gateway is not None
         or (settings.master_addr is not None and settings.master_port is not None)
     )
-    why = _contradiction(rank, world_size, settings, comm.rank, comm.size)
-    said = [
-        _Said(*each)
-        for each in comm.allgather((shared_memory.host_id(settings.shm_dir), mpi().Get_processor_name(), own_way, why))
-    ]
-    for number, each in enumerate(said):
-        if each.why:
-            raise ValueError(each.why if each.why == why else f"rank {number}: {each.why}")
-    if len({each.own_way for each in said}) > 1:
-        ours = [number for number, each in enumerate(said) if each.own_way]
+    problem = _contradiction(rank, world_size, settings, comm.rank, comm.size)
+    own = shared_memory.host_id(settings.shm_dir), mpi().Get_processor_name(), configured, problem
+    ranks = [_RankInfo(*each) for each in comm.allgather(own)]
+    for number, each in enumerate(ranks):
+        if each.problem:
+            raise ValueError(each.problem if each.problem == problem else f"rank {number}: {each.problem}")
+    if len({each.configured for each in ranks}) > 1:
+        ours = [number for number, each in enumerate(ranks) if each.configured]
         raise ValueError(
-            f"only ranks {ours} say how the ranks find each other (init_method, store, or MASTER_ADDR and MASTER_PORT);"
-            " let all say so, or none"
+            f"only ranks {ours} define the rendezvous (init_method, store, or MASTER_ADDR and MASTER_PORT);"
+            " all ranks must, or none"
         )
-    if own_way:
-        found = rendezvous(init_method, comm.rank, comm.size, settings, **options)
+    if configured:
+        found = resolve_init_method(init_method, comm.rank, comm.size, settings, **options)
         return found._replace(hosting=found.hosting or "embedded"), settings
-    fresh = secrets.token_hex(32) if len({each.host for each in said}) > 1 else ""
+    fresh = secrets.token_hex(32) if len({each.host for each in ranks}) > 1 else ""
     settings = replace(settings, token=comm.bcast(settings.token or fresh))
-    meeting = _told(comm, settings, said)
-    return at(meeting, comm.rank, comm.size, "embedded"), settings
+    locator = _shared_locator(comm, settings, ranks)
+    return rendezvous_through(locator, comm.rank, comm.size, "embedded"), settings
 
 
 def _contradiction(rank: int, world_size: int, settings: Settings, own: int, size: int) -> str:
-    """Return what is wrong with what is said of the rank and the world size, '' if nothing is."""
+    """Return the error in the given rank and world size, '' if there is none."""
     if settings.hosting == "attached":
         return (
             "backend 'mpi' needs the rank's agent in this process, which makes the calls of MPI: leave out "
@@ -95,7 +93,7 @@ def _contradiction(rank: int, world_size: int, settings: Settings, own: int, siz
         wanted = world_size if world_size != -1 else settings.world_size or 1
         if wanted > 1:
             return (
-                f"world_size is {wanted}, but MPI knows of this process alone: start all ranks together, with "
+                f"world_size is {wanted}, but MPI has this process alone: start all ranks together, with "
                 f"mpirun -n {wanted} python script.py"
             )
     for name, given, true in (("rank", rank, own), ("world_size", world_size, size)):
@@ -104,38 +102,38 @@ def _contradiction(rank: int, world_size: int, settings: Settings, own: int, siz
     return ""
 
 
-def _told(comm: Any, settings: Settings, said: list[_Said]) -> Meeting:
-    """Host the gateway at rank 0 and tell the others where it is.
+def _shared_locator(comm: Any, settings: Settings, ranks: list[_RankInfo]) -> GatewayLocator:
+    """Host the gateway at rank 0 and broadcast its address.
 
     Raises:
-        DistError, ValueError: rank 0 cannot; at all ranks.
+        DistError, ValueError: rank 0 cannot host the gateway; raised at all ranks.
     """
     if comm.rank:
         url, failure = comm.bcast(None)
         _raise(failure)
         place = urlsplit(url)
-        return Known(url, str(place.hostname), int(place.port or 0), settings)
+        return KnownGateway(url, str(place.hostname), int(place.port or 0), settings)
     try:
-        meeting = AtAddress(_host(settings, said), 0, 0, settings)
+        locator = TcpLocator(_gateway_host(settings, ranks), 0, 0, settings)
     except (DistError, ValueError) as error:
         comm.bcast((None, (getattr(error, "code", ""), f"rank 0 cannot host the gateway: {error}")))
         raise
-    comm.bcast((meeting.find(), None))
-    return meeting
+    comm.bcast((locator.find(), None))
+    return locator
 
 
-def _host(settings: Settings, said: list[_Said]) -> str:
-    """Return where rank 0 hosts the gateway: where all others can reach it."""
-    chosen = chosen_host(settings)
+def _gateway_host(settings: Settings, ranks: list[_RankInfo]) -> str:
+    """Return the host for rank 0's gateway, which all other ranks can reach."""
+    chosen = configured_address(settings)
     if chosen is not None:
         return chosen
-    away = next((each.name for each in said if each.host != said[0].host), None)
+    away = next((each.name for each in ranks if each.host != ranks[0].host), None)
     if away is None:
         return LOOPBACK
     try:
         return address_towards(away, _ANY_PORT)
     except DistNetworkError:
-        return said[0].name  # MPI's name of a host need not be one that can be looked up
+        return ranks[0].name  # MPI's name of a host need not be resolvable
 
 
 def _raise(failure: tuple[str, str] | None) -> None:

@@ -1,4 +1,4 @@
-"""``tcp://host:port`` and ``env://``: the gateway is at an address that everyone knows."""
+"""``tcp://host:port`` and ``env://``: the gateway's address is known to all ranks."""
 
 from __future__ import annotations
 
@@ -7,59 +7,59 @@ import ipaddress
 import socket
 
 from rankmesh._rendezvous.hosted import HostedGateway
-from rankmesh._rendezvous.locator import Meeting, listen_on
-from rankmesh._rendezvous.urls import url_for
+from rankmesh._rendezvous.locator import GatewayLocator, listen_address
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.sockets import url_for
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
 
 
-class AtAddress(Meeting):
-    """Rank 0 hosts the gateway, or whichever process without a rank is first to listen at the address.
+class TcpLocator(GatewayLocator):
+    """Rank 0 hosts the gateway, or without ranks the first process of that host to bind the address.
 
-    Several jobs, told apart by their names, may use one address. The gateway ends with the job that hosts it; then a
-    process of another job that may host it takes it over, and the ranks' heartbeats tell it who is there.
+    Several jobs with different names may share an address. The gateway ends with the job that hosts it; then an
+    eligible process of another job takes over, and the ranks' heartbeats restore its registry.
 
     Args:
-        host: the address; without a rank one of those of a certain host.
-        port: its port.
-        rank: this process's rank, UNASSIGNED to be given one.
-        settings: what the environment says.
+        host: the gateway's host; without a rank, an address of one particular host.
+        port: the gateway's port.
+        rank: this process's rank, UNASSIGNED if the gateway assigns one.
+        settings: the process's settings.
 
     Raises:
-        ValueError: it would listen beyond loopback without a token, or the address is every host's.
-        AddressInUseError: somebody who is not a gateway listens there, and this is rank 0.
-        DistNetworkError: this process has to listen there, but cannot.
+        ValueError: the address is beyond loopback and there is no token, or it is unspecified (0.0.0.0).
+        AddressInUseError: another program listens at the address, and this is rank 0.
+        DistNetworkError: this process should bind the address, but cannot.
     """
 
     def __init__(self, host: str, port: int, rank: int, settings: Settings) -> None:
-        super().__init__(settings, listen_on(settings, host, port))
+        super().__init__(settings, listen_address(settings, host, port))
         self._host, self._port = host, port
         self._url = url_for(host, port)
         if rank == 0:
             self._may_serve = True
-            self._serve_unless_there_is_one()
+            self._serve_or_use_existing()
         else:
-            self._may_serve = rank == UNASSIGNED and _is_ours(host)
+            self._may_serve = rank == UNASSIGNED and _is_local_address(host)
             if self._may_serve:
-                with contextlib.suppress(AddressInUseError):  # the join finds out by whom
-                    self._serve_if_nobody_answers()
+                with contextlib.suppress(AddressInUseError):  # the join reports by which program
+                    self._serve_unless_reachable()
 
     def find(self) -> str:
         if self._may_serve:
             with contextlib.suppress(DistNetworkError):
-                self._serve_if_nobody_answers()
+                self._serve_unless_reachable()
         return self._url
 
-    def _serve_unless_there_is_one(self) -> None:
+    def _serve_or_use_existing(self) -> None:
         try:
             self._serve()
         except DistNetworkError:
-            if not self._answers():
-                self._serve()  # one that was about to end was still in the way
+            if not self._is_reachable():
+                self._serve()  # a gateway that was shutting down held the port
 
-    def _serve_if_nobody_answers(self) -> None:
-        if self._hosted is None and not self._answers():
+    def _serve_unless_reachable(self) -> None:
+        if self._hosted is None and not self._is_reachable():
             self._serve()
 
     def _serve(self) -> None:
@@ -68,18 +68,18 @@ class AtAddress(Meeting):
         if self._port == 0:
             self._url = self._hosted.address.url
 
-    def _answers(self) -> bool:
+    def _is_reachable(self) -> bool:
         from rankmesh_agent.membership.gateway_client import gateway_id
 
         return self._port != 0 and gateway_id(self._url) is not None
 
 
-def _is_ours(host: str) -> bool:
-    """Whether an address is one of this host's.
+def _is_local_address(host: str) -> bool:
+    """Whether an address belongs to this host.
 
     Raises:
-        ValueError: it is every host's, so that it does not say which one is to host the gateway.
-        DistNetworkError: it cannot be resolved.
+        ValueError: the address is unspecified, so it does not identify the gateway's host.
+        DistNetworkError: the address cannot be resolved.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]

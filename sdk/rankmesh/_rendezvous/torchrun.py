@@ -1,4 +1,4 @@
-"""``env://`` under torchrun: at MASTER_PORT is a store of torchrun's, in which rank 0 says where the gateway is."""
+"""``env://`` under torchrun: rank 0 publishes the gateway's address in torchrun's store at MASTER_PORT."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 from rankmesh_agent.wire.errors import DistNetworkError
 
-_PATIENCE = timedelta(seconds=60)
-"""How long the store may take to answer: torchrun has it before it starts the ranks."""
+_TIMEOUT = timedelta(seconds=60)
+"""For the connection: torchrun creates the store before it starts the ranks."""
 
 
-def store_at(host: str, port: int) -> Any:
+def torchrun_store(host: str, port: int) -> Any:
     """Return torchrun's store.
 
     Raises:
-        DistNetworkError: it cannot be reached.
+        DistNetworkError: the store is unreachable.
     """
     from torch.distributed import TCPStore
 
     try:
-        return TCPStore(host, port, is_master=False, timeout=_PATIENCE)
-    except Exception as error:  # torch's errors are of its own kind
+        return TCPStore(host, port, is_master=False, timeout=_TIMEOUT)
+    except Exception as error:  # torch has error classes of its own
         raise DistNetworkError(
             f"cannot reach torchrun's store at MASTER_ADDR and MASTER_PORT, {host}:{port}: {error}. Another gateway's "
             "address belongs into RANKMESH_GATEWAY, or into init_method='tcp://host:port'",

@@ -1,4 +1,4 @@
-"""The parts of an init method's URL."""
+"""Parsing of the URLs of init methods."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from urllib.parse import SplitResult, parse_qs, unquote
 from rankmesh_agent.config.settings import Hosting
 
 
-def url_for(host: str, port: int) -> str:
-    """Return the base URL of a host and port."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def place_of(url: SplitResult, text: str) -> tuple[str, int]:
+def host_and_port(url: SplitResult, text: str) -> tuple[str, int]:
     """Return host and port.
 
     Raises:
-        ValueError: one is missing or makes no sense; names the whole ``text``.
+        ValueError: one is missing or invalid; the message quotes ``text``.
     """
     try:
         host, port = url.hostname, url.port
@@ -34,7 +29,7 @@ def path_of(url: SplitResult, text: str) -> Path:
     """Return the path of a file.
 
     Raises:
-        ValueError: it is not absolute; names the whole ``text``.
+        ValueError: the path is not absolute; the message quotes ``text``.
     """
     path = unquote(url.path)
     if url.netloc or not path.startswith("/"):
@@ -42,11 +37,11 @@ def path_of(url: SplitResult, text: str) -> Path:
     return Path(path)
 
 
-def number_in(url: SplitResult, name: str) -> int | None:
-    """Return the number after ``?name=``, None if it is not there.
+def number_parameter(url: SplitResult, name: str) -> int | None:
+    """Return the number of the query parameter ``name``, None if it is absent.
 
     Raises:
-        ValueError: it is not a whole number.
+        ValueError: the value is not an integer.
     """
     values = parse_qs(url.query).get(name)
     if values is None:
@@ -57,11 +52,11 @@ def number_in(url: SplitResult, name: str) -> int | None:
         raise ValueError(f"{name}={values[-1]!r} in the init_method is not a whole number") from None
 
 
-def hosting_in(url: SplitResult) -> Hosting | None:
-    """Return what comes after ``?hosting=``, None if it is not there.
+def hosting_parameter(url: SplitResult) -> Hosting | None:
+    """Return the query parameter ``hosting``, None if it is absent.
 
     Raises:
-        ValueError: it makes no sense.
+        ValueError: the value is unknown.
     """
     values = parse_qs(url.query).get("hosting")
     if values is None:

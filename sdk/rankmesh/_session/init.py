@@ -103,7 +103,7 @@ def init_process_group(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#initialization
     """
-    from rankmesh._rendezvous import rendezvous
+    from rankmesh._rendezvous import resolve_init_method
 
     with sessions.lock:
         if current() is not None:
@@ -114,12 +114,12 @@ def init_process_group(
             settings = replace(settings, job=group_name)
         seconds = seconds_of(timeout, settings.timeout)
         if engines.host == "mpi":
-            from rankmesh._rendezvous.mpi import among_mpi
+            from rankmesh._rendezvous.mpi import mpi_rendezvous
 
-            found, settings = among_mpi(init_method, rank, world_size, settings, store=store, timeout=seconds)
+            found, settings = mpi_rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
         else:
-            found = rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
-        sessions.set_default(join(found, settings, seconds, engines, pg_options))
+            found = resolve_init_method(init_method, rank, world_size, settings, store=store, timeout=seconds)
+        sessions.adopt(join(found, settings, seconds, engines, pg_options))
 
 
 def destroy_process_group(group: Group = None) -> None:

@@ -84,7 +84,7 @@ class Session:
             return
         try:
             if backend == "mpi":
-                comm.use_mpi(compares=get_debug_level() is DebugLevel.DETAIL)
+                self.agent.use_mpi(comm, compare_calls=get_debug_level() is DebugLevel.DETAIL)
             else:
                 comm.use_custom_backend(backend, create(backend, self._backend_options(comm), pg_options))
         except BaseException as error:
@@ -123,16 +123,16 @@ class Session:
         self.agent.close(reason)
         self.rendezvous.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Let go of the session in a forked child, without a word to other ranks."""
-        self.agent.forget()
-        self.rendezvous.forget()
+        self.agent.close_in_child()
+        self.rendezvous.close_in_child()
 
 
 _default: Session | None = None
 _sessions: list[Session] = []
 """All sessions of this process: the default one, and those of other process groups of torch."""
-lock = threading.Lock()
+lock = threading.RLock()
 """Held while the default session is made or replaced."""
 
 
@@ -174,16 +174,11 @@ def current() -> Session | None:
     return _default
 
 
-def set_default(session: Session) -> None:
-    """Make a session the default one; the caller holds the lock."""
-    global _default
-    _default = session
-
-
 def adopt(session: Session) -> None:
     """Make a session the default one, unless there is one."""
+    global _default
     with lock:
-        set_default(_default or session)
+        _default = _default or session
 
 
 def leave(session: Session) -> None:
@@ -241,7 +236,7 @@ def _forget_after_fork() -> None:
     """Forget the parent's sessions: a forked child is not a rank, and must not send anything for its parent."""
     atexit.unregister(leave_at_exit)
     for session in _take_all():
-        session.forget()
+        session.close_in_child()
         # For good, the child's end included: to let go of objects that use a GPU would be a call to CUDA, which a
         # forked child must not make.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))

@@ -75,7 +75,7 @@ class CommandStore(Store):
     def _after_fork(self) -> None:
         """In a forked child: leave the parent's connections and files to the parent."""
         self._finalizer.detach()
-        self._store.forget()
+        self._store.close_in_child()
 
     def _replace_store(self, store: BlockingStore) -> None:
         """In a forked child: execute commands on another store."""

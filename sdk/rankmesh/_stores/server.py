@@ -64,9 +64,9 @@ class TCPStoreServer:
         self._store.cancel_waits()
         self._http.close()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """In a forked child: close the parent's listening socket."""
-        self._http.forget()
+        self._http.close_in_child()
 
 
 class ServerReference(BlockingMemoryStore):
@@ -145,7 +145,7 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
     for server in _running:
-        server.forget()
+        server.close_in_child()
     _running.clear()
     _shared.clear()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as c10d
 
-from rankmesh._rendezvous import rendezvous
+from rankmesh._rendezvous import resolve_init_method
 from rankmesh._rendezvous.locator import LOOPBACK
 from rankmesh._session import session
 from rankmesh._session.backend import Engines
@@ -100,12 +100,12 @@ def _join(options: Any, seconds: float) -> Session:
                 "RANKMESH_HOSTING=attached needs RANKMESH_GATEWAY, the URL of the gateway where standalone agents are: "
                 "with torch, MASTER_ADDR and MASTER_PORT are the address of torch's store"
             )
-        found = rendezvous(settings.gateway, rank, size, settings, timeout=seconds)
+        found = resolve_init_method(settings.gateway, rank, size, settings, timeout=seconds)
         return session.join(found, settings, seconds)
     # All ranks create the same number of groups of one name, so the count separates the keys of each.
     store = c10d.PrefixStore(f"rankmesh/{options.store.add(f'rankmesh/{rank}', 1)}", options.store)
     settings = _agree_on_settings(settings, store, rank, size, deadline)
-    found = rendezvous(None, rank, size, settings, store=store, timeout=deadline.remaining())
+    found = resolve_init_method(None, rank, size, settings, store=store, timeout=deadline.remaining())
     world = session.join(found, settings, deadline.remaining())
     communicator_of(world.group).set_timeout(seconds)  # calls get the whole timeout, not the rest after the join
     return world

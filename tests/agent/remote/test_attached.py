@@ -357,11 +357,11 @@ class TestLeases:
         agent = standalones[0]
         for _ in range(3):
             attached = attach(agent, 0, 1, job=next(_jobs))
-            assert agent.lease is not None
-            assert f"pid {os.getpid()}" in agent.lease.holder
+            assert agent.leases.lease is not None
+            assert f"pid {os.getpid()}" in agent.leases.lease.holder
             attached.close()
             attached.close()
-            assert agent.lease is None
+            assert agent.leases.lease is None
 
     def test_one_at_a_time(self, standalones):
         attached = attach(standalones[0], 0, 1, job=next(_jobs))
@@ -389,20 +389,20 @@ class TestLeases:
         patch.setattr(AgentDialer, "connect", recorded)
         future = in_thread(lambda: attach(agent, 0, 2, job=next(_jobs)))
         deadline = time.monotonic() + SECONDS
-        while agent.lease is None and time.monotonic() < deadline:
+        while agent.leases.lease is None and time.monotonic() < deadline:
             time.sleep(0.01)
         patch.undo()
         streams[0].shutdown()
         with pytest.raises(DistNetworkError, match="went as this process joined"):
             future.result(SECONDS)
-        while agent.lease is not None and time.monotonic() < deadline:
+        while agent.leases.lease is not None and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert agent.lease is None
+        assert agent.leases.lease is None
 
     def test_the_agent_may_end_it(self, standalones):
         agent = standalones[0]
         attached = attach(agent, 0, 1, job=next(_jobs))
-        assert agent.release(agent.lease.id, "somebody said so")
+        assert agent.leases.release(agent.leases.lease.id, "somebody said so")
         with pytest.raises((LeaseEndedError, GroupAbortedError, RankFailedError)):
             attached.new_group([0], SECONDS)
         attached.close()
@@ -411,7 +411,7 @@ class TestLeases:
     def test_another_token_is_refused(self, standalones, nearby):
         with pytest.raises(AuthenticationError, match="RANKMESH_TOKEN"):
             attach(standalones[0], 0, 1, job=next(_jobs), nearby=nearby, token="another")
-        assert standalones[0].lease is None
+        assert standalones[0].leases.lease is None
 
     def test_an_agent_that_is_another_one_is_not_taken(self, standalones):
         other = offer(standalones[0], nearby=False)

@@ -321,7 +321,7 @@ def test_a_forked_child_lets_go_of_a_connection_unnoticed(ends):
     if not child:
         try:
             for end in ends:
-                end.forget()
+                end.close_in_child()
         finally:
             os._exit(0)
     os.waitpid(child, 0)

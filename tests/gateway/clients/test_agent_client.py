@@ -67,7 +67,7 @@ async def test_the_dead_and_the_silent_do_not_hold_up_the_others(agents, members
         said = await members.request_all("POST", asked, seconds=0.5)
     assert said[0].ok
     assert said[1].detail == f"{asked[1]} did not answer within 0.5 s"
-    assert said[2].detail == f"nobody listens at {asked[2]}"
+    assert said[2].detail == f"no process listens at {asked[2]}"
     assert not said[3].ok
     assert not said[4].ok
 

@@ -66,7 +66,7 @@ async def test_an_owner_that_does_not_answer_leaves_what_was_known(stores, agent
     monkeypatch.setattr(stores_module, "_ANSWER_SECONDS", 0.3)
     agents.plays[0] = doubles.silent
     await stores.refresh()
-    await stores._asking
+    await stores._refreshing
     assert stores.known() == []
     agents.plays[0] = keys
     await stores.refresh()

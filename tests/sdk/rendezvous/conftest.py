@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankmesh._rendezvous.locator import Meeting
+from rankmesh._rendezvous.locator import GatewayLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.membership.gateway_client import gateway_id
 
@@ -16,16 +16,16 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
-    """Makes a meeting: ``opened(AtFile, path, settings)``; all are closed at the end."""
-    meetings: list[Meeting] = []
+    """Makes a locator: ``opened(FileLocator, path, settings)``; all are closed at the end."""
+    meetings: list[GatewayLocator] = []
 
-    def make(kind: type[Meeting], *arguments: Any) -> Meeting:
+    def make(kind: type[GatewayLocator], *arguments: Any) -> GatewayLocator:
         meetings.append(kind(*arguments))
         return meetings[-1]
 
     yield make
-    for meeting in meetings:
-        meeting.close()
+    for locator in meetings:
+        locator.close()
 
 
 @pytest.fixture

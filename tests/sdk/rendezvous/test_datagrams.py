@@ -12,12 +12,20 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from rankmesh._rendezvous.datagrams import MAX_BYTES, Channel, Message, decode, digest_of, encode, interface_of
+from rankmesh._rendezvous.datagrams import (
+    MAX_BYTES,
+    Datagram,
+    MulticastSocket,
+    decode,
+    encode,
+    interface_of,
+    job_digest,
+)
 from rankmesh_agent.wire.errors import DistNetworkError
 
 GROUP = "239.255.41.8"
-ASK = Message("ask", digest_of("job"), "1abc")
-HERE = Message("here", digest_of("job"), "0def", "1abc", "http://127.0.0.1:4000", "0123456789abcdef")
+ASK = Datagram("ask", job_digest("job"), "1abc")
+HERE = Datagram("here", job_digest("job"), "0def", "1abc", "http://127.0.0.1:4000", "0123456789abcdef")
 
 
 def sealed(body: bytes, token: str = "secret", version: int = 1) -> bytes:
@@ -35,7 +43,7 @@ def test_what_is_encoded_can_be_decoded(message, token):
 
 
 def test_the_longest_fits():
-    long = Message("here", digest_of("j" * 5000), "0" * 33, "1" * 33, f"http://{'h' * 255}:65535", "0" * 16)
+    long = Datagram("here", job_digest("j" * 5000), "0" * 33, "1" * 33, f"http://{'h' * 255}:65535", "0" * 16)
     assert len(encode(long, "secret")) <= MAX_BYTES
 
 
@@ -106,21 +114,21 @@ class TestChannel:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
-        channels = [Channel(GROUP, port, "127.0.0.1", "secret") for _ in range(2)]
+        channels = [MulticastSocket(GROUP, port, "127.0.0.1", "secret") for _ in range(2)]
         yield (*channels, port)
         for channel in channels:
             channel.close()
 
     def test_everyone_hears_everyone(self, pair):
         one, two, _ = pair
-        one.say(ASK)
-        two.say(HERE)
+        one.send(ASK)
+        two.send(HERE)
         for channel in (one, two):
-            heard = channel.hear(20)
+            heard = channel.receive(20)
             assert {next(heard), next(heard)} == {ASK, HERE}
 
     def test_silence_ends_when_the_time_is_over(self, pair):
-        assert list(pair[0].hear(0.05)) == []
+        assert list(pair[0].receive(0.05)) == []
 
     def test_hostile_datagrams_do_not_disturb(self, pair):
         one, two, port = pair
@@ -128,20 +136,20 @@ class TestChannel:
             stranger.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
             for datagram in (*HOSTILE.values(), bytes(60_000), encode(ASK, "wrong")):
                 stranger.sendto(datagram, (GROUP, port))
-        two.say(ASK)
-        assert next(one.hear(20)) == ASK
+        two.send(ASK)
+        assert next(one.receive(20)) == ASK
 
     def test_an_interface_may_be_named(self):
-        channel = Channel(GROUP, 0, "10.9.8.7", "secret", interface="lo")
+        channel = MulticastSocket(GROUP, 0, "10.9.8.7", "secret", interface="lo")
         channel.close()
         with pytest.raises(DistNetworkError, match=r"no-such-one.*GLOO_SOCKET_IFNAME"):
-            Channel(GROUP, 0, "127.0.0.1", "secret", interface="no-such-one")
+            MulticastSocket(GROUP, 0, "127.0.0.1", "secret", interface="no-such-one")
 
     def test_an_address_that_is_not_this_machines(self):
         with pytest.raises(
             DistNetworkError, match=r"cannot join multicast group 239.* from 192\.0\.2\.77.*RANKMESH_BIND"
         ):
-            Channel(GROUP, 0, "192.0.2.77", "secret")
+            MulticastSocket(GROUP, 0, "192.0.2.77", "secret")
 
 
 def test_the_interface_of_an_address():

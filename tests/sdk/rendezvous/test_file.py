@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.processes import free_port
 
-from rankmesh._rendezvous.file import AtFile
+from rankmesh._rendezvous.file import FileLocator
 from rankmesh._rendezvous.hosted import HostedGateway
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -22,12 +22,12 @@ from rankmesh_agent.wire.errors import DistNetworkError
 OTHER_PROCESS = """\
 import sys
 from pathlib import Path
-from rankmesh._rendezvous.file import AtFile
+from rankmesh._rendezvous.file import FileLocator
 from rankmesh_agent.config.settings import Settings
-meeting = AtFile(Path(sys.argv[1]), Settings(job=sys.argv[2]))
-print(meeting.find(), flush=True)
+locator = FileLocator(Path(sys.argv[1]), Settings(job=sys.argv[2]))
+print(locator.find(), flush=True)
 if sys.stdin.readline():
-    meeting.close()
+    locator.close()
 """
 
 
@@ -68,20 +68,20 @@ def gateways(path: Path) -> dict[str, dict[str, str]]:
 
 
 def test_who_finds_no_gateway_hosts_it_and_removes_the_file_at_the_end(opened, settings, path, answers):
-    meeting = opened(AtFile, path, settings)
-    url = meeting.find()
+    locator = opened(FileLocator, path, settings)
+    url = locator.find()
     assert answers(url)
-    assert gateways(path) == {"job": {"url": url, "id": meeting._hosted.address.id}}
-    assert meeting.find() == url
-    meeting.close()
+    assert gateways(path) == {"job": {"url": url, "id": locator._hosted.address.id}}
+    assert locator.find() == url
+    locator.close()
     assert not answers(url)
     assert not path.exists()
-    meeting.close()
+    locator.close()
 
 
 def test_another_process_finds_it(opened, settings, path):
-    meeting = opened(AtFile, path, settings)
-    url = meeting.find()
+    locator = opened(FileLocator, path, settings)
+    url = locator.find()
     with another_process(path) as other:
         assert other.url == url
         other.close()
@@ -90,34 +90,34 @@ def test_another_process_finds_it(opened, settings, path):
 
 def test_one_whose_host_died_is_followed_by_another(opened, settings, path, answers):
     with another_process(path) as host:
-        meeting = opened(AtFile, path, settings)
-        assert meeting.find() == host.url
-        assert meeting._hosted is None
+        locator = opened(FileLocator, path, settings)
+        assert locator.find() == host.url
+        assert locator._hosted is None
         host.die()
-        assert meeting.find() != host.url
-    assert answers(meeting.find())
+        assert locator.find() != host.url
+    assert answers(locator.find())
 
 
 def test_while_another_process_decides_nothing_is_known(opened, settings, path):
     """It holds the job's lock, or writes; what the file says may be from before."""
-    meeting = opened(AtFile, path, settings)
+    locator = opened(FileLocator, path, settings)
     path.write_text(json.dumps({"gateways": {"job": {"url": f"http://127.0.0.1:{free_port()}", "id": "old"}}}))
-    for byte in (meeting._job_byte, 1 << 40):
+    for byte in (locator._job_byte, 1 << 40):
         script = (
             f"import fcntl; f = open({str(path)!r}, 'r+'); fcntl.lockf(f, fcntl.LOCK_EX, 1, {byte}); "
             "print(flush=True); input()"
         )
         with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
             holder.stdout.readline()
-            assert meeting.find() is None
-            assert meeting._hosted is None
+            assert locator.find() is None
+            assert locator._hosted is None
             holder.kill()
-    assert meeting.find() is not None
+    assert locator.find() is not None
 
 
 class TestSeveralJobs:
     def test_each_has_its_own_gateway_in_the_file(self, opened, settings, path, answers):
-        ours = opened(AtFile, path, settings)
+        ours = opened(FileLocator, path, settings)
         url = ours.find()
         with another_process(path, "other") as other:
             assert answers(other.url)
@@ -131,7 +131,7 @@ class TestSeveralJobs:
         with another_process(path, "died") as other:
             assert other.url
             other.die()
-        ours = opened(AtFile, path, settings)
+        ours = opened(FileLocator, path, settings)
         ours.find()
         assert set(gateways(path)) == {"died", "job"}
         ours.close()
@@ -141,7 +141,7 @@ class TestSeveralJobs:
         foreign = HostedGateway("127.0.0.1", 0, Settings(job="foreign"))
         try:
             path.write_text(json.dumps({"gateways": {"job": {"url": foreign.address.url, "id": "before"}}}))
-            assert opened(AtFile, path, settings).find() != foreign.address.url
+            assert opened(FileLocator, path, settings).find() != foreign.address.url
         finally:
             foreign.close("foreign")
 
@@ -149,13 +149,13 @@ class TestSeveralJobs:
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"gateways": 1}', '{"gateways": {"job": "http://"}}', "\xff" * 99])
 def test_what_else_is_in_the_file_does_not_matter(opened, settings, path, content):
     path.write_text(content, encoding="latin-1")
-    url = opened(AtFile, path, settings).find()
+    url = opened(FileLocator, path, settings).find()
     assert gateways(path)["job"]["url"] == url
 
 
 def test_a_file_that_was_removed_is_made_anew_by_who_still_has_it_open(opened, settings, path, monkeypatch):
     """The last job may remove the file between another's opening and locking it: that one must not host there."""
-    meeting = opened(AtFile, path, settings)
+    locator = opened(FileLocator, path, settings)
     opening = os.open
 
     def removed_in_between(*arguments: object) -> int:
@@ -166,16 +166,16 @@ def test_a_file_that_was_removed_is_made_anew_by_who_still_has_it_open(opened, s
         return descriptor
 
     monkeypatch.setattr(os, "open", removed_in_between)
-    assert meeting.find() is None
+    assert locator.find() is None
     assert not path.exists()
-    assert meeting.find() is not None
+    assert locator.find() is not None
     assert path.exists()
 
 
 class TestErrors:
     def test_no_directory(self, opened, settings, tmp_path):
         with pytest.raises(ValueError, match="directory must exist"):
-            opened(AtFile, tmp_path / "none" / "meet", settings).find()
+            opened(FileLocator, tmp_path / "none" / "meet", settings).find()
 
     def test_a_file_system_without_locks(self, opened, settings, path, monkeypatch):
         def refuse(*arguments: object) -> None:
@@ -183,21 +183,21 @@ class TestErrors:
 
         monkeypatch.setattr(fcntl, "lockf", refuse)
         with pytest.raises(DistNetworkError, match="No locks available; use tcp"):
-            opened(AtFile, path, settings).find()
+            opened(FileLocator, path, settings).find()
 
     def test_a_full_disk_leaves_no_gateway(self, opened, settings, path, monkeypatch):
         def full(*arguments: object) -> int:
             raise OSError(28, "No space left on device")
 
         descriptors = len(os.listdir("/proc/self/fd"))
-        meeting = opened(AtFile, path, settings)
+        locator = opened(FileLocator, path, settings)
         with monkeypatch.context() as patched:
             patched.setattr(os, "pwrite", full)
             with pytest.raises(DistNetworkError, match="No space left"):
-                meeting.find()
+                locator.find()
         assert len(os.listdir("/proc/self/fd")) <= descriptors
-        assert meeting.find() is not None
+        assert locator.find() is not None
 
     def test_beyond_loopback_it_wants_a_token(self, opened, path):
         with pytest.raises(ValueError, match="Set RANKMESH_TOKEN"):
-            opened(AtFile, path, Settings(bind="0.0.0.0")).find()
+            opened(FileLocator, path, Settings(bind="0.0.0.0")).find()

@@ -7,7 +7,7 @@ import logging
 import pytest
 from support.processes import wait_until
 
-from rankmesh._rendezvous.hosted import Address, HostedGateway
+from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.errors import AddressInUseError
 from rankmesh_agent.wire.schemas import JoinRequest, Member
@@ -27,18 +27,22 @@ def join(hosted: HostedGateway, job: str, world_size: int = 1) -> None:
 
 class TestAddress:
     def test_it_comes_back_from_text(self):
-        address = Address("http://127.0.0.1:4000", "abc")
-        assert Address.decoded(address.encoded()) == Address.decoded(address.encoded().encode()) == address
+        address = GatewayAddress("http://127.0.0.1:4000", "abc")
+        assert (
+            GatewayAddress.from_json(address.to_json())
+            == GatewayAddress.from_json(address.to_json().encode())
+            == address
+        )
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"url": "x"}', '{"url": 1, "id": "x"}', b"\xff", b""])
     def test_other_text_is_none(self, text):
-        assert Address.decoded(text) is None
+        assert GatewayAddress.from_json(text) is None
 
     def test_it_answers_while_that_very_gateway_is_there(self, hosted, settings):
-        wait_until(hosted.address.answers, "the gateway to answer, whose service may still be loading")
-        assert not hosted.address._replace(id="another's").answers()
+        wait_until(hosted.address.is_reachable, "the gateway to answer, whose service may still be loading")
+        assert not hosted.address._replace(id="another's").is_reachable()
         hosted.close(settings.job)
-        assert not hosted.address.answers()
+        assert not hosted.address.is_reachable()
 
 
 def test_a_place_that_is_taken(hosted, settings):
@@ -64,8 +68,8 @@ def test_a_wildcard_is_not_an_address_to_tell_others():
 def test_it_is_busy_once_a_world_of_the_job_has_come_together(hosted):
     join(hosted, "other")
     join(hosted, "job", world_size=2)
-    assert not hosted.busy("job")
-    assert hosted.busy("other")
+    assert not hosted.has_world("job")
+    assert hosted.has_world("other")
 
 
 def test_it_says_whose_jobs_it_leaves(hosted, settings, caplog):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.processes import free_port
 
-from rankmesh._rendezvous import launcher_env, rendezvous
-from rankmesh._rendezvous.launcher_env import placed
+from rankmesh._rendezvous import launcher_env, resolve_init_method
+from rankmesh._rendezvous.launcher_env import with_master_address
 from rankmesh_agent.config import launchers
 from rankmesh_agent.config.settings import Settings
 
@@ -34,7 +34,7 @@ OURS = {"RANKMESH_TOKEN": "secret", "RANKMESH_BIND": "127.0.0.1"}
 
 def place(environ):
     settings = Settings.from_env(environ)
-    there = placed(settings, settings.launcher)
+    there = with_master_address(settings, settings.launcher)
     return there.master_addr, there.master_port, there.bind
 
 
@@ -100,7 +100,7 @@ def test_a_name_that_stands_for_loopback_on_its_own_host_is_refused(monkeypatch)
 
 
 def job_of(environ, **given):
-    met = rendezvous("env://", given.get("rank", -1), given.get("world_size", -1), Settings.from_env(environ))
+    met = resolve_init_method("env://", given.get("rank", -1), given.get("world_size", -1), Settings.from_env(environ))
     met.close()
     return met.rank, met.world_size, met.job, met.find()
 

@@ -1,4 +1,4 @@
-"""Which meeting an init method means, and where rank and world size come from. test_join_errors has what is refused."""
+"""Which locator an init method means, and where rank and world size come from. test_join_errors has what is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.processes import free_port
 
-from rankmesh._rendezvous import Rendezvous, handlers, rendezvous
+from rankmesh._rendezvous import Rendezvous, handlers, resolve_init_method
 from rankmesh_agent.config.settings import Settings
 
 
@@ -19,7 +19,7 @@ def meet() -> Iterator[Callable[..., Rendezvous]]:
 
     def make(method: str | None, rank: int = -1, world_size: int = -1, **options: Any) -> Rendezvous:
         settings = options.pop("settings", None) or Settings(bind="127.0.0.1")
-        made.append(rendezvous(method, rank, world_size, settings, **options))
+        made.append(resolve_init_method(method, rank, world_size, settings, **options))
         return made[-1]
 
     yield make

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rankmesh._rendezvous.datagrams import Channel, Message, digest_of
-from rankmesh._rendezvous.multicast import AtMulticast
+from rankmesh._rendezvous.datagrams import Datagram, MulticastSocket, job_digest
+from rankmesh._rendezvous.multicast import MulticastLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import JoinRequest, Member
@@ -26,14 +26,14 @@ def port() -> int:
 
 
 @pytest.fixture
-def meet(opened, port) -> Callable[..., AtMulticast]:
-    def make(rank: int, job: str = "job") -> AtMulticast:
-        return opened(AtMulticast, GROUP, port, rank, Settings(job=job, bind="127.0.0.1"))
+def meet(opened, port) -> Callable[..., MulticastLocator]:
+    def make(rank: int, job: str = "job") -> MulticastLocator:
+        return opened(MulticastLocator, GROUP, port, rank, Settings(job=job, bind="127.0.0.1"))
 
     return make
 
 
-def found(*meetings: AtMulticast) -> list[str]:
+def found(*meetings: MulticastLocator) -> list[str]:
     """What they find, each in a thread of its own, when all have found the same gateway or one each."""
     urls: list[str] = [""] * len(meetings)
 
@@ -66,14 +66,14 @@ def test_of_those_without_a_rank_one_hosts(meet, answers):
     urls = found(*meetings)
     assert len(set(urls)) == 1
     assert answers(urls[0])
-    assert sum(meeting._hosted is not None for meeting in meetings) == 1
+    assert sum(locator._hosted is not None for locator in meetings) == 1
 
 
 def test_rank_0_comes_before_those_without_a_rank_and_the_others_never_host(meet):
     meetings = [meet(-1), meet(0), meet(3)]
     urls = found(*meetings)
     assert len(set(urls)) == 1
-    assert [meeting._hosted is not None for meeting in meetings] == [False, True, False]
+    assert [locator._hosted is not None for locator in meetings] == [False, True, False]
 
 
 def test_jobs_do_not_hear_each_other(meet):
@@ -108,12 +108,12 @@ def test_a_host_whose_world_has_come_together_does_not_give_way(meet, port):
     host._hosted._registry.join(JoinRequest("job", 1, member))
     other = meet(0)
     other._serve()
-    channel = Channel(GROUP, port, "127.0.0.1", "")
+    channel = MulticastSocket(GROUP, port, "127.0.0.1", "")
     try:  # both answer, and so hear each other, several times
         for number in range(3):
             asker, senders = f"2stranger-{number}", set()
-            channel.say(Message("ask", digest_of("job"), asker))
-            for message in channel.hear(20):
+            channel.send(Datagram("ask", job_digest("job"), asker))
+            for message in channel.receive(20):
                 senders |= {message.sender} if message.to == asker else set()
                 if senders == {host._name, other._name}:
                     break
@@ -128,16 +128,16 @@ def test_an_answer_to_somebody_else_is_not_believed(meet, port):
     host, asker = meet(0), meet(1)
     found(host)
     address = host._hosted.address
-    channel = Channel(GROUP, port, "127.0.0.1", "")
+    channel = MulticastSocket(GROUP, port, "127.0.0.1", "")
     host._ending.set()
     host._host.join()  # the gateway is there, but nobody answers in the group
     try:
         for to in ("", "1another"):
-            channel.say(Message("here", digest_of("job"), "0old", to, *address))
+            channel.send(Datagram("here", job_digest("job"), "0old", to, *address))
             assert asker.find() is None
-        channel.say(Message("here", digest_of("job"), "0new", asker._name, "http://127.0.0.1:9", address.id))
+        channel.send(Datagram("here", job_digest("job"), "0new", asker._name, "http://127.0.0.1:9", address.id))
         assert asker.find() is None, "nobody is there"
-        channel.say(Message("here", digest_of("job"), "0new", asker._name, *address))
+        channel.send(Datagram("here", job_digest("job"), "0new", asker._name, *address))
         assert asker.find() == address.url
     finally:
         channel.close()
@@ -145,32 +145,32 @@ def test_an_answer_to_somebody_else_is_not_believed(meet, port):
 
 def test_a_token_keeps_strangers_out(opened, port):
     ours = Settings(job="job", bind="127.0.0.1", token="right")
-    host, friend = (opened(AtMulticast, GROUP, port, rank, ours) for rank in (0, 1))
-    stranger = opened(AtMulticast, GROUP, port, 1, Settings(job="job", bind="127.0.0.1", token="wrong"))
+    host, friend = (opened(MulticastLocator, GROUP, port, rank, ours) for rank in (0, 1))
+    stranger = opened(MulticastLocator, GROUP, port, 1, Settings(job="job", bind="127.0.0.1", token="wrong"))
     assert len(set(found(host, friend))) == 1
     assert stranger.find() is None
 
 
 def test_beyond_loopback_it_wants_a_token(port):
     with pytest.raises(ValueError, match="Set RANKMESH_TOKEN"):
-        AtMulticast(GROUP, port, 0, Settings(bind="0.0.0.0"))
+        MulticastLocator(GROUP, port, 0, Settings(bind="0.0.0.0"))
 
 
 def test_a_link_local_address_is_no_use_to_others(port):
     with pytest.raises(ValueError, match="wider scope"):
-        AtMulticast("ff12::77", port, 0, Settings(bind="fe80::1", token="secret"))
+        MulticastLocator("ff12::77", port, 0, Settings(bind="fe80::1", token="secret"))
 
 
 def test_an_interface_without_multicast(port):
     with pytest.raises(DistNetworkError, match=r"multicast group 239.*tcp://host:port"):
-        AtMulticast(GROUP, port, 0, Settings(bind="192.0.2.77", token="secret"))
+        MulticastLocator(GROUP, port, 0, Settings(bind="192.0.2.77", token="secret"))
 
 
 def test_nothing_is_left_behind(meet):
     before = set(threading.enumerate())
-    meeting = meet(0)
-    found(meeting)
+    locator = meet(0)
+    found(locator)
     assert len(set(threading.enumerate()) - before) == 2, "one serves HTTP, one answers in the group"
-    meeting.close()
-    meeting.close()
+    locator.close()
+    locator.close()
     assert set(threading.enumerate()) <= before

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from rankmesh._rendezvous.hosted import Address
-from rankmesh._rendezvous.store import AtStore
+from rankmesh._rendezvous.hosted import GatewayAddress
+from rankmesh._rendezvous.store import StoreLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.errors import DistNetworkError
 
@@ -54,9 +54,9 @@ class PureVirtual(Plain):
 @pytest.mark.parametrize("kind", [Plain, Checking, PureVirtual])
 def test_rank_0_hosts_and_the_others_find_it(opened, settings, answers, kind):
     store = kind()
-    other = opened(AtStore, store, 1, settings)
+    other = opened(StoreLocator, store, 1, settings)
     assert other.find() is None
-    rank_0 = opened(AtStore, store, 0, settings)
+    rank_0 = opened(StoreLocator, store, 0, settings)
     assert rank_0.find() == other.find()
     assert answers(other.find())
     assert set(store.values) == {"rankmesh/job/gateway"}
@@ -64,13 +64,13 @@ def test_rank_0_hosts_and_the_others_find_it(opened, settings, answers, kind):
 
 def test_the_same_store_serves_again_and_an_old_address_is_not_believed(opened, settings):
     store = Plain()
-    first = opened(AtStore, store, 0, settings)
-    late = opened(AtStore, store, 1, settings)
+    first = opened(StoreLocator, store, 0, settings)
+    late = opened(StoreLocator, store, 1, settings)
     first.close()
     assert late.find() is None, "that gateway has ended"
-    second = opened(AtStore, store, 0, settings)
+    second = opened(StoreLocator, store, 0, settings)
     assert late.find() == second.find()
-    store.set("rankmesh/job/gateway", Address(second.find(), "another's").encoded())
+    store.set("rankmesh/job/gateway", GatewayAddress(second.find(), "another's").to_json())
     assert late.find() is None, "another gateway is at that port"
     store.set("rankmesh/job/gateway", "nonsense")
     assert late.find() is None
@@ -78,8 +78,8 @@ def test_the_same_store_serves_again_and_an_old_address_is_not_believed(opened, 
 
 def test_jobs_do_not_meet(opened):
     store = Plain()
-    one, two = (opened(AtStore, store, 0, Settings(job=job)) for job in ("one", "two"))
-    assert opened(AtStore, store, 1, Settings(job="one")).find() == one.find() != two.find()
+    one, two = (opened(StoreLocator, store, 0, Settings(job=job)) for job in ("one", "two"))
+    assert opened(StoreLocator, store, 1, Settings(job="one")).find() == one.find() != two.find()
 
 
 class Broken(Plain):
@@ -89,16 +89,16 @@ class Broken(Plain):
     set = get = wait = broken
 
 
-def test_a_broken_store_is_told_from_one_that_has_nothing_yet(opened, settings):
-    says_so = r"store= \(Broken\) does not do its work: ConnectionError: the store's server is gone"
+def test_a_broken_store_differs_from_an_empty_one(opened, settings):
+    says_so = r"store= \(Broken\) failed: ConnectionError: the store's server is gone"
     with pytest.raises(DistNetworkError, match=says_so):
-        AtStore(Broken(), 0, settings)
+        StoreLocator(Broken(), 0, settings)
     with pytest.raises(DistNetworkError, match=says_so):
-        opened(AtStore, Broken(), 1, settings).find()
+        opened(StoreLocator, Broken(), 1, settings).find()
     store = Broken()
     store.wait = lambda keys, timeout: None
     with pytest.raises(DistNetworkError, match=says_so):
-        opened(AtStore, store, 1, settings).find()
+        opened(StoreLocator, store, 1, settings).find()
 
 
 class At(Plain):
@@ -114,11 +114,11 @@ class Wrapped(Plain):
 
 
 def test_ranks_listen_where_they_face_the_stores_host(opened, settings):
-    assert opened(AtStore, Wrapped(Wrapped(At("127.0.0.3", 1))), 1, settings).bind_host == "127.0.0.3"
-    assert opened(AtStore, At("127.0.0.3", 1), 1, Settings(bind="127.0.0.2")).bind_host == "127.0.0.2"
-    assert opened(AtStore, Plain(), 1, settings).bind_host == "127.0.0.1"
+    assert opened(StoreLocator, Wrapped(Wrapped(At("127.0.0.3", 1))), 1, settings).bind_host == "127.0.0.3"
+    assert opened(StoreLocator, At("127.0.0.3", 1), 1, Settings(bind="127.0.0.2")).bind_host == "127.0.0.2"
+    assert opened(StoreLocator, Plain(), 1, settings).bind_host == "127.0.0.1"
 
 
 def test_beyond_loopback_it_wants_a_token():
     with pytest.raises(ValueError, match="Set RANKMESH_TOKEN"):
-        AtStore(At("0.0.0.0", 1), 0, Settings(bind="0.0.0.0"))
+        StoreLocator(At("0.0.0.0", 1), 0, Settings(bind="0.0.0.0"))

@@ -7,7 +7,7 @@ import socket
 import pytest
 from support.processes import free_port, plain_http_server
 
-from rankmesh._rendezvous.tcp import AtAddress
+from rankmesh._rendezvous.tcp import TcpLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
@@ -17,21 +17,21 @@ HERE = "127.0.0.1"
 
 def test_rank_0_hosts(opened, settings, answers):
     port = free_port()
-    meeting = opened(AtAddress, HERE, port, 0, settings)
-    assert meeting.find() == f"http://127.0.0.1:{port}"
-    assert answers(meeting.find())
-    meeting.close()
+    locator = opened(TcpLocator, HERE, port, 0, settings)
+    assert locator.find() == f"http://127.0.0.1:{port}"
+    assert answers(locator.find())
+    locator.close()
     assert not answers(f"http://127.0.0.1:{port}")
 
 
 def test_another_rank_does_not(opened, settings, answers):
-    meeting = opened(AtAddress, HERE, free_port(), 1, settings)
-    assert not answers(meeting.find())
+    locator = opened(TcpLocator, HERE, free_port(), 1, settings)
+    assert not answers(locator.find())
 
 
 def test_of_those_without_a_rank_the_first_hosts(opened, settings, answers):
     port = free_port()
-    first, second = (opened(AtAddress, HERE, port, UNASSIGNED, settings) for _ in range(2))
+    first, second = (opened(TcpLocator, HERE, port, UNASSIGNED, settings) for _ in range(2))
     assert first.find() == second.find()
     assert answers(first.find())
     assert (first._hosted is not None, second._hosted is not None) == (True, False)
@@ -40,7 +40,7 @@ def test_of_those_without_a_rank_the_first_hosts(opened, settings, answers):
 @pytest.mark.parametrize("rank", [0, UNASSIGNED])
 def test_a_gateway_whose_host_ended_is_taken_over(opened, settings, answers, rank):
     port = free_port()
-    host, heir, other = (opened(AtAddress, HERE, port, each, settings) for each in (0, rank, 1))
+    host, heir, other = (opened(TcpLocator, HERE, port, each, settings) for each in (0, rank, 1))
     url = host.find()
     assert heir.find() == url
     assert heir._hosted is None
@@ -54,19 +54,19 @@ def test_a_gateway_whose_host_ended_is_taken_over(opened, settings, answers, ran
 
 def test_port_0_is_any_free_port(opened, settings, answers):
     for rank in (0, UNASSIGNED):
-        assert answers(opened(AtAddress, HERE, 0, rank, settings).find())
+        assert answers(opened(TcpLocator, HERE, 0, rank, settings).find())
 
 
 class TestSomebodyElseThere:
     def test_rank_0_says_who(self, settings):
         with socket.create_server((HERE, 0)) as silent, pytest.raises(AddressInUseError, match="in use by"):
-            AtAddress(HERE, silent.getsockname()[1], 0, settings)
+            TcpLocator(HERE, silent.getsockname()[1], 0, settings)
 
     def test_without_a_rank_the_join_finds_out(self, opened, settings):
         with plain_http_server() as port:
-            meeting = opened(AtAddress, HERE, port, UNASSIGNED, settings)
-            assert meeting.find() == f"http://127.0.0.1:{port}"
-            assert meeting._hosted is None
+            locator = opened(TcpLocator, HERE, port, UNASSIGNED, settings)
+            assert locator.find() == f"http://127.0.0.1:{port}"
+            assert locator._hosted is None
 
 
 class TestAnotherHostsAddress:
@@ -77,24 +77,24 @@ class TestAnotherHostsAddress:
         return Settings(bind=HERE)
 
     def test_without_a_rank_nothing_is_hosted(self, opened, settings):
-        meeting = opened(AtAddress, self.ELSEWHERE, free_port(), UNASSIGNED, settings)
-        assert not meeting._may_serve
+        locator = opened(TcpLocator, self.ELSEWHERE, free_port(), UNASSIGNED, settings)
+        assert not locator._may_serve
 
     def test_rank_0_cannot_host_there(self):
         settings = Settings(token="secret", bind=self.ELSEWHERE)
         with pytest.raises(DistNetworkError, match=r"192\.0\.2\.77"):
-            AtAddress(self.ELSEWHERE, free_port(), 0, settings)
+            TcpLocator(self.ELSEWHERE, free_port(), 0, settings)
 
     @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
     def test_one_that_is_every_hosts_does_not_say_who_is_to_host(self, settings, host):
         with pytest.raises(ValueError, match="does not say on which host"):
-            AtAddress(host, free_port(), UNASSIGNED, settings)
+            TcpLocator(host, free_port(), UNASSIGNED, settings)
 
     def test_one_that_cannot_be_resolved(self, settings):
         with pytest.raises(DistNetworkError, match=r"no-such-host\.invalid"):
-            AtAddress("no-such-host.invalid", free_port(), UNASSIGNED, settings)
+            TcpLocator("no-such-host.invalid", free_port(), UNASSIGNED, settings)
 
 
 def test_beyond_loopback_it_wants_a_token(settings):
     with pytest.raises(ValueError, match="Set RANKMESH_TOKEN"):
-        AtAddress(HERE, free_port(), UNASSIGNED, Settings(bind="0.0.0.0"))
+        TcpLocator(HERE, free_port(), UNASSIGNED, Settings(bind="0.0.0.0"))

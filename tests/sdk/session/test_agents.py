@@ -61,9 +61,9 @@ def lose_the_agent(me: Me, method: str) -> None:
     dist.init_process_group(init_method=method, rank=me.rank, world_size=2, timeout=30)
     agent = dist._session.session.current().agent
     dist.barrier()
-    me.say(name=agent._offer.name)
+    me.say(name=agent._client._offer.name)
     if me.rank == 0:
-        os.kill(agent._offer.pid, signal.SIGKILL)
+        os.kill(agent._client._offer.pid, signal.SIGKILL)
         me.say(**me.attempt(until_it_fails))
         me.mark("over")
     else:

@@ -1,7 +1,7 @@
-"""Making a rank's call for a client: without holding up the event loop, within its time, and only while it is there.
+"""Group calls for HTTP clients: off the event loop, within their timeout, and only while the client is connected.
 
-A collective goes into its group's queue, behind what the rank's own process has begun, and one thread a group carries
-them out one after the other. A message is waited for in a thread of its own, and there are so many of these.
+A collective goes into its group's queue, behind the calls of the rank's own process, and one thread per group runs the
+queue. A message waits in a thread of its own, and the number of these is limited.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, cast
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Path, Query, Request
 from starlette.requests import ClientDisconnect
@@ -28,9 +28,12 @@ from rankmesh_agent.wire.errors import (
     GroupAbortedError,
 )
 
+T = TypeVar("T")
+
 MAX_WAITERS = 64
-"""How many sends, and how many receives, may be waited for at a time, and how many groups may be in the making."""
-_DAY = 86_400.0
+"""Limit of the sends, and of the receives, that wait at a time, and of the groups that are being created."""
+MAX_SECONDS = 86_400.0
+"""Limit of the timeouts that clients give: a day."""
 
 
 class GroupNotFoundError(DistError):
@@ -41,14 +44,14 @@ class GroupNotFoundError(DistError):
 
 
 class MessageMismatchError(DistBackendError):
-    """A message and the receive that was to take it differ in dtype or size."""
+    """A message and its receive differ in dtype or size."""
 
     code = "message-mismatch"
     status = 409
 
 
 class TooManyCallsError(DistError):
-    """As many calls are waited for as may be."""
+    """There are MAX_WAITERS calls of a kind already."""
 
     code = "too-many-calls"
     status = 503
@@ -56,57 +59,60 @@ class TooManyCallsError(DistError):
 
 
 class WaiterThreads:
-    """Threads that wait on behalf of clients: as many of each kind as there may be.
+    """Threads that wait on behalf of clients, at most MAX_WAITERS of each kind.
 
-    They are daemons: who waits for something does not keep the process from ending.
+    They are daemons: they do not keep the process from ending.
     """
 
     def __init__(self) -> None:
-        self._free: dict[str, threading.BoundedSemaphore] = {}
+        self._slots: dict[str, threading.BoundedSemaphore] = {}
 
     def acquire(self, kind: str) -> threading.BoundedSemaphore:
-        """Take the place of a thread, to be released or given to ``run``.
+        """Acquire the slot of a thread, to be released or passed to ``run``.
 
         Raises:
-            TooManyCallsError: too many of the kind are under way.
+            TooManyCallsError: all slots of the kind are taken.
         """
-        free = self._free.setdefault(kind, threading.BoundedSemaphore(MAX_WAITERS))
-        if not free.acquire(blocking=False):
-            raise TooManyCallsError(f"{MAX_WAITERS} {kind}s are waited for at this agent already; ask again later")
-        return free
+        slots = self._slots.setdefault(kind, threading.BoundedSemaphore(MAX_WAITERS))
+        if not slots.acquire(blocking=False):
+            raise TooManyCallsError(f"{MAX_WAITERS} {kind}s wait at this agent already; retry later")
+        return slots
 
     async def run(
-        self, free: threading.BoundedSemaphore, blocking: Callable[[], Any], gone: asyncio.Future[Any]
+        self, slot: threading.BoundedSemaphore, blocking: Callable[[], Any], disconnect: asyncio.Future[Any]
     ) -> bool:
-        """Call something that blocks, which sees to its outcome itself; return whether it ended before ``gone`` did.
+        """Call a blocking function in a thread.
 
         Args:
-            free: the place that was taken for it; it is released in the end.
-            blocking: what to call.
-            gone: whoever it is for has gone.
+            slot: the acquired slot; it is released when the function returns.
+            blocking: the function; it stores its own result.
+            disconnect: done when the client has disconnected.
+
+        Returns:
+            Whether the function returned before the client disconnected.
         """
         loop = asyncio.get_running_loop()
-        over = loop.create_future()
+        done = loop.create_future()
 
         def call() -> None:
             try:
                 blocking()
             finally:
-                free.release()
-                _resolve_threadsafe(loop, over)
+                slot.release()
+                _resolve_threadsafe(loop, done)
 
         threading.Thread(target=call, name="rankmesh-http-call", daemon=True).start()
-        await asyncio.wait({over, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return over.done()
+        await asyncio.wait({done, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        return done.done()
 
 
 class GroupCaller:
-    """Makes the calls of a request.
+    """Makes the group call of a request.
 
     Args:
-        request: whose client they are for; its body has been received when they are made.
-        group: whose calls they are.
-        timeout: seconds they may take.
+        request: the request; its body has been received when the call is made.
+        group: the group.
+        timeout: the call's timeout in seconds.
     """
 
     def __init__(self, request: Request, group: LocalCommunicator, timeout: float) -> None:
@@ -116,14 +122,14 @@ class GroupCaller:
         self._threads: WaiterThreads = request.app.state.threads
 
     def group_rank(self, rank: int | None, name: str) -> int:
-        """Return the group rank of a rank that the client names globally.
+        """Return the group rank of a global rank in the query.
 
         Raises:
-            InvalidCallError: it names none, or one that is not a member.
+            InvalidCallError: the parameter is missing, or the rank is not a member.
         """
         ranks = self.group.global_ranks
         if rank is None:
-            raise InvalidCallError(f"{name} is missing: say which rank, ?{name}={ranks[0]}", group=self.group.name)
+            raise InvalidCallError(f"{name} is missing: give a rank, ?{name}={ranks[0]}", group=self.group.name)
         if rank not in ranks:
             raise InvalidCallError(
                 f"{name}={rank} is not in group {self.group.name!r}, whose ranks are {list(ranks)}",
@@ -132,10 +138,10 @@ class GroupCaller:
         return ranks.index(rank)
 
     def peer_rank(self, rank: int | None, name: str) -> int:
-        """Return the mesh's number of another rank that the client names globally.
+        """Return the mesh's number of another member, a global rank in the query.
 
         Raises:
-            InvalidCallError: it names none, one that is not a member, or this one.
+            InvalidCallError: the parameter is missing, or the rank is not a member, or this one.
         """
         place = self.group_rank(rank, name)
         if place == self.group.rank:
@@ -143,49 +149,50 @@ class GroupCaller:
         return self.group.ranks[place]
 
     async def collective(self, op: str, make: Callable[[Options], Work | None], note: str = "") -> None:
-        """Make a collective call, and wait until it is over.
+        """Make a collective call, and wait until it has completed.
 
         Args:
-            op: its name.
-            make: queues it.
-            note: what else there is to say of it when the ranks' calls do not fit together.
+            op: the call's name.
+            make: queues the call.
+            note: text about the call for the error of mismatching calls.
 
         Raises:
-            DistError: it failed.
-            ClientDisconnect: the client went away; the group is given up if the call had begun.
+            DistError: the call failed.
+            ClientDisconnect: the client disconnected; the group is aborted if the call had begun.
         """
         deadline = Deadline(self._timeout)
-        words = f"over HTTP{', ' if note else ''}{note}"
-        options = Options(self._timeout, async_op=True, details=lambda: words, deadline=deadline)
+        origin = f"over HTTP{', ' if note else ''}{note}"
+        options = Options(self._timeout, async_op=True, details=lambda: origin, deadline=deadline)
         with self._error_context(op):
             work = cast(QueuedWork, await asyncio.to_thread(self._start, make, options))
             loop = asyncio.get_running_loop()
-            over = loop.create_future()
-            work.get_future().then(lambda _: _resolve_threadsafe(loop, over))
-            async with _ClientDisconnect(self._request) as gone:
-                await asyncio.wait({over, gone}, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
-                if not over.done() and not gone.done():
+            done = loop.create_future()
+            work.get_future().then(lambda _: _resolve_threadsafe(loop, done))
+            async with client_disconnect(self._request) as disconnect:
+                either = {done, disconnect}
+                await asyncio.wait(either, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
+                if not done.done() and not disconnect.done():
                     work.withdraw(self._queue_timeout_error(op))
-                    await asyncio.wait({over, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if not over.done():
+                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not done.done():
                     await asyncio.to_thread(self._abandon, work, op)
                     raise ClientDisconnect
             work.wait()
 
     async def message(self, op: str, begin: Callable[[Options], Any]) -> MessageWork:
-        """Begin a message, and wait until it is there.
+        """Start a message, and wait until it has completed.
 
         Args:
             op: ``send`` or ``recv``.
-            begin: begins it.
+            begin: starts the message.
 
         Raises:
-            DistError: it failed.
-            TooManyCallsError: too many are waited for; it was not begun.
-            ClientDisconnect: the client went away; the message is given up.
+            DistError: the message failed.
+            TooManyCallsError: too many wait already; the message was not started.
+            ClientDisconnect: the client disconnected; the message is abandoned.
         """
         options = Options(self._timeout, async_op=True)
-        free = self._threads.acquire(op)
+        slot = self._threads.acquire(op)
 
         def begun() -> tuple[MessageWork, bool]:
             work = cast(MessageWork, self._start(begin, options))
@@ -195,45 +202,45 @@ class GroupCaller:
             try:
                 work, done = await asyncio.to_thread(begun)
             except BaseException:
-                free.release()
+                slot.release()
                 raise
             if done:
-                free.release()
+                slot.release()
             else:
-                await self._wait_in_thread(work, op, free)
+                await self._wait_in_thread(work, op, slot)
             work.wait()
             return work
 
     def _start(self, make: Callable[[Options], Any], options: Options) -> Any:
-        """Begin a call, once it is known what the other ranks have said until now: that the group has ended, say."""
-        self.group.mesh.progress()
+        """Start a call, after the frames that have arrived are processed: the group may have ended by one."""
+        self.group.engine.progress()
         return make(options)
 
-    async def _wait_in_thread(self, work: MessageWork, op: str, free: threading.BoundedSemaphore) -> None:
+    async def _wait_in_thread(self, work: MessageWork, op: str, slot: threading.BoundedSemaphore) -> None:
         def wait() -> None:
-            with contextlib.suppress(DistError):  # raised once more where it is asked for
+            with contextlib.suppress(DistError):  # raised again in ``message``
                 work.wait()
 
-        async with _ClientDisconnect(self._request) as gone:
-            if not await self._threads.run(free, wait, gone):
+        async with client_disconnect(self._request) as disconnect:
+            if not await self._threads.run(slot, wait, disconnect):
                 await asyncio.to_thread(work.abandon, self._disconnect_error(op))
                 raise ClientDisconnect
 
     def _abandon(self, work: QueuedWork, op: str) -> None:
-        """Take back a call whose client has gone; if it has begun, the others are told."""
+        """Withdraw the call of a client that has disconnected; if the call has begun, abort the group."""
         if not work.withdraw(GroupAbortedError("its HTTP client went away")) and not work.is_completed():
             self.group.abort(self._disconnect_error(op, self.group.info().seq))
 
     def _disconnect_error(self, op: str, seq: int | None = None) -> GroupAbortedError:
         rank = self.group.global_ranks[self.group.rank]
-        words = op if seq is None else f"{op} #{seq}"
-        text = f"the HTTP client of rank {rank} went away during {words}"
+        call = op if seq is None else f"{op} #{seq}"
+        text = f"the HTTP client of rank {rank} went away during {call}"
         return GroupAbortedError(text, ranks=[rank], op=op, group=self.group.name, seq=seq)
 
     def _queue_timeout_error(self, op: str) -> CollectiveTimeoutError:
         error = CollectiveTimeoutError(
             f"{op} in group {self.group.name!r} waited {self._timeout:.1f} s for its turn, and was not begun: the "
-            "rank's earlier calls are not over",
+            "rank's earlier calls have not completed",
             op=op,
             group=self.group.name,
         )
@@ -242,7 +249,7 @@ class GroupCaller:
 
     @contextlib.contextmanager
     def _error_context(self, op: str) -> Iterator[None]:
-        """Have errors say whose and which call failed, and what had ended the group before."""
+        """Add the operation, the group and the group's earlier failure to errors."""
         earlier = self.group.failure
         try:
             yield
@@ -257,33 +264,43 @@ class GroupCaller:
             raise error from None
 
 
-class _ClientDisconnect:
-    """A future that is done when the request's client has gone; the body has been received."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-
-    async def __aenter__(self) -> asyncio.Future[Any]:
-        self._hang_up = asyncio.ensure_future(self._request.receive())
-        return self._hang_up
-
-    async def __aexit__(self, *_: object) -> None:
-        self._hang_up.cancel()
+@contextlib.asynccontextmanager
+async def client_disconnect(request: Request) -> AsyncIterator[asyncio.Future[Any]]:
+    """Yield a future that is done when the client has disconnected. The body has been received before."""
+    disconnect = asyncio.ensure_future(request.receive())  # after the body, only a disconnect can come
+    try:
+        yield disconnect
+    finally:
+        disconnect.cancel()
 
 
-client_disconnect = _ClientDisconnect
-"""``async with leaving(request) as gone``: a future that is done when the client has hung up."""
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``; cancel it when the client disconnects before.
+
+    Raises:
+        ClientDisconnect: the client disconnected.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await request.body()
+        async with client_disconnect(request) as disconnect:
+            await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
 
 
-def _resolve_threadsafe(loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
-    """Say from another thread that something is over."""
+def _resolve_threadsafe(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    """Resolve a future of an event loop from another thread."""
 
-    def say() -> None:
-        if not over.done():
-            over.set_result(None)
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(None)
 
-    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
-        loop.call_soon_threadsafe(say)
+    with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits
+        loop.call_soon_threadsafe(resolve)
 
 
 GroupName = Annotated[
@@ -291,7 +308,9 @@ GroupName = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    Query(gt=0, le=_DAY, description="Seconds the call may take once its body has come; the group's if left out."),
+    Query(
+        gt=0, le=MAX_SECONDS, description="The call's timeout in seconds, from its body on; the group's if left out."
+    ),
 ]
 
 
@@ -305,7 +324,7 @@ async def _group(group_id: GroupName, agent: AgentDep) -> LocalCommunicator:
 
 
 GroupDep = Annotated[LocalCommunicator, Depends(_group)]
-"""The group that the path names."""
+"""The group in the path."""
 
 
 async def _caller(request: Request, group: GroupDep, timeout: Timeout = None) -> GroupCaller:
@@ -313,14 +332,14 @@ async def _caller(request: Request, group: GroupDep, timeout: Timeout = None) ->
 
 
 CallerDep = Annotated[GroupCaller, Depends(_caller)]
-"""Makes calls of the group that the path names."""
+"""Makes calls of the group in the path."""
 
 
 def check_query_parameters(request: Request, known: Sequence[str]) -> None:
-    """Refuse a query with a parameter that would be ignored: it may be a mistyped one.
+    """Check that a query has no unknown parameter, such as a mistyped one.
 
     Raises:
-        InvalidCallError: there is one.
+        InvalidCallError: it has one.
     """
     unknown = sorted(set(request.query_params) - set(known))
     if unknown:

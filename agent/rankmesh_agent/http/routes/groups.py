@@ -1,4 +1,4 @@
-"""Who the agent is, the groups its rank is in, and groups that are made over HTTP."""
+"""The agent's identity, the groups of its rank, and groups that are created over HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep, AgentInterface
-from rankmesh_agent.http.routes.group_calls import GroupDep, WaiterThreads, client_disconnect
+from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, GroupDep, WaiterThreads, client_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.wire.errors import GroupAbortedError
@@ -24,7 +24,6 @@ from rankmesh_agent.wire.schemas import AgentInfo, GroupInfo, GroupRequest
 
 router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
-_DAY = 86_400.0
 _MAX_REASON = 500
 _LIKE_AN_ID = re.compile("[0-9a-f]{16}")
 _Ranks = list[Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE), NUMBER]]
@@ -32,28 +31,28 @@ _Ranks = list[Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE), NUMBER]]
 
 @dataclass
 class GroupBody:
-    """Make a group of some ranks of the job: every member's agent is asked the same.
+    """Create a group of some ranks of the job: every member's agent gets the same request.
 
     Attributes:
         ranks: global ranks of the members, by group rank.
-        name: its name, which no other group of the members has.
+        name: its name, unique among the members' groups.
         timeout: seconds to wait for the members, and the default of the group's calls; the world's if left out.
-        instance: random name of this very group, equal at all members: asking again is harmless then, and a group that
-            failed does not stand in the way of its successor. Left out, the members count the groups they make.
+        instance: random name of this very group, equal at all members. With it, a request can be repeated, and a group
+            that failed does not keep its successor from being created. Without it, the members count their groups.
     """
 
     ranks: Annotated[_Ranks, Field(min_length=1, max_length=MAX_WORLD_SIZE)]
     name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
-    timeout: Annotated[float, Field(gt=0, le=_DAY), NUMBER] | None = None
+    timeout: Annotated[float, Field(gt=0, le=MAX_SECONDS), NUMBER] | None = None
     instance: Annotated[str, Field(max_length=64)] = ""
 
 
 @dataclass
 class AbortBody:
-    """End a group at all members.
+    """Abort a group at all members.
 
     Attributes:
-        reason: why, for their errors.
+        reason: the reason, for their errors.
     """
 
     reason: Annotated[str, Field(max_length=_MAX_REASON)] = ""
@@ -61,7 +60,7 @@ class AbortBody:
 
 @router.get("/info")
 async def info(agent: AgentDep) -> AgentInfo:
-    """Say who this agent is, and how it reaches its peers."""
+    """Return the agent's rank, job and addresses, and its transports to its peers."""
     return agent.info()
 
 
@@ -73,7 +72,7 @@ async def groups(agent: AgentDep) -> list[GroupInfo]:
 
 @router.get("/groups/{group_id}", responses=problems(404, 422, 503))
 async def group(found: GroupDep) -> GroupInfo:
-    """Describe one group."""
+    """Return one group."""
     return found.info()
 
 
@@ -81,15 +80,15 @@ async def group(found: GroupDep) -> GroupInfo:
     "/groups",
     status_code=HTTPStatus.CREATED,
     responses={
-        200: {"model": GroupInfo, "description": "This very group, by its instance, is there already."},
+        200: {"model": GroupInfo, "description": "This very group, by its instance, exists."},
         201: {"headers": {"Location": {"description": "The group.", "schema": {"type": "string"}}}},
         **problems(400, 409, 410, 422, 500, 503, 504),
     },
 )
 async def make_group(body: GroupBody, request: Request, response: Response, agent: AgentDep) -> GroupInfo:
-    """Make a group at this rank; answered when all members' agents have been asked for it and have met."""
+    """Create a group at this rank; the response comes when all members' agents have had the request and have met."""
     wanted = GroupRequest(body.ranks, body.name, body.timeout, body.instance)
-    _refuse(wanted, agent.info())
+    _check(wanted, agent.info())
     made, is_new = await _make(wanted, request, agent)
     response.status_code = HTTPStatus.CREATED if is_new else HTTPStatus.OK
     if is_new:
@@ -104,13 +103,13 @@ async def make_group(body: GroupBody, request: Request, response: Response, agen
     responses=problems(404, 409, 422, 503),
 )
 async def delete_group(found: GroupDep, agent: AgentDep) -> None:
-    """End a group that was made over HTTP, at this rank; the other members are asked the same."""
+    """End a group that was made over HTTP, at this rank; the other members' agents need the same request."""
     await asyncio.to_thread(agent.delete_group, found)
 
 
 @router.post("/groups/{group_id}/abort", responses=problems(400, 404, 422, 503))
 async def abort_group(found: GroupDep, body: AbortBody | None = None) -> GroupInfo:
-    """End a group at all members: what waits fails there, and says why. The world's end is the job's."""
+    """Abort a group at all members: its pending calls fail with the reason. Aborting the world ends the job."""
     rank = found.global_ranks[found.rank]
     why = body.reason if body is not None and body.reason else "no reason was given"
     text = f"group {found.name!r} was aborted over HTTP at rank {rank}: {why}"
@@ -119,7 +118,7 @@ async def abort_group(found: GroupDep, body: AbortBody | None = None) -> GroupIn
 
 
 async def _make(wanted: GroupRequest, request: Request, agent: AgentInterface) -> tuple[LocalCommunicator, bool]:
-    """Make a group while the client is there."""
+    """Create a group; abort it when the client disconnects."""
     begun: list[LocalCommunicator] = []
     outcome: Future[tuple[LocalCommunicator, bool]] = Future()
 
@@ -130,8 +129,8 @@ async def _make(wanted: GroupRequest, request: Request, agent: AgentInterface) -
             outcome.set_exception(error)
 
     threads: WaiterThreads = request.app.state.threads
-    async with client_disconnect(request) as gone:
-        if await threads.run(threads.acquire("group"), make, gone):
+    async with client_disconnect(request) as disconnect:
+        if await threads.run(threads.acquire("group"), make, disconnect):
             return outcome.result()
         error = GroupAbortedError(f"the HTTP client that made group {wanted.name!r} went away", group=wanted.name)
         for group in begun:
@@ -139,7 +138,7 @@ async def _make(wanted: GroupRequest, request: Request, agent: AgentInterface) -
         raise ClientDisconnect
 
 
-def _refuse(wanted: GroupRequest, info: AgentInfo) -> None:
+def _check(wanted: GroupRequest, info: AgentInfo) -> None:
     """Refuse ranks that cannot be a group's.
 
     Raises:
@@ -152,7 +151,7 @@ def _refuse(wanted: GroupRequest, info: AgentInfo) -> None:
         raise InvalidCallError(f"ranks={ranks}, but the job's ranks are 0 to {size - 1}")
     if info.member.rank not in ranks and size > 0:
         raise InvalidCallError(
-            f"this agent's rank, {info.member.rank}, is not among ranks={ranks}; each member's agent is asked"
+            f"this agent's rank, {info.member.rank}, is not among ranks={ranks}; each member's agent needs the request"
         )
     if _LIKE_AN_ID.fullmatch(wanted.name):
         raise InvalidCallError(f"the name {wanted.name!r} could be mistaken for an id; take another")

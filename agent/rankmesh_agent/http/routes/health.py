@@ -1,4 +1,4 @@
-"""Whether the agent works; asked without a token."""
+"""Health of the agent, without a token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
 
 
 class NotReadyError(DistError):
-    """The rank does not take part in its job."""
+    """The rank has not joined, is leaving, or has a failed group."""
 
     code = "not-ready"
     status = 503
@@ -23,7 +23,7 @@ class NotReadyError(DistError):
 
 @router.get("/health", responses={503: {"model": AgentHealth, "description": "The agent fails; the reasons say why."}})
 async def health(agent: AgentDep, response: Response) -> AgentHealth:
-    """Say whether the rank can do its work, and if not, why."""
+    """Return whether the rank can do its work, and if not, why."""
     found = agent.health()
     if found.status == "failing":
         response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
@@ -32,7 +32,7 @@ async def health(agent: AgentDep, response: Response) -> AgentHealth:
 
 @router.get("/livez")
 async def livez() -> Done:
-    """Answer while the process runs, however its peers are."""
+    """Answer while the process runs, whatever the state of its peers."""
     return Done()
 
 

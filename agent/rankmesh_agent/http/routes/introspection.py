@@ -1,4 +1,4 @@
-"""Watching an agent at work: what is in flight, what was, and where its threads are."""
+"""Introspection of an agent: calls in flight, the flight recorder, and the stacks of its threads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ Group = Annotated[str, Path(min_length=1, max_length=MAX_NAME, description="The 
 OfGroup = Annotated[
     str | None, Query(alias="group", max_length=MAX_NAME, description="Only this group's: its id, or its name.")
 ]
-Last = Annotated[int | None, Query(ge=0, description="Only so many, the latest; all that are kept when left out.")]
+Last = Annotated[
+    int | None, Query(ge=0, description="The number of operations, the latest ones; all that are kept if left out.")
+]
 
 _PLAIN: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
 @router.get("/groups/{group_id}/inflight", responses=problems(404, 422))
 async def in_flight(group_id: Group, agent: AgentDep) -> list[InFlight]:
-    """List a group's operations that have begun, or are queued, and not ended; also of a group that is being made."""
+    """List a group's operations that are queued or in flight, also of a group that is being created."""
     found = agent.in_flight(group_id)
     if found is None:
         raise GroupNotFoundError(f"this rank is in no group {group_id!r}; /v1/groups lists those it is in")
@@ -37,13 +39,13 @@ async def in_flight(group_id: Group, agent: AgentDep) -> list[InFlight]:
 
 @router.get("/flight-recorder", responses=problems(422))
 async def flight_recorder(agent: AgentDep, of_group: OfGroup = None, last: Last = None) -> list[FlightRecord]:
-    """List the latest operations of all groups: those that have ended, in that order, then those in flight."""
+    """List the latest operations of all groups: those that have completed, in that order, then those in flight."""
     return agent.flight_records(of_group, last)
 
 
 @router.get("/stacks", response_model=list[ThreadStack], responses=_PLAIN)
 async def thread_stacks(request: Request) -> Response:
-    """Show the Python stacks of all threads of the agent's process; as text if the Accept header prefers that."""
+    """Return the Python stacks of all threads of the agent's process; as text if the Accept header prefers that."""
     found, accept = stacks(), ", ".join(request.headers.getlist("accept"))
     if _quality(accept, "text/plain") > _quality(accept, "application/json"):
         return PlainTextResponse(as_text(found))
@@ -51,13 +53,13 @@ async def thread_stacks(request: Request) -> Response:
 
 
 def _quality(accept: str, media_type: str) -> float:
-    """Return how much a media type is wanted (RFC 9110, section 12.5.1): 0 to 1; 1 where nothing is said."""
+    """Return the quality value of a media type (RFC 9110, section 12.5.1), 0 to 1; 1 for an empty header."""
     ranges = {media_type: 2, media_type.partition("/")[0] + "/*": 1, "*/*": 0}
     best, found = -1, 0.0 if accept.strip() else 1.0
     for each in accept.split(","):
         name, *parameters = (part.strip().lower() for part in each.split(";"))
         if ranges.get(name, -1) > best:
             best = ranges[name]
-            said = next((part[2:] for part in parameters if part.startswith("q=")), "1")
-            found = float(said) if said.replace(".", "", 1).isdecimal() else 0.0
+            value = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+            found = float(value) if value.replace(".", "", 1).isdecimal() else 0.0
     return found

@@ -1,4 +1,4 @@
-"""Taking a standalone agent, and giving it back, for clients that speak HTTP."""
+"""Lease of a standalone agent, for clients that speak HTTP."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rankmesh_agent.http.routes.dependencies import BEARER, LeasableAgentDep
+from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, client_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.errors import LeaseEndedError
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
@@ -19,27 +20,25 @@ from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, Lea
 
 router = APIRouter(prefix="/v1", tags=["lease"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
-_DAY = 86_400.0
-
 
 @dataclass
 class LeaseBody:
-    """Take the agent for a client that speaks HTTP.
+    """Acquire the agent for a client that speaks HTTP.
 
     Attributes:
         world_size: ranks in the job.
-        rank: the rank to have; -1 to be given one.
+        rank: the rank; -1 to have one assigned.
         job: the job.
         timeout: seconds the join may take, and by default each operation.
         idle: seconds without a request for the job after which the lease ends.
-        wait: seconds the answer may be held back while the job's other ranks are missing.
+        wait: seconds for which the response may be held back while the job's other ranks are missing.
     """
 
     world_size: Annotated[int, Field(ge=1, le=MAX_WORLD_SIZE), NUMBER]
     rank: Annotated[int, Field(ge=UNASSIGNED, lt=MAX_WORLD_SIZE), NUMBER] = UNASSIGNED
     job: Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"\S")] = "default"
-    timeout: Annotated[float, Field(gt=0, le=_DAY, allow_inf_nan=False), NUMBER] = 300.0
-    idle: Annotated[float, Field(gt=0, le=_DAY, allow_inf_nan=False), NUMBER] = 600.0
+    timeout: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False), NUMBER] = 300.0
+    idle: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False), NUMBER] = 600.0
     wait: Annotated[float, Field(ge=0, le=LONG_POLL_SECONDS, allow_inf_nan=False), NUMBER] = LONG_POLL_SECONDS
 
 
@@ -47,34 +46,33 @@ class LeaseBody:
     "/lease",
     status_code=HTTPStatus.CREATED,
     responses={
-        202: {"model": LeaseState, "description": "The job's other ranks are missing yet; GET /v1/lease tells more."},
+        202: {
+            "model": LeaseState,
+            "description": "Other ranks of the job are missing; GET /v1/lease returns the lease's state.",
+        },
         **problems(400, 409, 410, 422, 502, 504),
     },
 )
 async def acquire_lease(body: LeaseBody, request: Request, response: Response, agent: LeasableAgentDep) -> LeaseState:
-    """Take the agent for a rank of a job, until DELETE or until it is idle for too long."""
+    """Acquire the agent for a rank of a job, until DELETE or until it is idle for too long."""
     if body.rank >= body.world_size:
         wrong = f"rank {body.rank} is not in a world of {body.world_size}: ranks go from 0 to {body.world_size - 1}"
         raise RequestValidationError([{"loc": ("body", "rank"), "msg": wrong}])
     peer = f" at {request.client.host}" if request.client is not None else ""
     wanted = LeaseTerms(body.job, body.rank, body.world_size, body.timeout, f"an HTTP client{peer}", body.idle)
-    begun, future = agent.acquire_in_background(wanted)
+    acquired, future = agent.acquire_in_background(wanted)
     joining = asyncio.wrap_future(future)
-    joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether or not we wait for it
-    # After the body, only the end of the connection can come.
-    hang_up: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
-    try:
-        either: set[asyncio.Future[Any]] = {joining, hang_up}
+    joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved in any case
+    async with client_disconnect(request) as disconnect:
+        either: set[asyncio.Future[Any]] = {joining, disconnect}
         await asyncio.wait(either, timeout=body.wait, return_when=asyncio.FIRST_COMPLETED)
         if joining.done():
             return LeaseState(joining.result(), "joined")
-        if hang_up.done():
-            await asyncio.to_thread(agent.release, begun.id, "its HTTP client went away while it joined")
+        if disconnect.done():
+            await asyncio.to_thread(agent.release, acquired.id, "its HTTP client went away while it joined")
             raise LeaseEndedError("the client went away")
         response.status_code = HTTPStatus.ACCEPTED
-        return LeaseState(begun, "joining")
-    finally:
-        hang_up.cancel()
+        return LeaseState(acquired, "joining")
 
 
 @router.get("/lease", responses=problems(422, 503))
@@ -84,7 +82,7 @@ async def lease(
         float, Query(ge=0, le=LONG_POLL_SECONDS, description="Seconds to wait while the agent joins the job.")
     ] = 0.0,
 ) -> LeaseState:
-    """Say who has the agent, and whether it has joined the job."""
+    """Return the lease, and whether the agent has joined the job."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait
     while (found := agent.lease_state()).state == "joining" and loop.time() < until:
@@ -93,14 +91,14 @@ async def lease(
 
 
 @router.delete("/lease", responses=problems(410, 422, 503))
-async def give_back(
+async def release_lease(
     agent: LeasableAgentDep,
     id: Annotated[
-        str | None, Query(max_length=64, description="Only this lease; whichever there is when left out.")
+        str | None, Query(max_length=64, description="The lease's id; the current lease if left out.")
     ] = None,
 ) -> Done:
-    """Have the agent leave the job; it is free then."""
+    """End the lease: the agent leaves the job and is free."""
     lease_id = agent.lease_state().lease.id if id is None else id
     if not await asyncio.to_thread(agent.release, lease_id, ""):
-        raise LeaseEndedError(f"there is no lease {lease_id!r} here any more")
+        raise LeaseEndedError(f"there is no lease {lease_id!r} at this agent any more")
     return Done()

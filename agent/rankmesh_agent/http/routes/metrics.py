@@ -1,4 +1,4 @@
-"""The agent's metrics, for Prometheus."""
+"""Metrics of the agent, for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ if TYPE_CHECKING:
 router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
 _STRING = {"schema": {"type": "string"}}
-METRICS: dict[int | str, dict[str, Any]] = {
+_METRICS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "In the text format, or as OpenMetrics if the Accept header prefers that.",
         "content": {"text/plain": _STRING, "application/openmetrics-text": _STRING},
     }
 }
-"""The ``responses=`` of metrics."""
 
 
-@router.get("/metrics", response_class=Response, responses=METRICS)
+@router.get("/metrics", response_class=Response, responses=_METRICS)
 async def metrics(agent: AgentDep, request: Request) -> Response:
-    """Show what has been counted since the agent joined its job, and its process's use of memory and time."""
+    """Return the counters since the agent joined its job, and the process's use of memory and time."""
     from rankmesh_agent.http.prometheus import render_metrics
 
     content, media_type = render_metrics(lambda: _metrics(agent.info(), agent.vitals()), request.headers.get("accept"))
@@ -46,26 +45,28 @@ def _metrics(info: AgentInfo, vitals: AgentStats) -> Iterator[Metric]:
     )
     yield about
     yield GaugeMetricFamily("rankmesh_world_size", "Ranks in the job, 0 while the agent is in none.", info.world_size)
-    yield GaugeMetricFamily("rankmesh_uptime_seconds", "Since the agent joined its job.", info.uptime)
+    yield GaugeMetricFamily("rankmesh_uptime_seconds", "Time since the agent joined its job.", info.uptime)
     yield from _operations(vitals.operations)
-    peers = GaugeMetricFamily("rankmesh_peers", "Connected peers by what carries messages.", labels=["medium"])
+    peers = GaugeMetricFamily("rankmesh_peers", "Connected peers by transport.", labels=["medium"])
     for medium, number in sorted(vitals.peers.items()):
         peers.add_metric([medium], number)
     yield peers
-    yield GaugeMetricFamily("rankmesh_peers_lost", "Peers that have gone without a goodbye.", vitals.lost)
+    yield GaugeMetricFamily("rankmesh_peers_lost", "Peers that disconnected without leaving.", vitals.lost)
     if vitals.heartbeats is not None:
         pulse = vitals.heartbeats
-        beats = CounterMetricFamily("rankmesh_heartbeats", "Signs of life, by what came of them.", labels=["result"])
+        beats = CounterMetricFamily("rankmesh_heartbeats", "Heartbeats by result.", labels=["result"])
         beats.add_metric(["answered"], pulse.answered)
         beats.add_metric(["unanswered"], pulse.unanswered)
         yield beats
-        yield GaugeMetricFamily("rankmesh_heartbeat_age_seconds", "Since the gateway last answered.", pulse.age)
+        yield GaugeMetricFamily("rankmesh_heartbeat_age_seconds", "Time since the gateway last answered.", pulse.age)
     if vitals.store is not None:
-        calls = CounterMetricFamily("rankmesh_store_operations", "Calls to the store that is here.", labels=["op"])
+        calls = CounterMetricFamily("rankmesh_store_operations", "Calls to the store in this process.", labels=["op"])
         for op, number in sorted(vitals.store.operations.items()):
             calls.add_metric([op], number)
         yield calls
-        yield GaugeMetricFamily("rankmesh_store_keys", "Keys with values in the store that is here.", vitals.store.keys)
+        yield GaugeMetricFamily(
+            "rankmesh_store_keys", "Keys with values in the store in this process.", vitals.store.keys
+        )
 
 
 def _operations(operations: list[OperationStats]) -> Iterator[Metric]:
@@ -85,16 +86,16 @@ def _operations(operations: list[OperationStats]) -> Iterator[Metric]:
             family.add_metric([each.group, each.op], of(each))
         return family
 
-    yield counter("rankmesh_operations", "Operations that have ended.", lambda each: sum(each.buckets))
+    yield counter("rankmesh_operations", "Operations that have completed.", lambda each: sum(each.buckets))
     yield counter("rankmesh_operation_failures", "Operations that failed.", lambda each: each.failures)
-    yield counter("rankmesh_operation_bytes", "Bytes of operations that have ended.", lambda each: each.nbytes)
-    durations = HistogramMetricFamily("rankmesh_operation_duration_seconds", "How long operations took.", labels=by)
+    yield counter("rankmesh_operation_bytes", "Bytes of operations that have completed.", lambda each: each.nbytes)
+    durations = HistogramMetricFamily("rankmesh_operation_duration_seconds", "Duration of operations.", labels=by)
     bounds = [*map(str, BOUNDS), "+Inf"]
     for each in operations:
         buckets = list(zip(bounds, map(float, accumulate(each.buckets)), strict=True))
         durations.add_metric([each.group, each.op], buckets, each.seconds)
     yield durations
-    yield gauge("rankmesh_operations_in_flight", "Operations begun or queued, and not ended.", lambda o: o.in_flight)
+    yield gauge("rankmesh_operations_in_flight", "Operations that are queued or in flight.", lambda o: o.in_flight)
     yield gauge(
         "rankmesh_oldest_operation_in_flight_seconds", "Age of the oldest of these, 0 if none.", lambda o: o.oldest
     )

@@ -1,4 +1,4 @@
-"""What an agent's host has, and the ways between agents: what ``rankmesh doctor`` asks for."""
+"""Probes of an agent's host and of the network paths between agents, for ``rankmesh doctor``."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from rankmesh_agent.wire.schemas import MAX_PROBE_BYTES, HostReport, ProbeReply,
 router = APIRouter(prefix="/v1", tags=["probes"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
 MAX_CONCURRENT_PROBES = 8
-"""How many probes an agent takes part in at a time, at either end: a rank has something else to do."""
+"""Limit of concurrent probes of an agent, at either end: they compete with its rank."""
 _PIECE = bytes(256 << 10)
 _OCTETS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 }
 
-HowMany = Annotated[int, Query(alias="bytes", ge=0, le=MAX_PROBE_BYTES, description="How many bytes to send.")]
+HowMany = Annotated[int, Query(alias="bytes", ge=0, le=MAX_PROBE_BYTES, description="The number of bytes to send.")]
 
 
 class ProbeBusyError(DistError):
-    """As many probes are under way as there may be."""
+    """There are MAX_CONCURRENT_PROBES probes at this agent already."""
 
     code = "probe-busy"
     status = 503
 
 
 class _ProbeSlots:
-    """So many probes may be under way; the next one is told to come again."""
+    """Slots of concurrent probes; a probe without one is rejected."""
 
     def __init__(self) -> None:
         self._free = threading.BoundedSemaphore(MAX_CONCURRENT_PROBES)
 
     def acquire(self) -> None:
         if not self._free.acquire(blocking=False):
-            raise ProbeBusyError(f"{MAX_CONCURRENT_PROBES} probes are under way at this agent; ask again in a moment")
+            raise ProbeBusyError(f"{MAX_CONCURRENT_PROBES} probes are under way at this agent; retry in a moment")
 
     def release(self) -> None:
         self._free.release()
 
 
-_asked, _sent = _ProbeSlots(), _ProbeSlots()
+_outgoing, _incoming = _ProbeSlots(), _ProbeSlots()
 
 
 @router.get("/host")
 async def host(prober: ProberDep) -> HostReport:
-    """Say what the agent's host has: its clock, versions, and room for shared memory."""
+    """Return the clock, versions and shared memory of the agent's host."""
     return await to_thread.run_sync(prober.host)
 
 
 @router.get("/probe", response_class=StreamingResponse, responses={**_OCTETS, **problems(422, 503)})
 async def send_bytes(count: HowMany = 0) -> StreamingResponse:
-    """Send so many zero bytes, for whoever measures the way to here."""
+    """Send zero bytes, for a client that measures the path to this agent."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for begin in range(0, count, len(_PIECE)):
@@ -69,24 +69,24 @@ async def send_bytes(count: HowMany = 0) -> StreamingResponse:
 
 
 class _SlottedResponse(StreamingResponse):
-    """An answer that has a place while it lasts."""
+    """A response that holds a slot while it is sent."""
 
     async def __call__(self, *arguments: Any) -> None:
-        _sent.acquire()
+        _incoming.acquire()
         try:
             await super().__call__(*arguments)
         finally:
-            _sent.release()
+            _incoming.release()
 
 
 @router.post("/probe", responses=problems(400, 422, 502, 503))
 async def probe(body: ProbeRequest, prober: ProberDep) -> ProbeReply:
-    """Measure the way from here to another agent, one that the gateway lists, and say how far it came.
+    """Measure the path from here to another agent, one that the gateway lists, and report how far the probe came.
 
-    That is HTTP over a TCP connection of its own: slower than what carries collectives, but over the same network.
+    The probe is HTTP over a TCP connection of its own: slower than the transports, but over the same network.
     """
-    _asked.acquire()
+    _outgoing.acquire()
     try:
         return await to_thread.run_sync(prober.probe, body, limiter=CapacityLimiter(1))
     finally:
-        _asked.release()
+        _outgoing.release()

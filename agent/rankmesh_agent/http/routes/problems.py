@@ -1,19 +1,20 @@
-"""What the agent's error statuses mean, for the OpenAPI document."""
+"""Meanings of the agent's error statuses, for the OpenAPI document."""
 
 from __future__ import annotations
 
 from rankmesh_agent.http.application import problem_responses
 
 MEANINGS = {
-    400: "The request body cannot be read (`bad-request`), or is not the array it is said to be (`invalid-tensor`).",
+    400: "The request body cannot be read (`bad-request`), or is not the array that the request "
+    "describes (`invalid-tensor`).",
     401: "The job's token is missing or wrong.",
     403: "The request comes from another site's page, or the gateway does not list the address that it is about "
     "(`address-not-listed`).",
     404: "There is no such key (`key-not-found`) or group (`group-not-found`), or the queue is empty (`queue-empty`).",
-    408: "Some keys were not set in time (`store-timeout`), the detail names them; or the client fell silent in the "
-    "middle of an array (`body-timeout`).",
+    408: "Some keys were not set in time (`store-timeout`), the detail names them; or the client stopped sending in "
+    "the middle of an array (`body-timeout`).",
     409: "The value cannot be added to (`not-a-number`), the agent is taken (`agent-taken`), or the gateway refuses: "
-    "the rank is another's (`rank-taken`), the world size another (`world-size-mismatch`). "
+    "another process holds the rank (`rank-taken`), or the world size differs (`world-size-mismatch`). "
     "The ranks did not make the same call (`collective-mismatch`), the message is not what its receive expects "
     "(`message-mismatch`): no data has moved, the group goes on. A group has that name (`group-exists`), or is the "
     "job's (`group-in-use`), or an attached process makes its calls (`rank-elsewhere`).",
@@ -22,17 +23,17 @@ MEANINGS = {
     413: "The request body is too large (`body-too-large`), or the array to be received is.",
     415: "The body is of a media type that holds no array (`unsupported-media-type`).",
     421: "The Host header is not a name of this agent.",
-    422: "The request is not understood (`invalid-request`), a key is empty or too long (`invalid-key`), a value is "
-    "too large or not base64 (`invalid-value`), its Idempotency-Key is another's (`idempotency-key-reused`), or a "
-    "call's arguments make no sense (`invalid-call`).",
-    500: "A backend from outside failed (`backend-error`), or the agent did (`internal-error`): its log says where.",
+    422: "The request is invalid (`invalid-request`), a key is empty or too long (`invalid-key`), a value is "
+    "too large or not base64 (`invalid-value`), its Idempotency-Key belongs to another request "
+    "(`idempotency-key-reused`), or a call's arguments are invalid (`invalid-call`).",
+    500: "A registered backend failed (`backend-error`), or the agent did (`internal-error`): its log says where.",
     502: "The agent that owns the store, or the gateway, cannot be reached (`network-error`).",
-    503: "The rank does not take part in its job (`not-ready`), the agent is in none (`not-leased`), or as many probes "
-    "are under way as there may be (`probe-busy`). A rank died or left (`rank-failed`), `ranks` names it; or too many "
-    "calls are waited for (`too-many-calls`).",
+    503: "The rank does not take part in its job (`not-ready`), the agent is in none (`not-leased`), or too many "
+    "probes are under way (`probe-busy`). A rank died or left (`rank-failed`), `ranks` names it; or too many calls "
+    "wait (`too-many-calls`).",
     504: "Ranks did not come to a call in time (`collective-timeout`), `missing_ranks` names them. The job's other "
     "ranks did not come in time (`join-timeout`), or no gateway answers (`gateway-unreachable`).",
 }
 
 problems = problem_responses(MEANINGS)
-"""Returns the ``responses=`` of a route that may answer with these error statuses."""
+"""Returns the ``responses=`` of a route with these error statuses."""

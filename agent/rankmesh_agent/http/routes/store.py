@@ -11,7 +11,7 @@ from pydantic import StringConstraints, WithJsonSchema
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from rankmesh_agent.http.routes.dependencies import BEARER, StoreDep
-from rankmesh_agent.http.routes.disconnect import cancel_on_disconnect
+from rankmesh_agent.http.routes.group_calls import cancel_on_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.condition import Condition, etag
@@ -36,7 +36,7 @@ from rankmesh_agent.wire.schemas import (
 
 
 class _AnyText(StringConvertor):
-    regex = r"[\s\S]*"  # Starlette's own 'path' loses a line break at the end
+    regex = r"[\s\S]*"  # Starlette's own 'path' drops a line break at the end
 
 
 register_url_convertor("any_text", _AnyText())
@@ -48,21 +48,25 @@ router = APIRouter(
     responses=problems(401, 403, 413, 421, 422, 502),
 )
 
-_A_KEY = f"1 to {MAX_KEY_BYTES} bytes of UTF-8"
-Key = Annotated[StoreKey, Path(description=f"{_A_KEY}; may contain slashes.")]
-KeyAsked = Annotated[StoreKey, Query(alias="key", description=_A_KEY)]
+_KEY_FORM = f"1 to {MAX_KEY_BYTES} bytes of UTF-8"
+Key = Annotated[StoreKey, Path(description=f"{_KEY_FORM}; may contain slashes.")]
+KeyAsked = Annotated[StoreKey, Query(alias="key", description=_KEY_FORM)]
 Seconds = Annotated[
-    float, Query(alias="wait", description="Seconds to wait for the key to be set; 20 at most, ask again for more.")
+    float,
+    Query(
+        alias="wait",
+        description="Seconds to wait for the key to be set, at most 20; repeat the request to wait longer.",
+    ),
 ]
 Prefix = Annotated[str, Query(max_length=MAX_KEY_BYTES, description="Only keys that begin with this.")]
-Limit = Annotated[int | None, Query(ge=0, le=MAX_KEYS, description="Only the first so many keys.")]
+Limit = Annotated[int | None, Query(ge=0, le=MAX_KEYS, description="Only the first keys, at most this many.")]
 Once = Annotated[
     str,
     Header(
         alias="Idempotency-Key",
         max_length=255,
-        description="A name for this request. If it comes again under the same name within a minute, it is not carried "
-        "out again but gets the same answer: so it is safe to repeat when the answer was lost.",
+        description="A name for this request. If it is repeated under the same name within a minute, it is not "
+        "executed again but gets the same response: so it is safe to repeat after a lost response.",
     ),
 ]
 _A_TAG = r'(?:W/)?"[!#-~]*"'
@@ -94,7 +98,7 @@ _NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
 
 
 class Octets(Response):
-    """A value as it was stored."""
+    """A value's bytes."""
 
     media_type = "application/octet-stream"
 
@@ -107,26 +111,26 @@ async def list_keys(store: StoreDep, prefix: Prefix = "", limit: Limit = None) -
 
 @router.post("/count")
 async def count(store: StoreDep, prefix: Prefix = "") -> StoreNumber:
-    """Say how many keys there are."""
+    """Return the number of keys."""
     return StoreNumber(await store.execute(commands.Count(prefix)))
 
 
 @router.post("/check", responses=problems(400))
 async def check(body: StoreKeys, store: StoreDep) -> StoreFound:
-    """Say whether all of some keys exist; a queue with something in it does, too."""
+    """Return whether all of the keys exist; a queue with values does, too."""
     return StoreFound(await store.execute(commands.Check(tuple(body.keys))))
 
 
 @router.post("/wait", responses=problems(400, 408))
 async def wait(body: StoreWait, request: Request, store: StoreDep) -> Done:
-    """Answer when all keys are set; after 20 s at most, ask again for more."""
+    """Return when all keys are set; waits at most 20 s, repeat the request to wait longer."""
     await cancel_on_disconnect(request, store.execute(commands.Wait(tuple(body.keys), _slice(body.timeout))))
     return Done()
 
 
 @router.post("/add", responses=problems(400, 409))
 async def add(body: StoreAdd, store: StoreDep, once: Once = "") -> StoreNumber:
-    """Add to a number, and say the sum."""
+    """Add to a number, and return the sum."""
     return StoreNumber(await store.execute(commands.Add(body.key, body.amount), once))
 
 
@@ -166,10 +170,10 @@ async def queue_push(key: KeyAsked, request: Request, store: StoreDep, once: Onc
 
 @router.post("/queue_pop", response_class=Octets, responses=_OCTETS_OUT | problems(400, 404))
 async def queue_pop(body: StorePop, request: Request, store: StoreDep, once: Once = "") -> Octets:
-    """Take the first value of a queue, waiting for one if asked to.
+    """Remove the first value of a queue, after a wait for one if requested.
 
-    A value leaves the queue for a client that is there. If the answer is lost on its way, the same request with the
-    same Idempotency-Key gets it again.
+    A value leaves the queue only for a connected client. If the response is lost, the same request with the same
+    Idempotency-Key gets it again.
     """
     return Octets(
         await cancel_on_disconnect(request, store.execute(commands.QueuePop(body.key, _slice(body.timeout)), once))
@@ -178,7 +182,7 @@ async def queue_pop(body: StorePop, request: Request, store: StoreDep, once: Onc
 
 @router.post("/queue_len", responses=problems(400))
 async def queue_len(body: StoreQueue, store: StoreDep) -> StoreNumber:
-    """Say how many values are in a queue."""
+    """Return the number of values in a queue."""
     return StoreNumber(await store.execute(commands.QueueLen(body.key)))
 
 
@@ -195,7 +199,7 @@ async def get_value(
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """Return a value, waiting for it if asked to."""
+    """Return a value, after a wait for it if requested."""
     condition = _parse_condition(request)
     value = await cancel_on_disconnect(request, store.execute(commands.Get(key, _slice(seconds))))
     Condition(condition.if_match).check(key, value)

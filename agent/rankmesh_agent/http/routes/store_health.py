@@ -1,4 +1,4 @@
-"""Whether a store that is served on its own works; asked without a token."""
+"""Health of a store without an agent, without a token."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
 
 @router.get("/health")
 async def health(store: StoreDep) -> StoreHealth:
-    """Say that the store is there, and how many keys it has."""
+    """Return the store's version and number of keys."""
     return StoreHealth("ok", "rankmesh-store", __version__, await store.execute(Count()))

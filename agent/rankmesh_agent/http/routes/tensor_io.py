@@ -21,13 +21,13 @@ Array = npy.Array
 NPY = "application/x-npy"
 """Media type of a .npy file; there is no registered one."""
 RAW = "application/octet-stream"
-"""Media type of elements in C order and little-endian, or whichever byte order the agents' machines have."""
+"""Media type of elements in C order and in the byte order of the agents' machines, little-endian."""
 IDLE_SECONDS = 60.0
-"""How long a client may be silent in the middle of a body."""
+"""Limit of a pause in the middle of a body."""
 _UNSPECIFIC_TYPES = frozenset({"", RAW, "application/x-www-form-urlencoded"})
-"""Media types that say nothing; the last is what curl says of everything."""
+"""Media types that do not tell an array's form; the last is curl's default."""
 _CHUNK_BYTES = 1 << 18
-"""Bytes of an answer that are handed to the connection at a time."""
+"""Bytes of a response that are given to the connection at a time."""
 _INITIAL_BYTES = 1 << 16
 _SHAPE = r"^(\d{1,15}(,\d{1,15}){0,31})?$"
 
@@ -39,14 +39,14 @@ BODY: dict[str, Any] = {
 
 
 class InvalidTensorError(DistError):
-    """A body is not the array it is said to be."""
+    """A body is not the array that the request describes."""
 
     code = "invalid-tensor"
     status = 400
 
 
 class InvalidCallError(DistError):
-    """A call's arguments make no sense."""
+    """A call's arguments are invalid."""
 
     code = "invalid-call"
     status = 422
@@ -60,14 +60,14 @@ class TensorTooLargeError(DistError):
 
 
 class MediaTypeError(DistError):
-    """A body is in a form that holds no array."""
+    """A body's media type holds no array."""
 
     code = "unsupported-media-type"
     status = 415
 
 
 class BodyTimeoutError(DistError):
-    """A client fell silent in the middle of a body."""
+    """A client stopped sending in the middle of a body."""
 
     code = "body-timeout"
     status = 408
@@ -75,12 +75,12 @@ class BodyTimeoutError(DistError):
 
 
 class TensorIO:
-    """The array of a request, and how its answer's array is to be given.
+    """Reads the array of a request, and writes that of its response.
 
     Args:
         request: the request.
-        dtype: element type where the body does not say it.
-        shape: shape where the body does not say it.
+        dtype: element type of a body without one.
+        shape: shape of a body without one.
         limit: most bytes of an array.
     """
 
@@ -94,12 +94,12 @@ class TensorIO:
         self._is_npy = True
 
     async def receive(self) -> Array:
-        """Return the array the client sent, in C order; it may be written to.
+        """Return the array of the request, in C order and writable.
 
         Raises:
-            InvalidTensorError: the body is none, or not what it is said to be.
-            InvalidCallError: its elements cannot be communicated.
-            MediaTypeError: its form holds no array.
+            InvalidTensorError: the body is empty, or not the array that the request describes.
+            InvalidCallError: its dtype is not supported.
+            MediaTypeError: its media type holds no array.
         """
         body = await _receive_body(self._request)
         if not body.nbytes and self._declared_bytes() != 0:
@@ -109,10 +109,10 @@ class TensorIO:
         return self._read(body)
 
     async def receive_or_allocate(self) -> Array:
-        """Return memory for an array whose dtype and shape the client said, or sent an example of.
+        """Return memory for an array whose dtype and shape the request gives, or has an example of.
 
         Raises:
-            InvalidCallError: it did neither.
+            InvalidCallError: it has neither.
             As ``given``.
         """
         body = await _receive_body(self._request)
@@ -120,7 +120,7 @@ class TensorIO:
             return self._read(body)
         if self._dtype is None or self._shape is None:
             raise InvalidCallError(
-                "what is to be received is unknown: say ?dtype=float32&shape=2,3, or send an array like it as the body"
+                "the array to receive is unknown: give ?dtype=float32&shape=2,3, or send an array like it as the body"
             )
         return self.allocate(self._shape, self._dtype)
 
@@ -141,7 +141,7 @@ class TensorIO:
             raise InvalidCallError(f"no array has the shape {list(shape)}: {error}") from None
 
     def respond(self, array: Array, headers: Mapping[str, str] | None = None) -> Response:
-        """Return the answer that gives an array: in the form the client accepts, or that of its own array."""
+        """Return the response with an array, in the form that the client accepts, or else in that of the request."""
         accepted = self._request.headers.get("accept", "")
         is_npy = self._is_npy if (NPY in accepted) == (RAW in accepted) else NPY in accepted
         return _TensorResponse(array, is_npy, headers or {})
@@ -150,8 +150,8 @@ class TensorIO:
         media = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != NPY and media not in _UNSPECIFIC_TYPES:
             raise MediaTypeError(f"an array is sent as {NPY} or {RAW}, not as {media}")
-        begins_so = bytes(body[: len(npy.MAGIC)]) == npy.MAGIC
-        self._is_npy = media == NPY or (begins_so and body.nbytes != self._declared_bytes())
+        has_magic = bytes(body[: len(npy.MAGIC)]) == npy.MAGIC
+        self._is_npy = media == NPY or (has_magic and body.nbytes != self._declared_bytes())
         return self._read_npy(body) if self._is_npy else self._read_raw(body)
 
     def _read_npy(self, body: Array) -> Array:
@@ -166,7 +166,7 @@ class TensorIO:
         dtype = self._dtype
         if dtype is None:
             raise InvalidTensorError(
-                "the body is no .npy file; if it is raw elements, say which: ?dtype=float32&shape=2,3, or the headers "
+                "the body is no .npy file; for raw elements, give ?dtype=float32&shape=2,3, or the headers "
                 "RankMesh-Dtype and RankMesh-Shape"
             )
         if self._shape is None:
@@ -183,22 +183,22 @@ class TensorIO:
             raise InvalidTensorError(f"no array has the shape {list(self._shape)}: {error}") from None
 
     def _declared_bytes(self) -> int | None:
-        """Return how many bytes the elements have that the client described, None if it did not."""
+        """Return the bytes of the array that the request describes, None if it has no dtype or shape."""
         return None if self._dtype is None or self._shape is None else math.prod(self._shape) * self._dtype.itemsize
 
 
 async def receive_empty_body(request: Request) -> None:
-    """See to it that a request has no body.
+    """Check that a request has no body.
 
     Raises:
-        InvalidCallError: it has.
+        InvalidCallError: it has one.
     """
     if (await _receive_body(request)).nbytes:
         raise InvalidCallError("this call takes no array: leave the body out")
 
 
 async def _receive_body(request: Request) -> Array:
-    """Return a request's body; it goes to memory once where the client says how long it is."""
+    """Return a request's body; with a Content-Length, it is written to memory once."""
     length = int(request.headers.get("content-length", _INITIAL_BYTES))
     buffer = np.empty(length, np.uint8)
     filled = 0
@@ -222,7 +222,7 @@ async def _receive_body(request: Request) -> Array:
 
 
 class _TensorResponse(Response):
-    """An array, sent from where it is."""
+    """A response that sends an array from its own memory."""
 
     def __init__(self, array: Array, is_npy: bool, headers: Mapping[str, str]) -> None:
         self.status_code = 200
@@ -257,7 +257,7 @@ DtypeQuery = Annotated[
     Query(
         alias="dtype",
         max_length=32,
-        description="Element type of raw elements, of what is to be received, or of a .npy file that cannot say it "
+        description="Element type of raw elements, of the array to receive, or of a .npy file that cannot express it "
         f"(bfloat16 and its like): {', '.join(FROM_NAME)}.",
     ),
 ]
@@ -266,7 +266,7 @@ ShapeQuery = Annotated[
     Query(
         alias="shape",
         pattern=_SHAPE,
-        description="Shape of raw elements, or of what is to be received: `2,3`. A .npy file says its own.",
+        description="Shape of raw elements, or of the array to receive: `2,3`. A .npy file has its own.",
     ),
 ]
 DtypeHeader = Annotated[
@@ -297,4 +297,4 @@ async def _tensors(
 
 
 TensorDep = Annotated[TensorIO, Depends(_tensors)]
-"""The request's array."""
+"""Reads and writes the arrays of the request."""

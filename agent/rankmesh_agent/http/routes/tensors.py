@@ -1,4 +1,4 @@
-"""A rank's part in collectives and messages, taken by an HTTP client: the same calls that the SDK's functions make."""
+"""Collectives and messages of a rank for an HTTP client: the same calls that the SDK's functions make."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Op = Annotated[
 ]
 Factor = Annotated[
     float | None,
-    Query(alias="factor", allow_inf_nan=False, description="What this rank's elements are multiplied by: premul_sum."),
+    Query(alias="factor", allow_inf_nan=False, description="Factor of this rank's elements, for premul_sum."),
 ]
 Src = Annotated[int | None, Query(alias="src", ge=0, description="Global rank that the data comes from.")]
 Dst = Annotated[int | None, Query(alias="dst", ge=0, description="Global rank that the data goes to.")]
 Tag = Annotated[
-    int, Query(alias="tag", ge=-(1 << 63), lt=1 << 63, description="A receive takes messages of its tag only.")
+    int, Query(alias="tag", ge=-(1 << 63), lt=1 << 63, description="A receive matches messages of its tag only.")
 ]
 
 _HEADERS = {
@@ -43,11 +43,11 @@ _HEADERS = {
     "RankMesh-Shape": {"description": "Lengths of the dimensions: `2,3`.", "schema": {"type": "string"}},
 }
 _SOURCE = {"RankMesh-Source": {"description": "Global rank of the sender.", "schema": {"type": "integer"}}}
-_NOTHING: dict[str, Any] = {"description": "The call is made; this rank gets no array."}
+_NOTHING: dict[str, Any] = {"description": "The call has completed; this rank gets no array."}
 
 
 def _query(*own: str, tensor: bool = True) -> Any:
-    """Return the dependency that refuses query parameters which a call does not have."""
+    """Return the dependency that rejects query parameters which a call does not have."""
     known = [*own, "timeout", *(("dtype", "shape") if tensor else ())]
 
     async def check(request: Request) -> None:
@@ -65,10 +65,10 @@ def _call(
     """Return the decorator of a call's endpoint.
 
     Args:
-        name: of the call.
+        name: the call's name.
         own: its query parameters.
-        takes: the body: an array, an array that only the source sends and others an example of, or none.
-        gives: whether the answer is an array.
+        takes: the body: an array; an array from the source and an example of it from the others; or none.
+        gives: whether the response is an array.
     """
     responses: dict[int | str, dict[str, Any]] = {}
     if gives != "nothing":
@@ -94,8 +94,10 @@ def _call(
 async def all_reduce(caller: CallerDep, tensors: TensorDep, op: Op = "sum", factor: Factor = None) -> Response:
     """Reduce an array over all ranks; each gets the result."""
     array = await tensors.receive()
-    how, flat = _reduction(op, factor, array)
-    await caller.collective("all_reduce", lambda options: caller.group.all_reduce(flat, how, options), _shape(array))
+    reduce_op, flat = _reduction(op, factor, array)
+    await caller.collective(
+        "all_reduce", lambda options: caller.group.all_reduce(flat, reduce_op, options), _shape(array)
+    )
     return tensors.respond(flat.reshape(array.shape))
 
 
@@ -103,11 +105,13 @@ async def all_reduce(caller: CallerDep, tensors: TensorDep, op: Op = "sum", fact
 async def reduce(
     caller: CallerDep, tensors: TensorDep, dst: Dst = None, op: Op = "sum", factor: Factor = None
 ) -> Response:
-    """Reduce an array over all ranks; the rank ``dst`` gets the result, the others 204."""
+    """Reduce an array over all ranks; the rank ``dst`` gets the result, the others get 204."""
     root = caller.group_rank(dst, "dst")
     array = await tensors.receive()
-    how, flat = _reduction(op, factor, array)
-    await caller.collective("reduce", lambda options: caller.group.reduce(flat, how, root, options), _shape(array))
+    reduce_op, flat = _reduction(op, factor, array)
+    await caller.collective(
+        "reduce", lambda options: caller.group.reduce(flat, reduce_op, root, options), _shape(array)
+    )
     return tensors.respond(flat.reshape(array.shape)) if caller.group.rank == root else _nothing()
 
 
@@ -115,7 +119,7 @@ async def reduce(
 async def broadcast(caller: CallerDep, tensors: TensorDep, src: Src = None) -> Response:
     """Copy the array that the rank ``src`` sends to all ranks; it gets 204 itself.
 
-    The others say dtype and shape, or send an array like it.
+    The others give dtype and shape, or send an array like it.
     """
     root = caller.group_rank(src, "src")
     sends = caller.group.rank == root
@@ -154,9 +158,9 @@ async def gather(caller: CallerDep, tensors: TensorDep, dst: Dst = 0) -> Respons
 
 @_call("scatter", "src", takes="example")
 async def scatter(caller: CallerDep, tensors: TensorDep, src: Src = 0) -> Response:
-    """Hand out the arrays that ``src`` sends stacked, one a rank; each rank gets its own.
+    """Distribute the arrays that ``src`` sends stacked, one per rank; each rank gets its own.
 
-    The others say dtype and shape of one, or send an array like it.
+    The others give dtype and shape of one, or send an array like it.
     """
     root = caller.group_rank(src, "src")
     if caller.group.rank == root:
@@ -172,14 +176,14 @@ async def scatter(caller: CallerDep, tensors: TensorDep, src: Src = 0) -> Respon
 
 @_call("reduce_scatter", "op", "factor")
 async def reduce_scatter(caller: CallerDep, tensors: TensorDep, op: Op = "sum", factor: Factor = None) -> Response:
-    """Reduce what all ranks send stacked, one array a rank; each rank gets the reduction of its own."""
+    """Reduce the stacks of all ranks, one array per rank; each rank gets the reduction of its own."""
     stack = _stacked(await tensors.receive(), caller.group.size)
-    how, flat = _reduction(op, factor, stack)
+    reduce_op, flat = _reduction(op, factor, stack)
     output = tensors.allocate(stack.shape[1:], stack.dtype)
     inputs = _parts(flat.reshape(stack.shape))
     await caller.collective(
         "reduce_scatter",
-        lambda options: caller.group.reduce_scatter(output.reshape(-1), inputs, how, options),
+        lambda options: caller.group.reduce_scatter(output.reshape(-1), inputs, reduce_op, options),
         _shape(stack),
     )
     return tensors.respond(output)
@@ -187,7 +191,7 @@ async def reduce_scatter(caller: CallerDep, tensors: TensorDep, op: Op = "sum", 
 
 @_call("all_to_all")
 async def all_to_all(caller: CallerDep, tensors: TensorDep) -> Response:
-    """Give every rank its part of what this rank sends stacked; get what they have for this one, stacked."""
+    """Send every rank its part of this rank's stack; get the parts that they have for this rank, stacked."""
     stack = _stacked(await tensors.receive(), caller.group.size)
     received = tensors.allocate(stack.shape, stack.dtype)
     await caller.collective(
@@ -200,7 +204,7 @@ async def all_to_all(caller: CallerDep, tensors: TensorDep) -> Response:
 
 @_call("barrier", takes="nothing", gives="nothing")
 async def barrier(request: Request, caller: CallerDep) -> Response:
-    """Wait until all ranks have come."""
+    """Wait until all ranks have arrived."""
     await receive_empty_body(request)
     await caller.collective("barrier", caller.group.barrier)
     return _nothing()
@@ -208,7 +212,7 @@ async def barrier(request: Request, caller: CallerDep) -> Response:
 
 @_call("send", "dst", "tag", gives="nothing")
 async def send(caller: CallerDep, tensors: TensorDep, dst: Dst = None, tag: Tag = 0) -> Response:
-    """Send an array to another rank. A small one may be on its way yet when this is answered."""
+    """Send an array to another rank. A small one may be in transit when the response comes."""
     rank = caller.peer_rank(dst, "dst")
     array = (await tensors.receive()).reshape(-1)
     await caller.message("send", lambda options: caller.group.send(array, rank, tag, options))
@@ -217,9 +221,9 @@ async def send(caller: CallerDep, tensors: TensorDep, dst: Dst = None, tag: Tag 
 
 @_call("recv", "src", "tag", takes="example")
 async def recv(caller: CallerDep, tensors: TensorDep, src: Src = None, tag: Tag = 0) -> Response:
-    """Receive an array of the dtype and shape that the client says, or sends an array of.
+    """Receive an array of the dtype and shape that the client gives, or sends an array of.
 
-    It is from the rank ``src``, or if that is left out from any; the header RankMesh-Source says which.
+    It comes from the rank ``src``, or without it from any rank; the header RankMesh-Source has the sender's.
     """
     rank = ANY if src is None else caller.peer_rank(src, "src")
     array = await tensors.receive_or_allocate()
@@ -231,24 +235,24 @@ def _reduction(op: str, factor: float | None, array: Array) -> tuple[ReduceOp, A
     """Return the operation, and the elements to be reduced: the array's own memory, or a copy times the factor.
 
     Raises:
-        InvalidCallError: the operation is not defined for the dtype, or has a factor too many or too few.
+        InvalidCallError: the operation is not defined for the dtype, or the factor is missing or superfluous.
     """
-    how, flat = ReduceOp[op.upper()], array.reshape(-1)
-    if (factor is not None) != (how is ReduceOp.PREMUL_SUM):
+    reduce_op, flat = ReduceOp[op.upper()], array.reshape(-1)
+    if (factor is not None) != (reduce_op is ReduceOp.PREMUL_SUM):
         raise InvalidCallError("factor belongs to op=premul_sum, and to it alone: ?op=premul_sum&factor=0.5")
     try:
         if factor is None:
-            check_op(how, array.dtype)
-            return how, flat
+            check_op(reduce_op, array.dtype)
+            return reduce_op, flat
         whole = int(factor) if factor.is_integer() else factor
         check_op(PremulSum(whole), array.dtype)
-        return how, premultiplied(whole, flat)
+        return reduce_op, premultiplied(whole, flat)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidCallError(str(error)) from None
 
 
 def _stacked(array: Array, size: int) -> Array:
-    """Return an array whose first dimension is the group's ranks.
+    """Return the array, after a check that its first dimension is the group's size.
 
     Raises:
         InvalidCallError: it is not.

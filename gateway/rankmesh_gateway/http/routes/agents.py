@@ -1,4 +1,4 @@
-"""Standalone agents: their signs of life and goodbyes, which are there, and which one a client may have."""
+"""Standalone agents: heartbeat, leave, the list of agents, and offers of free ones."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ router = APIRouter(prefix="/v1", tags=["agents"], dependencies=[BEARER], respons
 
 @router.post("/agents", responses=problems(400, 503))
 async def agent_beat(body: AgentHeartbeat, request: Request, registry: RegistryDep) -> Done:
-    """Tell that a standalone agent lives, and to whom it is leased; the first time registers it.
+    """Report that a standalone agent is alive, and its lease; the first heartbeat registers it.
 
-    Sent each second, and when its lease changes. An agent that is silent is suspect after 3 s, has failed after 10 s,
-    and is forgotten after 300 s, or as soon as another one of its name comes.
+    Sent every second, and when the lease changes. A silent agent is suspect after 3 s, failed after 10 s, and
+    forgotten after 300 s or as soon as another one of its name registers.
     """
     return await handlers.agent_heartbeat(registry, body, request.receive)
 
 
 @router.post("/agents/leave", responses=problems(400))
 async def agent_leave(body: AgentLeave, request: Request, registry: RegistryDep) -> Done:
-    """Say goodbye; the agent is forgotten."""
+    """Report that a standalone agent ends; the gateway forgets it."""
     return await handlers.agent_leave(registry, body, request.receive)
 
 
 @router.get("/agents")
 async def agents(registry: RegistryDep) -> list[AgentEntry]:
-    """List the standalone agents in the natural order of their names, and how they are."""
+    """List the standalone agents and their states, in the natural order of their names."""
     return registry.agents.entries()
 
 
 @router.post("/leases", responses=problems(400, 404, 503))
 async def lease(body: LeaseRequest, request: Request, registry: RegistryDep) -> LeaseOffer:
-    """Offer a free standalone agent. Held while none is free, for `wait` seconds and 20 s at most; then ask again.
+    """Offer a free standalone agent. The response is held back while none is free, `wait` seconds and 20 s at most.
 
-    To take it is between the client and the agent. It is kept for this client for 5 s: rank r is offered the r-th
-    agent in the natural order of names, or the next one that is free, those with the client's `host_id` before others.
+    The client acquires the lease from the agent, which is reserved for it for 5 s. Rank r is offered the r-th agent in
+    the natural order of names, or the next one that is free, agents with the client's `host_id` before others.
     """
     return await handlers.lease(registry, body, request.receive)

@@ -1,4 +1,4 @@
-"""The dashboard: a page for people, without data and so without a token; it asks for both itself."""
+"""The dashboard's page and its parts; without data, and so without a token: the page asks the user for it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rankmesh_gateway.http.routes.problems import problems
 
 router = APIRouter(tags=["dashboard"], responses=problems(403, 413, 421))
 
-_UNCHANGED: Responses = {304: {"description": "The client has it already: its If-None-Match is the ETag."}}
+_UNCHANGED: Responses = {304: {"description": "The client's If-None-Match has the ETag."}}
 
 
 @router.get("/", response_class=HTMLResponse, responses=_UNCHANGED)
 async def page(request: Request) -> Response:
-    """Show the cluster in a browser."""
-    return _answer(dashboard.PAGE, request)
+    """Return the page that shows the cluster in a browser."""
+    return _response(dashboard.PAGE, request)
 
 
 @router.get(dashboard.PREFIX + "{name}", include_in_schema=False)
@@ -27,10 +27,10 @@ async def part(name: str, request: Request) -> Response:
     """Return a part of the page."""
     if name not in dashboard.names() - {dashboard.PAGE}:
         raise HTTPException(HTTPStatus.NOT_FOUND, "the dashboard has no such part")
-    return _answer(name, request)
+    return _response(name, request)
 
 
-def _answer(name: str, request: Request) -> Response:
+def _response(name: str, request: Request) -> Response:
     file = dashboard.file(name)
     headers = {**dashboard.HEADERS, "etag": file.etag}
     if file.matches(request.headers.get("if-none-match", "")):

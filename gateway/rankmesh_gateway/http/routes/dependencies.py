@@ -1,4 +1,4 @@
-"""What handlers are given besides the request."""
+"""Dependencies that FastAPI gives to the endpoints."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ async def _controller(request: Request) -> GroupController:
 
 
 RegistryDep = Annotated[Registry, Depends(_registry)]
-"""The registry the application was made with."""
+"""The registry that the application serves."""
 SnapshotDep = Annotated[SnapshotCache, Depends(_snapshots)]
-"""What puts together all that there is to see."""
+"""The application's snapshots."""
 ControllerDep = Annotated[GroupController, Depends(_controller)]
-"""What has the agents of groups do something."""
+"""The application's controller of groups."""
 
 BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a gateway on loopback may have none."))
-"""Declares the token in the OpenAPI document; it is the guard around the application that asks for it."""
+"""Declares the token in the OpenAPI document; SecurityMiddleware checks it."""

@@ -1,4 +1,4 @@
-"""What happens, as it happens, and all there is to see at once."""
+"""The event stream, and the snapshot of the whole gateway."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("rankmesh")
 router = APIRouter(prefix="/v1", tags=["events"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
 SLOW_SECONDS = 10.0
-"""A listener that takes nothing for this long is sent away."""
+"""A listener that reads nothing for this long is disconnected."""
 _EVENT_STREAM = "text/event-stream"
 _EVENT = {
     "description": "Each of the events.",
@@ -34,7 +34,7 @@ _EVENT = {
 _TEXT: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {_EVENT_STREAM: {"schema": _EVENT}},
-        "description": "Server-sent events, until the client hangs up or the gateway ends.",
+        "description": "Server-sent events, until the client disconnects or the gateway ends.",
     }
 }
 
@@ -43,8 +43,8 @@ LastEventId = Annotated[
     Header(
         alias="Last-Event-ID",
         max_length=64,
-        description=f"The id of the last event seen: those behind it come first, as far as they are among the last "
-        f"{KEPT_EVENTS}. With an id of an earlier gateway process, or what is no id, all of these come.",
+        description=f"The id of the last event received: the stream begins with those behind it, of the last "
+        f"{KEPT_EVENTS}. With an id of an earlier gateway process, or another text, it begins with all of these.",
     ),
 ]
 After = Annotated[
@@ -56,7 +56,7 @@ WithOverview = Annotated[
 
 
 class EventStream(Response):
-    """Server-sent events. Nothing is buffered for a slow client: it goes on from its own place in the log."""
+    """Server-sent events, without a buffer for slow clients: each has a position in the log."""
 
     media_type = _EVENT_STREAM
 
@@ -68,19 +68,19 @@ class EventStream(Response):
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until there is no more, the client has gone, or it takes nothing."""
+        """Send until the stream ends, the client disconnects, or it reads nothing for SLOW_SECONDS."""
         await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": self.raw_headers})
         sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_until_gone(receive))
+        disconnect = asyncio.ensure_future(_disconnect(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
-                with contextlib.suppress(TooManyListenersError):  # others came between the look and this
+                with contextlib.suppress(TooManyListenersError):  # other listeners came after the check
                     sending.result()
         finally:
-            for task in (sending, gone):
+            for task in (sending, disconnect):
                 task.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
+            await asyncio.gather(sending, disconnect, return_exceptions=True)
 
     async def _send(self, send: Send) -> None:
         assert self._pieces is not None
@@ -91,12 +91,12 @@ class EventStream(Response):
                         send({"type": "http.response.body", "body": piece, "more_body": True}), SLOW_SECONDS
                     )
                 except TimeoutError:
-                    _log.warning("a listener to events took nothing for %g s; it is sent away", SLOW_SECONDS)
+                    _log.warning("a listener to events read nothing for %g s; it is disconnected", SLOW_SECONDS)
                     return
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -104,36 +104,36 @@ async def _until_gone(receive: Receive) -> None:
 @router.get("/events", status_code=200, response_class=EventStream, responses=_TEXT | problems(422, 503))
 async def events(
     registry: RegistryDep,
-    overviews: SnapshotDep,
+    snapshots: SnapshotDep,
     last_event_id: LastEventId = None,
     after: After = None,
     overview: WithOverview = False,
 ) -> EventStream:
-    """Send what happens as server-sent events, each with an id, its kind and JSON data.
+    """Stream the events as server-sent events, each with an id, its kind and JSON data.
 
     The kinds are `rank-joining`, `world-complete`, `rank-suspect`, `rank-alive`, `rank-failed`, `rank-left`,
     `group-made`, `group-failed`, `group-ended`, `agent-registered`, `agent-leased`, `agent-freed` and `agent-lost`. The
     data is an object with `time` (seconds since 1970), `job`, `ranks`, `group` (an id), `detail` (a sentence), and
     `epoch` or `agent` (a name) where there is one.
 
-    Without a place to go on from, only what happens from now on. A client that falls so far behind that it would miss
-    events, or takes nothing for 10 s, is cut off, and comes again with the id of the last event it saw. A comment is
-    sent every 10 s in which nothing else is.
+    Without an id to resume from, the stream begins with the next event. A client that falls so far behind that it would
+    miss events, or reads nothing for 10 s, is disconnected, and resumes with the id of the last event it received. An
+    idle stream gets a comment every 10 s.
     """
     log = registry.events
     log.check_capacity()
     seen = after if last_event_id is None else _number(last_event_id)
     return EventStream(
-        stream(log, log.resume_position(seen), registry.poll_timeouts, overviews.cached_json if overview else None)
+        stream(log, log.resume_position(seen), registry.poll_timeouts, snapshots.cached_json if overview else None)
     )
 
 
 @router.get("/overview", responses=problems(422))
-async def overview(overviews: SnapshotDep) -> Overview:
-    """Tell all there is to see: ranks, agents, groups, calls in flight, rates, and what is in the jobs' stores."""
-    return await overviews.refresh()
+async def overview(snapshots: SnapshotDep) -> Overview:
+    """Return a snapshot: ranks, agents, groups, calls in flight, rates, and the keys of the jobs' stores."""
+    return await snapshots.refresh()
 
 
 def _number(text: str) -> int:
-    """Return the id that a header names; one that no log has, if it is none."""
+    """Return the id in a header; 0, which no log has, for any other text."""
     return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,4 +1,4 @@
-"""Jobs and groups: which there are, who holds up whom, and what is asked of all members of a group."""
+"""Jobs and groups: lists, calls in flight, and creation, abort, shrink and growth."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Seconds = Annotated[float, Field(gt=0, le=3600), NUMBER]
 
 @dataclass
 class NewGroup:
-    """Make a group.
+    """Create a group.
 
     Attributes:
         job: the job whose ranks they are.
@@ -50,7 +50,7 @@ class NewGroup:
 
 @dataclass
 class Abort:
-    """End a group; ``reason`` is why, for its members' errors."""
+    """Abort a group, with a ``reason`` for its members' errors."""
 
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
 
@@ -73,7 +73,7 @@ class Grow:
 
 @router.get("/jobs")
 async def jobs(registry: RegistryDep) -> list[JobInfo]:
-    """List the jobs' worlds by job and epoch."""
+    """List the jobs' epochs by job and number."""
     return registry.jobs()
 
 
@@ -85,53 +85,53 @@ async def groups(registry: RegistryDep, job: JobName = None) -> list[RankGroupIn
 
 @router.get("/groups/{group}", responses=problems(404))
 async def group(group: GroupName, registry: RegistryDep, job: JobName = None) -> RankGroupInfo:
-    """Describe one group."""
+    """Return one group."""
     return registry.find_group(group, job)[0]
 
 
 @router.get("/groups/{group}/inflight", responses=problems(404))
 async def group_in_flight(group: GroupName, registry: RegistryDep, job: JobName = None) -> list[GroupInFlight]:
-    """List a group's calls that some members have begun and not ended, the earliest first: who holds up whom."""
+    """List a group's calls in flight, the earliest first: which members have arrived, and which are missing."""
     found, _ = registry.find_group(group, job)
     calls = registry.in_flight(found.job)
     return [each for each in calls if (each.epoch, each.group) == (found.epoch, found.id)]
 
 
 @router.post("/groups", status_code=HTTPStatus.CREATED, responses=problems(400, 404, 409, 502, 503))
-async def make_group(body: NewGroup, fleet: ControllerDep) -> GroupMade:
-    """Make a group: the agents of all members are asked at the same time, and all of them have it then, or none."""
-    return await fleet.make(body.job, body.ranks, body.name, body.timeout)
+async def make_group(body: NewGroup, controller: ControllerDep) -> GroupMade:
+    """Create a group: the gateway asks the agents of all members at once, and all of them create it, or none."""
+    return await controller.make(body.job, body.ranks, body.name, body.timeout)
 
 
 @router.post("/groups/{group}/abort", responses=problems(400, 404, 502))
 async def abort_group(
-    group: GroupName, registry: RegistryDep, fleet: ControllerDep, body: Abort | None = None, job: JobName = None
+    group: GroupName, registry: RegistryDep, controller: ControllerDep, body: Abort | None = None, job: JobName = None
 ) -> FanOut:
-    """End a group at all members: what waits there fails and says why. Says which members' agents answered."""
+    """Abort a group at all members: its pending calls fail with the reason. Returns which agents fulfilled it."""
     found, ranks = registry.find_group(group, job)
-    return await fleet.abort(found, ranks, (body.reason if body is not None else "") or "no reason was given")
+    return await controller.abort(found, ranks, (body.reason if body is not None else "") or "no reason was given")
 
 
 @router.post("/groups/{group}/shrink", responses=problems(400, 404, 409, 502, 503))
 async def shrink_group(
-    group: GroupName, registry: RegistryDep, fleet: ControllerDep, body: Shrink | None = None, job: JobName = None
+    group: GroupName, registry: RegistryDep, controller: ControllerDep, body: Shrink | None = None, job: JobName = None
 ) -> GroupChanged:
-    """Make a group of the members that remain, under a new name, and end the old one at those that live.
+    """Create a group of the remaining members, under a new name, and end the old one at the live ones.
 
-    A group that was not made over HTTP is aborted: its job's calls fail, and say why.
+    A group that was not made over HTTP is aborted: its pending calls fail with the reason.
     """
     wanted = Shrink() if body is None else body
     found, ranks = registry.find_group(group, job)
-    return await fleet.shrink(found, ranks, wanted.without, wanted.timeout)
+    return await controller.shrink(found, ranks, wanted.without, wanted.timeout)
 
 
 @router.post("/groups/{group}/grow", responses=problems(400, 404, 409, 502, 503))
 async def grow_group(
-    body: Grow, group: GroupName, registry: RegistryDep, fleet: ControllerDep, job: JobName = None
+    body: Grow, group: GroupName, registry: RegistryDep, controller: ControllerDep, job: JobName = None
 ) -> GroupChanged:
-    """Make a group of the members and more ranks, under a new name, and end the old one.
+    """Create a group of the members and more ranks, under a new name, and end the old one.
 
-    A group that was not made over HTTP is aborted: its job's calls fail, and say why.
+    A group that was not made over HTTP is aborted: its pending calls fail with the reason.
     """
     found, ranks = registry.find_group(group, job)
-    return await fleet.grow(found, ranks, body.ranks, body.timeout)
+    return await controller.grow(found, ranks, body.ranks, body.timeout)

@@ -1,4 +1,4 @@
-"""Whether the gateway works; asked without a token."""
+"""Health of the gateway, without a token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
 
 @router.get("/health")
 async def health(request: Request, registry: RegistryDep) -> GatewayHealth:
-    """Say who this gateway is, and how many jobs and ranks are live."""
+    """Return the gateway's id, and the number of live jobs and ranks."""
     return await handlers.health(registry, None, request.receive)
 
 
@@ -26,5 +26,5 @@ async def livez() -> Done:
 
 @router.get("/readyz")
 async def readyz() -> Done:
-    """Answer when requests are served: a gateway depends on nothing else, so at once."""
+    """Answer while requests are served; a gateway depends on no other service."""
     return Done()

@@ -1,4 +1,4 @@
-"""Joining a job, signs of life, goodbyes, and who is there."""
+"""Membership of ranks: join, heartbeat, leave, and the list of ranks."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ JobName = Annotated[str | None, Query(max_length=MAX_NAME, description="Only thi
 
 @router.post("/join", responses=problems(400, 409, 503))
 async def join(body: JoinRequest, request: Request, registry: RegistryDep) -> JoinReply:
-    """Join a job's world. Held while ranks are missing, 20 s at most; ask again while the answer is not complete."""
+    """Join a job. The response is held back while ranks are missing, 20 s at most; repeat it until it is complete."""
     return await handlers.join(registry, body, request.receive)
 
 
 @router.post("/heartbeat", responses=problems(400, 409, 503))
 async def heartbeat(body: Heartbeat, request: Request, registry: RegistryDep) -> HeartbeatReply:
-    """Tell that a rank lives, and how its groups are."""
+    """Report that a rank is alive, and the state of its groups."""
     return await handlers.heartbeat(registry, body, request.receive)
 
 
 @router.post("/leave", responses=problems(400))
 async def leave(body: Leave, request: Request, registry: RegistryDep) -> Done:
-    """Say goodbye."""
+    """Report that a rank leaves, with a reason if it has failed."""
     return await handlers.leave(registry, body, request.receive)
 
 
 @router.get("/ranks")
 async def ranks(registry: RegistryDep, job: JobName = None) -> list[RankInfo]:
-    """List the ranks by job, epoch and rank, and how they are."""
+    """List the ranks and their states by job, epoch and rank."""
     return registry.ranks(job)

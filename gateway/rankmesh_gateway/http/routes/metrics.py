@@ -1,4 +1,4 @@
-"""The gateway's metrics, for Prometheus."""
+"""Metrics of the gateway, for Prometheus."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
-MOST_JOBS = 100
-"""How many jobs have metrics of their own; the others' are added up, under OTHER_JOBS."""
+MAX_JOBS_SHOWN = 100
+"""Limit of the jobs with metrics of their own; the others' are added up under OTHER_JOBS."""
 OTHER_JOBS = "(other)"
 
 _STRING = {"schema": {"type": "string"}}
@@ -35,7 +35,7 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
 async def metrics(registry: RegistryDep, request: Request) -> Response:
-    """Show how many jobs, ranks, groups and agents there are, what was asked, and the process's memory and time."""
+    """Return the numbers of jobs, ranks, groups, agents and requests, and the process's use of memory and time."""
     from rankmesh_agent.http.prometheus import render_metrics
 
     content, media_type = render_metrics(lambda: _metrics(registry), request.headers.get("accept"))
@@ -51,12 +51,12 @@ def _metrics(registry: Registry) -> Iterator[Metric]:
 
     infos, groups = registry.ranks(), registry.groups()
     kept = dict.fromkeys(info.job for info in infos)
-    names = {job: job if place < MOST_JOBS else OTHER_JOBS for place, job in enumerate(kept)}
+    names = {job: job if place < MAX_JOBS_SHOWN else OTHER_JOBS for place, job in enumerate(kept)}
     states = Counter((names[info.job], info.state) for info in infos)
-    ranks = GaugeMetricFamily("rankmesh_gateway_ranks", "Ranks by job and how they are.", labels=["job", "state"])
+    ranks = GaugeMetricFamily("rankmesh_gateway_ranks", "Ranks by job and state.", labels=["job", "state"])
     ages = GaugeMetricFamily(
         "rankmesh_gateway_oldest_heartbeat_seconds",
-        "Age of the oldest sign of life of live ranks.",
+        "Age of the oldest heartbeat of live ranks.",
         labels=["job"],
     )
     members = GaugeMetricFamily("rankmesh_gateway_groups", "Groups by job.", labels=["job"])
@@ -72,16 +72,16 @@ def _metrics(registry: Registry) -> Iterator[Metric]:
     yield from (ranks, ages, members, failures)
 
     found = Counter(entry.state for entry in registry.agents.entries())
-    agents = GaugeMetricFamily("rankmesh_gateway_agents", "Standalone agents by how they are.", labels=["state"])
+    agents = GaugeMetricFamily("rankmesh_gateway_agents", "Standalone agents by state.", labels=["state"])
     for state in get_args(AgentState):
         agents.add_metric([state], found[state])
     yield agents
 
     happened = registry.events.counts()
-    events = CounterMetricFamily("rankmesh_gateway_events", "What happened.", labels=["event"])
+    events = CounterMetricFamily("rankmesh_gateway_events", "Events by kind.", labels=["event"])
     for kind in get_args(EventKind):
         events.add_metric([kind], happened[kind])
     yield events
-    said = registry.request_counts()
-    for what, text in (("joins", "Requests to join."), ("heartbeats", "Signs of life."), ("leaves", "Goodbyes.")):
-        yield CounterMetricFamily(f"rankmesh_gateway_{what}", f"{text[:-1]} of ranks that made sense.", said[what])
+    requests = registry.request_counts()
+    for what, text in (("joins", "Joins"), ("heartbeats", "Heartbeats"), ("leaves", "Leaves")):
+        yield CounterMetricFamily(f"rankmesh_gateway_{what}", f"{text} of ranks with valid values.", requests[what])

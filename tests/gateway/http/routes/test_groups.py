@@ -103,7 +103,7 @@ class TestMake:
         ("body", "says"),
         [
             ({"ranks": []}, "at least 1 item"),
-            ({"ranks": [0, 0]}, "a rank is there twice"),
+            ({"ranks": [0, 0]}, "a rank is listed twice"),
             ({"ranks": [0, 7]}, "rank 7 is not in the job, whose ranks are 0 to 3"),
             ({"ranks": [-1]}, "ranks.0"),
             ({"ranks": [0], "name": "no spaces"}, "name"),
@@ -205,7 +205,11 @@ class TestShrink:
 
     @pytest.mark.parametrize(
         ("without", "says"),
-        [([], "all 2 members of group 'pair' live"), ([2], "rank 2 is not in group"), ([0, 1], "nobody would be left")],
+        [
+            ([], "all 2 members of group 'pair' are live"),
+            ([2], "rank 2 is not in group"),
+            ([0, 1], "no member would be left"),
+        ],
     )
     async def test_nonsense(self, client, agents, without, says):
         answer = await client.post("/v1/groups/pair/shrink", json={"without": without})

@@ -8,7 +8,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from rankmesh_gateway.http.app import create_app
-from rankmesh_gateway.http.routes.metrics import MOST_JOBS, OTHER_JOBS
+from rankmesh_gateway.http.routes.metrics import MAX_JOBS_SHOWN, OTHER_JOBS
 
 pytestmark = pytest.mark.anyio
 
@@ -59,12 +59,12 @@ async def test_the_oldest_heartbeat_tells_who_is_about_to_be_missed(client, regi
 
 
 async def test_many_jobs_are_counted_together(client, registry, ask):
-    for number in range(MOST_JOBS + 5):
+    for number in range(MAX_JOBS_SHOWN + 5):
         registry.join(ask.join(0, 2, job=f"job {number:03}"))
     found = await samples(client)
     assert found["rankmesh_gateway_ranks", OTHER_JOBS, "joining"] == 5
     assert found["rankmesh_gateway_ranks", "job 099", "joining"] == 1
-    assert len({key for key in found if key[0] == "rankmesh_gateway_groups"}) == MOST_JOBS + 1
+    assert len({key for key in found if key[0] == "rankmesh_gateway_groups"}) == MAX_JOBS_SHOWN + 1
 
 
 async def test_it_is_for_those_who_know_the_token(client):

@@ -1,0 +1,279 @@
+"""Leases of a standalone agent: one at a time, each with an Agent that joins a job for its holder."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+from rankmesh_agent.agent import Agent
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.membership.gateway_client import ANY_EPOCH, GatewayClient
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
+from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseState, LeaseTerms, Leave
+
+_log = logging.getLogger("rankmesh")
+
+
+class _ActiveLease:
+    """A lease, and the Agent that joined a job for it."""
+
+    def __init__(self, wanted: LeaseTerms, lease_id: str) -> None:
+        self.lease = Lease(lease_id, wanted.job, wanted.rank, wanted.world_size, wanted.holder)
+        self.instance = secrets.token_hex(16)
+        self.join_deadline = Deadline(wanted.timeout)
+        self.idle_seconds = wanted.idle
+        self.last_used = time.monotonic()
+        self.agent: Agent | None = None
+        self.end_reason: str | None = None
+        """None while the lease lasts."""
+
+
+class LeaseManager:
+    """Leases of one agent. For several threads.
+
+    Args:
+        name: the agent's.
+        settings: of the agent.
+        find_gateway: returns the gateway's URL, None while it is not known.
+        host: address to listen on for peers.
+        http: the HTTP server, which outlives the leases.
+        on_change: called when the agent is leased, has joined, or is free again.
+        on_end: called with the id of a lease that has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        find_gateway: Callable[[], str | None],
+        *,
+        host: str,
+        http: HttpServer,
+        on_change: Callable[[], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._find_gateway = find_gateway
+        self._host = host
+        self._http = http
+        self._on_change = on_change
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._active: _ActiveLease | None = None
+        self._closed = False
+
+    @property
+    def lease(self) -> Lease | None:
+        """The current lease, None while the agent is free."""
+        with self._lock:
+            return self._active.lease if self._active is not None else None
+
+    @property
+    def agent(self) -> Agent | None:
+        """The Agent that has joined a job, None while there is none."""
+        active = self._active
+        return active.agent if active is not None else None
+
+    def require_agent(self) -> Agent:
+        """Return the Agent that has joined a job, and restart the lease's idle time.
+
+        Raises:
+            NotLeasedError: there is none.
+        """
+        agent = self.agent
+        if agent is None:
+            raise self._not_leased()
+        self._touch()
+        return agent
+
+    def state(self) -> LeaseState:
+        """Return the lease, and whether it has joined its job.
+
+        Raises:
+            NotLeasedError: the agent is free.
+        """
+        with self._lock:
+            if self._active is None:
+                raise self._not_leased()
+            return LeaseState(self._active.lease, "joining" if self._active.agent is None else "joined")
+
+    def acquire(
+        self, wanted: LeaseTerms, lease_id: str = "", *, delegated: bool = False, join_seconds: float | None = None
+    ) -> tuple[Lease, Agent]:
+        """Lease the agent, and have it join the job; returns when the job's world is complete.
+
+        Args:
+            wanted: job, rank and holder.
+            lease_id: random name of the lease; a new one if empty.
+            delegated: see Agent.
+            join_seconds: seconds the join may take; those of ``wanted`` if left out.
+
+        Raises:
+            AgentTakenError: the agent is leased already.
+            LeaseEndedError: the lease was released meanwhile.
+            DistNetworkError: the join failed, as of Agent.
+        """
+        active = self._reserve(wanted, lease_id)
+        if join_seconds is not None:
+            active.join_deadline.restart(join_seconds)
+        return self._join(active, wanted, delegated=delegated)
+
+    def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
+        """Lease the agent, and have it join the job in a thread of its own.
+
+        Returns:
+            The lease, and a future of it, done when the job's world is complete or the join has failed.
+
+        Raises:
+            AgentTakenError: the agent is leased already.
+        """
+        active = self._reserve(wanted)
+        future: Future[Lease] = Future()
+
+        def join() -> None:
+            try:
+                future.set_result(self._join(active, wanted)[0])
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=join, name="rankmesh-lease", daemon=True).start()
+        return active.lease, future
+
+    def release(self, lease_id: str, reason: str = "", *, failed: bool = False) -> bool:
+        """End a lease; a join in progress ends with it. From any thread.
+
+        Args:
+            lease_id: of the lease.
+            reason: for the job's other ranks; empty if the holder was done.
+            failed: whether the holder died: the other ranks' errors report a failure, not that the rank left.
+
+        Returns:
+            Whether there was such a lease.
+        """
+        with self._lock:
+            active = self._active
+            if active is None or active.lease.id != lease_id or active.end_reason is not None:
+                return False
+            active.end_reason = reason
+            agent = active.agent
+            if agent is None:
+                active.join_deadline.restart(0.0)
+        if agent is not None:
+            self._end(active, agent, reason, failed=failed)
+        else:
+            self._cancel_join(active, reason)
+        return True
+
+    def release_if_idle(self) -> None:
+        """End a lease that has not been used for its idle time."""
+        with self._lock:
+            active = self._active
+            if active is None or not active.idle_seconds or time.monotonic() - active.last_used < active.idle_seconds:
+                return
+            agent = active.agent
+        if agent is not None and any(group.inflight for group in agent.groups()):
+            self._touch()
+            return
+        _log.warning("agent %r was not used for %g s: the lease ends", self._name, active.idle_seconds)
+        self.release(active.lease.id, f"its HTTP client did not use it for {active.idle_seconds:g} s")
+
+    def close(self, reason: str) -> bool:
+        """End the lease, and accept no other; return whether that is new."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+            active = self._active
+        if active is not None and not closed:
+            self.release(active.lease.id, reason)
+        return not closed
+
+    def _reserve(self, wanted: LeaseTerms, lease_id: str = "") -> _ActiveLease:
+        active = _ActiveLease(wanted, lease_id or secrets.token_hex(16))
+        with self._lock:
+            if self._closed:
+                raise AgentTakenError(f"agent {self._name!r} is about to end; ask the gateway for another")
+            if self._active is not None:
+                raise AgentTakenError(
+                    f"agent {self._name!r} is taken, {_holder(self._active.lease)}; ask the gateway for another"
+                )
+            self._active = active
+        self._on_change()
+        return active
+
+    def _join(self, active: _ActiveLease, wanted: LeaseTerms, *, delegated: bool = False) -> tuple[Lease, Agent]:
+        try:
+            agent = Agent(
+                replace(self._settings, job=wanted.job),
+                self._find_gateway,
+                rank=wanted.rank,
+                world_size=wanted.world_size,
+                host=self._host,
+                timeout=wanted.timeout,
+                http=self._http,
+                join_deadline=active.join_deadline,
+                instance=active.instance,
+                delegated=delegated,
+            )
+        except BaseException as error:
+            self._free(active)
+            if active.end_reason is not None:
+                raise self._ended(active.end_reason) from error
+            raise
+        with self._lock:
+            active.lease.rank = agent.member.rank
+            active.agent = agent
+            reason = active.end_reason
+        if reason is not None:
+            self._end(active, agent, reason)
+            raise self._ended(reason)
+        self._on_change()
+        return active.lease, agent
+
+    def _cancel_join(self, active: _ActiveLease, reason: str) -> None:
+        """Have the gateway answer the join request that it holds; the join's deadline has passed by then."""
+        client = GatewayClient(self._find_gateway, self._settings.token)
+        with contextlib.suppress(Exception):
+            client.url = self._find_gateway() or ""
+            client.leave(Leave(active.lease.job, ANY_EPOCH, active.lease.rank, active.instance, reason))
+        client.close()
+
+    def _end(self, active: _ActiveLease, agent: Agent, reason: str, *, failed: bool = False) -> None:
+        try:
+            agent.close(reason, failed=failed)
+            self._http.run(agent.aclose())
+        finally:
+            self._free(active)
+
+    def _free(self, active: _ActiveLease) -> None:
+        with self._lock:
+            if self._active is active:
+                self._active = None
+        self._on_end(active.lease.id)
+        self._on_change()
+
+    def _touch(self) -> None:
+        active = self._active
+        if active is not None:
+            active.last_used = time.monotonic()
+
+    def _ended(self, reason: str) -> LeaseEndedError:
+        return LeaseEndedError(f"the lease of agent {self._name!r} has ended: {reason}")
+
+    def _not_leased(self) -> NotLeasedError:
+        return NotLeasedError(
+            f"agent {self._name!r} is in no job yet; attach an SDK process through the gateway, or POST /v1/lease with "
+            "job, rank and world_size"
+        )
+
+
+def _holder(lease: Lease) -> str:
+    rank = "a rank" if lease.rank == UNASSIGNED else f"rank {lease.rank}"
+    return f"by {rank} of job {lease.job!r} ({lease.holder})"

@@ -1,0 +1,58 @@
+"""Choice of the transport to each peer: shared memory on the same host, TCP to others."""
+
+from __future__ import annotations
+
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.transports.base import Listener, Transport
+from rankmesh_agent.transports.shm_ring import RingTransport
+from rankmesh_agent.transports.tcp import TcpTransport
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.schemas import Member
+
+_RING_BUDGET = 8 << 20
+"""Bytes of all rings of a rank."""
+_MAX_RING, _MIN_RING = 1 << 19, 1 << 16
+
+
+class TransportSelector:
+    """Transports of one rank.
+
+    Args:
+        settings: of the job.
+        world_size: ranks in the job.
+    """
+
+    def __init__(self, settings: Settings, world_size: int) -> None:
+        self._settings = settings
+        self._world_size = world_size
+
+    def listen(self, host: str) -> Listener:
+        """Return a listener on a free port for peers of this host and of others."""
+        return self._transport(same_host=self._settings.transport != "tcp").listen(f"{host}:0")
+
+    def transport(self, member: Member, peer: Member) -> Transport:
+        """Return the transport from a member to a peer.
+
+        Raises:
+            DistNetworkError: RANKMESH_TRANSPORT=shm, and they do not share memory.
+        """
+        same_host = peer.host_id == member.host_id
+        if self._settings.transport == "shm" and not same_host:
+            raise DistNetworkError(
+                f"RANKMESH_TRANSPORT=shm, but {peer.described()} is on another host than {member.described()}, or "
+                "sees another RANKMESH_SHM_DIR; leave RANKMESH_TRANSPORT out",
+                ranks=[peer.rank],
+            )
+        return self._transport(same_host=same_host and self._settings.transport != "tcp")
+
+    def _transport(self, *, same_host: bool) -> TcpTransport:
+        settings = self._settings
+        if not same_host:
+            return TcpTransport(settings.token)
+        return RingTransport(
+            settings.token,
+            settings.shm_dir,
+            settings.job,
+            ring_bytes=max(_MIN_RING, min(_MAX_RING, _RING_BUDGET // (2 * self._world_size))),
+            strict=settings.transport == "shm",
+        )
