@@ -3,7 +3,7 @@
 Each fault replaces one piece of source text in a copy of the tree and runs the tests that should fail, with ``-x -q``.
 A fault is *killed* when a test fails or cannot be collected, *survived* when all pass, *hung* when the tests do not end
 within the limit: a hang is no kill, since tests end their own waits by deadlines. It is *stale* when the old text does
-not occur exactly once. The exit status is the number of faults that are not killed, at most 100.
+not occur exactly once, or the tests fail without it. The exit status is the number of faults that are not killed, at most 100.
 
 Processes that a fault leaves behind become children of this one, which ends them after each fault.
 """
@@ -276,12 +276,20 @@ class Outcome(NamedTuple):
     seconds: float
 
 
+without_fault: dict[str, tuple[str, str]] = {}
+"""What the tests of faults do without any: they have to pass."""
+
+
 def plant(tree: Path, fault: Fault, number: int, limit: float, jobs: int) -> Outcome:
     """Plant a fault in the tree, run its tests and take it out again."""
     path = tree / fault.file
     before = path.read_text() if path.exists() else ""
     if before.count(fault.old) != 1:
         return Outcome(fault, "stale", f"the old text occurs {before.count(fault.old)} times", 0.0)
+    if fault.tests not in without_fault:
+        without_fault[fault.tests] = run(tree, fault.tests, limit, jobs)
+    if without_fault[fault.tests][0] != "survived":
+        return Outcome(fault, "stale", f"without it: {without_fault[fault.tests]}", 0.0)
     stat = path.stat()
     begun = time.monotonic()
     try:

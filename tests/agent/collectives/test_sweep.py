@@ -30,12 +30,15 @@ from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 Array = np.ndarray[Any, Any]
 Taken = set[tuple[OpType, Medium, Algorithm]]
 
-PLAIN = [*((medium, size) for medium in ("inproc", "segment") for size in (1, 2, 3, 5, 8)), ("tcp", 3)]
+
+def _worlds(*media: str, sizes: tuple[int, ...]) -> list[Any]:
+    """Return media with numbers of ranks; many ranks take many seconds."""
+    return [pytest.param(medium, size, marks=[pytest.mark.slow] * (size > 4)) for medium in media for size in sizes]
+
+
+PLAIN = [*_worlds("inproc", "segment", sizes=(1, 2, 3, 5, 8)), *_worlds("tcp", sizes=(3,))]
 """Calls take the algorithms that they always take."""
-ANY: list[tuple[Medium, int]] = [
-    *(("link", size) for size in (2, 3, 4, 8)),
-    *((medium, size) for medium in ("segment", "reads", "registered") for size in (2, 3, 7)),  # type: ignore[misc]
-]
+ANY = [*_worlds("link", sizes=(2, 3, 4, 8)), *_worlds("segment", "reads", "registered", sizes=(2, 3, 7))]
 LAYOUTS = ("aabb", "aaab", "abcc", "aaaabbbcc", "abab", "abcabca", "abbba")
 """Two and two, three and one, one and one and two, four and three and two, and ranks that are not in a row."""
 
@@ -106,7 +109,9 @@ def test_with_any_algorithm(medium: Medium, size: int, taken: Taken) -> None:
         assert taken >= all_of(medium)
 
 
-@pytest.mark.parametrize("hosts", LAYOUTS)
+@pytest.mark.parametrize(
+    "hosts", [pytest.param(hosts, marks=[pytest.mark.slow] * (len(hosts) > 4)) for hosts in LAYOUTS]
+)
 def test_over_hosts(hosts: str, taken: Taken) -> None:
     with world(len(hosts), "inproc", slot_bytes=SLOT_BYTES, hosts=hosts) as made:
         assert {comm.medium for comm in made.communicators} == {"shm+tcp"}
@@ -134,6 +139,7 @@ def a_loop() -> Iterator[asyncio.AbstractEventLoop]:
         loop.close()
 
 
+@pytest.mark.slow
 def test_over_http() -> None:
     with world(3, "inproc", slot_bytes=SLOT_BYTES) as made, a_loop() as loop:
         opened = clients(applications(made))
