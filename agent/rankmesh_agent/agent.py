@@ -185,6 +185,12 @@ class Agent:
         """End a group at this rank."""
         self.group_registry.drop(group)
 
+    def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
+        """Run a group over MPI from now on: see mpi.group.use_mpi."""
+        from rankmesh_agent.mpi.group import use_mpi  # only here: of all jobs, few run on MPI
+
+        use_mpi(next(each for each in self.group_registry.all() if each is group), compare_calls)
+
     def make_group(
         self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:

@@ -177,7 +177,7 @@ def call_after_a_loss(me: Me) -> None:
         me.wait_for("told")
         return
     me.wait_for("left")
-    lost = dist.group.WORLD._communicator.mesh.lost_peers
+    lost = dist.group.WORLD._communicator.engine.lost_peers
     wait_until(lambda: 1 in lost, "the goodbye")
     me.say(**me.attempt(dist.all_reduce, np.ones(1)))
     me.mark("told")
@@ -197,7 +197,7 @@ def end_beside_a_loss(me: Me) -> None:
     if me.rank == 2:
         dist.destroy_process_group()
     else:
-        lost = dist.group.WORLD._communicator.mesh.lost_peers
+        lost = dist.group.WORLD._communicator.engine.lost_peers
         wait_until(lambda: 2 in lost, "the goodbye")
         comm = pair._communicator._mpi.backend.comm
         dist.destroy_process_group(pair)

@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused(ranks: Ranks) -> None:
 
 def misfits(me: Me, cases: list[tuple[str, str, int]]) -> None:
     dist.init_process_group("mpi", timeout=60)
-    matching = dist.group.WORLD._communicator._matching
+    matching = dist.group.WORLD._communicator.matcher
     for number, (sent, expected, count) in enumerate(cases):
         if me.rank == 0:
             dist.send(np.ones(count, sent), 1, tag=3)

@@ -28,7 +28,7 @@ class FakeGroup:
         self.ranks = self.global_ranks = tuple(told.ranks)
         self.rank = told.ranks.index(1)
         self.size = len(told.ranks)
-        self.mesh = SimpleNamespace(progress=lambda: None)
+        self.engine = SimpleNamespace(progress=lambda: None)
 
     def info(self) -> GroupInfo:
         return self.told

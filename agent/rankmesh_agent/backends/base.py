@@ -1,4 +1,4 @@
-"""What a backend does: carry out one call at a time, in the group's order."""
+"""Backend interface: a backend executes the calls of one group, one at a time and in order."""
 
 from __future__ import annotations
 
@@ -7,61 +7,103 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import Call
 
 MONITORED = "monitored"
-"""The subject of a barrier that must name who is missing, without the end of the process, whatever carries it out."""
+"""Subject of a barrier that must name the missing ranks and leave the process alive, whatever the backend."""
 
 
 class CallContext(Protocol):
-    """How a running call learns that it cannot go on. Ranks are group ranks."""
+    """The call under way, as its backend sees it. Ranks are group ranks."""
 
     seq: int
     call: Call
 
     @property
     def global_ranks(self) -> Sequence[int]:
-        """The numbers the user knows the members by, by group rank."""
+        """Global ranks of the members, by group rank."""
 
-    def details(self) -> str:
-        """Return what else there is to say of this rank's call when the ranks' calls do not fit together."""
+    def describe(self) -> str:
+        """Return the details that this rank adds to the description of its call after a mismatch."""
 
     def check(self, missing: Callable[[], list[int]]) -> None:
-        """Raise if waiting for those ``missing`` tells is in vain or too long; called now and then while asleep."""
+        """Raise if the ranks of ``missing()`` cannot arrive, or the deadline passed; called now and then in a wait."""
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
-        """Move messages until ``ready()``; raise as ``check`` does. Both are called with the mesh's lock held."""
+        """Move messages until ``ready()``; raise as ``check`` does. Both are called with the engine's lock held."""
+
+
+class MessageTransport(Protocol):
+    """Carries a group's point-to-point messages. Ranks are the transport's."""
+
+    def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
+        """Begin to send ``view`` to a rank."""
+
+    def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
+        """Begin to receive into ``view`` from a rank, or from any."""
+
+    def progress_in_background(self, transfer: Transfer) -> None:
+        """Keep a message moving while no thread waits for it."""
+
+    def cancel(self, transfer: Transfer) -> bool:
+        """Undo a transfer that has not begun; return False if data may be on its way."""
+
+    def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
+        """Wait until ``ready()``, which is called with the engine's lock held; the caller does not hold it."""
+
+    def progress(self) -> None:
+        """Move what can be moved now; the caller may hold the engine's lock or not."""
 
 
 class Backend(ABC):
-    """Carries out the calls of one group."""
+    """Executes the calls of one group on the arrays of one kind of device."""
 
     name: ClassVar[str]
-    """What get_backend() says."""
+    """The name that ``get_backend()`` returns."""
 
     medium: str
-    """What carries the data, for people: ``shm``, ``tcp``, ``shm+tcp`` (inside hosts, and between them), ``mpi`` or
-    ``self``."""
+    """Medium of the data: ``shm``, ``tcp``, ``shm+tcp`` (inside and between hosts), ``mpi`` or ``self``."""
 
-    @property
-    def segment(self) -> Segment | None:
-        """Shared memory of all members that the backend runs over, None if there is none."""
-        return None
+    device: ClassVar[str] = ""
+    """Where the arrays are: ``""`` for host memory, ``cuda`` for GPUs. See ``Call.place``."""
+
+    allocates: ClassVar[bool] = False
+    """Whether the backend makes registered arrays (``OpType.EMPTY``)."""
+
+    monitored_subject: ClassVar[str] = ""
+    """Subject of the barrier for monitored_barrier, where an ordinary one cannot name the missing ranks."""
+
+    segment: Segment | None = None
+    """Memory that all members share, None if there is none."""
+
+    delegated: ClassVar[bool] = False
+    """Whether an attached process executes the calls, for which it maps ``segment``."""
+
+    messages: MessageTransport | None = None
+    """Transport of the point-to-point messages; None leaves them to the progress engine."""
 
     @abstractmethod
     def algorithm(self, call: Call) -> Algorithm:
-        """Return what will carry out such a call."""
+        """Return the algorithm for such a call."""
 
     @abstractmethod
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
-        """Carry out a call.
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
+        """Execute a call.
 
         Raises:
             CollectiveMismatchError: the ranks did not make the same call; no array was touched.
             DistBackendError: the call failed half-way, the group cannot go on.
         """
 
+    def on_peer_lost(self) -> None:  # noqa: B027  # most backends do nothing
+        """React to the loss of a member, from any thread and with the engine's lock held."""
+
+    def leave(self) -> None:  # noqa: B027  # most backends do nothing
+        """Stop watching the group's calls: this rank is about to leave the group."""
+
     @abstractmethod
     def close(self) -> None:
-        """Let go of what the backend holds. Does nothing the second time."""
+        """Release the backend's resources. Does nothing the second time."""

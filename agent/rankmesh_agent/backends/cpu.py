@@ -1,4 +1,4 @@
-"""The CPU data plane: shared memory where all members see the same, messages elsewhere."""
+"""CPU backends: over shared memory, over messages, or over both in a group on several hosts."""
 
 from __future__ import annotations
 
@@ -8,39 +8,35 @@ from typing import Any, ClassVar
 from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.fingerprint import raise_mismatch
+from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink
 from rankmesh_agent.collectives.reduction import ignore_fp_errors
-from rankmesh_agent.collectives.select import Algorithm, Medium, algorithm
-from rankmesh_agent.progress.message_link import VerifiedLink
+from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, Medium, algorithm
+from rankmesh_agent.progress.message_link import MessageLink, VerifiedLink
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.wire.errors import GroupAbortedError
 from rankmesh_agent.wire.ops import Call, OpType
 
 
 class CpuBackend(Backend):
-    """Runs calls over a Segment, or over a Link.
+    """Executes calls over a Segment, or over a Link.
 
     Args:
         link: messages among the members.
-        ranks: global ranks of the members, by group rank.
-        segment: their shared memory, None if they have none.
+        segment: memory that the members share, None if there is none.
     """
 
     name: ClassVar[str] = "mesh"
+    allocates = True
 
-    def __init__(self, link: VerifiedLink, ranks: Sequence[int], segment: Segment | None) -> None:
+    def __init__(self, link: VerifiedLink, segment: Segment | None = None) -> None:
+        self.segment = segment
+        self.medium = "tcp" if segment is None else "shm"
         self._link = link
-        self._ranks = ranks
-        self._segment = segment
-        self._quiet = ignore_fp_errors()
-        self.medium = "self" if len(ranks) == 1 else "shm" if segment is not None else "tcp"
-
-    @property
-    def segment(self) -> Segment | None:
-        """The members' shared memory, None if they have none."""
-        return self._segment
+        self._context = ignore_fp_errors()
 
     def algorithm(self, call: Call) -> Algorithm:
-        segment, size = self._segment, self._link.size
+        segment, size = self.segment, self._link.size
         if call.kind is OpType.EMPTY:
             return registered.over_link if segment is None else registered.over_segment
         if segment is None:
@@ -49,21 +45,65 @@ class CpuBackend(Backend):
         medium: Medium = "registered" if windows.regions else "reads" if windows.can_read else "segment"
         return algorithm(call.kind, medium, call.nbytes, size, segment.slot_bytes)
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
-        segment = self._segment
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
+        segment = self.segment
         try:
             if segment is not None:
-                segment.begin(watch.seq, watch.call.fingerprint, watch.check)
-                self._quiet.run(algorithm, segment, *arguments)
+                segment.begin(context.seq, context.call.fingerprint, context.check)
+                self._context.run(algorithm, segment, *arguments)
             else:
-                self._link.begin(watch.seq, watch.call.fingerprint, watch.wait)
-                self._quiet.run(algorithm, self._link, *arguments)
+                self._link.begin(context.seq, context.call.fingerprint, context.wait)
+                self._context.run(algorithm, self._link, *arguments)
         except CallMismatchError:
-            raise_mismatch(self._link, watch)
+            raise_mismatch(self._link, context)
         except BaseException:
             if segment is not None:
                 segment.mark_left()
             raise
 
     def close(self) -> None:
-        self._segment = None
+        self.segment = None
+
+
+class HierarchicalCpuBackend(Backend):
+    """Executes the calls of a group on several hosts: messages between the hosts, a Segment inside each.
+
+    Every algorithm begins with an arrival at the Link, where the ranks compare their calls.
+
+    Args:
+        link: messages among the members.
+        hosts: the same link, and the segment of this rank's host.
+    """
+
+    name: ClassVar[str] = "mesh"
+    medium = "shm+tcp"
+    allocates = True
+
+    def __init__(self, link: MessageLink, hosts: HierarchicalLink) -> None:
+        self._link = link
+        self._hosts: HierarchicalLink | None = hosts
+        self._context = ignore_fp_errors()
+
+    def algorithm(self, call: Call) -> Algorithm:
+        if call.kind is OpType.EMPTY:
+            return registered.over_link
+        return algorithm(call.kind, "hosts", call.nbytes, self._link.size)
+
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
+        hosts = self._hosts
+        if hosts is None:
+            raise GroupAbortedError("the group has been destroyed")
+        here = hosts.local_ranks
+        try:
+            self._link.begin(context.seq, context.call.fingerprint, context.wait)
+            hosts.local.begin(
+                context.seq,
+                context.call.fingerprint,
+                lambda missing: context.check(lambda: [here[local] for local in missing()]),
+            )
+            self._context.run(algorithm, hosts if algorithm in OVER_HOSTS else self._link, *arguments)
+        except CallMismatchError:
+            raise_mismatch(self._link, context)
+
+    def close(self) -> None:
+        self._hosts = None

@@ -1,4 +1,4 @@
-"""An engine from outside this project, written in Python, behind the same order, queue and checks as the mesh."""
+"""Backend over an engine written by the user: ranks compare their calls over messages, the engine executes them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from rankmesh_agent.backends.base import CallContext
-from rankmesh_agent.backends.cpu import CpuBackend
+from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.fingerprint import verify
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.progress.message_link import VerifiedLink
@@ -17,25 +16,23 @@ from rankmesh_agent.wire.ops import Call
 _log = logging.getLogger("rankmesh")
 
 
-class CustomBackend(CpuBackend):
-    """Has the ranks meet and compare their calls over the mesh, then hands the call to the engine.
+class CustomBackend(Backend):
+    """Compares the ranks' calls over messages, then hands the call to the engine.
 
     Args:
-        name: what get_backend() says.
-        engine: an object with a method for each collective it carries out, named as the function:
+        name: the name that ``get_backend()`` returns.
+        engine: an object with a method for each collective that it offers, named as the function:
             ``all_reduce(array, op)``, ``reduce(array, op, root)``, ``broadcast(array, root)``,
             ``all_gather(outputs, array)``, ``gather(outputs, array, root)``, ``scatter(output, inputs, root)``,
             ``reduce_scatter(output, inputs, op)``, ``all_to_all(outputs, inputs)``, ``barrier()``, and optionally
             ``close()``. Arrays are one-dimensional, contiguous NumPy arrays, filled in place; roots are group ranks.
         link: messages among the members.
-        ranks: global ranks of the members, by group rank.
     """
 
-    def __init__(self, name: str, engine: Any, link: VerifiedLink, ranks: Sequence[int]) -> None:
-        super().__init__(link, ranks, None)
-        self.name = name  # type: ignore[misc]  # the mesh has one name, engines from outside have theirs
-        self.medium = name
+    def __init__(self, name: str, engine: Any, link: VerifiedLink) -> None:
+        self.name = self.medium = name  # type: ignore[misc]  # each engine has a name of its own
         self._engine = engine
+        self._link = link
 
     def algorithm(self, call: Call) -> Algorithm:
         found = getattr(self._engine, call.name, None)
@@ -43,8 +40,8 @@ class CustomBackend(CpuBackend):
             raise DistBackendError(f"backend {self.name!r} does not offer {call.name}", op=call.name)
         return found  # type: ignore[no-any-return]
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
-        verify(self._link, watch)
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
+        verify(self._link, context)
         algorithm(*arguments)
 
     def close(self) -> None:

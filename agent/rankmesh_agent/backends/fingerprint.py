@@ -1,8 +1,9 @@
-"""How ranks compare their calls over messages, and say it when these are not the same."""
+"""Comparison of the ranks' calls over messages, and the error when they differ."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from rankmesh_agent.backends.base import CallContext
@@ -10,42 +11,53 @@ from rankmesh_agent.progress.message_link import VerifiedLink
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 
-_NOTE = 4096
-"""Characters of a rank's note that the others are told."""
+_MAX_DETAILS = 4096
+"""Characters of a rank's details that the other ranks receive."""
 
 
-def verify(link: VerifiedLink, watch: CallContext) -> None:
-    """Wait until all ranks are at the call that ``watch`` watches.
+def verify(link: VerifiedLink, context: CallContext) -> None:
+    """Wait until all ranks have arrived at the call in ``context``.
 
     Raises:
-        CollectiveMismatchError: they did not make the same call; says who made which.
+        CollectiveMismatchError: the ranks made different calls; the message lists each rank's.
         DistBackendError: a rank is missing, or failed.
     """
     try:
-        link.begin(watch.seq, watch.call.fingerprint, watch.wait)
+        link.begin(context.seq, context.call.fingerprint, context.wait)
         link.all_exchange()
     except CallMismatchError:
-        raise_mismatch(link, watch)
+        raise_mismatch(link, context)
 
 
-def raise_mismatch(link: VerifiedLink, watch: CallContext) -> NoReturn:
-    """Ask everyone what they called, and say it.
+def raise_mismatch(link: VerifiedLink, context: CallContext) -> NoReturn:
+    """Exchange the descriptions of all ranks' calls, and raise the error that lists them.
 
     Raises:
         CollectiveMismatchError: always.
     """
-    call = watch.call
-    mine = json.dumps([str(call), watch.details()[:_NOTE]]).encode()
-    link.begin(watch.seq, 0, watch.wait)
-    said = [json.loads(bytes(payload)) for payload in link.exchange_descriptions(mine)]
-    table = "; ".join(
-        f"rank {rank}: {words}{f' ({note})' if note else ''}"
-        for rank, (words, note) in zip(watch.global_ranks, said, strict=True)
-    )
-    raise CollectiveMismatchError(
-        f"the ranks did not make the same call as #{watch.seq} of the group: {table}. No array was changed; find "
+    mine = json.dumps([str(context.call), context.describe()[:_MAX_DETAILS]]).encode()
+    link.begin(context.seq, 0, context.wait)
+    raise mismatch_error(context, [json.loads(bytes(payload)) for payload in link.exchange_descriptions(mine)])
+
+
+def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> CollectiveMismatchError:
+    """Return the error that lists the ranks' calls.
+
+    Args:
+        context: this rank's call.
+        calls: by group rank, the rank's call and its details.
+    """
+    ranked = list(zip(context.global_ranks, calls, strict=True))
+    table = call_table({rank: f"{call} ({details})" if details else call for rank, (call, details) in ranked})
+    return CollectiveMismatchError(
+        f"the ranks did not make the same call as #{context.seq} of the group: {table}. No array was changed; find "
         "the rank that took another branch, or whose array has another shape or dtype",
-        ranks=[rank for rank, (words, _) in zip(watch.global_ranks, said, strict=True) if words != str(call)],
-        op=call.name,
-        seq=watch.seq,
+        ranks=[rank for rank, (described, _) in ranked if described != str(context.call)],
+        op=context.call.name,
+        seq=context.seq,
     )
+
+
+def call_table(calls: Mapping[int, str]) -> str:
+    """Return the ranks' calls, by global rank, as text for an error."""
+    return "; ".join(f"rank {rank}: {call}" for rank, call in calls.items())

@@ -143,7 +143,7 @@ class GpuBackendSelector:
         sharing = next((ranks for ranks in ranks_of_gpu.values() if len(ranks) > 1), None)
         if without_nccl is None and sharing is None:
             nccl = self._over_nccl()
-            host.queue.use_device_backend(nccl.gpu_backend)
+            host.use_backend(nccl.gpu_backend)
             return nccl
         why = (
             f"ranks {', '.join(map(str, sharing))} share a GPU, which NCCL refuses"
@@ -160,7 +160,7 @@ class GpuBackendSelector:
             ipc = CudaIpcBackend(host, self._exchange)
             no_ipc = ipc.handshake(device, Deadline(host.timeout))
             if not no_ipc:
-                host.queue.use_device_backend(ipc)
+                host.use_backend(ipc)
                 return GpuCommunicator(host, ipc, self._exchange)
         if host.rank == 0:
             _log.warning("arrays on GPUs go through host memory in group %r: %s; %s", host.name, why, no_ipc)
@@ -177,7 +177,7 @@ class GpuBackendSelector:
             )
         # 'mpi' for GPUs implies 'mpi' for host memory.
         backend = CudaAwareMpiBackend(cast("MpiBackend", self._host.queue.backend))
-        self._host.queue.use_device_backend(backend)
+        self._host.use_backend(backend)
         return GpuCommunicator(self._host, backend, self._exchange)
 
     def _over_nccl(self) -> GpuCommunicator:

@@ -1,7 +1,6 @@
-"""Groups, the order of their calls, and what carries them out.
+"""Groups: communicators, the queue of their calls, their failure state, and the flight recorder.
 
-``peer`` is the framing on one connection; ``mesh`` moves frames between this process and all peers; ``p2p`` matches
-messages to receives; ``rounds`` gives the collectives their Link; ``backends`` carry out a call; ``communicator`` is a
-group: order and queue; ``standing`` is how it fails, ``waits`` how its calls wait; ``work`` is what an asynchronous
-call returns; ``registered`` makes arrays that all members have mapped; ``establish`` connects all pairs.
+``communicator`` is the interface, ``local`` the communicator over this process's progress engine; ``call_queue`` orders
+and executes the calls, ``pending`` waits for them, ``work`` is what an asynchronous call returns; ``state`` keeps the
+failure; ``delegation`` serves an attached process that executes the collectives itself.
 """

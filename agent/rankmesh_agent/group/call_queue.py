@@ -1,7 +1,7 @@
-"""The order of a group's calls at one rank: one sequence number, one turn, one queue.
+"""Queue of a group's calls at one rank: one sequence number, one call at a time, one plan for each different call.
 
-A synchronous call with nothing queued runs in the caller's thread; asynchronous calls, and synchronous ones behind
-them, go through one worker thread, made when it is first needed.
+A synchronous call with an empty queue runs in the caller's thread; asynchronous calls, and synchronous ones behind
+them, run in one worker thread, which the first of them starts.
 """
 
 from __future__ import annotations
@@ -12,38 +12,40 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from rankmesh_agent.backends.base import Backend, CallContext
+from rankmesh_agent.backends.base import Backend
+from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall
-from rankmesh_agent.group.flight_recorder import FlightRecorder, OpStats, Record, RecordOwner, error_text
-from rankmesh_agent.group.pending import Details, OnComplete
+from rankmesh_agent.group.flight_recorder import OpStats, Record, error_text
+from rankmesh_agent.group.pending import ActiveCall, Details, OnComplete
+from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import QueuedWork, Work
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError
-from rankmesh_agent.wire.ops import Call, OpType
+from rankmesh_agent.wire.errors import CollectiveMismatchError
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import BOUNDS
 
-_PLANS = 1024
+_MAX_PLANS = 1024
 _HOST_FIELDS = 7
-"""Fields of a call's key on arrays in host memory; the eighth says where they are instead."""
-_WORKER_SECONDS = 5.0
-"""How long closing waits for the call under way, which the failure ends, and its callbacks."""
+"""Fields of the key of a call on arrays in host memory; the eighth is the device otherwise."""
+_JOIN_SECONDS = 5.0
+"""How long ``close`` waits for the worker: the failure ends its call, but a callback may run."""
+_PREMULTIPLIED = ReduceOp.PREMUL_SUM
 
 
 class Plan(NamedTuple):
-    """How a call is carried out.
+    """How a call is executed; made and validated once for all calls with the same key.
 
     Attributes:
-        call: what it is.
-        algorithm: what does it.
-        tally: where it is counted.
-        nbytes: of its largest contribution, None where that is every rank's own affair.
-        backend: what runs the algorithm.
+        call: the call.
+        algorithm: the function that executes it.
+        stats: statistics that count it.
+        nbytes: bytes of its largest contribution, None where each rank's differ.
+        backend: runs the algorithm.
     """
 
     call: Call
@@ -53,30 +55,30 @@ class Plan(NamedTuple):
     backend: Backend
 
     def payload_bytes(self, arguments: Sequence[Any]) -> int:
-        """Return the bytes of a call with these arguments, whose last is what this rank gives in an all_to_all."""
+        """Return the bytes of a call with these arguments; the last of an all_to_all's are this rank's inputs."""
         return sum(array.nbytes for array in arguments[-1]) if self.nbytes is None else self.nbytes
 
 
 @dataclass(slots=True)
 class _QueuedCall:
-    """A call in the queue: what, since when, its bytes, and whether its turn has come."""
+    """A call in the queue: the call, when it was queued, its bytes, and whether it has left the queue."""
 
     call: Call
     since: float
     nbytes: int
-    turn: bool = False
+    started: bool = False
 
 
 class Options(NamedTuple):
-    """How a call is to be made, whatever it does.
+    """Options of a call, the same for every collective.
 
     Attributes:
-        timeout: seconds it may take.
+        timeout: seconds the call may take.
         async_op: return at once.
-        user: the user's arrays, for Work.result().
-        after: what to do once the data is there.
-        note: what to say of it when the ranks' calls do not fit together.
-        deadline: by when a queued call has to be over, however late its turn comes; instead of ``timeout``.
+        result: the user's arrays, for ``Work.result()``.
+        on_complete: called once the data is there.
+        details: returns what a mismatch error adds to this rank's call.
+        deadline: deadline of a queued call, counted from its submission; replaces ``timeout``.
     """
 
     timeout: float
@@ -87,104 +89,67 @@ class Options(NamedTuple):
     deadline: Deadline | None = None
 
 
-class GroupState(RecordOwner, Protocol):
-    """What the calls of a group stand on: whether the group can go on.
-
-    Attributes:
-        seq: the number of the latest call.
-        begun: when it began, by the monotonic clock; None when it has ended.
-    """
-
-    seq: int
-    started_at: float | None
-
-    @property
-    def recorder(self) -> FlightRecorder:
-        """What remembers the calls."""
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """Held while a call is queued; who ends the group holds it, too."""
-
-    @property
-    def failure(self) -> DistError | None:
-        """The first failure, None while the group can go on."""
-
-    def active_record(self) -> Record | None:
-        """Return the latest call if it is under way. For any thread."""
-
-    def raise_if_failed(self) -> None:
-        """Raise the first failure, if there was one. Without the lock: the members may have to be told."""
-
-    def abort(self, error: BaseException) -> None:
-        """End the group because of an error here, and tell the members unless they know."""
-
-
-class Running(CallContext, Protocol):
-    """The calls of a group, one after the other, as the backend sees them."""
-
-    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Details = None) -> float:
-        """Go on to another call; see waits.RunningCall."""
-
-
 class CallQueue:
     """One rank's calls in a group, one after the other.
 
     Args:
-        standing: whether the group can go on.
-        running: the call under way.
+        state: failure state of the group.
+        active: the call under way.
         name: the group's name, for the worker thread's.
-        backend: what carries the calls out; ``use`` changes it.
-
-    Attributes:
-        backend: see above.
-        device: what carries out the calls on arrays that are not in host memory; ``use_for_devices`` sets it.
+        backend: executes the calls on arrays in host memory; ``use_backend`` installs others.
     """
 
-    def __init__(self, standing: GroupState, running: Running, name: str, backend: Backend) -> None:
-        self.backend = backend
-        self.device: Backend | None = None
-        self._state = standing
-        self._active = running
+    def __init__(self, state: GroupState, active: ActiveCall, name: str, backend: Backend) -> None:
+        self._backends = {backend.device: backend}
+        self._state = state
+        self._active = active
         self._name = name
-        self._record = standing.recorder.record
+        self._record = state.recorder.record
         self._plans: dict[Any, Plan] = {}
         self._op_stats: dict[str, OpStats] = {}
         self._turn = threading.Lock()
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._queued: deque[_QueuedCall] = deque()
-        self._worker: threading.Thread | None = None  # carries out what is queued
-        self._latest: threading.Thread | None = None  # the one that did so last; may be let go of, for its callbacks
+        self._worker: threading.Thread | None = None  # runs the queued calls
+        self._latest: threading.Thread | None = None  # the last one that did; `_release` may have let it go
         self._batch: list[RecordedCall] | None = None
-        self._batcher: threading.Thread | None = None
+        self._batch_thread: threading.Thread | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """The backend for arrays in host memory."""
+        return self._backends[""]
 
     def use_backend(self, backend: Backend) -> None:
-        """Carry calls out by another backend from now on, or by one that has learned something; none is under way."""
-        self.backend = backend
+        """Execute the calls on a backend's device by that backend from the next call on.
+
+        Also after a change to a backend that affects its choice of algorithms. No call on the device is under way.
+        """
+        self._backends[backend.device] = backend
         self._plans.clear()
 
-    def use_device_backend(self, backend: Backend) -> None:
-        """Carry calls on arrays that are not in host memory out by a backend from now on."""
-        self.device = backend
-
     def submit(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
-        """Make a call: now, or behind the others in the queue.
+        """Execute a call now, or queue it behind the others.
 
         Args:
-            key: the fields of its Call, equal at all ranks.
-            arguments: what the algorithm takes.
-            options: how.
+            key: the fields of its Call, equal at all ranks; a key that was used before has its plan already.
+            arguments: the algorithm's.
+            options: see Options.
+
+        Raises:
+            TypeError: the reduction is not defined for the dtype.
         """
         if self._batch is not None and self.batching and len(key) <= _HOST_FIELDS:
+            self.plan(key)
             self._batch.append(RecordedCall(key, arguments, options.result, options.on_complete, options.details))
             return BatchedWork() if options.async_op else None
         if not options.async_op:
             if self._worker is not None and threading.current_thread() is self._worker:
-                name = self._plan(key).call.name
+                name = self.plan(key).call.name
                 raise RuntimeError(f"a synchronous {name} in a callback would wait for itself: use async_op=True there")
             if not self._queued and self._turn.acquire(False):
                 try:
-                    self._run(key, arguments, options)
+                    self.execute(self._plans.get(key) or self.plan(key), arguments, options)
                 finally:
                     self._turn.release()
                 return None
@@ -198,35 +163,10 @@ class CallQueue:
             raise
         return None
 
-    def again(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> bool:
-        """Make a synchronous call whose like was made before, if nothing is in its way; say whether it was made.
-
-        The short way of calls that take a few microseconds, nearly all of which have been made before.
-        """
-        worker = self._worker
-        if (
-            self._batch is not None
-            or self._queued
-            or (worker is not None and threading.current_thread() is worker)
-            or not self._turn.acquire(False)
-        ):
-            return False
-        try:
-            plan = self._plans.get(key)
-            if plan is None:
-                return False
-            standing = self._state
-            if standing.failure is not None:
-                standing.raise_if_failed()
-            self.execute(plan, arguments, standing.seq + 1, options)
-        finally:
-            self._turn.release()
-        return True
-
     @property
     def batching(self) -> bool:
         """Whether this thread's calls are being recorded."""
-        return self._batch is not None and threading.current_thread() is self._batcher
+        return self._batch is not None and threading.current_thread() is self._batch_thread
 
     def open_batch(self) -> None:
         """Record this thread's calls from now on.
@@ -236,115 +176,140 @@ class CallQueue:
         """
         if self._batch is not None:
             raise RuntimeError(f"a batch is already open for group {self._name!r}; batches of a group do not nest")
-        self._batch, self._batcher = [], threading.current_thread()
+        self._batch, self._batch_thread = [], threading.current_thread()
 
     def close_batch(self) -> list[RecordedCall]:
-        """Record no more; return what was recorded, to be submitted or forgotten."""
-        recorded, self._batch, self._batcher = self._batch or [], None, None
+        """Stop recording; return the recorded calls, to be submitted or dropped."""
+        recorded, self._batch, self._batch_thread = self._batch or [], None, None
         return recorded
 
-    def plan(self, call: Call, algorithm: Algorithm) -> Plan:
-        """Return that a call is carried out by an algorithm."""
-        tally = self._op_stats.setdefault(call.name, OpStats())
-        nbytes = None if call.kind is OpType.ALL_TO_ALL else call.nbytes
-        return Plan(call, algorithm, tally, nbytes, self._carrier(call))
+    def plan(self, key: tuple[Any, ...], algorithm: Algorithm | None = None) -> Plan:
+        """Return the plan of the calls with a key; validate and plan the first of them.
+
+        Args:
+            key: see submit.
+            algorithm: executes the call instead of the one that the backend selects; the plan is not kept then.
+
+        Raises:
+            TypeError: the reduction is not defined for the dtype.
+        """
+        plan = self._plans.get(key) if algorithm is None else None
+        if plan is None:
+            call = Call(*key)
+            if call.reduce_op is not None and call.dtype is not None and call.reduce_op is not _PREMULTIPLIED:
+                check_op(call.reduce_op, call.dtype)
+            backend = self._backends.get(call.place) or self.backend
+            stats = self._op_stats.setdefault(call.name, OpStats())
+            nbytes = None if call.kind is OpType.ALL_TO_ALL else call.nbytes
+            plan = Plan(call, algorithm or backend.algorithm(call), stats, nbytes, backend)
+            if algorithm is None:
+                if len(self._plans) >= _MAX_PLANS:
+                    self._plans.clear()
+                self._plans[key] = plan
+        return plan
 
     def op_stats(self) -> Mapping[str, OpStats]:
-        """Return what has been counted of the calls, by kind. For any thread."""
+        """Return the statistics of the calls, by operation. For any thread."""
         return self._op_stats.copy()
 
     def active_records(self) -> list[Record]:
-        """Return the calls that have been made and not ended: one that runs, then the queued ones. For any thread."""
-        standing = self._state
-        queued, running = self._queued.copy(), standing.active_record()
-        seqs = itertools.count(standing.seq + 1)
-        waiting = [(each.call, next(seqs), each.since, each.nbytes) for each in queued if not each.turn]
-        return ([] if running is None else [running]) + [
-            (standing, call, seq, since, None, "", nbytes) for call, seq, since, nbytes in waiting
+        """Return the calls that have not ended: the one under way, then the queued ones. For any thread."""
+        state = self._state
+        queued, active = self._queued.copy(), state.active_record()
+        seqs = itertools.count(state.seq + 1)
+        waiting = [(each.call, next(seqs), each.since, each.nbytes) for each in queued if not each.started]
+        return ([] if active is None else [active]) + [
+            (state, call, seq, since, None, "", nbytes) for call, seq, since, nbytes in waiting
         ]
 
-    def execute(self, plan: Plan, arguments: Sequence[Any], seq: int, options: Options) -> None:
-        """Make call number ``seq`` in this thread, whose turn it is; an error half-way ends the group.
+    def execute(self, plan: Plan, arguments: Sequence[Any], options: Options, seq: int | None = None) -> None:
+        """Execute a call in this thread, whose turn it is; an error half-way ends the group.
+
+        Args:
+            plan: see Plan.
+            arguments: the algorithm's.
+            options: see Options.
+            seq: the call's number; by default the one after the latest call's.
 
         Raises:
-            CollectiveMismatchError: nothing has moved and everyone knows: the group goes on.
+            CollectiveMismatchError: no data has moved and all ranks know: the group goes on.
+            DistBackendError: the call failed, or the group had failed before; then this is its first failure.
         """
-        call, algorithm, tally, nbytes, backend = plan
+        state, active = self._state, self._active
+        if state.failure is not None:
+            state.raise_if_failed()
+        call, algorithm, stats, nbytes, backend = plan
         if nbytes is None:
             nbytes = plan.payload_bytes(arguments)
-        standing, running = self._state, self._active
-        error_said = ""
-        begun = running.begin(call, seq, nbytes, options.timeout, options.details)
+        error_message = ""
+        # Written out here what ActiveCall.begin does: calling it would take longer than doing it.
+        if seq is None:
+            seq = state.seq + 1
+        active.call = state.call = call
+        active.seq = state.seq = seq
+        state.nbytes = nbytes
+        active.details = options.details
+        deadline = active.deadline
+        deadline.seconds = timeout = options.timeout
+        started = state.started_at = deadline.started = monotonic()
+        deadline.at = started + timeout
         try:
             try:
-                backend.run(algorithm, arguments, running)
+                backend.run(algorithm, arguments, active)
             except CollectiveMismatchError:
                 raise
             except BaseException as error:
-                standing.abort(error)
+                state.abort(error)
                 raise
             if options.on_complete is not None:
                 options.on_complete()
         except BaseException as error:
-            error_said = error_text(error)
-            tally.failures += 1
+            error_message = error_text(error)
+            stats.failures += 1
             raise
         finally:
-            # Written out here what Tally.count does: calling it would take longer than doing it.
+            # Written out here what OpStats.count does, for the same reason.
             ended = monotonic()
-            seconds = ended - begun
-            tally.seconds += seconds
-            tally.nbytes += nbytes
-            tally.buckets[bisect_left(BOUNDS, seconds)] += 1
-            standing.started_at = None
-            self._record((standing, call, seq, begun, ended, error_said, nbytes))
+            seconds = ended - started
+            stats.seconds += seconds
+            stats.nbytes += nbytes
+            stats.buckets[bisect_left(BOUNDS, seconds)] += 1
+            state.started_at = None
+            self._record((state, call, seq, started, ended, error_message, nbytes))
 
     def close(self) -> None:
-        """End the worker; the group has failed by now, so what is queued fails."""
+        """End the worker; the group has failed by now, so the queued calls fail."""
         if self._latest is not None:
             self._queue.put(None)
             if self._latest is not threading.current_thread():
-                self._latest.join(_WORKER_SECONDS)
-        if self.device is not None:
-            self.device.close()
-        self.backend.close()
-
-    def _plan(self, key: tuple[Any, ...]) -> Plan:
-        """Return what is to be done, or raise why it cannot be."""
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _PLANS:
-                self._plans.clear()
-            call = Call(*key)
-            plan = self._plans[key] = self.plan(call, self._carrier(call).algorithm(call))
-        return plan
-
-    def _carrier(self, call: Call) -> Backend:
-        return self.device if call.place and self.device is not None else self.backend
+                self._latest.join(_JOIN_SECONDS)
+        for device in sorted(self._backends, reverse=True):  # host memory last: other backends may build on its backend
+            self._backends[device].close()
 
     def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> QueuedWork:
-        plan = self._plan(key)
+        plan = self.plan(key)
         queued = _QueuedCall(plan.call, monotonic(), plan.payload_bytes(arguments))
 
         def run() -> None:
             with self._turn:
-                queued.turn = True
+                queued.started = True
                 if work.claim():
                     until = options.deadline
-                    how = options if until is None else options._replace(timeout=until.remaining())
-                    self._run(key, arguments, how)
+                    given = options if until is None else options._replace(timeout=until.remaining())
+                    # Planned anew: an earlier call may have changed the backend (registered arrays), at every rank.
+                    self.execute(self.plan(key), arguments, given)
 
         work = QueuedWork(run, options.result, plan.call.name, lambda: self._worker, self._release)
-        with self._state.lock:  # close() takes it, too: nothing is queued behind its end mark
-            going = self._state.failure is None
-            if going:
+        with self._state.lock:  # close() takes it, too: no call is queued behind its end mark
+            failed = self._state.failure is not None
+            if not failed:
                 self._queued.append(queued)
                 if self._worker is None:
                     name = f"rankmesh-{self._name}"
                     self._worker = self._latest = threading.Thread(target=self._work, name=name, daemon=True)
                     self._worker.start()
                 self._queue.put(work)
-        if not going:
+        if failed:
             self._state.raise_if_failed()
         return work
 
@@ -352,24 +317,16 @@ class CallQueue:
         me = threading.current_thread()
         while (work := self._queue.get()) is not None:
             work.run(self._queued.popleft)
-            del work  # what it has of the user's goes now, not when the next one comes
+            del work  # releases the user's arrays now, not when the next call comes
             if self._worker is not me:
                 with self._state.lock:
                     self._worker = self._worker or me
                 if self._worker is not me:
-                    return  # another one was made while this one was let go of
+                    return  # another worker was started while a callback held this one
 
     def _release(self) -> bool:
-        """Let the worker go, which is this thread, if nothing is queued; say whether it holds nothing up."""
+        """Let this thread, the worker, go if the queue is empty; return whether the thread holds up no call."""
         with self._state.lock:
             if threading.current_thread() is self._worker and not self._queued:
                 self._worker = None
             return threading.current_thread() is not self._worker
-
-    def _run(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> None:
-        # In turn: what an earlier call changed (registered arrays, another backend) holds for this one at every rank.
-        plan = self._plans.get(key) or self._plan(key)
-        standing = self._state
-        if standing.failure is not None:
-            standing.raise_if_failed()
-        self.execute(plan, arguments, standing.seq + 1, options)

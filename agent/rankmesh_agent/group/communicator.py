@@ -1,29 +1,38 @@
-"""A group's calls, as whoever is one of its ranks makes them, wherever they are carried out."""
+"""Communicator interface: one rank's side of a group, wherever its calls are executed."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
+from rankmesh_agent.backends.base import Backend
+from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.backends.registered import Outcome
+from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.coalescing import coalesce
+from rankmesh_agent.group.flight_recorder import OpStats, Record, in_flight
+from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
-from rankmesh_agent.wire.errors import DistBackendError, DistError, DistNetworkError
+from rankmesh_agent.progress.message_link import VerifiedLink
+from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
-from rankmesh_agent.wire.schemas import GroupInfo
+from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo
 
 Array = np.ndarray[Any, Any]
 # Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
-_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
+_ALL_REDUCE, _REDUCE, _BROADCAST, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
     OpType.ALL_REDUCE,
+    OpType.REDUCE,
+    OpType.BROADCAST,
     OpType.ALL_GATHER,
     OpType.REDUCE_SCATTER,
     OpType.BARRIER,
@@ -31,27 +40,31 @@ _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
 
 
 class Communicator(ABC):
-    """One rank's side of a group: a Communicator, or what stands for one in another process.
+    """One rank's side of a group, like an MPI communicator.
 
     Args:
         group: id of the group, equal at all members.
-        name: name for people.
-        ranks: global ranks of the members, by group rank.
-        rank: this one's global rank.
+        name: name of the group.
+        ranks: ranks of the members in the job, by group rank.
+        rank: this process's rank in the job.
         timeout: default seconds a call may take; ``set_timeout`` changes it.
 
     Attributes:
-        id, name: see above.
-        ranks: see above.
-        rank: this one's group rank.
-        size: how many members there are.
-        records: whether some thread's collectives are being recorded.
-        usual: how a synchronous call is to be made that asks for nothing in particular; has the default timeout.
+        id, name, ranks: see above.
+        rank: this process's group rank.
+        size: number of members.
+        recording: whether a thread's collectives are being recorded.
+        default_options: options of a synchronous call without any of its own; has the default timeout.
+        state: failure state of the group.
+        queue: the group's calls.
+        link: messages among the members, by which they compare their calls.
     """
 
-    _queue: CallQueue
+    state: GroupState
+    queue: CallQueue
+    link: VerifiedLink
     _submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
-    """The order's, which makes a call; or what does more before."""
+    """The queue's method that executes a call, or one that does more before."""
 
     on_device = False
     """Whether arrays are DeviceArrays, not NumPy's."""
@@ -71,7 +84,7 @@ class Communicator(ABC):
         return self.default_options.timeout
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        """Change how long a call may take by default, from the next one on; calls under way or queued keep theirs.
+        """Change the default timeout of the next calls; calls under way or queued keep theirs.
 
         Args:
             timeout: as timedelta or seconds.
@@ -83,77 +96,79 @@ class Communicator(ABC):
         self.default_options = Options(seconds_of(timeout, self.timeout))
 
     @property
-    @abstractmethod
     def failure(self) -> DistError | None:
-        """The first failure, None while the group can go on."""
+        """The first failure, None while the group works."""
+        return self.state.failure
 
     @property
-    @abstractmethod
     def global_ranks(self) -> tuple[int, ...]:
-        """The numbers the user knows the members by, by group rank: ``ranks``, unless the world has shrunk."""
+        """Global ranks of the members, by group rank: ``ranks``, unless the world has shrunk."""
+        return self.state.global_ranks
 
     @global_ranks.setter
-    @abstractmethod
-    def global_ranks(self, global_ranks: tuple[int, ...]) -> None: ...
-
-    @property
-    def queue(self) -> CallQueue:
-        """The order of the calls."""
-        return self._queue
+    def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
+        self.state.global_ranks = global_ranks
 
     @property
     def medium(self) -> str:
-        """What carries the collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts), ``mpi`` or ``self``."""
-        return self._queue.backend.medium
+        """Medium of the collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts), ``mpi`` or ``self``."""
+        return self.queue.backend.medium
 
     @property
     def backend(self) -> str:
-        """The name of what carries out the collectives."""
-        return self._queue.backend.name
+        """Name of the backend that executes the collectives."""
+        return self.queue.backend.name
 
-    @abstractmethod
+    def use_backend(self, backend: Backend) -> None:
+        """Execute the calls on a backend's device by that backend from now on; all members do so at the same point."""
+        self.queue.use_backend(backend)
+
     def use_custom_backend(self, name: str, engine: Any) -> None:
-        """Have an engine from outside carry out the collectives from now on; the members do so at the same point.
+        """Have the user's engine execute the collectives from now on; all members do so at the same point.
 
         Args:
-            name: what get_backend() says.
-            engine: see backends.custom.CustomBackend.
+            name: the name that ``get_backend()`` returns.
+            engine: see CustomBackend.
         """
+        self.use_backend(CustomBackend(name, engine, self.link))
 
-    def use_mpi(self, compares: bool) -> None:
-        """Have MPI carry out the collectives and messages from now on; a synchronous collective call.
-
-        Args:
-            compares: whether the ranks are to compare their calls before each; they do if one of them says so.
-
-        Raises:
-            DistBackendError: there is no MPI at some member, or they are not processes of one MPI job; at all of them.
-        """
-        raise DistBackendError(
-            "backend 'mpi' needs the rank's agent in this process, which makes the calls of MPI: do not attach to a "
-            "standalone agent (hosting=embedded)"
-        )
-
-    @abstractmethod
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
+        self.state.abort(error)
 
     def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
-        """Return the error of waiting for members, group ranks, of which one has left; None as far as all are there.
+        """Return the error of a wait for members of which one is lost, None as far as all are there.
 
         Args:
-            members: whom a call waits for.
-            during: the call, in words.
+            members: group ranks that a call waits for.
+            during: description of the call.
         """
         return None
 
     @abstractmethod
-    def info(self) -> GroupInfo:
-        """Return the group as this rank sees it."""
-
-    @abstractmethod
     def close(self) -> None:
         """End the group at this rank: queued calls fail, the worker ends. Does nothing the second time."""
+
+    # Introspection
+
+    def info(self) -> GroupInfo:
+        """Return the group as this rank sees it."""
+        state = self.state
+        last = "" if state.call is None else state.call.name
+        failure = "" if state.failure is None else state.failure.message
+        nbytes = sum(stats.nbytes for stats in self.op_stats().values())
+        now = time.monotonic()
+        active = [in_flight(record, now) for record in self.active_records()[:MOST_IN_FLIGHT]]
+        ranks = list(self.ranks)
+        return GroupInfo(state.id, self.name, ranks, state.seq, self.medium, last, failure, nbytes, active)
+
+    def active_records(self) -> list[Record]:
+        """Return the group's calls and messages that have not ended."""
+        return self.queue.active_records()
+
+    def op_stats(self) -> Mapping[str, OpStats]:
+        """Return the group's statistics, by operation."""
+        return self.queue.op_stats()
 
     # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks
 
@@ -162,31 +177,22 @@ class Communicator(ABC):
 
         Args:
             array: see above.
-            op: how.
-            options: how the call is to be made.
+            op: reduction.
+            options: see Options.
             subject: what else has to be equal at all members: see Call.
         """
         if subject:
             return self._submit((_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
         return self._submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
 
-    def all_reduce_again(self, array: Array, op: Any) -> bool:
-        """Do what ``all_reduce`` does, synchronously, if it did so before with such an array; say whether it was done.
-
-        Args:
-            array: see above; of any dtype: one that is not supported has not been reduced before.
-            op: the same holds.
-        """
-        return self._queue.again((_ALL_REDUCE, array.dtype, array.size, op), (array, op), self.default_options)
-
     def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
-        key = OpType.REDUCE, array.dtype, array.size, op, self.global_ranks[root]
+        key = _REDUCE, array.dtype, array.size, op, self.state.global_ranks[root]
         return self._submit(key, (array, op, root), options)
 
     def broadcast(self, array: Array, root: int, options: Options) -> Work | None:
         """Copy the root's array to all members."""
-        key = OpType.BROADCAST, array.dtype, array.size, None, self.global_ranks[root]
+        key = _BROADCAST, array.dtype, array.size, None, self.state.global_ranks[root]
         return self._submit(key, (array, root), options)
 
     def all_gather(self, outputs: Sequence[Array], array: Array, options: Options) -> Work | None:
@@ -196,13 +202,13 @@ class Communicator(ABC):
         return self._submit(key, (outputs, array), options)
 
     def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
-        """Copy every member's ``array`` to the root's output of its group rank; no outputs elsewhere."""
-        key = OpType.GATHER, array.dtype, array.size, None, self.global_ranks[root]
+        """Copy every member's ``array`` to the root's output of its group rank; other ranks have no outputs."""
+        key = OpType.GATHER, array.dtype, array.size, None, self.state.global_ranks[root]
         return self._submit(key, (outputs, array, root), options)
 
     def scatter(self, output: Array, inputs: Sequence[Array], root: int, options: Options) -> Work | None:
-        """Copy the root's input of each group rank to that member's ``output``; no inputs elsewhere."""
-        key = OpType.SCATTER, output.dtype, output.size, None, self.global_ranks[root]
+        """Copy the root's input of each group rank to that member's ``output``; other ranks have no inputs."""
+        key = OpType.SCATTER, output.dtype, output.size, None, self.state.global_ranks[root]
         return self._submit(key, (output, inputs, root), options)
 
     def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
@@ -216,11 +222,11 @@ class Communicator(ABC):
         return self._submit((OpType.ALL_TO_ALL, inputs[0].dtype, -1), (outputs, inputs), options)
 
     def barrier(self, options: Options) -> Work | None:
-        """Wait until all members have come."""
+        """Wait until all members have arrived."""
         return self._submit((_BARRIER,), (), options)
 
     def monitored_barrier(self, options: Options) -> None:
-        """Wait until all members have come, in a way that can name those who do not, whatever the backend."""
+        """Wait until all members have arrived, in a way that can name those that do not, whatever the backend."""
         self.barrier(options)
 
     @abstractmethod
@@ -232,46 +238,59 @@ class Communicator(ABC):
         """
 
     def _registered_array(self, dtype: np.dtype[Any], count: int, options: Options, directory: str, job: str) -> Array:
-        """Return an array in memory of the members', which is made in a directory, with the job in its name."""
+        """Return an array in registered memory, a file in a directory with the job in its name."""
         outcome: Outcome = []
-        order, arguments = self._queue, (directory, job, count * dtype.itemsize, outcome)
-        order.submit(
-            (OpType.EMPTY, dtype, count),
-            arguments,
-            options._replace(on_complete=lambda: order.use_backend(order.backend)),
-        )
+        queue, arguments = self.queue, (directory, job, count * dtype.itemsize, outcome)
+        given = options._replace(on_complete=lambda: queue.use_backend(queue.backend))
+        queue.submit((OpType.EMPTY, dtype, count), arguments, given)
         made = outcome[0]
         if isinstance(made, DistNetworkError):
             raise made
         return made.view(dtype)
 
+    def set_up(self, step: Algorithm, timeout: float, over: str = "", seq: int | None = 0) -> None:
+        """Execute a step of the group's set-up as a call, in which the members compare which ranks make the group.
+
+        Args:
+            step: takes what the backend gives its algorithms.
+            timeout: seconds it may take.
+            over: what the group is set up for.
+            seq: see CallQueue.execute.
+
+        Raises:
+            CollectiveMismatchError: the members do not make the same group.
+            DistBackendError: a member is missing, or failed.
+        """
+        key = OpType.NEW_GROUP, None, 0, None, None, None, f"ranks={list(self.ranks)}{over}"
+        self.queue.execute(self.queue.plan(key, step), (), Options(timeout), seq)
+
     def open_batch(self) -> None:
-        """Record this thread's collectives instead of making them.
+        """Record this thread's collectives instead of executing them.
 
         Raises:
             RuntimeError: a batch is open.
         """
-        self._queue.open_batch()
+        self.queue.open_batch()
         self.recording = True
 
     @property
     def batching(self) -> bool:
         """Whether this thread's collectives are being recorded."""
-        return self._queue.batching
+        return self.queue.batching
 
     def close_batch(self, options: Options | None) -> list[Work]:
-        """Make the recorded collectives, or with None forget them; return the Works of asynchronous ones."""
-        recorded = self._queue.close_batch()
+        """Execute the recorded collectives, or with None drop them; return the Works of asynchronous ones."""
+        recorded = self.queue.close_batch()
         self.recording = False
         if options is None:
             return []
         works = []
         for call in coalesce(recorded):
-            how = options._replace(result=call.result, on_complete=call.on_complete, details=call.details)
-            works.append(self._queue.submit(call.key, call.arguments, how))
+            given = options._replace(result=call.result, on_complete=call.on_complete, details=call.details)
+            works.append(self.queue.submit(call.key, call.arguments, given))
         return [work for work in works if work is not None]
 
-    # Point-to-point: ranks are the mesh's
+    # Point-to-point: ranks are those in ``ranks``
 
     @abstractmethod
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
@@ -279,10 +298,10 @@ class Communicator(ABC):
 
     @abstractmethod
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
-        """Receive into ``array`` from a rank, or from ANY; return the source's number, or the Work."""
+        """Receive into ``array`` from a rank, or from ANY; return the source's global rank, or the Work."""
 
     def batch_messages(self) -> AbstractContextManager[object]:
-        """Have the messages that are begun in the block go out together, where one could hold up another."""
+        """Send the messages that begin in the block together, where one could hold up another."""
         return contextlib.nullcontext()
 
 

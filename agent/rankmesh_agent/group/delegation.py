@@ -1,33 +1,74 @@
-"""The calls of a group that another process makes in this rank's place: what they need of this one, and what it knows.
+"""Agent side of delegated collectives: an attached process runs them in shared memory; the agent checks its peers.
 
-A process that is attached to an agent on its own host is lent the memory that the group's members share, and makes the
-rank's collectives itself. The agent keeps the connections: it sees who is gone, carries the messages by which the ranks
-find out what each of them called, and is told now and then what has been called, for whoever asks.
+A process that is attached to an agent on its own host maps the segment that the group's members share, and executes
+the rank's collectives itself. The agent keeps the connections: it knows which peers are lost, carries the messages by
+which the ranks compare their calls, and mirrors the calls that the process reports.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
+from rankmesh_agent.backends.base import Backend, CallContext
+from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.flight_recorder import OpStats, Record
 from rankmesh_agent.group.pending import LocalActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.wire.errors import DistBackendError, DistError
 from rankmesh_agent.wire.ops import Call
 
 
+class RankElsewhereError(DistBackendError):
+    """The process that is attached to the rank's agent executes the rank's collectives."""
+
+    code = "rank-elsewhere"
+    status = 409
+
+
+class DelegatedBackend(Backend):
+    """Refuses every call: an attached process takes this rank's part in it.
+
+    Args:
+        segment: memory that the members share, for the attached process to map.
+    """
+
+    name: ClassVar[str] = "mesh"
+    medium = "shm"
+    delegated = True
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+
+    def algorithm(self, call: Call) -> Algorithm:
+        self._refuse(call)
+
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
+        self._refuse(context.call)
+
+    def close(self) -> None:
+        """Does nothing: the attached process may still use the segment."""
+
+    def _refuse(self, call: Call) -> NoReturn:
+        raise RankElsewhereError(
+            f"{call.name}: the process that is attached to this agent executes this rank's collectives; make the call "
+            "there, or end its lease first",
+            op=call.name,
+        )
+
+
 class CallReport(NamedTuple):
-    """What the other process tells of a group.
+    """A report of the attached process on its calls in a group.
 
     Attributes:
         call: its latest call.
         seq: the call's number.
-        tallies: of all its calls, by kind.
-        under_way: its calls that have begun and not ended, each with its number, begin and bytes.
-        ended: those that have ended since it told the last time, each with its number, begin, end, error and bytes.
+        op_stats: statistics of all its calls, by operation.
+        active: its calls that have not ended, each with its number, begin and bytes.
+        ended: those that have ended since the last report, each with its number, begin, end, error and bytes.
     """
 
     call: Call
@@ -38,27 +79,27 @@ class CallReport(NamedTuple):
 
 
 class DelegatedCalls:
-    """This process's part in such calls, of one group.
+    """The agent's part in the calls of one group that an attached process executes.
 
     Args:
-        standing: of the group.
-        link: its messages.
+        state: failure state of the group.
+        link: messages among the members.
     """
 
-    def __init__(self, standing: LocalGroupState, link: MessageLink) -> None:
-        self._state = standing
+    def __init__(self, state: LocalGroupState, link: MessageLink) -> None:
+        self._state = state
         self._link = link
-        self._active = LocalActiveCall(standing)
+        self._active = LocalActiveCall(state)
         self._turn = threading.Lock()
         self._report: CallReport | None = None
 
     def check_peers(self, call: Call, seq: int, missing: list[int], seconds: float, left: float) -> None:
-        """See whether a call can go on, as Watch.check does.
+        """Check whether a call can go on, as ``CallContext.check`` does.
 
         Args:
-            call: what it is.
+            call: the call.
             seq: its number.
-            missing: the group ranks it waits for.
+            missing: the group ranks that it waits for.
             seconds: how long it may take.
             left: how much of that is left.
         """
@@ -71,10 +112,10 @@ class DelegatedCalls:
                 self._state.started_at = None
 
     def verify(self, call: Call, seq: int, fingerprint: int, seconds: float) -> None:
-        """Have the members arrive at a call over messages, as Link.enter does.
+        """Wait until all members have arrived at a call, over messages.
 
         Raises:
-            CallMismatchError: they did not make the same call.
+            CallMismatchError: they made different calls.
         """
         with self._turn:
             self._begin(call, seq, seconds)
@@ -84,54 +125,52 @@ class DelegatedCalls:
             finally:
                 self._state.started_at = None
 
-    def exchange_descriptions(self, call: Call, seq: int, seconds: float, said: bytes) -> list[bytes]:
-        """After a disagreement tell everyone ``said``, and return what they tell."""
+    def exchange_descriptions(self, call: Call, seq: int, seconds: float, description: bytes) -> list[bytes]:
+        """After a mismatch, send ``description`` to all members and return theirs."""
         with self._turn:
             self._begin(call, seq, seconds)
             try:
                 self._link.begin(seq, 0, self._active.wait)
-                return [bytes(payload) for payload in self._link.exchange_descriptions(said)]
+                return [bytes(payload) for payload in self._link.exchange_descriptions(description)]
             finally:
                 self._state.started_at = None
 
     def abort(self, call: Call | None, seq: int, busy: bool, error: BaseException) -> DistError | None:
-        """End the group at all members because of an error in the other process; return the failure.
+        """End the group at all members because of an error in the attached process; return the failure.
 
         Args:
             call: the latest call there, None if there was none.
             seq: the call's number.
             busy: whether it is under way.
-            error: what happened.
+            error: the error.
         """
-        standing = self._state
+        state = self._state
         if call is not None:
-            standing.call, standing.seq = call, seq
-            standing.started_at = self._active.deadline.started if busy else None
-        standing.abort(error)
+            state.call, state.seq = call, seq
+            state.started_at = self._active.deadline.started if busy else None
+        state.abort(error)
         if call is not None:
-            standing.started_at = None
-        return standing.failure
+            state.started_at = None
+        return state.failure
 
-    def update(self, told: CallReport) -> None:
-        """Take note of what the other process tells."""
-        standing = self._state
-        if standing.failure is None and told.seq > standing.seq:
-            standing.call, standing.seq = told.call, told.seq
-        self._report = told
-        for call, seq, begun, ended, error, nbytes in told.ended:
-            standing.recorder.record((standing, call, seq, begun, ended, error, nbytes))
+    def update(self, report: CallReport) -> None:
+        """Mirror the calls of a report in the group's state and in the flight recorder."""
+        state = self._state
+        if state.failure is None and report.seq > state.seq:
+            state.call, state.seq = report.call, report.seq
+        self._report = report
+        for call, seq, started, ended, error, nbytes in report.ended:
+            state.recorder.record((state, call, seq, started, ended, error, nbytes))
 
     def active_records(self) -> list[Record]:
-        """Return the calls that have begun and not ended, as far as is known."""
-        told = self._report
-        if told is None:
-            return []
-        return [(self._state, call, seq, begun, None, "", nbytes) for call, seq, begun, nbytes in told.active]
+        """Return the calls that have not ended, as of the last report."""
+        active = [] if self._report is None else self._report.active
+        return [(self._state, call, seq, started, None, "", nbytes) for call, seq, started, nbytes in active]
 
     def op_stats(self) -> Mapping[str, OpStats]:
-        """Return the tallies, by kind of call, as far as they are known."""
+        """Return the statistics, by operation, as of the last report."""
         return {} if self._report is None else self._report.op_stats
 
     def _begin(self, call: Call, seq: int, seconds: float) -> None:
-        self._active.begin(call, seq, call.nbytes, seconds)
+        self._active.begin(call, seq, seconds)
         self._state.rename_lost_call()

@@ -1,7 +1,7 @@
-"""What is kept of every call and message: the latest ones (a flight recorder), and tallies of all.
+"""Flight recorder: the latest calls and messages of this process, and statistics of all of them.
 
-Both are written on the way of a call of a few microseconds and read seldom, so what is written is the least: one tuple,
-whose words are made when somebody asks, and three additions.
+Both are written on the way of a call of a few microseconds and rarely read, so the least is written: one tuple, which
+is formatted when it is read, and three additions.
 """
 
 from __future__ import annotations
@@ -16,47 +16,50 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import Call
-from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
+from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, FlightRecord, FlightState, InFlight
 from rankmesh_agent.wire.stats import BOUNDS, OperationStats
 
 DEFAULT_CAPACITY = 1000
-"""How many calls and messages the flight recorder keeps unless somebody says otherwise."""
+"""Calls and messages that the flight recorder keeps by default."""
 MAX_GROUPS = 100
-"""How many groups are counted each by itself; the others together, under OTHER_GROUPS."""
+"""Groups that have statistics of their own; the others share OTHER_GROUPS."""
 OTHER_GROUPS = "(other)"
 ENDED_GROUPS = "(ended)"
-"""What the tallies of the groups that are no more go under, together: sums over groups never go down."""
+"""Label of the statistics of all groups that have ended: sums over groups never go down."""
+_SWEEP_SIZE = 2 * MOST_IN_FLIGHT
+"""Messages that a log holds before a new one makes it look for those that have ended."""
 
 
 class RecordOwner(Protocol):
-    """Whose a call is: a group at one rank."""
+    """The group of a call, at one rank."""
 
     @property
     def id(self) -> str:
-        """The group's id, as people are told."""
+        """The group's id, as documents show it."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The group's name."""
 
     def matches(self, name: str) -> bool:
-        """Whether that is the group's name or id."""
+        """Whether ``name`` is the group's name or id."""
 
     def global_rank(self, rank: int) -> int:
-        """Return the number the user knows a member by."""
+        """Return the global rank of a member."""
 
 
 MessageInfo = tuple[str, np.dtype[Any], int, int, int]
 """A message between two ranks: ``send`` or ``recv``, dtype and elements, the other rank or -1 for any, tag."""
 Record = tuple[RecordOwner, Call | MessageInfo, int, float, float | None, str, int]
-"""A call or message: whose, what, its number, begin and end by the monotonic clock, its error's text, its bytes. The
-end is None while it is under way. A bare tuple, as making one takes a fifth of what making a named one takes."""
+"""A call or message: group, call, number, begin and end by the monotonic clock, its error's text, its bytes. The end
+is None while it is under way. A bare tuple, because making a named one takes five times as long."""
 
 
 class OpStats:
-    """The calls of one kind in one group, counted as they end: see vitals.Operations."""
+    """Statistics of one operation's calls in one group, counted as they end: see OperationStats."""
 
     __slots__ = ("buckets", "failures", "nbytes", "seconds")
 
@@ -73,30 +76,91 @@ class OpStats:
         self.buckets[bisect_left(BOUNDS, seconds)] += 1
 
     def add(self, other: OpStats) -> None:
-        """Count another tally's calls, too."""
+        """Add another object's calls."""
         self.nbytes += other.nbytes
         self.seconds += other.seconds
         self.failures += other.failures
         self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
 
     def snapshot(self, group: str, op: str) -> OperationStats:
-        """Return what has been counted."""
+        """Return a copy under a group's and an operation's name."""
         return OperationStats(group, op, self.nbytes, self.seconds, self.failures, list(self.buckets))
 
 
+class MessageLog:
+    """One rank's point-to-point messages in a group: those under way, and the statistics of the others. Thread-safe.
+
+    Args:
+        recorder: records the messages that have ended.
+    """
+
+    def __init__(self, recorder: FlightRecorder) -> None:
+        self._recorder = recorder
+        self._op_stats = {"send": OpStats(), "recv": OpStats()}
+        self._lock = threading.Lock()
+        self._active: dict[int, tuple[Record, Transfer]] = {}
+        self._sweep_at = _SWEEP_SIZE
+
+    def record(self, record: Record, error: BaseException | None) -> None:
+        """Count and record a message that ends now."""
+        owner, message, seq, started, _, _, nbytes = record
+        ended = time.monotonic()
+        seconds = ended - started
+        stats = self._op_stats[message[0]]  # type: ignore[index]  # a MessageInfo
+        with self._lock:
+            # Written out here what OpStats.count does: calling it would take longer than doing it.
+            stats.seconds += seconds
+            stats.nbytes += nbytes
+            stats.buckets[bisect_left(BOUNDS, seconds)] += 1
+            if error is not None:
+                stats.failures += 1
+        self._recorder.record((owner, message, seq, started, ended, "" if error is None else error_text(error), nbytes))
+
+    def begin(self, record: Record, transfer: Transfer) -> None:
+        """Add a message that has begun."""
+        if transfer.done:
+            self.record(record, transfer.error)
+            return
+        self._active[id(record)] = record, transfer
+        if len(self._active) >= self._sweep_at:
+            self._sweep()
+            self._sweep_at = max(_SWEEP_SIZE, 2 * len(self._active))
+
+    def end(self, record: Record, error: BaseException | None) -> None:
+        """Count and record a message that has ended; the first time counts."""
+        if self._active.pop(id(record), None) is not None:
+            self.record(record, error)
+
+    def active_records(self) -> list[Record]:
+        """Return the messages that have not ended, the oldest first."""
+        self._sweep()
+        return [record for record, _ in self._active.copy().values()]
+
+    def op_stats(self) -> Mapping[str, OpStats]:
+        """Return the statistics, by operation."""
+        self._sweep()
+        return {op: stats for op, stats in self._op_stats.items() if any(stats.buckets)}
+
+    def _sweep(self) -> None:
+        """End the messages that are done although no thread has waited for them."""
+        for record, transfer in self._active.copy().values():
+            if transfer.done:
+                self.end(record, transfer.error)
+
+
 class RecordedGroup(Protocol):
-    """A group whose calls are recorded."""
+    """A group at one rank, as the flight recorder reads it."""
 
     name: str
 
     def matches(self, name: str) -> bool:
-        """Whether that is its name or id."""
+        """Whether ``name`` is the group's name or id."""
 
     def op_stats(self) -> Mapping[str, OpStats]:
-        """Return its tallies, by kind of call."""
+        """Return the group's statistics, by operation."""
 
     def active_records(self) -> list[Record]:
-        """Return its calls and messages that have begun and not ended."""
+        """Return the group's calls and messages that have not ended."""
 
 
 class FlightRecorder:

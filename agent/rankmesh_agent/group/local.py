@@ -1,28 +1,25 @@
-"""A group at one rank: its collectives, its messages, and what others ask about it."""
+"""Communicator over this process's progress engine."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from rankmesh_agent.backends.base import MONITORED
-from rankmesh_agent.backends.cpu import CpuBackend
-from rankmesh_agent.backends.custom import CustomBackend
-from rankmesh_agent.backends.delegated import DelegatedBackend
-from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
+from rankmesh_agent.backends.base import Backend, MessageTransport
+from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
 from rankmesh_agent.backends.segment_setup import SegmentOptions, create_segment
+from rankmesh_agent.backends.self import SelfBackend
 from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink, layout_of
 from rankmesh_agent.collectives.link import as_bytes
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.delegation import DelegatedCalls
-from rankmesh_agent.group.flight_recorder import FlightRecorder, OpStats, Record, in_flight
-from rankmesh_agent.group.message_stats import MessageLog
-from rankmesh_agent.group.pending import LocalActiveCall, MessageTransport, PendingMessage
+from rankmesh_agent.group.delegation import DelegatedBackend, DelegatedCalls
+from rankmesh_agent.group.flight_recorder import FlightRecorder, MessageInfo, MessageLog, OpStats, Record, in_flight
+from rankmesh_agent.group.pending import LocalActiveCall, PendingMessage
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
@@ -34,11 +31,8 @@ from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.frames import Header, Opcode
-from rankmesh_agent.wire.ops import Call, OpType
-from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo, InFlight, Member
-
-if TYPE_CHECKING:
-    from rankmesh_agent.mpi.group import MpiGroup
+from rankmesh_agent.wire.ops import OpType
+from rankmesh_agent.wire.schemas import InFlight, Member
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("rankmesh")
@@ -47,270 +41,229 @@ _ENTER, _PART, _ABORT = Opcode.ENTER, Opcode.PART, Opcode.ABORT
 
 
 class LocalCommunicator(Communicator, FrameSink):
-    """One rank's side of a group.
+    """One rank's side of a group whose messages this process's progress engine moves.
 
     Args:
-        mesh: the process's connections.
+        engine: moves the messages.
         group: id of the group, equal at all members.
-        name: name for people.
-        ranks: global ranks of the members, by group rank; this process is one.
-        members: who the ranks are, by global rank, for error messages.
+        name: name of the group.
+        ranks: ranks of the members in the job, by group rank; this process is one.
+        members: addresses and processes of the ranks, for error messages.
         timeout: default seconds a call may take.
-        recorder: records the calls; one of its own by default.
+        recorder: records the calls and messages.
 
     Attributes:
-        mesh: see above.
-        recorder: see above.
-        elsewhere: the calls that another process makes in this rank's place, if one does.
-        lent: the members' memory, if it was lent to such a process; see Sharing.lend.
+        engine, recorder: see above.
+        matcher: matches the engine's point-to-point messages to receives.
+        active_call: the collective call under way.
+        delegated_calls: the calls that an attached process executes in this rank's place.
     """
+
+    state: LocalGroupState
+    link: MessageLink
 
     def __init__(
         self,
-        mesh: ProgressEngine,
+        engine: ProgressEngine,
         group: int,
         name: str,
         ranks: Sequence[int],
         members: dict[int, Member],
         timeout: float,
-        recorder: FlightRecorder | None = None,
+        recorder: FlightRecorder,
     ) -> None:
-        super().__init__(group, name, ranks, mesh.rank, timeout)
-        self.mesh = mesh
-        self.recorder = recorder = FlightRecorder() if recorder is None else recorder
-        self._others = frozenset(self.ranks) - {mesh.rank}
-        self._sources = tuple(member for member in self.ranks if member != mesh.rank)
-        self._standing = LocalGroupState(mesh, group, name, self.ranks, members, recorder)
-        self._link = MessageLink(mesh, group, self.ranks, self.rank)
-        self._matching = MessageMatcher(mesh, group, self._standing.global_rank)
-        self._carrier: MessageTransport = self._matching
-        self._mpi: MpiGroup | None = None
+        super().__init__(group, name, ranks, engine.rank, timeout)
+        self.engine = engine
+        self.recorder = recorder
+        self.state = LocalGroupState(engine, group, name, self.ranks, members, recorder)
+        self.link = MessageLink(engine, group, self.ranks, self.rank)
+        self.matcher = MessageMatcher(engine, group, self.state.global_rank)
+        self.active_call = LocalActiveCall(self.state)
+        backend = SelfBackend() if self.size == 1 else CpuBackend(self.link)
+        self.queue = CallQueue(self.state, self.active_call, name, backend)
+        self.delegated_calls = DelegatedCalls(self.state, self.link)
+        self._submit = self.queue.submit
+        self._others = frozenset(self.ranks) - {engine.rank}
+        self._sources = tuple(member for member in self.ranks if member != engine.rank)
         self._messages = MessageLog(recorder)
-        self._running = LocalActiveCall(self._standing)
-        self._queue = CallQueue(self._standing, self._running, name, CpuBackend(self._link, self.ranks, None))
-        self._submit = self._queue.submit
-        self.lent: Segment | None = None
-        self.delegated_calls = DelegatedCalls(self._standing, self._link)
+        self._transport: MessageTransport = self.matcher
         self._closed = False
         recorder.add_group(self)
-        mesh.register_sink(group, self)
+        engine.register_sink(group, self)
 
-    @property
-    def failure(self) -> DistError | None:
-        """The first failure, None while the group can go on."""
-        return self._standing.failure
-
-    @property
-    def global_ranks(self) -> tuple[int, ...]:
-        """The numbers the user knows the members by, by group rank: ``ranks``, unless the world has shrunk."""
-        return self._standing.global_ranks
-
-    @global_ranks.setter
-    def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
-        self._standing.global_ranks = global_ranks
-
-    def use_custom_backend(self, name: str, engine: Any) -> None:
-        """Have an engine from outside carry out the collectives from now on; the members do so at the same point.
-
-        Args:
-            name: what get_backend() says.
-            engine: see backends.custom.CustomBackend.
-        """
-        self._queue.use_backend(CustomBackend(name, engine, self._link, self.ranks))
-
-    def use_mpi(self, compares: bool) -> None:
-        """See Calls."""
-        # Only here: of all jobs, few run on MPI.
-        from rankmesh_agent.mpi.communicator import MpiCommunicator, create_communicator
-        from rankmesh_agent.mpi.group import MpiGroup
-
-        order, standing = self._queue, self._standing
-        found: list[MpiCommunicator] = []
-        # A call with a number of its own: what the members told each other in the first one may still be on its way.
-        order.use_backend(CpuBackend(self._link, self.ranks, None))
-        call = Call(OpType.NEW_GROUP, subject=f"ranks={list(self.ranks)} over MPI")
-        how = order.plan(call, lambda link: found.append(create_communicator(link, self.id, compares)))
-        order.execute(how, (), standing.seq + 1, self.default_options)
-        self._mpi = MpiGroup(found[0], standing, self._running, self._link, self._matching)
-        self._carrier = self._mpi.messages
-        order.use_backend(self._mpi.backend)
-
-    def abort(self, error: BaseException) -> None:
-        """End the group at all members because of an error here."""
-        self._standing.abort(error)
+    def use_backend(self, backend: Backend) -> None:
+        """See Communicator; a backend with a transport for messages carries these, too."""
+        super().use_backend(backend)
+        self._transport = self.queue.backend.messages or self.matcher
 
     def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
-        """See Calls."""
+        """See Communicator."""
         try:
-            self._standing.raise_if_peer_lost([self.ranks[member] for member in members], during)
+            self.state.raise_if_peer_lost([self.ranks[member] for member in members], during)
         except DistError as error:
             return error
         return None
 
-    def start(self, hosts: Sequence[Hashable], sharing: SegmentOptions, timeout: float) -> None:
-        """Meet the other members and set up what the calls run over; a collective call.
+    def start(self, hosts: Sequence[Hashable], options: SegmentOptions, timeout: float) -> None:
+        """Wait for the other members, and choose the backend; a collective call.
 
         Args:
-            hosts: what is equal for members that see the same shared memory, by group rank.
-            sharing: how this member would share memory.
+            hosts: equal for members that see the same shared memory, by group rank.
+            options: how this member shares memory.
             timeout: seconds to wait for the others.
 
         Raises:
             CollectiveMismatchError: the members do not make the same group.
             DistBackendError: a member is missing, or failed.
         """
-        self._sharing = sharing
+        self._segment_options = options
         if self.size == 1:
             return
-        call = Call(OpType.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
         layout = layout_of(hosts)
-        segment: Segment | None = None
-
-        def share_it(link: MessageLink) -> None:
-            nonlocal segment
-            segment = create_segment(link, layout, sharing)
-
-        order = self._queue
-        order.execute(order.plan(call, share_it), (), 0, Options(timeout))
-        if segment is not None and len(layout) > 1:
-            order.use_backend(
-                HierarchicalCpuBackend(self._link, self.ranks, HierarchicalLink(self._link, segment, layout))
-            )
+        created: list[Segment | None] = []
+        self.set_up(lambda link: created.append(create_segment(link, layout, options)), timeout)
+        (segment,) = created
+        if segment is None:
             return
-        if segment is not None and sharing.delegated:
-            self.lent = segment
-            order.use_backend(DelegatedBackend())
-            return
-        order.use_backend(CpuBackend(self._link, self.ranks, segment))
-        if segment is not None:
-            order.execute(order.plan(call, lambda shared: shared.windows.probe_reads()), (), 0, Options(timeout))
+        if len(layout) > 1:
+            self.use_backend(HierarchicalCpuBackend(self.link, HierarchicalLink(self.link, segment, layout)))
+        elif options.delegated:
+            self.use_backend(DelegatedBackend(segment))
+        else:
+            self.use_backend(CpuBackend(self.link, segment))
+            self.set_up(lambda shared: shared.windows.probe_reads(), timeout)
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
-        """Return an array in memory that the members share, where they share memory; a synchronous collective call.
-
-        Raises:
-            DistNetworkError: there is no room, or a member cannot map it; the same at all members.
-        """
-        if not isinstance(self._queue.backend, CpuBackend):
-            return np.empty(count, dtype)  # an engine from outside knows nothing of ours
-        return self._registered_array(dtype, count, options, self._sharing.directory, self._sharing.job)
+        """See Communicator."""
+        if not self.queue.backend.allocates:
+            return np.empty(count, dtype)
+        return self._registered_array(dtype, count, options, self._segment_options.directory, self._segment_options.job)
 
     def monitored_barrier(self, options: Options) -> None:
-        """See Calls."""
-        subject = MONITORED if self._mpi is not None else ""
-        self._queue.submit((OpType.BARRIER, None, 0, None, None, None, subject), (), options)
+        """See Communicator."""
+        subject = self.queue.backend.monitored_subject
+        self.queue.submit((OpType.BARRIER, None, 0, None, None, None, subject), (), options)
 
-    # Point-to-point: ranks are the mesh's
+    # Point-to-point
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
-        """See Calls."""
-        return self._follow_up(self.begin_send(array, rank, tag, options), options, None)
+        """See Communicator."""
+        started = time.monotonic()
+        transfer = self._start_send(array, rank, tag, options)
+        if transfer.done and not options.async_op:
+            self._ended(("send", array.dtype, array.size, rank, tag), started, array.nbytes, transfer, options)
+            return None
+        message = self._pending("send", array, rank, tag, transfer, options)
+        if options.async_op:
+            return MessageWork(message.complete, options.result, message.deadline, None, message.abandon)
+        message.complete(message.deadline)
+        return None
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
-        """See Calls."""
-        message = self.begin_receive(array, rank, tag, options)
-        work = self._follow_up(message, options, lambda: self.source(message))
-        return self.source(message) if work is None else work
+        """See Communicator."""
+        started = time.monotonic()
+        transfer = self._start_receive(array, rank, tag, options)
+        if transfer.done and not options.async_op:
+            self._ended(("recv", array.dtype, array.size, rank, tag), started, array.nbytes, transfer, options)
+            return self.state.global_rank(transfer.source)
+        message = self._pending("recv", array, rank, tag, transfer, options)
+        if options.async_op:
+            return MessageWork(
+                message.complete, options.result, message.deadline, lambda: self.source(message), message.abandon
+            )
+        message.complete(message.deadline)
+        return self.state.global_rank(transfer.source)
 
     def begin_send(self, array: Array, rank: int, tag: int, options: Options) -> PendingMessage:
-        """Begin to send ``array`` to a rank; whoever calls this has to settle it, or abandon it."""
-        self._standing.raise_if_failed()
-        with self.mesh.foreground():
-            transfer = self._carrier.send(rank, as_bytes(array), code_of(array.dtype), tag)
-            if options.async_op and not transfer.done:
-                self._carrier.progress_in_background(transfer)
-        return self._message(transfer, "send", array, rank, tag, (rank,), options)
+        """Begin to send ``array`` to a rank; the caller completes the message, or abandons it."""
+        return self._pending("send", array, rank, tag, self._start_send(array, rank, tag, options), options)
 
     def begin_receive(self, array: Array, rank: int, tag: int, options: Options) -> PendingMessage:
         """Begin to receive into ``array`` from a rank, or from ANY; see begin_send."""
-        self._standing.raise_if_failed()
-        with self.mesh.foreground():
-            transfer = self._carrier.receive(rank, as_bytes(array), code_of(array.dtype), tag)
-            if options.async_op and not transfer.done:
-                self._carrier.progress_in_background(transfer)
-        return self._message(transfer, "recv", array, rank, tag, self._sources if rank == ANY else (rank,), options)
+        return self._pending("recv", array, rank, tag, self._start_receive(array, rank, tag, options), options)
 
     def source(self, message: PendingMessage) -> int:
-        """Return the number of the rank that a received message came from."""
-        return self._number(message.transfer.source)
+        """Return the global rank of a received message's sender."""
+        return self.state.global_rank(message.transfer.source)
 
-    def _message(
-        self,
-        transfer: Transfer,
-        op: str,
-        array: Array,
-        rank: int,
-        tag: int,
-        partners: Sequence[int],
-        options: Options,
+    def _start_send(self, array: Array, rank: int, tag: int, options: Options) -> Transfer:
+        if self.state.failure is not None:
+            self.state.raise_if_failed()
+        with self.engine.foreground():
+            transfer = self._transport.send(rank, as_bytes(array), code_of(array.dtype), tag)
+            if options.async_op and not transfer.done:
+                self._transport.progress_in_background(transfer)
+        return transfer
+
+    def _start_receive(self, array: Array, rank: int, tag: int, options: Options) -> Transfer:
+        if self.state.failure is not None:
+            self.state.raise_if_failed()
+        with self.engine.foreground():
+            transfer = self._transport.receive(rank, as_bytes(array), code_of(array.dtype), tag)
+            if options.async_op and not transfer.done:
+                self._transport.progress_in_background(transfer)
+        return transfer
+
+    def _ended(self, message: MessageInfo, started: float, nbytes: int, transfer: Transfer, options: Options) -> None:
+        """Record a message that its transport has carried at once; raise its error."""
+        self._messages.record((self.state, message, 0, started, None, "", nbytes), transfer.error)
+        if transfer.error is not None:
+            raise transfer.error
+        if options.on_complete is not None:
+            options.on_complete()
+
+    def _pending(
+        self, op: str, array: Array, rank: int, tag: int, transfer: Transfer, options: Options
     ) -> PendingMessage:
-        deadline, standing = Deadline(options.timeout), self._standing
-        what = op, array.dtype, array.size, rank, tag
-        entry: Record = standing, what, 0, deadline.started, None, "", array.nbytes
+        deadline = Deadline(options.timeout)
+        partners = self._sources if rank == ANY else (rank,)
+        record: Record = (
+            self.state, (op, array.dtype, array.size, rank, tag), 0, deadline.started, None, "", array.nbytes
+        )  # fmt: skip
         return PendingMessage(
-            standing, self._carrier, transfer, entry, self._messages, partners, deadline, options.on_complete
+            self.state, self._transport, transfer, record, self._messages, partners, deadline, options.on_complete
         )
 
-    def _follow_up(self, message: PendingMessage, options: Options, source: Callable[[], int] | None) -> Work | None:
-        if not options.async_op:
-            message.complete(message.deadline)
-            return None
-        return MessageWork(message.complete, options.result, message.deadline, source, message.abandon)
-
-    def _number(self, rank: int) -> int:
-        return self._standing.global_rank(rank)
-
-    # What others ask
-
-    def info(self) -> GroupInfo:
-        """Return the group as this member sees it."""
-        standing = self._standing
-        last = standing.call.name if standing.call is not None else ""
-        failure = standing.failure.message if standing.failure is not None else ""
-        nbytes = sum(tally.nbytes for tally in self.op_stats().values())
-        inflight = self.in_flight()[:MOST_IN_FLIGHT]
-        ranks = list(self.ranks)
-        return GroupInfo(standing.id, self.name, ranks, standing.seq, self.medium, last, failure, nbytes, inflight)
+    # Introspection
 
     def in_flight(self) -> list[InFlight]:
-        """Return the calls and messages that have begun, or are queued, and not ended: see GroupInfo."""
+        """Return the calls and messages that have not ended."""
         now = time.monotonic()
-        return [in_flight(entry, now) for entry in self.active_records()]
+        return [in_flight(record, now) for record in self.active_records()]
 
     def active_records(self) -> list[Record]:
-        """See records.Recorded."""
-        return self._queue.active_records() + self.delegated_calls.active_records() + self._messages.active_records()
+        """See Communicator."""
+        return super().active_records() + self.delegated_calls.active_records() + self._messages.active_records()
 
     def matches(self, name: str) -> bool:
-        """See records.Recorded."""
-        return self._standing.matches(name)
+        """See RecordedGroup."""
+        return self.state.matches(name)
 
     def op_stats(self) -> Mapping[str, OpStats]:
-        """See records.Recorded."""
-        found = {**self._queue.op_stats(), **self._messages.op_stats()}
-        for op, tally in self.delegated_calls.op_stats().items():
-            both = OpStats()
-            both.add(tally)
+        """See Communicator."""
+        found = {**super().op_stats(), **self._messages.op_stats()}
+        for op, stats in self.delegated_calls.op_stats().items():
+            total = OpStats()
+            total.add(stats)
             if op in found:
-                both.add(found[op])
-            found[op] = both
+                total.add(found[op])
+            found[op] = total
         return found
 
     def close(self) -> None:
-        """End the group at this member: queued calls fail, the worker ends. Does nothing the second time."""
+        """See Communicator."""
         if self._closed:
             return
         self._closed = True
-        self._standing.broadcast_abort()
-        if self._mpi is not None:
-            self._mpi.close()
-        with self.mesh.lock:
-            self._standing.mark_destroyed()
-            unread = list(self._matching.refusals.values())
+        self.state.broadcast_abort()
+        self.queue.backend.leave()
+        with self.engine.lock:
+            self.state.mark_destroyed()
+            unread = list(self.matcher.refusals.values())
         for refusal in unread:
             _log.warning("group %r has ended, and a message was lost before: %s", self.name, refusal.message)
-        self.mesh.unregister_sink(self.id)
-        self._queue.close()
+        self.engine.unregister_sink(self.id)
+        self.queue.close()
         self.recorder.remove_group(self)
 
     # FrameSink: with the engine's lock held
@@ -318,14 +271,13 @@ class LocalCommunicator(Communicator, FrameSink):
     def buffer_for(self, rank: int, header: Header) -> memoryview | None:
         """See FrameSink."""
         if header.opcode is _PART:
-            return self._link.buffer_for(rank, header)
-        return self._matching.buffer_for(rank, header)
+            return self.link.buffer_for(rank, header)
+        return self.matcher.buffer_for(rank, header)
 
     def on_peer_lost(self, rank: int) -> None:
         """See FrameSink."""
-        self._standing.on_peer_lost(rank)
-        if self._mpi is not None:
-            self._mpi.lost()
+        self.state.on_peer_lost(rank)
+        self.queue.backend.on_peer_lost()
 
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """See FrameSink."""
@@ -333,8 +285,8 @@ class LocalCommunicator(Communicator, FrameSink):
         if rank not in self._others:
             return
         if opcode is _ENTER or opcode is _PART:
-            self._link.on_frame(rank, header, payload)
+            self.link.on_frame(rank, header, payload)
         elif opcode is _ABORT:
-            self._standing.on_abort(bytes(payload))
+            self.state.on_abort(bytes(payload))
         else:
-            self._matching.on_frame(rank, header, payload)
+            self.matcher.on_frame(rank, header, payload)

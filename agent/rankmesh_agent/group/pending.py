@@ -1,77 +1,84 @@
-"""How a call, and a message, of a group wait: until it is done, or cannot be any more, or the deadline passes."""
+"""Calls and messages under way: how each waits until it is done, cannot complete, or its deadline passes."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from time import monotonic
-from typing import Protocol
 
-from rankmesh_agent.group.flight_recorder import Record, describe
-from rankmesh_agent.group.message_stats import MessageLog
-from rankmesh_agent.group.state import BaseGroupState, LocalGroupState
+from rankmesh_agent.backends.base import MessageTransport
+from rankmesh_agent.group.flight_recorder import MessageLog, Record, describe
+from rankmesh_agent.group.state import GroupState, LocalGroupState
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call
 
 OnComplete = Callable[[], None] | None
-"""What to do with the arrays once the data is there (copy a staged one back)."""
+"""Called once the data is there, to copy a staged array back, for example."""
 Details = Callable[[], str] | None
-"""Says what else there is to say of a call when the ranks' calls do not fit together (splits, shapes, call site)."""
+"""Returns what a mismatch error adds to a rank's call: splits, shapes, call site."""
 
 
-class ActiveCall:
-    """The collective call of a group that is in progress, one after the other.
+class ActiveCall(ABC):
+    """The collective call under way in a group, one after the other: a ``backends.base.CallContext``.
 
     Args:
-        state: of the group.
+        state: failure state of the group.
 
     Attributes:
-        deadline: when the latest call has to be over.
+        call: the latest call.
+        seq: its number.
+        deadline: its deadline.
+        details: see Options.
     """
 
-    def __init__(self, state: BaseGroupState) -> None:
-        self._state = state
-        self.deadline = Deadline(0)
-        self._details: Details = None
+    call: Call
+    seq: int
 
-    def begin(self, call: Call, seq: int, nbytes: int, seconds: float, note: Details = None) -> float:
-        """Go on to another call; return when it began, by the monotonic clock.
+    def __init__(self, state: GroupState) -> None:
+        self.deadline = Deadline(0)
+        self.details: Details = None
+        self._state = state
+
+    def begin(self, call: Call, seq: int, seconds: float) -> None:
+        """Begin another call.
 
         Args:
-            call: what it is.
+            call: the call.
             seq: its number.
-            nbytes: what its arrays hold.
             seconds: how long it may take.
-            note: see Options.
         """
         state = self._state
         self.call = state.call = call
         self.seq = state.seq = seq
-        state.nbytes = nbytes
-        self._details = note
-        # Written out here what Deadline.restart does: calling it would take longer than doing it.
-        deadline = self.deadline
-        deadline.seconds = seconds
-        begun = state.started_at = deadline.started = monotonic()
-        deadline.at = begun + seconds
-        return begun
+        state.nbytes = call.nbytes
+        self.details = None
+        self.deadline.restart(seconds)
+        state.started_at = self.deadline.started
 
     @property
     def global_ranks(self) -> Sequence[int]:
-        """See Watch."""
+        """See CallContext."""
         return self._state.global_ranks
 
-    def details(self) -> str:
-        """See Watch."""
-        return "" if self._details is None else self._details()
+    def describe(self) -> str:
+        """See CallContext."""
+        return "" if self.details is None else self.details()
+
+    @abstractmethod
+    def check(self, missing: Callable[[], list[int]]) -> None:
+        """See CallContext."""
+
+    @abstractmethod
+    def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+        """See CallContext."""
 
 
 class LocalActiveCall(ActiveCall):
-    """A call whose messages this process carries: a CallContext.
+    """The call under way in a group whose messages this process's progress engine moves.
 
     Args:
-        state: of the group.
+        state: failure state of the group.
     """
 
     _state: LocalGroupState
@@ -80,99 +87,77 @@ class LocalActiveCall(ActiveCall):
         super().__init__(state)
 
     def check(self, missing: Callable[[], list[int]]) -> None:
-        """See Watch."""
-        standing = self._state
-        standing.mesh.progress()
-        standing.raise_if_failed()
-        if standing.mesh.closed:
+        """See CallContext."""
+        state = self._state
+        state.engine.progress()
+        state.raise_if_failed()
+        if state.engine.closed:
             raise GroupAbortedError("this process has left the job")
-        waiting_for = [standing.ranks[member] for member in missing()]
+        waiting_for = [state.ranks[member] for member in missing()]
         if not waiting_for:
             return  # the last one came meanwhile, and may have left since
-        words = f"{self.call.name} #{self.seq}"
-        standing.raise_if_peer_lost(waiting_for, words)
+        during = f"{self.call.name} #{self.seq}"
+        state.raise_if_peer_lost(waiting_for, during)
         if self.deadline.expired():
-            raise standing.timeout_error(waiting_for, words, self.deadline, self.seq)
+            raise state.timeout_error(waiting_for, during, self.deadline, self.seq)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
-        """See Watch."""
-        standing = self._state
-        mesh = standing.mesh
+        """See CallContext."""
+        state = self._state
+        engine = state.engine
 
         def settled() -> bool:
             if ready():
                 return True
-            if standing.failure is None and not mesh.lost_peers:
+            if state.failure is None and not engine.lost_peers:
                 return False
-            return standing.cannot_complete([standing.ranks[member] for member in missing()])
+            return state.cannot_complete([state.ranks[member] for member in missing()])
 
         while True:
-            mesh.wait(settled, self.deadline)
-            with mesh.lock:
+            engine.wait(settled, self.deadline)
+            with engine.lock:
                 if ready():
                     return
             self.check(missing)
 
 
-class MessageTransport(Protocol):
-    """What carries a group's messages: see progress.matching.MessageMatcher, which does over connections."""
-
-    def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
-        """Begin to send ``view`` to a rank."""
-
-    def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
-        """Begin to receive into ``view`` from a rank, or from any."""
-
-    def progress_in_background(self, transfer: Transfer) -> None:
-        """See to it that a message moves while nobody waits for it."""
-
-    def cancel(self, transfer: Transfer) -> bool:
-        """Undo a transfer that has not begun; False if data may be on its way."""
-
-    def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
-        """Wait until ``ready()``; without the mesh's lock, which the others need, and ``ready`` is called with."""
-
-    def progress(self) -> None:
-        """Move what can be moved now, also without the lock."""
-
-
 class PendingMessage:
-    """A point-to-point message under way; what MessageWork asks for.
+    """A point-to-point message under way.
 
     Args:
-        standing: of its group.
-        carrier: where it was begun.
-        transfer: what was begun.
-        entry: what is kept of it.
-        messages: where it is noted.
+        state: failure state of its group.
+        transport: carries the message.
+        transfer: the transfer that has begun.
+        record: the message as the flight recorder keeps it.
+        log: counts the message and records its end.
         partners: the ranks at the other end: one, or any of several.
         deadline: the operation's own.
-        after: what to do once the data is there.
+        on_complete: see Options.
     """
 
     def __init__(
         self,
-        standing: LocalGroupState,
-        carrier: MessageTransport,
+        state: LocalGroupState,
+        transport: MessageTransport,
         transfer: Transfer,
-        entry: Record,
-        messages: MessageLog,
+        record: Record,
+        log: MessageLog,
         partners: Sequence[int],
         deadline: Deadline,
-        after: OnComplete,
+        on_complete: OnComplete,
     ) -> None:
         self.transfer = transfer
         self.deadline = deadline
-        self._state = standing
-        self._transport = carrier
-        self._record = entry
-        self._log = messages
+        self._state = state
+        self._transport = transport
+        self._record = record
+        self._log = log
         self._partners = partners
-        self._on_complete = after
-        messages.begin(entry, transfer)
+        self._on_complete = on_complete
+        log.begin(record, transfer)
 
     def complete(self, deadline: Deadline | None) -> bool:
-        """Wait for the message until a deadline, or with None just look; return whether it is done, or raise."""
+        """Wait for the message until a deadline, or with None only look; return whether it is done, or raise."""
         try:
             done = self.transfer.done or self._await(deadline)
         except BaseException as error:
@@ -191,26 +176,26 @@ class PendingMessage:
         return done
 
     def _await(self, deadline: Deadline | None) -> bool:
-        standing, transfer = self._state, self.transfer
+        state, transfer = self._state, self.transfer
         if deadline is None:
             self._transport.progress()
         else:
             self._transport.wait(lambda: transfer.done or self._cannot_complete(), deadline)
         if transfer.done:
             return True
-        standing.raise_if_failed()
-        standing.raise_if_peer_lost(self._partners, describe(self._record), any_will_do=True)
+        state.raise_if_failed()
+        state.raise_if_peer_lost(self._partners, describe(self._record), any_will_do=True)
         if deadline is None:
             return False
-        raise standing.timeout_error(self._partners, describe(self._record), deadline, None)
+        raise state.timeout_error(self._partners, describe(self._record), deadline, None)
 
     def _cannot_complete(self) -> bool:
         return self._state.cannot_complete(self._partners, any_will_do=True)
 
     def abandon(self, error: BaseException) -> None:
-        """Undo a message that will not be waited for any longer; if its data is on the way, give the group up."""
-        with self._state.mesh.lock:
+        """Undo a message that no thread will wait for; if its data is on the way, end the group."""
+        with self._state.engine.lock:
             undone = self._transport.cancel(self.transfer)
-            undone |= all(rank in self._state.mesh.lost_peers for rank in self._partners)
+            undone |= all(rank in self._state.engine.lost_peers for rank in self._partners)
         if not undone:
             self._state.abort(error)

@@ -1,13 +1,14 @@
-"""Whether a group can go on, and what its members are told when it cannot.
+"""Failure state of a group, and the errors that its members get.
 
 A member that dies, or a call that fails half-way, ends the group: the first failure is kept, every wait and every later
-call raises it, and the other members are told, at the latest when the group ends here. A member that said goodbye ends
-only the waits that need it.
+call raises it, and the other members are informed, at the latest when the group ends here. A member that left in order
+ends only the waits that need it.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -30,27 +31,28 @@ from rankmesh_agent.wire.schemas import Member
 
 _SNAPSHOT_ATTEMPTS = 3
 _ABORT_FLUSH_SECONDS = 0.5
-"""Seconds that telling the members may take when a connection is full."""
+"""How long an abort may wait for connections that are full."""
 
 
-class BaseGroupState:
-    """Failure and latest call of a group, at the process of one of its ranks.
+class GroupState(ABC):
+    """Failure and latest call of one rank's side of a group.
 
     Args:
         group: id of the group.
-        name: the group's name for people.
-        ranks: global ranks of the members, by group rank.
+        name: name of the group.
+        ranks: ranks of the members in the progress engine, by group rank.
         recorder: records the calls.
         lock: held while a call is queued, and while the group ends.
 
     Attributes:
-        failure: the first failure, None while the group can go on.
+        failure: the first failure, None while the group works.
         call: the latest call, None before the first.
         seq: its number.
-        nbytes: see Record.
+        nbytes: bytes of its arrays.
         started_at: when it began, by the monotonic clock; None when it has ended.
-        global_ranks: ranks of the members in the user's world, by group rank: ``ranks``, unless the world has shrunk.
-            Errors name ranks by them.
+        global_ranks: global ranks of the members, by group rank: ``ranks``, unless the world has shrunk since. Errors
+            name these.
+        name, ranks, recorder, lock: see above.
     """
 
     def __init__(
@@ -66,170 +68,172 @@ class BaseGroupState:
         self.seq = 0
         self.nbytes = 0
         self.started_at: float | None = None
-        self.recorder = recorder
-        self.lock = lock
         self.name = name
         self.ranks = self.global_ranks = ranks
+        self.recorder = recorder
+        self.lock = lock
         self._group = group
 
     @property
     def id(self) -> str:
-        """The group's id, as users see it."""
+        """The group's id, as documents show it."""
         return f"{self._group:016x}"
 
     def matches(self, name: str) -> bool:
-        """Return whether that is the group's name or id."""
+        """Whether ``name`` is the group's name or id."""
         return name in (self.name, self.id)
 
+    def global_rank(self, rank: int) -> int:
+        """Return the global rank of a member."""
+        return self.global_ranks[self.ranks.index(rank)]
+
     def active_record(self) -> Record | None:
-        """Return the latest call if it is in progress. For any thread; None if calls come and go meanwhile."""
+        """Return the latest call if it is under way. For any thread; None if the call changes meanwhile."""
         for _ in range(_SNAPSHOT_ATTEMPTS):
-            begun, call = self.started_at, self.call
-            if begun is None or call is None:
+            started, call = self.started_at, self.call
+            if started is None or call is None:
                 return None
-            record = self, call, self.seq, begun, None, "", self.nbytes
-            if self.started_at == begun:
+            record = self, call, self.seq, started, None, "", self.nbytes
+            if self.started_at == started:
                 return record
         return None
 
-    def global_rank(self, rank: int) -> int:
-        """Return a member's rank in the user's world."""
-        return self.global_ranks[self.ranks.index(rank)]
-
     def raise_if_failed(self) -> None:
-        """Raise the first failure, if there was one."""
+        """Raise the first failure, if there was one. Without the lock: an abort may have to be sent first."""
         if self.failure is not None:
+            self.broadcast_abort()
             raise from_code(self.failure.code, self.failure.message, **self.failure.details())
 
     def mark_destroyed(self) -> None:
-        """Record that this rank has left the group."""
-        if self.failure is None:
-            self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
+        """Record that this rank has left the group, unless the group has failed."""
+        with self.lock:
+            if self.failure is None:
+                self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
+
+    def broadcast_abort(self) -> None:  # noqa: B027  # the agent of an attached process does
+        """Inform the members of the failure, unless they know. Without the lock."""
+
+    @abstractmethod
+    def abort(self, error: BaseException) -> None:
+        """End the group because of an error here, and inform the members unless they know."""
 
 
-class LocalGroupState(BaseGroupState):
-    """State of a group whose messages this process carries.
+class LocalGroupState(GroupState):
+    """Failure state of a group whose messages this process's progress engine moves. Ranks are the engine's.
 
     Args:
-        mesh: the process's connections.
+        engine: the progress engine.
         group: id of the group.
-        name: the group's name for people.
-        ranks: global ranks of the members, by group rank.
-        members: the job's members, by rank.
+        name: name of the group.
+        ranks: ranks of the members, by group rank.
+        members: addresses and processes of the ranks, for error messages.
         recorder: records the calls.
     """
 
     def __init__(
         self,
-        mesh: ProgressEngine,
+        engine: ProgressEngine,
         group: int,
         name: str,
         ranks: tuple[int, ...],
         members: dict[int, Member],
         recorder: FlightRecorder,
     ) -> None:
-        super().__init__(group, name, ranks, recorder, mesh.lock)
+        super().__init__(group, name, ranks, recorder, engine.lock)
+        self.engine = engine
+        self._members = members
         self._abort_sent = False
         self._loss: DistError | None = None
-        self._lost = -1
-        self.mesh = mesh
-        self._members = members
+        self._lost_rank = -1
 
-    def raise_if_failed(self) -> None:
-        """Raise the first failure, if there was one, and report it to the members. Without the mesh's lock."""
-        if self.failure is not None:
-            self.broadcast_abort()
-        super().raise_if_failed()
-
-    def raise_if_peer_lost(self, waiting_for: Sequence[int], words: str, *, any_will_do: bool = False) -> None:
-        """Raise if a rank that is waited for is gone; where any of them will do, if all are."""
-        gone = [rank for rank in waiting_for if rank in self.mesh.lost_peers]
-        if gone and (len(gone) == len(waiting_for) or not any_will_do):
-            self.mesh.progress()  # who left may have done so because of one that died: that one is the failure then
+    def raise_if_peer_lost(self, waiting_for: Sequence[int], during: str, *, any_will_do: bool = False) -> None:
+        """Raise if a rank that is waited for is lost; where any of them will do, if all are."""
+        lost = [rank for rank in waiting_for if rank in self.engine.lost_peers]
+        if lost and (len(lost) == len(waiting_for) or not any_will_do):
+            self.engine.progress()  # a rank may have left because another died: that is the failure then
             self.raise_if_failed()
-            raise self._peer_lost_error(gone[0], f"during {words}")
+            raise self._peer_lost_error(lost[0], f"during {during}")
 
     def cannot_complete(self, waiting_for: Sequence[int], *, any_will_do: bool = False) -> bool:
-        """Whether waiting for these ranks is in vain. With the mesh's lock held."""
+        """Whether a wait for these ranks cannot end well. With the engine's lock held."""
         if self.failure is not None:
             return True
-        lost = self.mesh.lost_peers
-        if not lost:
+        lost_peers = self.engine.lost_peers
+        if not lost_peers:
             return False
-        gone = [rank in lost for rank in waiting_for]
-        return bool(gone) and (all(gone) if any_will_do else any(gone))
+        lost = [rank in lost_peers for rank in waiting_for]
+        return bool(lost) and (all(lost) if any_will_do else any(lost))
 
     def timeout_error(
-        self, waiting_for: Sequence[int], words: str, deadline: Deadline, seq: int | None
+        self, waiting_for: Sequence[int], during: str, deadline: Deadline, seq: int | None
     ) -> CollectiveTimeoutError:
-        """Return the error of a deadline that passed."""
+        """Return the error of a deadline that passed: it lists the ranks that arrived and those that did not."""
         names = ", ".join(self._describe(rank) for rank in waiting_for)
         arrived = ", ".join(str(self.global_rank(rank)) for rank in self.ranks if rank not in waiting_for)
         return CollectiveTimeoutError(
-            f"{words} in group {self.name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
+            f"{during} in group {self.name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
             f"arrived: {arrived or 'none'}",
             ranks=[self.global_rank(rank) for rank in waiting_for],
-            op=words.partition(" ")[0],
+            op=during.partition(" ")[0],
             group=self.name,
             seq=seq,
         )
 
     def on_peer_lost(self, rank: int) -> None:
-        """Take note that a peer is gone; a member that died ends the group. With the mesh's lock held."""
-        if rank in self.ranks and not self.mesh.lost_peers[rank].clean and self.failure is None:
+        """Record that a peer is lost; a member that died ends the group. With the engine's lock held."""
+        if rank in self.ranks and not self.engine.lost_peers[rank].clean and self.failure is None:
             self.failure = self._loss = self._peer_lost_error(rank, self._current_call())
-            self._lost = rank
+            self._lost_rank = rank
 
     def rename_lost_call(self) -> None:
-        """Have the loss of a member, if that is the failure, name the call that is under way now.
+        """Let the failure name the call under way now, if the failure is the loss of a member.
 
-        For calls that are made in another process: which one a member was lost in is not known before it asks.
+        For calls of an attached process: its next request says which call the loss interrupted.
         """
         with self.lock:
             if self._loss is not None and self.failure is self._loss:
-                self.failure = self._peer_lost_error(self._lost, self._current_call())
+                self.failure = self._peer_lost_error(self._lost_rank, self._current_call())
             self._loss = None
 
     def on_abort(self, payload: bytes) -> None:
-        """Take note of the failure another member describes. With the mesh's lock held."""
+        """Record the failure that another member reports. With the engine's lock held."""
         self._abort_sent = True
         if self.failure is None:
             self.failure = _decode_failure(payload)
 
     def mark_destroyed(self) -> None:
-        """Record that this rank has left the group: its goodbye gives the reason, not the calls that fail here now."""
+        """See GroupState. The goodbye of this rank gives the reason, not the calls that fail here now."""
         self._abort_sent = True
         super().mark_destroyed()
 
     def abort(self, error: BaseException) -> None:
-        """End the group because of an error here, and tell the members unless they know."""
-        me = self._describe(self.mesh.rank)
+        """See GroupState."""
+        me = self._describe(self.engine.rank)
         if isinstance(error, DistError):
             failure = error
         else:
             text = f"{me} gave up {self._current_call()}: {type(error).__name__} {error}".rstrip()
-            failure = GroupAbortedError(text, ranks=[self.global_rank(self.mesh.rank)], group=self.name)
-        told = failure
-        if isinstance(error, CollectiveTimeoutError):  # it was our deadline, not theirs
-            told = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **error.details())
-        payload = json.dumps({"code": told.code, "message": told.message, **told.details()}).encode()[: frames.SMALL]
-        header = frames.encode(Opcode.ABORT, group=self._group, epoch=self.mesh.epoch, length=len(payload))
-        with self.mesh.lock:
+            failure = GroupAbortedError(text, ranks=[self.global_rank(self.engine.rank)], group=self.name)
+        sent = failure
+        if isinstance(error, CollectiveTimeoutError):  # it was this rank's deadline, not theirs
+            sent = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **error.details())
+        payload = json.dumps({"code": sent.code, "message": sent.message, **sent.details()}).encode()[: frames.SMALL]
+        header = frames.encode(Opcode.ABORT, group=self._group, epoch=self.engine.epoch, length=len(payload))
+        with self.engine.lock:
             if self.failure is None:
                 self.failure = failure
             if not self._abort_sent:
                 self._abort_sent = True
                 for rank in self.ranks:
-                    if rank != self.mesh.rank:
-                        self.mesh.send(rank, [header, payload])
-            self.mesh.drop_sink(self._group)
-        self.mesh.flush(_ABORT_FLUSH_SECONDS)
+                    if rank != self.engine.rank:
+                        self.engine.send(rank, [header, payload])
+            self.engine.unregister_sink(self._group)
+        self.engine.flush(_ABORT_FLUSH_SECONDS)
 
     def broadcast_abort(self) -> None:
-        """Tell the members of a failure, unless they know: this rank may leave because of it, and must not be blamed.
+        """See GroupState. This rank may leave because of the failure, and must not be blamed.
 
-        Each of them may learn of a loss later than this rank does, and of this one's goodbye before. Without the
-        mesh's lock.
+        A member may learn of a loss later than this rank does, and of this rank's goodbye before.
         """
         failure = self.failure
         if failure is not None and not self._abort_sent:
@@ -241,7 +245,7 @@ class LocalGroupState(BaseGroupState):
         return f"{'during' if busy else 'after'} {name} #{self.seq}"
 
     def _peer_lost_error(self, rank: int, when: str) -> RankFailedError:
-        lost = self.mesh.lost_peers[rank]
+        lost = self.engine.lost_peers[rank]
         how = f"left ({lost.cause or 'it was done'})" if lost.clean else f"failed ({lost.cause})"
         return RankFailedError(
             f"{self._describe(rank)} {how} {when} in group {self.name!r}",
@@ -258,7 +262,7 @@ class LocalGroupState(BaseGroupState):
 
 def _decode_failure(payload: bytes) -> DistError:
     try:
-        said = json.loads(payload)
-        return from_code(said.pop("code"), said.pop("message"), **said)
+        failure = json.loads(payload)
+        return from_code(failure.pop("code"), failure.pop("message"), **failure)
     except (ValueError, KeyError, TypeError, AttributeError):
         return GroupAbortedError("another member gave the group up, with a message that cannot be read")

@@ -33,6 +33,7 @@ class MpiBackend(Backend):
 
     name: ClassVar[str] = "mpi"
     medium = "mpi"
+    monitored_subject = MONITORED
 
     def __init__(
         self,

@@ -1,55 +1,60 @@
-"""MPI side of a group: the backend for its collectives, its messages, and the watchdog of both."""
+"""MPI backend of a group: its collectives, its point-to-point messages, and the watchdog of both."""
 
 from __future__ import annotations
 
-from rankmesh_agent.group.pending import LocalActiveCall
-from rankmesh_agent.group.state import LocalGroupState
+from rankmesh_agent.backends.cpu import CpuBackend
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.mpi.backend import MpiBackend
-from rankmesh_agent.mpi.communicator import MpiCommunicator
+from rankmesh_agent.mpi.communicator import MpiCommunicator, create_communicator
 from rankmesh_agent.mpi.messages import MpiMessages
 from rankmesh_agent.mpi.watchdog import WATCHDOG, CallWatchdog
-from rankmesh_agent.progress.matching import MessageMatcher
-from rankmesh_agent.progress.message_link import MessageLink
 
 
-class MpiGroup:
-    """One rank's MPI side of a group.
+class MpiGroup(MpiBackend):
+    """Runs the collectives of a group in MPI, transports its messages, and watches both.
 
     Args:
-        made: the group's MPI communicator.
-        state: of the group.
-        active: the active collective call.
-        link: messages among the members, outside of MPI.
-        matching: the group's point-to-point messages outside of MPI.
-
-    Attributes:
-        backend: runs the collectives.
-        messages: transports the point-to-point messages.
+        group: the group.
+        made: its MPI communicator.
     """
 
-    def __init__(
-        self,
-        made: MpiCommunicator,
-        state: LocalGroupState,
-        active: LocalActiveCall,
-        link: MessageLink,
-        matching: MessageMatcher,
-    ) -> None:
-        self._mesh = mesh = state.mesh
-        self.backend = MpiBackend(made.comm, link, mesh.lost_peers, state.ranks, made.compare_calls)
-        self.messages = MpiMessages(made.comm, state.ranks, mesh, matching, state.global_rank)
-        self._watchdog = CallWatchdog(state, active, link, self.backend, self.messages.progress)
+    messages: MpiMessages
+
+    def __init__(self, group: LocalCommunicator, made: MpiCommunicator) -> None:
+        self._engine = engine = group.engine
+        super().__init__(made.comm, group.link, engine.lost_peers, group.ranks, made.compare_calls)
+        self.messages = MpiMessages(made.comm, group.ranks, engine, group.matcher, group.state.global_rank)
+        self._watchdog = CallWatchdog(group.state, group.active_call, group.link, self, self.messages.progress)
         self._check = self._watchdog.check
-        if link.size > 1:
+        if group.size > 1:
             WATCHDOG.add(self._check)
 
-    def lost(self) -> None:
-        """Check the calls at once, as a member is lost. Thread-safe."""
+    def on_peer_lost(self) -> None:
+        """See Backend."""
         WATCHDOG.wake()
 
-    def close(self) -> None:
-        """End the watch and the messages. The owner of the backend closes that."""
+    def leave(self) -> None:
+        """See Backend."""
         WATCHDOG.remove(self._check)
         self._watchdog.report_progress()  # ranks in a later call learn that this rank does not make it
-        with self._mesh.lock:
+        with self._engine.lock:
             self.messages.close()
+
+
+def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
+    """Run a group's collectives and messages in MPI from now on; a synchronous collective call.
+
+    Args:
+        group: the group.
+        compare_calls: whether this member requests that calls are compared.
+
+    Raises:
+        DistBackendError: a member has no MPI, or the members are not all in one MPI job; raised at all of them.
+    """
+    made: list[MpiCommunicator] = []
+    # A call over messages with a number of its own: those of the group's first set-up may still be on their way.
+    group.use_backend(CpuBackend(group.link))
+    group.set_up(
+        lambda link: made.append(create_communicator(link, group.id, compare_calls)), group.timeout, " over MPI", None
+    )
+    group.use_backend(MpiGroup(group, made[0]))

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from rankmesh_agent.backends.fingerprint import call_table
 from rankmesh_agent.group.pending import LocalActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.group.watchdog import Watchdog
@@ -75,9 +76,9 @@ class CallWatchdog:
                 self._progress()
             except DistError as failure:
                 state.abort(failure)
-        state.mesh.progress()
+        state.engine.progress()
         call, seq, started_at, deadline = state.call, state.seq, state.started_at, self._active.deadline.at
-        if call is None or state.mesh.closed:
+        if call is None or state.engine.closed:
             return POLL_SECONDS
         now = time.monotonic()
         active = started_at is not None and self._backend.in_call and state.seq == seq
@@ -131,7 +132,7 @@ class CallWatchdog:
         if not different:
             return None
         calls = {self._link.rank: str(call), **{member: report.description for member, report in reports.items()}}
-        table = "; ".join(f"rank {state.global_ranks[member]}: {words}" for member, words in sorted(calls.items()))
+        table = call_table({state.global_ranks[member]: calls[member] for member in sorted(calls)})
         return CollectiveMismatchError(
             f"the ranks did not make the same call as #{seq} of group {state.name!r}: {table}",
             ranks=[state.global_ranks[member] for member in different],
@@ -147,7 +148,7 @@ class CallWatchdog:
             "%s: %s. MPI lets nothing end this call but the end of the job: rank %d ends it",
             type(error).__name__,
             error.message,
-            state.global_rank(state.mesh.rank),
+            state.global_rank(state.engine.rank),
         )
         state.abort(error)
         until = time.monotonic() + _GRACE_SECONDS

@@ -20,7 +20,7 @@ from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request
-from rankmesh_agent.wire.errors import DistError, ProtocolError
+from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError
 from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
 _MIN_JOIN_SECONDS = 1.0
@@ -117,6 +117,17 @@ class RemoteAgent:
         self._groups = [other for other in self._groups if other is not group]
         self._reporter.groups = [*self._groups]
         self._end_group(group)
+
+    def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
+        """Not offered: the agent would make the calls of MPI.
+
+        Raises:
+            DistBackendError: always.
+        """
+        raise DistBackendError(
+            "backend 'mpi' needs the rank's agent in this process, which makes the calls of MPI: do not attach to a "
+            "standalone agent (hosting=embedded)"
+        )
 
     def _end_group(self, group: Communicator) -> None:
         with contextlib.suppress(DistError):

@@ -116,7 +116,7 @@ class RemoteBackend(Backend):
                 seconds,
                 up=[as_bytes(array) for array in inputs],
                 down=[as_bytes(array) for array in down],
-                flags=HAS_NOTE if active.has_details else 0,
+                flags=HAS_NOTE if active.details is not None else 0,
                 details=active.details,
                 on_error=self._state.on_agent_error,
             )

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankmesh_agent.group.call_queue import CallQueue, GroupState
+from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.delegation import CallReport
 from rankmesh_agent.group.flight_recorder import OpStats, Record
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.wire.dtypes import FROM_CODE, NONE, code_of
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, from_code
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
@@ -179,7 +180,8 @@ class GroupDescription(NamedTuple):
 
 def describe_group(group: LocalCommunicator) -> tuple[GroupDescription, list[int]]:
     """Return the description of a group, and the descriptors that go along."""
-    segment = group.lent
+    backend = group.queue.backend
+    segment = backend.segment if backend.delegated else None
     description, descriptors = None, []
     if segment is not None:
         description = SegmentDescription(segment.mapping.bytes.size, segment.slot_bytes, segment.oversubscribed)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
-import time
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
+from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.backends.cpu import CpuBackend
-from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.flight_recorder import in_flight
 from rankmesh_agent.group.pending import OnComplete
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
@@ -33,8 +31,7 @@ from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, NO_OP, Request, Response
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.ops import Call, OpType
-from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo
+from rankmesh_agent.wire.ops import OpType
 
 _SOURCE = struct.Struct("!q")
 """Document of the response to a received message: the sender's rank."""
@@ -56,6 +53,8 @@ class RemoteCommunicator(Communicator):
         descriptors: descriptors that came along with it; this object closes what it takes out of the list.
     """
 
+    state: RemoteGroupState
+
     def __init__(
         self,
         client: AgentClient,
@@ -69,13 +68,13 @@ class RemoteCommunicator(Communicator):
         self._settings = settings
         self._reporter = reporter
         segment = description.segment
-        self._state = RemoteGroupState(client, self.id, self.name, self.ranks, runs_locally=segment is not None)
-        self._call = RemoteActiveCall(client, self.id, self._state)
-        self._link = RemoteLink(client, self._call, self.rank, self.size)
-        backend = RemoteBackend(client, self.id, self.rank, description.medium, self._call, self._state)
+        self.state = RemoteGroupState(client, self.id, self.name, self.ranks, runs_locally=segment is not None)
+        self._call = RemoteActiveCall(client, self.id, self.state)
+        self.link = RemoteLink(client, self._call, self.rank, self.size)
+        backend = RemoteBackend(client, self.id, self.rank, description.medium, self._call, self.state)
         self._reported: float | None = None
-        self._queue = CallQueue(self._state, self._call, self.name, backend)
-        self._submit = self._queue.submit
+        self.queue = CallQueue(self.state, self._call, self.name, backend)
+        self._submit = self.queue.submit
         self._segment: Segment | None = None
         if segment is not None:
             mapping = Mapping.from_descriptor(descriptors.pop(), segment.size)
@@ -89,86 +88,69 @@ class RemoteCommunicator(Communicator):
         """
         if self._segment is None:
             return
-        queue = self._queue
-        queue.use_backend(CpuBackend(self._link, self.ranks, self._segment))
-        call = Call(OpType.NEW_GROUP, subject=f"ranks={list(self.ranks)}")
-        queue.execute(queue.plan(call, lambda shared: shared.windows.probe_reads()), (), 0, Options(timeout))
+        self.queue.use_backend(CpuBackend(self.link, self._segment))
+        self.set_up(lambda shared: shared.windows.probe_reads(), timeout)
         self._reporter.start()
 
     @property
     def failure(self) -> DistError | None:
-        if self._state.failure is None:
+        if self.state.failure is None:
             return self._client.group_failure(self.id)
-        return self._state.failure
+        return self.state.failure
 
     @property
     def global_ranks(self) -> tuple[int, ...]:
-        return self._state.global_ranks
+        return self.state.global_ranks
 
     @global_ranks.setter
     def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
-        if global_ranks != self._state.global_ranks:
+        if global_ranks != self.state.global_ranks:
             document = {"group": self.id, "numbers": list(global_ranks)}
             self._client.request_json(Request.SET_GLOBAL_RANKS, document)
-            self._state.global_ranks = global_ranks
+            self.state.global_ranks = global_ranks
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         super().set_timeout(timeout)
         # It is also the default of calls and groups that HTTP clients request from the agent.
         self._client.request_json(Request.SET_TIMEOUT, {"group": self.id, "timeout": self.timeout})
 
-    def use_custom_backend(self, name: str, engine: Any) -> None:
-        self._state.runs_locally = True
-        self._reporter.start()
-        self._queue.use_backend(CustomBackend(name, engine, self._link, self.ranks))
+    def use_backend(self, backend: Backend) -> None:
+        """See Communicator; this process runs the calls itself then, and reports them to the agent."""
+        if not backend.device:
+            self.state.runs_locally = True
+            self._reporter.start()
+        super().use_backend(backend)
 
     def report(self) -> list[Any] | None:
         """Return a report of the calls that this process makes itself; None if nothing is new."""
-        if not self._state.runs_locally:
+        if not self.state.runs_locally:
             return None
-        ended, begun = self._state.recorder.drain(), self._state.started_at
+        ended, begun = self.state.recorder.drain(), self.state.started_at
         if not ended and begun == self._reported:
             return None
         self._reported = begun
-        return codec.report_to_json(self._queue, self._state, ended)
+        return codec.report_to_json(self.queue, self.state, ended)
 
     def fail(self, failure: DistError) -> None:
         """Record a failure that the agent reports, or the agent's own: the next call raises it."""
-        if self._state.failure is None:
-            self._state.failure = failure
-
-    def abort(self, error: BaseException) -> None:
-        self._state.abort(error)
+        if self.state.failure is None:
+            self.state.failure = failure
 
     def destroy(self) -> None:
         """Have the next call raise that this rank has left the group."""
-        with self._state.lock:
-            self._state.mark_destroyed()
+        self.state.mark_destroyed()
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
-        if isinstance(self._queue.backend, CustomBackend):
-            return np.empty(count, dtype)  # a custom backend cannot register arrays
-        if self._segment is not None:
+        if self.queue.backend.allocates:
             return self._registered_array(dtype, count, options, self._settings.shm_dir, self._settings.job)
-        self._queue.submit((OpType.EMPTY, dtype, count), (count,), options)
+        if not self.state.runs_locally:
+            self.queue.submit((OpType.EMPTY, dtype, count), (count,), options)
         return np.empty(count, dtype)
-
-    def info(self) -> GroupInfo:
-        """Return the group's state in this process; the agent's HTTP interface includes messages, too."""
-        state = self._state
-        call, failure = state.call, state.failure
-        nbytes = sum(stats.nbytes for stats in self._queue.op_stats().values())
-        now = time.monotonic()
-        in_progress = [in_flight(entry, now) for entry in self._queue.active_records()][:MOST_IN_FLIGHT]
-        last = "" if call is None else call.name
-        reason = "" if failure is None else failure.message
-        ranks = list(self.ranks)
-        return GroupInfo(state.id, self.name, ranks, state.seq, self.medium, last, reason, nbytes, in_progress)
 
     def close(self) -> None:
         """End the group at this process: queued calls fail, the worker ends."""
         self.destroy()
-        self._queue.close()
+        self.queue.close()
         self._segment = None
 
     # Point-to-point
@@ -182,7 +164,7 @@ class RemoteCommunicator(Communicator):
         return message.source if work is None else work
 
     def _message(self, kind: Request, array: Array, rank: int, tag: int, options: Options) -> _Message:
-        self._state.raise_if_failed()
+        self.state.raise_if_failed()
         message = _Message(self._client, array if kind == Request.RECEIVE else None, options)
         message.begin(kind, self.id, array, rank, tag, blocking=not options.async_op)
         return message

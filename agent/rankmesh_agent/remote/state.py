@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from rankmesh_agent.collectives.link import Exchange
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.pending import ActiveCall
-from rankmesh_agent.group.state import BaseGroupState
+from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.progress.message_link import Payload, VerifiedLink, Wait
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import call_to_json, error_from_json, error_to_json
@@ -22,7 +22,7 @@ _MAX_UNREPORTED = 200
 """Ended calls that are kept for the next report to the agent; of more, the latest."""
 
 
-class RemoteGroupState(BaseGroupState):
+class RemoteGroupState(GroupState):
     """State of a group whose failures the agent detects.
 
     Args:
@@ -81,11 +81,6 @@ class RemoteActiveCall(ActiveCall):
         super().__init__(state)
         self._client = client
         self._group = group
-
-    @property
-    def has_details(self) -> bool:
-        """Whether ``details`` returns more than ''."""
-        return self._details is not None
 
     def to_json(self) -> dict[str, Any]:
         """Return the call as requests to the agent have it."""

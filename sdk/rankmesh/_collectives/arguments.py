@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 import rankmesh._session.debug as _debug
+import rankmesh._session.session as _session
 from rankmesh._session.process_group import Group, NonMember
 from rankmesh._session.ranks import as_int
 from rankmesh._session.session import communicator_of
 from rankmesh._tensors.buffers import device_of, flat_in, flat_out
-from rankmesh._tensors.layout import Array, WriteBack
+from rankmesh._tensors.layout import SUPPORTED, Array, WriteBack
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.pending import Details
@@ -22,15 +23,53 @@ from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.wire.dtypes import display
 
 Timeout = timedelta | float | None
+_NO_OPTIONS = Options(0.0)
 
 
-def communicator(group: Group, called: str, tensor: Any = None) -> Communicator | None:
+def in_place(
+    group: Group, called: str, tensor: Any, timeout: Timeout, async_op: bool
+) -> tuple[Communicator | None, Array, Options]:
+    """Return the communicator, the elements and the options of a call on one tensor, which it overwrites.
+
+    Args:
+        group: the group.
+        called: the function that the user called.
+        tensor: the tensor.
+        timeout: limit for the call.
+        async_op: whether it returns immediately.
+
+    Returns:
+        The communicator is None, after a warning, if this process is not a member of the group.
+
+    Raises:
+        TypeError: the tensor's elements cannot be communicated, or ``group`` is not a group.
+        ValueError: ``tensor`` is read-only, the timeout is negative, or init_process_group has not been called.
+    """
+    write_back = None
+    default = _session._default
+    if type(tensor) is np.ndarray and group is None and default is not None:
+        comm: Communicator | None = default.group._communicator  # as communicator() returns it, without the call
+    else:
+        comm = communicator(group, called, tensor, level=4)
+    if comm is None:
+        return None, np.empty(0), _NO_OPTIONS
+    if type(tensor) is np.ndarray and tensor.flags.carray and tensor.dtype in SUPPORTED:
+        array: Array = tensor if tensor.ndim == 1 else tensor.reshape(-1)
+    else:
+        array, write_back = flat_out(tensor, "tensor", comm)
+    if timeout is None and not async_op and write_back is None and _debug.below_detail and not comm.recording:
+        return comm, array, comm.default_options
+    return comm, array, options(comm, timeout, async_op, [tensor], write_back)
+
+
+def communicator(group: Group, called: str, tensor: Any = None, level: int = 3) -> Communicator | None:
     """Return a group's communicator; warn and return None if this process is not a member.
 
     Args:
         group: the group.
         called: the function that the user called.
         tensor: an array of the call, whose device selects the communicator; None for a call without arrays.
+        level: frames up to the user's, for the warning.
 
     Raises:
         ValueError: init_process_group has not been called.
@@ -38,7 +77,9 @@ def communicator(group: Group, called: str, tensor: Any = None) -> Communicator 
     """
     if isinstance(group, NonMember):
         warnings.warn(
-            f"{called}() does nothing on this rank, which is not a member of the group", RuntimeWarning, stacklevel=3
+            f"{called}() does nothing on this rank, which is not a member of the group",
+            RuntimeWarning,
+            stacklevel=level,
         )
         return None
     if tensor is None or type(tensor) is np.ndarray or (device := device_of(tensor)) is None:

@@ -11,6 +11,7 @@ from rankmesh._collectives.arguments import (
     communicator,
     equal_parts,
     group_rank_of,
+    in_place,
     inputs_of,
     options,
     same_dtype,
@@ -64,14 +65,15 @@ def all_reduce(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_reduce
     """
-    comm = communicator(group, "all_reduce", tensor)
+    comm, array, call_options = in_place(group, "all_reduce", tensor, timeout, async_op)
     if comm is None:
         return None
-    array, write_back = flat_out(tensor, "tensor", comm)
-    reduce_op, factor = reduction(op, array.dtype)
-    if factor is not None:
-        array, write_back = premultiply(array, write_back, factor)
-    return comm.all_reduce(array, reduce_op, options(comm, timeout, async_op, [tensor], write_back))
+    if type(op) is not ReduceOp or op is ReduceOp.PREMUL_SUM:
+        op, factor = reduction(op, array.dtype)
+        if factor is not None:
+            array, write_back = premultiply(array, call_options.on_complete, factor)
+            call_options = options(comm, timeout, async_op, [tensor], write_back)
+    return comm.all_reduce(array, op, call_options)
 
 
 def reduce(
@@ -127,7 +129,7 @@ def reduce_scatter(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Reduce the arrays that all ranks have for each rank into that rank's ``output``.
+    """Reduce one array per rank over all ranks; each rank's ``output`` gets the result for it.
 
     Args:
         output: array that gets the reduction of all ranks' ``input_list[this group rank]``.

@@ -92,7 +92,7 @@ def test_members_that_want_slots_of_different_lengths_take_the_shortest(
     monkeypatch.setattr(threads, "SegmentOptions", lambda *of, **named: made(*of[:3], next(lengths) << 12, **named))
     with world(len(hosts), "inproc", hosts=hosts) as ranks:
         works(ranks)
-        assert {members._queue.backend.medium for members in ranks.communicators} <= {"shm", "shm+tcp"}
+        assert {members.queue.backend.medium for members in ranks.communicators} <= {"shm", "shm+tcp"}
 
 
 def test_who_must_share_one_memory_says_that_there_are_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

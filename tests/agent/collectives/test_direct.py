@@ -30,7 +30,7 @@ PLACES = ("registered", "mixed", "ordinary")
 
 
 def windows_of(members: LocalCommunicator) -> MemoryWindows:
-    found: MemoryWindows = members._queue.backend._segment.windows  # type: ignore[attr-defined]
+    found: MemoryWindows = members.queue.backend.segment.windows  # type: ignore[attr-defined]
     return found
 
 
@@ -81,7 +81,7 @@ def places(request: pytest.FixtureRequest, short_rows: None) -> Iterator[Places]
         for members in made.communicators:
             assert windows_of(members).can_read, "threads of one process may read each other's memory"
             windows_of(members).can_read = reads
-            members._queue._plans.clear()
+            members.queue._plans.clear()
         yield Places(made, where)
 
 
@@ -251,7 +251,7 @@ def test_what_was_read_from_a_rank_that_left_the_call_does_not_count(
         members.barrier(NOW)
         if members.rank == 1:
             leaver.append(threading.current_thread())
-            segment = members._queue.backend._segment  # type: ignore[attr-defined]
+            segment = members.queue.backend.segment  # type: ignore[attr-defined]
             last[0] = segment._steps + 2  # the step that ends the call
             with pytest.raises(KeyboardInterrupt):
                 members.broadcast(array, 1, NOW)

@@ -20,8 +20,7 @@ from support.sweep.cover import SLOT_BYTES, cells_of, go_through
 from support.sweep.media import OverCommunicator, OverHttp, Pool
 from support.threads import LATER, NOW, World, in_threads, world
 
-from rankmesh_agent.backends.cpu import CpuBackend
-from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
+from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_reduce, all_to_all, float16, reduce_scatter, reduction
 from rankmesh_agent.collectives.select import Algorithm, Medium, algorithms, candidates
 from rankmesh_agent.group.local import LocalCommunicator

@@ -29,7 +29,7 @@ NOW, LATER = Options(SECONDS), Options(SECONDS, async_op=True)
 BARRIER = (OpType.BARRIER,)
 
 
-class Recorder(Backend):
+class RecordingBackend(Backend):
     """Runs the call's first argument, if it has one, and notes every call."""
 
     name = "recorder"
@@ -45,9 +45,9 @@ class Recorder(Backend):
         self.planned.append(call)
         return lambda run=None, *rest: None if run is None else run()
 
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
-        self.ran.append((watch.seq, watch.call.name, threading.current_thread()))
-        self.notes.append(watch.details())
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
+        self.ran.append((context.seq, context.call.name, threading.current_thread()))
+        self.notes.append(context.describe())
         algorithm(*arguments)
 
     def close(self) -> None:
@@ -59,18 +59,17 @@ class Alone:
 
     def __init__(self) -> None:
         self.mesh = ProgressEngine(0, 1, {}, eager_limit=1024)
-        self.standing = LocalGroupState(self.mesh, 1, "alone", (0,), {}, FlightRecorder())
-        self.backend = Recorder()
-        self.order = CallQueue(self.standing, LocalActiveCall(self.standing), "alone", self.backend)
+        self.state = LocalGroupState(self.mesh, 1, "alone", (0,), {}, FlightRecorder())
+        self.backend = RecordingBackend()
+        self.queue = CallQueue(self.state, LocalActiveCall(self.state), "alone", self.backend)
 
     def close(self) -> None:
-        with self.mesh.lock:
-            self.standing.mark_destroyed()
-        self.order.close()
+        self.state.mark_destroyed()
+        self.queue.close()
         self.mesh.close()
 
     def submit(self, run: Callable[[], Any] | None = None, options: Options = NOW, key: Any = BARRIER) -> Any:
-        return self.order.submit(key, (run,), options)
+        return self.queue.submit(key, (run,), options)
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def test_a_synchronous_call_with_nothing_queued_runs_in_the_callers_thread(alone
     assert alone.submit() is None
     here = threading.current_thread()
     assert alone.backend.ran == [(1, "barrier", here), (2, "barrier", here)]
-    assert (alone.standing.seq, alone.standing.call.name) == (2, "barrier")
+    assert (alone.state.seq, alone.state.call.name) == (2, "barrier")
 
 
 def test_asynchronous_calls_run_in_one_worker_in_the_order_they_were_made(alone: Alone) -> None:
@@ -166,7 +165,7 @@ def test_a_queued_call_with_a_deadline_has_what_is_left_of_it_when_its_turn_come
     seconds: list[float] = []
 
     def look() -> None:
-        seconds.append(alone.order._active.deadline.seconds)
+        seconds.append(alone.queue._active.deadline.seconds)
 
     alone.submit(look, LATER._replace(deadline=Deadline(SECONDS / 2)))
     passed = alone.submit(look, LATER._replace(deadline=Deadline(0.0)))
@@ -193,9 +192,9 @@ def test_calls_of_two_threads_never_overlap(alone: Alone) -> None:
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
-    assert alone.standing.seq == 800
+    assert alone.state.seq == 800
     assert sorted(seq for seq, _, _ in alone.backend.ran) == list(range(1, 801))
-    assert alone.standing.failure is None
+    assert alone.state.failure is None
 
 
 def test_after_runs_when_the_data_is_there(alone: Alone) -> None:
@@ -297,7 +296,7 @@ def test_a_thread_that_was_released_goes_on_if_there_is_no_other(alone: Alone, h
     assert free
     for _ in range(3):
         alone.submit(None, LATER).wait(SECONDS)
-    alone.order.close()
+    alone.queue.close()
     wait_until(lambda: not worker.is_alive(), "the thread to end, whether another one took its place or not")
     assert work.get_future().release()  # any other thread holds nothing up
 
@@ -312,7 +311,7 @@ def test_an_error_half_way_ends_the_group(alone: Alone, options: Options) -> Non
     for again in (NOW, LATER):
         with pytest.raises(GroupAbortedError, match=r"gave up during barrier #1: OSError cable"):
             alone.submit(None, again)
-    assert alone.standing.seq == 1, "calls of a group that ended have no number"
+    assert alone.state.seq == 1, "calls of a group that ended have no number"
 
 
 def test_a_mismatch_leaves_the_group_usable_and_the_arrays_alone(alone: Alone) -> None:
@@ -323,7 +322,7 @@ def test_a_mismatch_leaves_the_group_usable_and_the_arrays_alone(alone: Alone) -
         )
     assert not done
     alone.submit()
-    assert alone.standing.seq == 2
+    assert alone.state.seq == 2
 
 
 def test_what_is_queued_behind_a_failure_fails_with_it(alone: Alone, held: threading.Event) -> None:
@@ -344,8 +343,8 @@ def test_a_call_is_planned_once_until_the_backend_changes(alone: Alone) -> None:
     for _ in range(3):
         alone.submit()
     assert len(alone.backend.planned) == 1
-    other = Recorder()
-    alone.order.use_backend(other)
+    other = RecordingBackend()
+    alone.queue.use_backend(other)
     alone.submit()
     assert [call.name for call in other.planned] == ["barrier"]
     assert len(other.ran) == 1
@@ -354,41 +353,41 @@ def test_a_call_is_planned_once_until_the_backend_changes(alone: Alone) -> None:
 def test_plans_of_ever_new_sizes_do_not_pile_up(alone: Alone) -> None:
     for count in range(3000):
         alone.submit(None, NOW, (OpType.BROADCAST, np.dtype("u1"), count, None, 0))
-    assert len(alone.order._plans) <= 1024
+    assert len(alone.queue._plans) <= 1024
 
 
 # Batches
 
 
 def test_calls_of_an_open_batch_are_recorded_not_made(alone: Alone) -> None:
-    alone.order.open_batch()
+    alone.queue.open_batch()
     array = np.ones(2)
     assert alone.submit(None, NOW._replace(result=[array])) is None
     assert isinstance(alone.submit(None, LATER), BatchedWork)
-    recorded = alone.order.close_batch()
+    recorded = alone.queue.close_batch()
     assert [call.key for call in recorded] == [BARRIER, BARRIER]
     assert recorded[0].result[0] is array
     assert not alone.backend.ran
     alone.submit()
-    assert alone.standing.seq == 1
+    assert alone.state.seq == 1
 
 
 def test_a_batch_is_its_threads_own(alone: Alone) -> None:
-    alone.order.open_batch()
+    alone.queue.open_batch()
     other = threading.Thread(target=alone.submit)
     other.start()
     other.join(SECONDS)
     assert len(alone.backend.ran) == 1
-    assert not alone.order.close_batch()
+    assert not alone.queue.close_batch()
 
 
 def test_batches_do_not_nest(alone: Alone) -> None:
-    alone.order.open_batch()
+    alone.queue.open_batch()
     with pytest.raises(RuntimeError, match="already open for group 'alone'"):
-        alone.order.open_batch()
-    alone.order.close_batch()
-    alone.order.open_batch()
-    assert alone.order.close_batch() == []
+        alone.queue.open_batch()
+    alone.queue.close_batch()
+    alone.queue.open_batch()
+    assert alone.queue.close_batch() == []
 
 
 # The end

@@ -12,7 +12,7 @@ import pytest
 from support.threads import NOW, World, world
 
 from rankmesh_agent.backends import registered
-from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
+from rankmesh_agent.backends.cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
 from rankmesh_agent.group.call_queue import Options
@@ -144,7 +144,7 @@ def test_the_roots_host_sends_a_broadcast_once(hosts: str) -> None:
 
 
 def test_short_arrays_and_different_bytes_for_every_rank_go_straight_over_the_link(quartet: World) -> None:
-    backend = quartet.communicators[0]._queue.backend
+    backend = quartet.communicators[0].queue.backend
     assert isinstance(backend, HierarchicalCpuBackend)
     float32 = np.dtype(np.float32)
     assert backend.algorithm(Call(OpType.ALL_REDUCE, float32, 100, ReduceOp.SUM)) is all_reduce.small_link
@@ -233,7 +233,7 @@ def test_a_mismatch_touches_no_array(quartet: World) -> None:
 
 def local(members: LocalCommunicator) -> Any:
     """Return the memory a rank shares with those of its host."""
-    return members._queue.backend._hosts.local  # type: ignore[attr-defined]
+    return members.queue.backend._hosts.local  # type: ignore[attr-defined]
 
 
 def test_an_error_half_way_is_told_to_the_ranks_of_all_hosts(quartet: World) -> None:
@@ -290,7 +290,7 @@ def test_a_rank_that_leaves_in_a_call_is_named_on_all_hosts(quartet: World) -> N
 
             def leave() -> None:
                 members.close()
-                members.mesh.close("it raised ValueError: no such file")
+                members.engine.close("it raised ValueError: no such file")
                 step()
 
             local(members).step = leave

@@ -107,7 +107,7 @@ def test_a_rank_that_leaves_is_named_with_its_reason(trio: World) -> None:
     def attempt(members: LocalCommunicator) -> None:
         if members.rank == 2:
             members.close()
-            members.mesh.close("it raised ValueError: no such file")
+            members.engine.close("it raised ValueError: no such file")
             return
         with pytest.raises(RankFailedError, match=r"rank 2 \(here, pid \d+\) left \(it raised ValueError") as gone:
             reduce(members, np.ones(3))
@@ -122,7 +122,7 @@ def test_a_rank_that_left_does_not_disturb_those_who_do_not_need_it(trio: World)
     def attempt(members: LocalCommunicator) -> None:
         if members.rank == 2:
             members.close()
-            members.mesh.close()
+            members.engine.close()
             left.set()
             return
         assert left.wait(TIMEOUT)
@@ -140,9 +140,9 @@ def test_a_rank_that_left_does_not_disturb_those_who_do_not_need_it(trio: World)
 def test_a_connection_that_breaks_is_a_failed_rank(trio: World) -> None:
     def attempt(members: LocalCommunicator) -> None:
         if members.rank == 0:
-            for peer in members.mesh._peers.values():
+            for peer in members.engine._peers.values():
                 peer.connection.close()
-            members.mesh._closed = True
+            members.engine._closed = True
             return
         with pytest.raises(RankFailedError, match=r"rank 0 .* failed \(connection to .* lost") as gone:
             reduce(members, np.ones(100_000))
@@ -171,7 +171,7 @@ def test_who_leaves_because_of_a_loss_says_so_before(trio: World, how: str) -> N
     over = threading.Event()
 
     def attempt(members: LocalCommunicator) -> None:
-        mesh = members.mesh
+        mesh = members.engine
         if members.rank == 1:
             mesh._peers[0].connection.close()
             assert over.wait(TIMEOUT)

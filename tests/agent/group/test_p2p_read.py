@@ -98,10 +98,10 @@ def test_of_many_short_ones_the_sender_is_told_at_once(pair: World, monkeypatch:
             works = [members.send(array, 1, 0, LATER) for array in arrays]
         else:
             deadline = time.monotonic() + TIMEOUT
-            while len(members._matching.unexpected) < count:
+            while len(members.matcher.unexpected) < count:
                 assert time.monotonic() < deadline
-                members.mesh.progress()
-            with members.mesh.lock:
+                members.engine.progress()
+            with members.engine.lock:
                 works = [members.receive(array, 0, 0, LATER) for array in arrays]
                 monkeypatch.setattr(RingConnection, "send", counted)
         for number, (work, array) in enumerate(zip(works, arrays, strict=True)):
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_sent(pair: World, reading: Any) -> None:
 
 
 def test_where_it_is_forbidden_nothing_is_offered(monkeypatch: pytest.MonkeyPatch, reading: Any) -> None:
-    monkeypatch.setattr(process_vm, "allowed", lambda *_: False)
+    monkeypatch.setattr(process_vm, "can_read", lambda *_: False)
     sizes = reading(as_it_is)
 
     def call(members: LocalCommunicator) -> None:
@@ -251,7 +251,7 @@ def test_a_sender_that_leaves_while_it_is_read_fails_the_receive(pair: World, re
         if members.rank == 0:
             members.send(np.ones(COUNT), 1, 0, LATER)
             assert begun.wait(TIMEOUT)
-            members.mesh.close("it had enough", patience=0.1)
+            members.engine.close("it had enough", patience=0.1)
             left.set()
         else:
             with pytest.raises(DistBackendError, match=r"rank 0 .*left \(it had enough\)"):

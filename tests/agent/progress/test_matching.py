@@ -180,7 +180,7 @@ def send_often(members: LocalCommunicator) -> None:
     """Send until something is told, a second at most."""
     for _ in range(100):
         send(members, np.zeros(1), 1, tag=9)
-        members.mesh.progress()
+        members.engine.progress()
         time.sleep(0.01)
 
 
@@ -226,7 +226,7 @@ def test_a_slow_receiver_bounds_memory(pair: World) -> None:
             got = np.zeros(EAGER // 8)
             recv(members, got, 0)
             assert (got == number).all()
-            payloads = [message.payload for message in members._matching.unexpected if message.payload is not None]
+            payloads = [message.payload for message in members.matcher.unexpected if message.payload is not None]
             kept = max(kept, sum(map(len, payloads)))
         return kept
 
@@ -275,14 +275,14 @@ def test_a_small_message_that_waits_behind_others_is_taken_back(trio: World) -> 
 
     def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
-            matching, peer = members._matching, members.mesh._peers[1]
+            matching, peer = members.matcher, members.engine._peers[1]
             works = []
             for number in range(many):
                 works.append(isend(members, np.full(EAGER // 8, float(number)), 1))
-                if peer.writing:
+                if peer.outgoing:
                     break
             before = matching.accounts[1].available
-            if peer.writing and before >= EAGER:  # its connection takes no more
+            if peer.outgoing and before >= EAGER:  # its connection takes no more
                 with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
                     send(members, np.full(EAGER // 8, -1.0), 1, timeout=0)
                 assert matching.accounts[1].available == before

@@ -108,7 +108,7 @@ def test_a_late_one_is_waited_for(ranks: World, odd: int) -> None:
             with pytest.raises(CollectiveTimeoutError):
                 members.receive(np.ones(1), (odd + 1) % SIZE, 0, Options(0.4))
         check_it_goes_on(members)
-        assert all(seq >= SIZE for seq, _ in members._link._arrived)
+        assert all(seq >= SIZE for seq, _ in members.link._arrived)
 
     ranks.run(run)
 
@@ -120,7 +120,7 @@ def test_who_leaves_after_its_last_call_disturbs_nobody(ranks: World, odd: int) 
         members.barrier(NOW)
         if members.rank == odd:
             members.close()
-            members.mesh.close(patience=0.5)
+            members.engine.close(patience=0.5)
 
     ranks.run(run)
 
@@ -131,7 +131,7 @@ def test_who_leaves_without_coming_is_named(ranks: World, odd: int) -> None:
         members.barrier(NOW)
         if members.rank == odd:
             members.close()
-            members.mesh.close("bored", patience=0.5)
+            members.engine.close("bored", patience=0.5)
             return
         with pytest.raises(DistBackendError, match=rf"rank {odd} .*left \(bored\)") as caught:
             members.barrier(NOW)

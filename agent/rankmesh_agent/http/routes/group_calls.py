@@ -213,7 +213,7 @@ class GroupCaller:
 
     def _start(self, make: Callable[[Options], Any], options: Options) -> Any:
         """Start a call, after the frames that have arrived are processed: the group may have ended by one."""
-        self.group.mesh.progress()
+        self.group.engine.progress()
         return make(options)
 
     async def _wait_in_thread(self, work: MessageWork, op: str, slot: threading.BoundedSemaphore) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.oracle import NARROW, expected
 from support.threads import NOW, World, world
 
-from rankmesh_agent.backends.hierarchical_cpu import HierarchicalCpuBackend
+from rankmesh_agent.backends.cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives.hierarchical import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical.hosts import layout_of
 from rankmesh_agent.collectives.select import algorithm
@@ -37,7 +37,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
     """A world in which arrays of every length go over the hosts."""
 
     def choose(self: HierarchicalCpuBackend, call: Call) -> Any:
-        return OVER_HOSTS.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes, len(self._ranks))
+        return OVER_HOSTS.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes, self._link.size)
 
     with (
         pytest.MonkeyPatch.context() as patch,
