@@ -299,7 +299,7 @@ class MessageWork(Work):
                 self._error, self._done = error, True
             finally:
                 self._completing.release()
-        return self._complete
+        return self._done
 
     def exception(self) -> BaseException | None:
         self.is_completed()
