@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pickle
+import pydoc
+import re
+import traceback
 import types
 
 import pytest
@@ -31,6 +36,65 @@ def test_everything_public_is_documented(name: str) -> None:
 
 def test_every_error_is_exported() -> None:
     assert {kind.__name__ for kind in BY_CODE.values()} <= set(rankmesh.__all__)
+
+
+PUBLIC = [getattr(rankmesh, name) for name in rankmesh.__all__]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [value for value in PUBLIC if isinstance(value, type | types.FunctionType)],
+    ids=lambda value: value.__name__,
+)
+def test_classes_and_functions_are_rankmeshs_and_can_be_pickled(value: type | types.FunctionType) -> None:
+    assert value.__module__ == "rankmesh"
+    assert pickle.loads(pickle.dumps(value)) is value
+    if isinstance(value, types.FunctionType):
+        assert inspect.getsourcefile(value) != rankmesh.__file__
+        assert inspect.signature(value)
+
+
+def test_values_of_public_classes_can_be_pickled() -> None:
+    assert pickle.loads(pickle.dumps(rankmesh.ReduceOp.MAX)) is rankmesh.ReduceOp.MAX
+    error = pickle.loads(pickle.dumps(rankmesh.RankFailedError("rank 2 died", ranks=[2])))
+    assert (type(error), error.ranks, str(error)) == (rankmesh.RankFailedError, (2,), "rank 2 died")
+    assert pickle.loads(pickle.dumps(rankmesh.Backend("gloo"))) == "gloo"
+
+
+def test_a_traceback_names_the_public_class() -> None:
+    (line,) = traceback.format_exception_only(rankmesh.RankFailedError("rank 2 died", ranks=[2]))
+    assert line == "rankmesh.RankFailedError: rank 2 died\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("rankmesh.nn", "GradientBucketer"),
+        ("rankmesh.nn.parallel", "DistributedDataParallel"),
+        ("rankmesh.utils.data", "DistributedSampler"),
+        ("rankmesh.multiprocessing", "spawn"),
+    ],
+)
+def test_names_of_submodules_are_theirs(module: str, name: str) -> None:
+    assert getattr(importlib.import_module(module), name).__module__ == module
+
+
+def test_help_begins_with_a_first_program_and_the_ways_to_use_it() -> None:
+    text = pydoc.plain(pydoc.render_doc(rankmesh))
+    begin = text.index("DESCRIPTION")
+    order = ["init_process_group()", "all_reduce(gradient)", "rankmesh run --nproc-per-node", "Embedded:", "Attached:",
+             "HTTP:", "Start and end:", "Collectives:", "All errors derive from DistError"]  # fmt: skip
+    found = [text.index(part, begin) for part in order]
+    assert found == sorted(found)
+    assert found[-1] < text.index("PACKAGE CONTENTS")
+
+
+def test_help_mentions_only_names_that_exist() -> None:
+    assert rankmesh.__doc__ is not None
+    listed = rankmesh.__doc__.partition("* Start and end:")[2].partition("All errors")[0]
+    names = set(re.findall(r"\b(?!async_op)\w+_\w+\b|\w+Store\b", listed))
+    assert len(names) > 30
+    assert names <= set(rankmesh.__all__)
 
 
 def test_what_is_not_there_is_told_as_of_any_module() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import FunctionType
+from types import FunctionType as _FunctionType
 
 from rankmesh._collectives.all_to_all import all_to_all, all_to_all_single
 from rankmesh._collectives.barrier import barrier, monitored_barrier
@@ -257,5 +257,5 @@ __all__ = [
 
 for _name in __all__:  # tracebacks and help() show ``rankmesh.RankFailedError``, not the module of the definition
     _value = globals()[_name]
-    if isinstance(_value, type | FunctionType):
+    if isinstance(_value, type | _FunctionType):
         _value.__module__ = "rankmesh"

@@ -1,4 +1,4 @@
-"""FileStore: the file itself, who uses it, and what may happen to it."""
+"""FileStore: the file, its users, and its failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def descriptors() -> int:
 
 
 class TestTheFile:
-    def test_its_path_is_as_it_was_given(self, made, path, monkeypatch):
+    def test_its_path_is_the_given_one(self, made, path, monkeypatch):
         assert made().path == str(path)
         monkeypatch.chdir(path.parent)
         relative = dist.FileStore("store")
@@ -49,13 +49,13 @@ class TestTheFile:
         relative.set("k", "v")
         assert made().get("k") == b"v"
         relative.close()
-        assert dist.FileStore(path).path == str(path)  # type: ignore[arg-type]  # a Path will do
+        assert dist.FileStore(path).path == str(path)  # type: ignore[arg-type]  # a Path works, too
 
     def test_only_its_owner_can_read_it(self, made, path):
         made()
         assert path.stat().st_mode & 0o777 == 0o600
 
-    def test_an_empty_file_will_do(self, made, path):
+    def test_an_empty_file_works(self, made, path):
         path.touch()
         store = made(1)
         store.set("k", "v")
@@ -70,7 +70,7 @@ class TestTheFile:
 
 
 class TestUsers:
-    def test_each_sees_what_the_others_set(self, made):
+    def test_each_sees_the_values_of_the_others(self, made):
         first, second = made(2), made(2)
         first.set("k", "1")
         assert second.get("k") == b"1"
@@ -79,48 +79,48 @@ class TestUsers:
         assert first.add("n", 1) + second.add("n", 1) == 3
         assert first.num_keys() == second.num_keys() == 3
 
-    def test_the_last_of_them_all_removes_the_file(self, made, path):
+    def test_the_last_one_removes_the_file(self, made, path):
         stores = [made(2) for _ in range(2)]
         stores[0].close()
         assert path.exists()
         stores[1].close()
         assert not path.exists()
 
-    def test_not_while_some_have_still_to_come(self, made, path):
+    def test_not_before_all_have_joined(self, made, path):
         made(2).close()
         assert path.exists()
         second = made(2)
         second.close()
         assert not path.exists()
 
-    def test_not_if_it_is_not_known_how_many_they_are(self, made, path):
+    def test_not_if_their_number_is_unknown(self, made, path):
         first = made()
         first.set("k", "v")
         first.close()
         assert path.exists()
         assert made().get("k") == b"v"
 
-    def test_one_that_nobody_has_any_more_is_one_less(self, path):
+    def test_a_collected_one_is_closed(self, path):
         store = dist.FileStore(str(path), 1)
         store.set("k", "v")
         del store
         gc.collect()
         assert not path.exists()
 
-    def test_after_the_end_a_path_can_be_used_anew(self, made):
+    def test_a_path_can_be_reused(self, made):
         first = made(1)
         first.set("k", "v")
         first.close()
         assert not made(1).check(["k"])
 
-    def test_a_closed_store_says_so(self, made):
+    def test_a_closed_store(self, made):
         store = made(1)
         store.close()
         store.close()
         with pytest.raises(dist.DistStoreError, match="is closed"):
             store.get("k")
 
-    def test_a_forked_child_is_no_user(self, made, path):
+    def test_a_forked_child_is_not_a_user(self, made, path):
         store = made(1)
         store.set("k", "1")
         child = os.fork()
@@ -136,7 +136,7 @@ class TestUsers:
         assert not path.exists()
 
 
-class TestWhatGoesWrong:
+class TestFailures:
     def test_no_such_directory(self, tmp_path):
         with pytest.raises(dist.DistStoreError, match=r"nowhere/store as a FileStore: its directory does not exist"):
             dist.FileStore(f"{tmp_path}/nowhere/store")
@@ -145,8 +145,8 @@ class TestWhatGoesWrong:
         with pytest.raises(dist.DistStoreError, match="Is a directory"):
             dist.FileStore(str(tmp_path))
 
-    @pytest.mark.parametrize("content", [b"hello", b"hello, I am a text of somebody else's, do not touch me"])
-    def test_somebody_elses_file(self, path, content):
+    @pytest.mark.parametrize("content", [b"hello", b"hello, another program's text, long enough"])
+    def test_another_programs_file(self, path, content):
         path.write_bytes(content)
         with pytest.raises(dist.DistStoreError, match=f"{path} is not a FileStore's file"):
             dist.FileStore(str(path))
@@ -222,7 +222,7 @@ class TestWhatGoesWrong:
         store.set("k", "3")
         assert made().get("k") == b"3"
 
-    def test_a_user_that_is_stopped_while_it_has_the_lock(self, made, path, monkeypatch):
+    def test_a_user_that_holds_the_lock(self, made, path, monkeypatch):
         monkeypatch.setattr("rankmesh._stores.file._LOCK_SECONDS", 0.1)
         monkeypatch.setattr("rankmesh._stores.file._LEAVE_SECONDS", 0.1)
         store = made()
@@ -246,7 +246,7 @@ class TestWhatGoesWrong:
 
 
 class TestLog:
-    def test_each_reads_on_where_it_was(self, path):
+    def test_each_reads_from_its_last_position(self, path):
         first, second = Log(str(path)), Log(str(path))
         records = [Record(SET, "grüße", b"\xff"), Record(SET, "b")]
         with first.locked(Deadline(1), exclusive=True, create=True):
@@ -261,7 +261,7 @@ class TestLog:
             assert first.read() == records[:1]
             assert first.read() == []
 
-    def test_who_reads_does_not_keep_out_who_reads(self, path):
+    def test_readers_share_the_lock(self, path):
         first, second = Log(str(path)), Log(str(path))
         with first.locked(Deadline(1), exclusive=False, create=True), second.locked(Deadline(1), exclusive=False):
             assert first.read() == second.read() == []
@@ -272,17 +272,17 @@ class TestLog:
         ):
             pass
 
-    def test_who_waited_for_a_file_that_is_removed_makes_a_new_one(self, path):
+    def test_a_user_that_waited_for_a_removed_file_makes_a_new_one(self, path):
         first, second = Log(str(path)), Log(str(path))
         found = []
 
-        def come() -> None:
+        def join() -> None:
             with second.locked(Deadline(10), exclusive=True, create=True):
                 found.append(second.read())
 
         with first.locked(Deadline(1), exclusive=True, create=True):
             first.append([Record(SET, "k")])
-            waiting = threading.Thread(target=come)
+            waiting = threading.Thread(target=join)
             waiting.start()
             first.remove()
         waiting.join(10)

@@ -1,4 +1,4 @@
-"""PrefixStore over stores of all kinds; and stores that users write."""
+"""PrefixStore over stores that users write, and subclasses of Store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERYTHING = {
 
 
 class Minimal:
-    """Somebody's store: not a class of ours, and no more than it needs."""
+    """A user's store with the four methods that are required."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -57,18 +57,6 @@ def test_a_slash_is_between_prefix_and_key():
     assert inner.list_keys() == ["/k", "in/out/k", "p/k"]
 
 
-def test_stores_of_other_prefixes_do_not_see_each_others_keys():
-    inner = dist.HashStore()
-    a, b = dist.PrefixStore("a", inner), dist.PrefixStore("a/b", inner)
-    a.set("k", "1")
-    b.set("k", "2")
-    assert (a.get("k"), b.get("k")) == (b"1", b"2")
-    assert (a.list_keys(), b.list_keys()) == (["b/k", "k"], ["k"])
-    assert a.num_keys() == b.num_keys() == inner.num_keys() == 2
-    a.queue_push("q", "1")
-    assert (a.queue_len("q"), b.queue_len("q")) == (1, 0)
-
-
 def test_the_store_inside():
     inner = dist.HashStore()
     middle = dist.PrefixStore("in", inner)
@@ -87,28 +75,28 @@ def test_the_timeout_is_the_inner_stores():
         store.get("k")
 
 
-class TestSomebodysStore:
-    def test_four_methods_will_do(self):
-        theirs = Minimal()
-        store = dist.PrefixStore("p", theirs)
+class TestAUsersStore:
+    def test_four_methods_suffice(self):
+        inner = Minimal()
+        store = dist.PrefixStore("p", inner)
         store.set("k", "v")
-        assert theirs.values == {"p/k": b"v"}
+        assert inner.values == {"p/k": b"v"}
         assert store.get("k") == b"v"
         assert store.add("n", 2) == 2
         store.wait(["k"])
         store.wait(["k", "n"], 1.5)
-        assert theirs.calls == [(["p/k"],), (["p/k", "p/n"], timedelta(seconds=1.5))]
+        assert inner.calls == [(["p/k"],), (["p/k", "p/n"], timedelta(seconds=1.5))]
         store.multi_set(["a"], ["1"])
         assert store.multi_get(["a", "k"]) == [b"1", b"v"]
         assert store.has_extended_api() is False
         assert store.timeout == timedelta(seconds=300)
 
     def test_text_that_it_returns_becomes_bytes(self):
-        theirs = Minimal()
-        theirs.values["p/k"] = "text"  # type: ignore[assignment]
-        assert dist.PrefixStore("p", theirs).get("k") == b"text"
+        inner = Minimal()
+        inner.values["p/k"] = "text"  # type: ignore[assignment]
+        assert dist.PrefixStore("p", inner).get("k") == b"text"
 
-    def test_what_it_lacks_is_said(self):
+    def test_methods_that_it_lacks(self):
         store = dist.PrefixStore("p", Minimal())
         for method in sorted(EVERYTHING.keys() - {"set", "get", "add", "wait", "multi_get", "multi_set"}):
             with pytest.raises(dist.UnsupportedStoreError, match=rf"Minimal has no {method}\(\)"):
@@ -120,22 +108,22 @@ class TestSomebodysStore:
         with pytest.raises(KeyError, match="p/missing"):
             dist.PrefixStore("p", Minimal()).get("missing")
 
-    def test_a_barrier_needs_no_more(self):
+    def test_barrier_needs_no_more(self):
         dist.PrefixStore("p", Minimal()).barrier("b", 1)
 
     @pytest.mark.parametrize("other", [None, object(), {}, "127.0.0.1"])
-    def test_what_is_no_store(self, other):
+    def test_not_a_store(self, other):
         with pytest.raises(TypeError, match="must have the methods set, get, add and wait"):
             dist.PrefixStore("p", other)
 
-    def test_what_is_no_prefix(self):
+    def test_not_a_prefix(self):
         with pytest.raises(TypeError, match="prefix must be a str, got int"):
             dist.PrefixStore(1, dist.HashStore())  # type: ignore[arg-type]
 
 
 class TestSubclassesOfStore:
     class Mine(dist.Store):
-        """Overrides what it can do, and does not call our __init__."""
+        """Overrides two methods, and does not call __init__ of Store."""
 
         def __init__(self) -> None:
             self.values: dict[str, bytes] = {}
@@ -147,13 +135,13 @@ class TestSubclassesOfStore:
             return self.values[key]
 
     @pytest.mark.parametrize("method", EVERYTHING)
-    def test_what_is_not_overridden_is_refused(self, method):
+    def test_methods_that_are_not_overridden(self, method):
         with pytest.raises(dist.UnsupportedStoreError, match=r"Store has no \w+\(\)") as caught:
             getattr(dist.Store(), method)(*EVERYTHING[method])
         assert isinstance(caught.value, dist.DistStoreError)
         assert isinstance(caught.value, NotImplementedError)
 
-    def test_what_follows_from_what_is_overridden(self):
+    def test_methods_that_use_overridden_ones(self):
         store = self.Mine()
         store.multi_set(["a", "b"], ["1", "2"])
         assert store.multi_get(["b", "a"]) == [b"2", b"1"]

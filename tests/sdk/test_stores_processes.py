@@ -1,4 +1,4 @@
-"""Stores that several processes share, and what Ctrl-C and kill -9 do to them."""
+"""Stores that several processes share, under Ctrl-C and kill -9 too."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def orphaned(me, port):
     me.say(attempt=me.attempt(store.get, "never"))
 
 
-def test_who_waits_for_a_master_that_is_killed_learns_it(ranks):
+def test_a_wait_for_a_killed_master_fails(ranks):
     port = free_port()
     master, client = ranks.start(orphaned, 2, port=port, uses=[open_store])
     ranks.wait_for("ready-0", "ready-1")
@@ -171,7 +171,7 @@ def leaves_it_to_exit(me, kind, port):
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
-def test_what_is_not_closed_is_closed_at_exit(ranks, kind):
+def test_stores_are_closed_at_exit(ranks, kind):
     port = free_port()
     ranks.run(leaves_it_to_exit, 1, kind=kind, port=port, uses=[open_store])
     assert not (ranks.folder / "store").exists()

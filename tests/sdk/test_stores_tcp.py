@@ -1,4 +1,4 @@
-"""TCPStore: who serves, who joins, and how that ends."""
+"""TCPStore: master, clients, shared servers, sockets, and failures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def in_thread() -> Iterator[Callable[..., Future]]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def everything_is_closed() -> Iterator[None]:
     gc.collect()
     before = resources()
     yield
@@ -88,7 +88,7 @@ def test_by_name(made):
     client.close()
 
 
-def test_everyone_is_counted_if_it_is_known_how_many_they_are(made, in_thread):
+def test_participants_are_counted_with_a_world_size(made, in_thread):
     port = free_port()
     master = in_thread(made, port, 3, True)
     clients = [made(port, 3) for _ in range(2)]
@@ -100,7 +100,7 @@ def test_everyone_is_counted_if_it_is_known_how_many_they_are(made, in_thread):
 @pytest.mark.parametrize(
     "options", [{"world_size": None}, {"world_size": -1}, {"world_size": 2, "wait_for_workers": False}]
 )
-def test_nobody_is_counted_otherwise(made, options):
+def test_they_are_not_counted_otherwise(made, options):
     master = made(is_master=True, **options)
     assert master.num_keys() == made(master.port, **options).num_keys() == 0
 
@@ -119,7 +119,7 @@ def test_a_client_waits_for_its_master(made, in_thread):
 
 
 class TestSharedServers:
-    def test_masters_at_one_place_have_the_same_keys(self, made):
+    def test_masters_at_one_address_have_the_same_keys(self, made):
         first = made(world_size=1, is_master=True, multi_tenant=True)
         second = made(first.port, 1, True, multi_tenant=True)
         first.set("k", "v")
@@ -144,17 +144,17 @@ class TestSharedServers:
 
     def test_a_clone_keeps_its_master_alive(self, made):
         first = made(is_master=True)
-        twin = first.clone()
+        clone = first.clone()
         first.set("k", "v")
         first.close()
-        assert twin.get("k") == b"v"
-        assert made(twin.port).get("k") == b"v"
-        twin.close()
+        assert clone.get("k") == b"v"
+        assert made(clone.port).get("k") == b"v"
+        clone.close()
         with pytest.raises(dist.DistNetworkError):
             made(first.port, timeout=SHORT)
 
 
-class TestSocketsFromOutside:
+class TestGivenSockets:
     def test_one_is_adopted(self, made):
         bound = socket.create_server(("127.0.0.1", 0))
         port = bound.getsockname()[1]
@@ -163,7 +163,7 @@ class TestSocketsFromOutside:
         made(port).set("k", "v")
         assert master.get("k") == b"v"
 
-    def test_one_that_does_not_listen_yet_and_whose_port_is_not_said(self, made):
+    def test_one_that_does_not_listen_yet_without_a_port(self, made):
         bound = socket.socket()
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
@@ -174,13 +174,13 @@ class TestSocketsFromOutside:
             there = bound.getsockname()[1]
             with pytest.raises(dist.DistStoreError, match=f"bound to port {there}, but port={there - 1}"):
                 made(there - 1, is_master=True, master_listen_fd=bound.fileno())
-            assert bound.getsockname()[1] == there  # it is still ours, and open
+            assert bound.getsockname()[1] == there  # it is still open
 
     def test_one_that_is_bound_to_nothing(self, made):
         with socket.socket() as unbound, pytest.raises(dist.DistStoreError, match="bound to port 0"):
             made(0, is_master=True, master_listen_fd=unbound.fileno())
 
-    def test_what_is_no_tcp_socket(self, made):
+    def test_other_descriptors(self, made):
         with open(os.devnull) as file, pytest.raises(dist.DistNetworkError, match="is not a socket"):
             made(0, is_master=True, master_listen_fd=file.fileno())
         with pytest.raises(dist.DistNetworkError, match="master_listen_fd=999 is not a socket"):
@@ -189,10 +189,10 @@ class TestSocketsFromOutside:
             made(0, is_master=True, master_listen_fd=local.fileno())
 
 
-class TestWhatGoesWrong:
-    """Nothing is left behind; see nothing_is_left."""
+class TestFailures:
+    """Nothing is left behind; see everything_is_closed."""
 
-    def test_nobody_is_there(self, made):
+    def test_no_master(self, made):
         port = free_port()
         with pytest.raises(
             dist.DistNetworkError, match=rf"waited 0\.2 s for a store at http://127\.0\.0\.1:{port}"
@@ -200,11 +200,11 @@ class TestWhatGoesWrong:
             made(port, 2, timeout=SHORT)
         assert caught.value.address == f"http://127.0.0.1:{port}"
 
-    def test_a_name_that_nobody_knows(self):
+    def test_an_unknown_host_name(self):
         with pytest.raises(dist.DistNetworkError, match=r"http://no\.such\.host\.invalid:29500"):
             dist.TCPStore("no.such.host.invalid", 29500, timeout=SHORT)
 
-    def test_not_everyone_comes(self, made):
+    def test_too_few_participants(self, made):
         with pytest.raises(dist.StoreTimeoutError, match=r"waited 0\.2 s for 2 participants, and 1 came") as caught:
             made(0, 2, True, timeout=SHORT)
         assert isinstance(caught.value, TimeoutError)
@@ -215,11 +215,11 @@ class TestWhatGoesWrong:
             with pytest.raises(dist.AddressInUseError, match=rf"127\.0\.0\.1:{port} is in use by .*pid {os.getpid()}"):
                 made(port, is_master=True)
 
-    def test_somebody_else_is_there(self, made):
+    def test_another_server(self, made):
         with plain_http_server() as port, pytest.raises(dist.DistNetworkError, match="is not a RankMesh store"):
             made(port)
 
-    def test_an_address_that_is_not_ours(self):
+    def test_another_hosts_address(self):
         with pytest.raises(ValueError, match="RANKMESH_TOKEN"):
             dist.TCPStore("192.0.2.1", 0, is_master=True)
 
@@ -266,8 +266,8 @@ class TestWhatGoesWrong:
             dist.TCPStore(*arguments)
 
 
-class TestTheMasterGoes:
-    def test_who_waits_and_who_asks_learns_it(self, made, in_thread):
+class TestTheMasterEnds:
+    def test_calls_of_clients_fail(self, made, in_thread):
         master = made(is_master=True)
         client = made(master.port)
         waits = [in_thread(client.get, "k"), in_thread(client.wait, ["k"]), in_thread(client.queue_pop, "k")]
@@ -284,7 +284,7 @@ class TestTheMasterGoes:
                 call()
         assert time.monotonic() - began < 30
 
-    def test_who_waits_in_its_process_learns_it(self, made, in_thread):
+    def test_waits_in_its_process_fail(self, made, in_thread):
         master = made(is_master=True)
         waiting = in_thread(master.get, "k")
         wait_until(lambda: master._store.table._watches, "the wait")
@@ -292,7 +292,7 @@ class TestTheMasterGoes:
         with pytest.raises(dist.DistStoreError):
             waiting.result(10)
 
-    def test_a_closed_store_says_so(self, made):
+    def test_a_closed_store(self, made):
         master = made(is_master=True)
         client = made(master.port)
         for store in (client, master):
@@ -301,7 +301,7 @@ class TestTheMasterGoes:
             with pytest.raises(dist.DistStoreError, match="is closed"):
                 store.get("k")
 
-    def test_one_that_nobody_has_any_more_is_closed(self):
+    def test_a_collected_store_is_closed(self):
         port = free_port()
         master = dist.TCPStore("127.0.0.1", port, is_master=True)
         client = dist.TCPStore("127.0.0.1", port)
@@ -312,7 +312,7 @@ class TestTheMasterGoes:
 
 
 class TestOverHttp:
-    def test_what_one_sets_the_other_sees(self, made):
+    def test_both_protocols_see_the_same_keys(self, made):
         master = made(0, 1, True)
         assert ask(master, "PUT", "/v1/store/a/b", b"\xff") == (204, b"")
         assert master.get("a/b") == b"\xff"
@@ -324,13 +324,13 @@ class TestOverHttp:
         status, body = ask(made(is_master=True), "GET", "/health")
         assert (status, json.loads(body)["service"]) == (200, "rankmesh-store")
 
-    def test_other_sites_pages_are_refused(self, made):
+    def test_other_origins_are_refused(self, made):
         master = made(is_master=True)
         assert ask(master, "GET", "/v1/store", Origin="http://evil.example")[0] == 403
         assert ask(master, "GET", "/v1/store", Host="evil.example")[0] == 421
 
 
-def test_in_a_forked_child_the_parent_is_asked(made):
+def test_a_forked_child_uses_its_parents_keys(made):
     master = made(is_master=True)
     client = made(master.port)
     master.set("k", "v")
@@ -374,7 +374,7 @@ def test_a_forked_child_holds_no_connection_of_its_parents(made):
         os.waitpid(child, 0)
 
 
-def test_everyone_gets_his_share(made, in_thread):
+def test_32_clients_add_concurrently(made, in_thread):
     master = made(is_master=True)
     clients = [made(master.port) for _ in range(32)]
     numbers = [[] for _ in clients]

@@ -121,6 +121,20 @@ class Subject:
             table._queues.clear()
 
 
+def check_that_waiters_see_whole_changes(subject: Subject) -> None:
+    """Check that a multi_set completes a multi_get with all of its values, whichever key comes first."""
+    for keys in (KEYS[:2], KEYS[1::-1]):
+        subject.stores[0].set(keys[1], "old")
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(subject.stores[-1].multi_get, list(keys))
+            deadline = Deadline(10.0)
+            while subject.waits() == 0 and not deadline.expired():
+                time.sleep(0.0005)
+            subject.stores[0].multi_set(keys, ["new", "new"])
+            assert waiting.result(10) == [b"new", b"new"]
+        subject.clear()
+
+
 def drive(make: Callable[[], Subject], *, examples: int = 100, steps: int = 50) -> None:
     """Run the machine, each time on a new subject without keys."""
 
@@ -271,6 +285,7 @@ def drive(make: Callable[[], Subject], *, examples: int = 100, steps: int = 50) 
                 self.threads.shutdown(wait=not self.waiters)
                 self.subject.clear()
 
+    check_that_waiters_see_whole_changes(make())
     run_state_machine_as_test(
         Machine,
         settings=settings(

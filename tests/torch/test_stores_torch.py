@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -95,12 +94,9 @@ def test_there_is_no_method_that_ours_lacks(method: str) -> None:
     assert hasattr(ours.Store, method)
 
 
-class TestTcp:
-    """What making one does."""
-
-    @pytest.fixture(params=[theirs, ours], ids=["torch", "rankmesh"])
-    def module(self, request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-        return request.param
+@pytest.mark.parametrize("module", [theirs, ours], ids=["torch", "rankmesh"])
+class TestConstructors:
+    """tests/sdk has what ours do beyond this."""
 
     @pytest.mark.parametrize(
         ("arguments", "options", "keys"),
@@ -110,52 +106,32 @@ class TestTcp:
         store = module.TCPStore("127.0.0.1", 0, *(arguments or (None,)), True, timedelta(seconds=30), **options)
         assert store.num_keys() == keys
         assert store.list_keys() == []
+        assert (store.host, store.port > 0) == ("127.0.0.1", True)
 
-    def test_attributes(self, module):
-        store = module.TCPStore("localhost", 0, is_master=True)
-        assert (store.host, store.timeout) == ("localhost", timedelta(seconds=300))
-        assert 0 < store.port < 65536
-
-    def test_masters_share_a_server(self, module):
-        first = module.TCPStore("127.0.0.1", 0, 1, True, multi_tenant=True)
-        second = module.TCPStore("127.0.0.1", first.port, 1, True, multi_tenant=True)
-        first.set("k", "v")
-        assert (second.get("k"), second.num_keys()) == (b"v", 2)
-
-    def test_a_socket_is_adopted(self, module):
+    def test_masters_share_a_server_on_a_given_socket(self, module):
         bound = socket.socket()
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-        store = module.TCPStore("127.0.0.1", port, 1, True, master_listen_fd=bound.detach())
-        assert store.port == port
-        store.set("k", "v")
-        assert module.TCPStore("127.0.0.1", port).get("k") == b"v"
+        first = module.TCPStore("127.0.0.1", port, 1, True, multi_tenant=True, master_listen_fd=bound.detach())
+        second = module.TCPStore("127.0.0.1", first.port, 1, True, multi_tenant=True)
+        first.set("k", "v")
+        assert (first.port, second.get("k"), second.num_keys()) == (port, b"v", 2)
 
-    def test_a_socket_at_another_port(self, module):
-        with socket.create_server(("127.0.0.1", 0)) as bound:
-            port = bound.getsockname()[1] - 1
-            with pytest.raises(module.DistStoreError):
-                module.TCPStore("127.0.0.1", port, 1, True, master_listen_fd=bound.fileno())
-
-    def test_what_is_no_socket(self, module):
-        with pytest.raises(module.DistNetworkError):
-            module.TCPStore("127.0.0.1", 0, 1, True, master_listen_fd=999)
-
-    def test_not_everyone_comes(self, module):
-        with pytest.raises(module.DistStoreError):
-            module.TCPStore("127.0.0.1", 0, 2, True, SHORT)
-
-    def test_nobody_is_there(self, module):
-        with pytest.raises(module.DistNetworkError):
-            module.TCPStore("127.0.0.1", free_port(), 2, False, SHORT)
-
-    def test_the_port_is_taken(self, module):
-        with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(module.DistNetworkError):
-            module.TCPStore("127.0.0.1", other.getsockname()[1], 1, True)
-
-    def test_a_world_of_nobody(self, module):
-        with pytest.raises(ValueError):  # noqa: PT011
-            module.TCPStore("127.0.0.1", 0, 0, True)
+    @pytest.mark.parametrize(
+        ("error", "arguments", "options"),
+        [
+            ("DistNetworkError", (0, 1, True), {"master_listen_fd": 999}),
+            ("DistStoreError", (0, 2, True, SHORT), {}),
+            ("DistNetworkError", ("free", 2, False, SHORT), {}),
+            ("DistNetworkError", ("taken", 1, True), {}),
+            ("ValueError", (0, 0, True), {}),
+        ],
+    )
+    def test_errors(self, module, error, arguments, options):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = {"free": free_port(), "taken": other.getsockname()[1]}.get(arguments[0], arguments[0])
+            with pytest.raises(getattr(module, error, ValueError)):
+                module.TCPStore("127.0.0.1", port, *arguments[1:], **options)
 
     def test_the_master_goes(self, module):
         master = module.TCPStore("127.0.0.1", 0, 1, True)
@@ -165,12 +141,6 @@ class TestTcp:
             del master
             with pytest.raises(module.DistNetworkError):
                 waiting.result(30)
-
-
-class TestFile:
-    @pytest.fixture(params=[theirs, ours], ids=["torch", "rankmesh"])
-    def module(self, request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-        return request.param
 
     def test_the_last_user_removes_the_file(self, module, tmp_path):
         path = tmp_path / "store"
@@ -182,10 +152,6 @@ class TestFile:
         assert second.get("k") == b"v"
         del second
         assert not path.exists()
-
-    def test_it_stays_if_nobody_knows_how_many_they_are(self, module, tmp_path):
-        module.FileStore(str(tmp_path / "store")).set("k", "v")
-        assert module.FileStore(str(tmp_path / "store")).get("k") == b"v"
 
 
 class TestPrefix:

@@ -227,7 +227,7 @@ class LocalGroupState(GroupState):
                 for rank in self.ranks:
                     if rank != self.engine.rank:
                         self.engine.send(rank, [header, payload])
-            self.engine.drop_sink(self._group)
+            self.engine.unregister_sink(self._group)
         self.engine.flush(_ABORT_FLUSH_SECONDS)
 
     def broadcast_abort(self) -> None:

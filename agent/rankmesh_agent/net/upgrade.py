@@ -35,17 +35,37 @@ def connect_upgraded(
         raise ValueError("it is no URL of the form http://host:port")
     sock = socket.create_connection((split.hostname, split.port or 80), connect_seconds)
     try:
-        sock.settimeout(seconds)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        break_when_peer_vanishes(sock)
-        sock.sendall(upgrade.request(split.netloc))
-        head = b""
-        while not switched(head):
-            received = sock.recv(_READ_BYTES)
-            if not received:
-                raise ConnectionResetError("it hung up")
-            head += received
+        head = request_upgrade(sock, upgrade, split.netloc, seconds)
     except BaseException:
         sock.close()
         raise
     return sock, head
+
+
+def request_upgrade(sock: socket.socket, upgrade: Upgrade, host: str, seconds: float) -> bytes:
+    """Switch a connection to an HTTP server to another protocol.
+
+    Args:
+        sock: the connection.
+        upgrade: the protocol. The server must not send anything in it before the client does.
+        host: the server's host and port, as in its URL.
+        seconds: how long the server may send nothing; the socket keeps it as its timeout.
+
+    Returns:
+        The head of the server's response.
+
+    Raises:
+        OSError: the server sends nothing (TimeoutError), or ends the connection (ConnectionResetError).
+        ProtocolError: the server does not know the protocol.
+    """
+    sock.settimeout(seconds)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    break_when_peer_vanishes(sock)
+    sock.sendall(upgrade.request(host))
+    head = b""
+    while not switched(head):
+        received = sock.recv(_READ_BYTES)
+        if not received:
+            raise ConnectionResetError("the server closed the connection")
+        head += received
+    return head

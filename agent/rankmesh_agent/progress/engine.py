@@ -1,14 +1,12 @@
-"""All connections of this process, and the progress engine: the thread that waits moves the bytes.
+"""The progress engine: all connections of this process, driven by the threads that wait for messages.
 
-No thread is dedicated to receiving. Whoever waits for something *leads*: it polls all connections, moves bytes both
-ways and delivers frames, whoever they are for; others who wait meanwhile follow, and one of them takes the lead when
-the leader has what it wanted. So a synchronous call needs no hand-off between threads. Only while asynchronous
-point-to-point messages are under way and nobody has called for a while does a background thread lead. It gives way to
-whoever calls, and stays away from one who calls again and again: two threads that take turns with the lock and the
-interpreter at every message are slower than one.
+No thread is dedicated to receiving. A thread that waits *drives* the engine: it polls all connections, moves bytes both
+ways and delivers every frame, whatever group it belongs to. Other threads that wait at the same time block until the
+driver has moved something; one of them drives when the driver has finished. So a synchronous call needs no hand-off
+between threads. Only while asynchronous point-to-point messages are outstanding and the foreground has not called for
+a while does a background thread drive.
 
-Frames go to *ports*, one a group. A frame whose buffer is not there yet stays in the connection: its sender is held up
-by the transport's own flow control.
+A frame whose buffer has not been posted stays in the connection: the transport's flow control holds up its sender.
 """
 
 from __future__ import annotations
@@ -21,37 +19,32 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.background import SLICE_SECONDS, BackgroundProgress
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
+from rankmesh_agent.progress.poller import Poller
+from rankmesh_agent.progress.ports import SinkTable
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
-from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
+from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 
-_FINISH_SECONDS = 0.001
-_GRACE_SECONDS = 0.001
-"""How long nobody has called when the background thread begins to lead."""
-SLICE_SECONDS = 0.1
-"""How long a wait lasts at most before the deadline is looked at again."""
+_DRAIN_SECONDS = 0.001
 SILENT_SECONDS = 8.0
-"""How long a peer's host may leave unanswered what it has to answer; with what goes before, about FAILED_SECONDS."""
-_LOOKS = 10
-"""How often a wait looks around before it sleeps, where each look is a system call."""
+"""Seconds that a peer's host may leave unanswered what it has to answer; with the time before, about FAILED_SECONDS."""
+_SPINS_WITH_POLL = 10
+"""Spins of a wait before it sleeps, where each spin is a system call."""
 _SPINS = 200
-"""How often where most are none, and the core is this rank's own: about as long as falling asleep and being woken."""
-_POLLED = 8
-"""Poll is asked, and the lock is free, in one of so many turns where there is nothing that only poll would tell."""
-_FIRST = frozenset({Opcode.ENTER, Opcode.ABORT})
-"""Frames that may come before this process has made their group."""
-_EARLY_FRAMES = 4096
-"""Frames kept for groups that this process has not made yet."""
+"""Spins where most are no system call, and the core is this rank's own: about as long as to fall asleep and wake up."""
+_POLL_INTERVAL = 8
+"""One of so many polls asks epoll, and frees the lock, while there is work that needs no epoll."""
 
 
 class Disconnect:
-    """How a peer went.
+    """The end of a peer's connection.
 
     Attributes:
-        cause: what ended the connection, or what the peer said as it left.
-        clean: whether it said goodbye.
+        cause: the error of the connection, or the reason in the peer's GOODBYE.
+        clean: whether the peer sent a GOODBYE.
     """
 
     def __init__(self, cause: str, clean: bool) -> None:
@@ -64,14 +57,17 @@ class ProgressEngine:
 
     Args:
         rank: this process's global rank.
-        epoch: the job's epoch; frames of another one are not for us.
+        epoch: the job's epoch; frames of another epoch are dropped.
         connections: one to every other rank.
         eager_limit: largest EAGER payload in bytes.
-        crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
+        oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
 
     Attributes:
-        lost: how the peers went that are gone.
-        on_peer_failure: called, with the lock held, when one went without a goodbye.
+        lost_peers: the peers whose connections have ended.
+        on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
+        calls: number of calls of the foreground so far.
+        polls: number of polls so far.
+        driven: whether a thread drives the engine.
     """
 
     def __init__(
@@ -87,176 +83,163 @@ class ProgressEngine:
         self.epoch = epoch
         self.eager_limit = eager_limit
         self.lost_peers: dict[int, Disconnect] = {}
-        # Reentrant only because it knows its owner, which a wait cut off by Ctrl-C has to ask.
+        # Reentrant because it knows its owner, which a wait that Ctrl-C interrupts has to ask.
         self.lock = threading.RLock()
-        self._changed = threading.Condition(self.lock)
-        self._needed = threading.Condition(self.lock)
-        for connection in connections.values():
-            connection.parallel_reads = not oversubscribed
-        self._peers = {
-            peer: FramedConnection(peer, connection, eager_limit) for peer, connection in connections.items()
-        }
-        self._by_fd = {peer.connection.fileno(): peer for peer in self._peers.values()}
-        self._masks: dict[int, int] = {}
-        self._poll = select.epoll()
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll.register(self._wakeup, select.EPOLLIN)
-        for fd, peer in self._by_fd.items():
-            self._masks[fd] = peer.connection.events(False)
-            self._poll.register(fd, self._masks[fd])
-        # Connections that know of bytes which poll does not see have to be asked before each sleep.
-        self._asked = [peer for peer in self._peers.values() if peer.connection.medium != "tcp"]
-        self._oversubscribed = oversubscribed
-        self._ready: set[FramedConnection] = set()
-        self._ports: dict[int, FrameSink] = {}
-        self._dropped: set[int] = set()
-        self._early: list[tuple[int, Header, memoryview | bytes]] = []
-        self._leading = False
-        self._asleep = False
-        self._sweeps = 0
-        self._background_leads = False
-        self._background_rests = False
-        self._visits = 0
-        self._followers = 0
-        self._outstanding: list[tuple[int, Transfer]] = []
-        self._background: threading.Thread | None = None
-        self._closed = False
+        self.calls = 0
+        self.polls = 0
+        self.driven = False
         self.on_peer_failure: Callable[[], None] | None = None
+        self._changed = threading.Condition(self.lock)
+        self._followers = 0
+        self._closed = False
+        self._oversubscribed = oversubscribed
+        self._peers = {peer: FramedConnection(peer, conn, eager_limit) for peer, conn in connections.items()}
+        # Connections that hold bytes which epoll does not report have to be asked before each sleep.
+        self._shared = [peer for peer in self._peers.values() if peer.connection.medium != "tcp"]
+        self._ready: set[FramedConnection] = set()
+        self._poller = Poller(self.lock)
+        for peer in self._peers.values():
+            peer.connection.parallel_reads = not oversubscribed
+            self._poller.add(peer)
+        self._sinks = SinkTable(epoch, _GoodbyeSink(self._on_goodbye))
+        self._sink_for = self._sinks.sink_for
+        self._background = BackgroundProgress(self)
 
-    # Ports
-
-    def register_sink(self, group: int, port: FrameSink) -> None:
-        """Begin to deliver a group's frames, those that came before included."""
-        with self.lock:
-            self._ports[group] = port
-            self._dropped.discard(group)
-            early, self._early = self._early, []
-            for rank, header, payload in early:
-                if header.group == group:
-                    port.on_frame(rank, header, payload)
-                else:
-                    self._early.append((rank, header, payload))
-            for rank in self.lost_peers:
-                port.on_peer_lost(rank)
-
-    def unregister_sink(self, group: int) -> None:
-        """Drop a group's frames from now on, also those that have begun to arrive."""
-        with self.lock:
-            self.drop_sink(group)
+    @property
+    def closed(self) -> bool:
+        """Whether the engine is closed."""
+        return self._closed
 
     def transports(self) -> dict[int, str]:
-        """Return what carries the bytes to each peer."""
+        """Return the medium of the connection to each peer."""
         return {rank: peer.connection.medium for rank, peer in self._peers.items()}
 
     def descriptors(self) -> dict[int, int]:
-        """Return the connections' descriptors, each with the rank it leads to."""
+        """Return the file descriptors of the connections, each with the rank of its peer."""
         with self.lock:
-            return {fd: peer.rank for fd, peer in self._by_fd.items()}
+            return {fd: peer.rank for fd, peer in self._poller.peers.items()}
+
+    def register_sink(self, group: int, sink: FrameSink) -> None:
+        """Deliver a group's frames from now on, including those that arrived early."""
+        with self.lock:
+            self._sinks.add(group, sink)
+            for rank in self.lost_peers:
+                sink.on_peer_lost(rank)
+
+    def unregister_sink(self, group: int) -> None:
+        """Drop a group's frames from now on, including those that have begun to arrive."""
+        with self.lock:
+            self._sinks.drop(group)
+            self._background.drop_group(group)
+            for rank, peer in self._peers.items():
+                was_paused = peer.paused
+                peer.discard_group(group)
+                peer.connection.revoke()
+                if rank not in self.lost_peers and not self._closed:
+                    self._update_events(peer)
+                    if was_paused and not peer.paused:
+                        self._ready.add(peer)
 
     # With the lock held
 
-    def drop_sink(self, group: int) -> None:
-        """Do what close_port does."""
-        self._ports.pop(group, None)
-        self._dropped.add(group)
-        self._outstanding = [held for held in self._outstanding if held[0] != group]
-        for rank, peer in self._peers.items():
-            held_up = peer.paused
-            peer.discard_group(group)
-            peer.connection.revoke()
-            if rank not in self.lost_peers and not self._closed:
-                self._watch(peer)
-                if held_up and not peer.paused:
-                    self._ready.add(peer)
-
     def send(self, rank: int, buffers: Sequence[Buffer], transfer: Transfer | None = None) -> None:
-        """Send a frame to a peer, or begin to. A lost peer's frames vanish: who waits for it finds out."""
+        """Send a frame to a peer, or queue it. Frames to a lost peer are dropped: its failure ends the waits for it."""
         peer = self._peers[rank]
         if rank in self.lost_peers or self._closed:
             return
-        waiting = peer.writing
+        queued = bool(peer.outgoing)
         try:
             peer.send(buffers, transfer)
         except DistNetworkError:
-            peer.stop_sending()  # what it sent before is still to be received; that tells whether it said goodbye
+            peer.stop_sending()  # what it sent before is still to be received, perhaps a GOODBYE
         except BaseException as error:
-            self._cut_off(peer, error)
+            self._abort_connection(peer, error)
             raise
-        if peer.writing and not waiting and not peer.corked:
-            self._watch(peer)
-            # A leader that sleeps has asked to be woken by what comes, but not yet by room for what goes.
-            if self._asleep and peer in self._asked:
-                self._wake()
+        if peer.outgoing and not queued and not peer.corked:
+            self._update_events(peer)
+            # A sleeping driver of shared memory waits for data; it has not asked for room to send yet.
+            if peer in self._shared:
+                self._poller.wake_sleeper()
 
     def cancel_send(self, transfer: Transfer) -> tuple[int, Header] | None:
-        """Remove a frame that has not begun to leave; return for which peer it was, and its header."""
+        """Remove a frame that has not begun to leave; return its peer and its header."""
         for rank, peer in self._peers.items():
             header = peer.cancel_send(transfer)
             if header is not None:
                 if rank not in self.lost_peers:
-                    self._watch(peer)
+                    self._update_events(peer)
                 return rank, header
         return None
 
     def resume(self, rank: int) -> None:
-        """Go on with a peer that was held up because a buffer was missing."""
+        """Go on receiving from a peer that was paused because a buffer was missing."""
         peer = self._peers.get(rank)
         if peer is not None and peer.paused and rank not in self.lost_peers:
             self._receive(peer)
 
     def expose(self, rank: int, view: memoryview) -> tuple[int, int]:
-        """Let a peer read ``view`` itself, if it can; see Connection.offer."""
+        """Let a peer read ``view`` itself, if it can; see Connection.expose."""
         return (0, 0) if rank in self.lost_peers else self._peers[rank].connection.expose(view)
 
     def revoke(self, rank: int) -> None:
-        """Take back what a peer may read; see Connection.revoke."""
+        """End a peer's access to exposed memory; see Connection.revoke."""
         self._peers[rank].connection.revoke()
 
-    def start_remote_read(self, rank: int, fetch: RemoteRead) -> None:
-        """Begin to read what a peer has offered; a lost one's is never told to be there."""
+    def start_remote_read(self, rank: int, read: RemoteRead) -> None:
+        """Begin to read memory that a peer has exposed; a read from a lost peer never completes."""
         if rank not in self.lost_peers:
             peer = self._peers[rank]
-            peer.remote_reads.append(fetch)
-            self._mark_ready(peer)
+            peer.remote_reads.append(read)
+            self._ready.add(peer)
+            self._poller.wake_sleeper()
 
     def cancel_remote_read(self, rank: int, group: int, seq: int) -> None:
-        """Read no further in a message that its sender has taken back."""
+        """Stop reading a message that its sender has withdrawn."""
         peer = self._peers[rank]
-        peer.remote_reads = deque(fetch for fetch in peer.remote_reads if (fetch.group, fetch.seq) != (group, seq))
+        peer.remote_reads = deque(read for read in peer.remote_reads if (read.group, read.seq) != (group, seq))
 
-    # Waiting; without the lock
+    def progress_in_background(self, group: int, transfer: Transfer) -> None:
+        """Let the background thread make progress on an asynchronous message."""
+        self._background.add(group, transfer)
+
+    # Without the lock
 
     def foreground(self) -> threading.RLock:
-        """Return the lock, for one who begins messages: the background thread stays away for a while."""
-        self._visits += 1  # before the lock is there: who leads in the background lets go of it then
+        """Return the lock, for a caller that begins messages: the background thread stays away for a while."""
+        self.calls += 1  # before the lock is taken: the background thread, if it drives, then releases it
         return self.lock
 
     def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
         """Wait until ``ready()``, which is called with the lock held, moving bytes meanwhile.
 
         Returns:
-            Whether it became so before the deadline.
+            Whether it became true before the deadline.
         """
-        with self.foreground():
+        self.calls += 1  # see foreground
+        with self.lock:
             while not ready():
                 if deadline.expired() or self._closed:
                     return False
-                if self._leading:
+                if self.driven:
                     self._wait_for_driver(deadline)
                 else:
-                    self._drive(ready, deadline)
+                    self.drive(ready, deadline)
             return True
 
     def progress(self) -> None:
-        """Move what can be moved now, without waiting."""
+        """Move the bytes that can be moved now, without waiting."""
         with self.foreground():
-            if not self._leading and not self._closed:
-                self._poll_once(0)
+            if not self.driven and not self._closed:
+                self.poll_once(0)
+
+    def flush(self, patience: float) -> None:
+        """Give queued frames, such as an ABORT, at most ``patience`` seconds to leave."""
+        self.wait(self._all_flushed, Deadline(patience))
 
     def fail_silent_hosts(self) -> None:
-        """Hold peers for failed whose hosts have answered nothing for SILENT_SECONDS; to be called every second.
+        """Declare peers failed whose hosts have answered nothing for SILENT_SECONDS; to be called every second.
 
-        A connection does not tell: TCP goes on for a quarter of an hour.
+        TCP itself gives up only after a quarter of an hour.
         """
         now = time.monotonic()
         with self.lock:
@@ -268,146 +251,137 @@ class ProgressEngine:
                     peer.unanswered_since = None
                     continue
                 if peer.unanswered_since is None:
-                    # A question for room may be the first in minutes: who was asked just now has yet to answer.
+                    # A window probe may be the first packet in minutes: its answer may still be under way.
                     peer.unanswered_since = now
                 silent = min(unanswered, now - peer.unanswered_since)
                 if silent >= SILENT_SECONDS:
                     why = f"its host has answered nothing for {silent:.0f} s: it, or the network to it, is down"
-                    self._lose(peer, Disconnect(why, clean=False))
-                    if self._asleep:
-                        self._wake()
+                    self._drop_peer(peer, Disconnect(why, clean=False))
+                    self._poller.wake_sleeper()
 
-    def _drive(self, enough: Callable[[], bool], deadline: Deadline) -> None:
-        """Move bytes until it is enough, or the deadline passes."""
-        self._leading = True
+    # Driving
+
+    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        """Move bytes until ``done()``, or until the deadline. With the lock held, by one thread at a time."""
+        self.driven = True
+        end = deadline.at
         try:
-            while not enough() and not deadline.expired() and not self._closed:
-                self._poll_once(min(SLICE_SECONDS, deadline.remaining()))
+            while not done() and not self._closed:
+                remaining = end - time.monotonic()
+                if remaining <= 0:
+                    return
+                self.poll_once(remaining if remaining < SLICE_SECONDS else SLICE_SECONDS)
         finally:
-            self._leading = False
-            if not self._background_leads:
-                self._visits += 1  # who has waited may well call again
+            self.driven = False
+            if not self._background.driving:
+                self.calls += 1  # a thread that has waited often calls again at once
             if self._followers or self._closed:
                 self._changed.notify_all()
-            if self._background_rests and self._outstanding:
-                self._needed.notify()
+            if self._background.resting:
+                self._background.on_driver_left()
 
     def _wait_for_driver(self, deadline: Deadline) -> None:
-        """Wait until the leader has moved something, or leaves."""
+        """Wait until the driver has moved something, or stops."""
         self._followers += 1
         try:
-            if self._background_leads:
-                self._wake()
+            if self._background.driving:
+                self._poller.wake()
             self._changed.wait(min(SLICE_SECONDS, deadline.remaining()))
         finally:
             self._followers -= 1
 
-    def _poll_once(self, timeout: float) -> None:
-        """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes."""
-        self._sweeps += 1
-        ready = self._due()
+    def poll_once(self, timeout: float) -> None:
+        """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes. With the lock held."""
+        self.polls += 1
+        ready = self._ready_peers() if self._ready or self._shared else []
         events: list[tuple[int, int]] = []
-        if not ready or self._sweeps % _POLLED == 0:
-            events = self._polled(0)
+        if not ready or self.polls % _POLL_INTERVAL == 0:
+            events = self._poller.poll(0)
         if not ready and not events and timeout:
             ready, events = self._sleep(timeout)
         for fd, event in events:
-            peer = self._by_fd.get(fd)
+            peer = self._poller.peers.get(fd)
             if peer is None:
-                if fd == self._wakeup:
-                    os.eventfd_read(self._wakeup)
+                if fd == self._poller.wakeup_fd:
+                    os.eventfd_read(fd)
                 continue
-            peer.connection.on_wakeup()
+            if self._shared:
+                peer.connection.on_wakeup()
             if peer.paused and event & (select.EPOLLHUP | select.EPOLLERR):
-                self._hang_up(peer)
+                self._stop_polling(peer)
             elif peer not in ready:
                 ready.append(peer)
         for peer in ready:
             if peer.rank not in self.lost_peers:
                 self._receive(peer)
-            if peer.writing and peer.rank not in self.lost_peers:
+            if peer.outgoing and peer.rank not in self.lost_peers:
                 self._flush(peer)
         if self._followers and ready:
             self._changed.notify_all()
 
-    def _due(self) -> list[FramedConnection]:
-        """Return the peers with something to do that poll would not tell."""
-        lost, restless = self.lost_peers, self._ready
-        ready = [peer for peer in restless if peer.rank not in lost] if restless else []
+    def _ready_peers(self) -> list[FramedConnection]:
+        """Return the peers with work that epoll does not report."""
+        lost, marked = self.lost_peers, self._ready
+        ready = [peer for peer in marked if peer.rank not in lost] if marked else []
         ready += [
             peer
-            for peer in self._asked
-            if peer.connection.has_work(peer.writing)
+            for peer in self._shared
+            if peer.connection.has_work(bool(peer.outgoing))
             and peer.rank not in lost
-            and peer not in restless
-            and not self._held(peer)
+            and peer not in marked
+            and (peer.outgoing or not peer.paused)
         ]
         return ready
 
     def _sleep(self, timeout: float) -> tuple[list[FramedConnection], list[tuple[int, int]]]:
-        """Return who has something to do, as soon as somebody has; see _due and _polled."""
-        # Falling asleep and being woken takes longer than most messages: look around a little before.
-        polling = len(self._asked) < len(self._peers)
-        for turn in range(_LOOKS if polling or self._oversubscribed else _SPINS):
-            if self._oversubscribed or turn % _POLLED == 0:
+        """Spin, then sleep; return the ready peers and the events of epoll as soon as there are any."""
+        # To fall asleep and wake up takes longer than most messages: spin for a moment first.
+        polling = len(self._shared) < len(self._peers)
+        for turn in range(_SPINS_WITH_POLL if polling or self._oversubscribed else _SPINS):
+            if self._oversubscribed or turn % _POLL_INTERVAL == 0:
                 os.sched_yield()
-            ready = self._due()
-            events = self._polled(0) if polling or turn % _POLLED == 0 else []
+            ready = self._ready_peers() if self._ready or self._shared else []
+            events = self._poller.poll(0) if polling or turn % _POLL_INTERVAL == 0 else []
             if ready or events:
                 return ready, events
-        # Only now: whoever writes to a ring whose reader says that it sleeps has to ring its bell.
+        # Only now: a peer that writes to a ring whose reader has declared that it sleeps has to ring its doorbell.
         lost = self.lost_peers
         ready = [
             peer
-            for peer in self._asked
-            if peer.rank not in lost and not peer.connection.prepare_wait(peer.writing) and not self._held(peer)
+            for peer in self._shared
+            if peer.rank not in lost
+            and not peer.connection.prepare_wait(bool(peer.outgoing))
+            and (peer.outgoing or not peer.paused)
         ]
-        return ready, self._polled(0 if ready or self._ready else timeout)
+        return ready, self._poller.poll(0 if ready or self._ready else timeout)
 
-    def _polled(self, timeout: float) -> list[tuple[int, int]]:
-        """Return what poll tells after ``timeout``; the lock is free meanwhile."""
-        interrupted: KeyboardInterrupt | None = None
-        try:
-            self._asleep = timeout > 0
-            self.lock.release()
-            events = self._poll.poll(timeout)
-        finally:
-            while not self.lock._is_owned():  # type: ignore[attr-defined]  # Ctrl-C may cut acquire off, too
-                try:
-                    self.lock.acquire()
-                except KeyboardInterrupt as error:
-                    interrupted = error
-            self._asleep = False
-        if interrupted is not None:
-            raise interrupted
-        return events
-
-    def _held(self, peer: FramedConnection) -> bool:
-        """Whether a peer's incoming bytes have nowhere to go and nothing is to be sent to it."""
-        return peer.paused and not peer.writing
+    # One connection
 
     def _receive(self, peer: FramedConnection) -> None:
         self._ready.discard(peer)
         peer.cork()
         try:
-            more = peer.receive(self._port_of)
+            more = peer.receive(self._sink_for)
         except DistNetworkError as error:
-            self._lose(peer, Disconnect(error.message, clean=False))
+            self._drop_peer(peer, Disconnect(error.message, clean=False))
             return
         except BaseException as error:
-            self._cut_off(peer, error)
+            self._abort_connection(peer, error)
             raise
         finally:
-            self._uncork(peer)
+            peer.corked = False
+            if peer.outgoing:
+                self._flush_corked(peer)
         if peer.rank in self.lost_peers:
             return
-        self._watch(peer)
+        if peer.paused or peer.outgoing or peer.custom_events:
+            self._poller.update(peer)
         if peer.remote_reads:
-            self._fetch(peer)
+            self._read_remote(peer)
         if more or (peer.at_eof and not peer.paused):
             self._ready.add(peer)
 
-    def _fetch(self, peer: FramedConnection) -> None:
+    def _read_remote(self, peer: FramedConnection) -> None:
         budget = REMOTE_READ_BYTES
         try:
             while peer.remote_reads and budget > 0:
@@ -415,22 +389,16 @@ class ProgressEngine:
                 try:
                     budget -= peer.run_remote_reads()
                 finally:
-                    self._uncork(peer)
-        finally:  # Ctrl-C finds it in order: the piece is read again
+                    peer.corked = False
+                    self._flush_corked(peer)
+        finally:  # after Ctrl-C the chunk is read again
             if peer.remote_reads and peer.rank not in self.lost_peers:
                 self._ready.add(peer)
 
-    def _uncork(self, peer: FramedConnection) -> None:
-        """Send what has been queued while more might have followed."""
-        peer.corked = False
-        if peer.writing and peer.rank not in self.lost_peers:
+    def _flush_corked(self, peer: FramedConnection) -> None:
+        """Send the frames that were queued while more might have followed."""
+        if peer.outgoing and peer.rank not in self.lost_peers:
             self._flush(peer)
-
-    def _mark_ready(self, peer: FramedConnection) -> None:
-        """Have the leader turn to a peer that poll will not tell about, even if it is asleep."""
-        self._ready.add(peer)
-        if self._asleep:
-            self._wake()
 
     def _flush(self, peer: FramedConnection) -> None:
         try:
@@ -438,122 +406,49 @@ class ProgressEngine:
         except DistNetworkError:
             peer.stop_sending()
         except BaseException as error:
-            self._cut_off(peer, error)
+            self._abort_connection(peer, error)
             raise
-        self._watch(peer)
+        self._update_events(peer)
 
-    def _cut_off(self, peer: FramedConnection, error: BaseException) -> None:
-        """End a connection in which a frame is half done: whatever it was, Ctrl-C included, nobody knows where."""
-        self._lose(peer, Disconnect(f"interrupted in a frame by {type(error).__name__}", clean=False))
+    def _update_events(self, peer: FramedConnection) -> None:
+        if peer.paused or peer.outgoing or peer.custom_events:
+            self._poller.update(peer)
 
-    def _hang_up(self, peer: FramedConnection) -> None:
-        """Have poll report a connection no longer that has ended, but whose last bytes have nowhere to go yet."""
+    def _stop_polling(self, peer: FramedConnection) -> None:
+        """Stop polling a connection that has ended, though its last bytes may have to wait for their buffer."""
         peer.at_eof = True
-        fd = peer.connection.fileno()
-        if self._by_fd.pop(fd, None) is not None:
-            self._masks.pop(fd, None)
-            self._poll.unregister(fd)
+        self._poller.remove(peer)
 
-    def _watch(self, peer: FramedConnection) -> None:
-        """Have poll report what matters now: nothing to receive while held up, room to send when something waits."""
-        special = peer.paused or peer.writing
-        if not special and not peer.custom_events:
-            return
-        peer.custom_events = special
-        connection = peer.connection
-        fd = connection.fileno()
-        mask = connection.events(peer.writing)
-        if peer.paused and connection.medium == "tcp":
-            mask &= ~select.EPOLLIN
-        if fd in self._by_fd and self._masks.get(fd) != mask:
-            self._masks[fd] = mask
-            self._poll.modify(fd, mask)
+    def _abort_connection(self, peer: FramedConnection, error: BaseException) -> None:
+        """End a connection that an exception, Ctrl-C included, has left within a frame: its position is unknown."""
+        self._drop_peer(peer, Disconnect(f"interrupted in a frame by {type(error).__name__}", clean=False))
 
-    def _port_of(self, rank: int, header: Header) -> FrameSink | None:
-        if header.opcode is Opcode.GOODBYE:
-            return _Farewell(self)
-        if header.epoch != self.epoch:
-            return None
-        port = self._ports.get(header.group)
-        if port is None and header.opcode in _FIRST and header.group not in self._dropped:
-            return _Early(self._early)
-        return port
+    def _on_goodbye(self, rank: int, cause: str, clean: bool) -> None:
+        self._drop_peer(self._peers[rank], Disconnect(cause, clean))
 
-    def _lose(self, peer: FramedConnection, lost: Disconnect) -> None:
+    def _drop_peer(self, peer: FramedConnection, end: Disconnect) -> None:
         if peer.rank in self.lost_peers or self._closed:
             return
-        self.lost_peers[peer.rank] = lost
-        self._hang_up(peer)
+        self.lost_peers[peer.rank] = end
+        self._stop_polling(peer)
         self._ready.discard(peer)
         peer.remote_reads.clear()
         peer.connection.close()
-        for port in list(self._ports.values()):
-            port.on_peer_lost(peer.rank)
+        for sink in self._sinks.all():
+            sink.on_peer_lost(peer.rank)
         self._changed.notify_all()
-        if self.on_peer_failure is not None and not lost.clean:
+        if self.on_peer_failure is not None and not end.clean:
             self.on_peer_failure()
-
-    def _wake(self) -> None:
-        os.eventfd_write(self._wakeup, 1)
-
-    # Asynchronous messages
-
-    def progress_in_background(self, group: int, transfer: Transfer) -> None:
-        """Have the background thread see to an asynchronous message. With the lock held."""
-        self._outstanding.append((group, transfer))
-        if self._background is None:
-            self._background = threading.Thread(target=self._lead_in_background, name="rankmesh-progress", daemon=True)
-            self._background.start()
-        elif self._background_rests:
-            self._background_rests = False
-            self._needed.notify()
-
-    def _idle(self) -> bool:
-        """Whether no asynchronous message is under way."""
-        if self._outstanding:
-            self._outstanding = [held for held in self._outstanding if not held[1].done]
-        return not self._outstanding
-
-    def _lead_in_background(self) -> None:
-        visits = -1
-
-        def enough() -> bool:
-            return self._visits != visits or self._idle()
-
-        with self.lock:
-            while not self._closed:
-                if self._idle():
-                    self._rest(None)
-                elif self._visits != visits:
-                    visits, sweeps = self._visits, self._sweeps
-                    self._needed.wait(_GRACE_SECONDS)
-                    if self._sweeps == sweeps and self._visits != visits and not self._leading and not self._closed:
-                        self._poll_once(0)  # who calls only begins messages, and moves nothing
-                elif self._leading:
-                    self._rest(SLICE_SECONDS)  # in one long wait, whose end we are told
-                else:
-                    self._background_leads = True
-                    try:
-                        self._drive(enough, Deadline(SLICE_SECONDS))
-                    finally:
-                        self._background_leads = False
-
-    def _rest(self, seconds: float | None) -> None:
-        self._background_rests = True
-        try:
-            self._needed.wait(seconds)
-        finally:
-            self._background_rests = False
 
     # The end
 
     def close(self, reason: str = "", patience: float = 2.0, *, failed: bool = False) -> None:
-        """Say goodbye to everyone, send what is queued, and close. Does nothing the second time.
+        """Send a GOODBYE to every peer, flush the queues, and close. Does nothing the second time.
 
         Args:
-            reason: why, for the errors of those who still wait for us.
+            reason: for the errors of peers that still wait for this rank.
             patience: seconds to wait for peers that do not take what is queued for them.
-            failed: have them hold this rank for failed, not for one that has left.
+            failed: whether the peers are to consider this rank failed rather than gone.
         """
         with self.lock:
             if self._closed:
@@ -566,74 +461,45 @@ class ProgressEngine:
         self.wait(self._all_flushed, deadline)
         with self._changed:
             self._closed = True
-            self._wake()
+            self._poller.wake()
             self._changed.notify_all()
-            self._needed.notify()
-            background = self._background
+            background = self._background.on_closed()
         if background is not None and background is not threading.current_thread():
             background.join()
         with self._changed:
-            self._changed.wait_for(lambda: not self._leading, SLICE_SECONDS * 10)
-            ours = there = [peer.connection for rank, peer in self._peers.items() if rank not in self.lost_peers]
-            while (there := [peer for peer in there if not peer.drain()]) and not deadline.expired():
-                time.sleep(_FINISH_SECONDS)
-            for connection in ours:
+            self._changed.wait_for(lambda: not self.driven, SLICE_SECONDS * 10)
+            open_ones = undrained = [
+                peer.connection for rank, peer in self._peers.items() if rank not in self.lost_peers
+            ]
+            while (undrained := [conn for conn in undrained if not conn.drain()]) and not deadline.expired():
+                time.sleep(_DRAIN_SECONDS)
+            for connection in open_ones:
                 connection.close()
-            self._poll.close()
-            os.close(self._wakeup)
-
-    def flush(self, patience: float) -> None:
-        """Give what is queued, an ABORT say, some time to leave."""
-        self.wait(self._all_flushed, Deadline(patience))
-
-    @property
-    def closed(self) -> bool:
-        """Whether the mesh has been closed."""
-        return self._closed
+            self._poller.close()
 
     def close_in_child(self) -> None:
-        """In a forked child: let go of the parent's descriptors. Takes no lock: a thread that is gone may hold it."""
+        """Close the parent's descriptors in a forked child. Takes no lock: a thread of the parent may hold it."""
         self._closed = True
         for rank, peer in self._peers.items():
             if rank not in self.lost_peers:
                 peer.connection.close_in_child()
-        self._poll.close()
-        os.close(self._wakeup)
+        self._poller.close()
 
     def _all_flushed(self) -> bool:
-        return not any(peer.writing for rank, peer in self._peers.items() if rank not in self.lost_peers)
+        return not any(peer.outgoing for rank, peer in self._peers.items() if rank not in self.lost_peers)
 
 
-class _Farewell(FrameSink):
-    """Takes a GOODBYE: the peer is gone, but not failed unless it says so."""
+class _GoodbyeSink(FrameSink):
+    """Receives GOODBYE frames: the peer is gone, but has not failed unless its frame says so."""
 
-    def __init__(self, mesh: ProgressEngine) -> None:
-        self._mesh = mesh
-
-    def buffer_for(self, rank: int, header: Header) -> memoryview | None:
-        return None
-
-    def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
-        cause = bytes(payload).decode(errors="replace")
-        self._mesh._lose(self._mesh._peers[rank], Disconnect(cause, clean=not header.part))
-
-    def on_peer_lost(self, rank: int) -> None:
-        pass
-
-
-class _Early(FrameSink):
-    """Keeps arrivals at groups that this process is about to make."""
-
-    def __init__(self, kept: list[tuple[int, Header, memoryview | bytes]]) -> None:
-        self._kept = kept
+    def __init__(self, on_goodbye: Callable[[int, str, bool], None]) -> None:
+        self._on_goodbye = on_goodbye
 
     def buffer_for(self, rank: int, header: Header) -> memoryview | None:
         return None
 
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
-        if len(self._kept) >= _EARLY_FRAMES:
-            raise ProtocolError(f"rank {rank} sent too many frames for groups that are not in use here")
-        self._kept.append((rank, header, payload))
+        self._on_goodbye(rank, bytes(payload).decode(errors="replace"), not header.part)
 
     def on_peer_lost(self, rank: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Framing on one connection: what comes in goes to the ports, what goes out waits its turn."""
+"""Framing on one connection: received frames go to their sinks, frames to send are queued in order."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode
 
 _AHEAD_BYTES = HEADER_BYTES + (1 << 12)
-"""Bytes received at once where a frame for an array may begin: the rest of its payload then goes where it belongs."""
-_STAGE_BYTES = HEADER_BYTES + frames.SMALL
+"""Bytes received at once where a frame for a posted buffer may begin: the rest of its payload then needs no copy."""
+_STAGING_BYTES = HEADER_BYTES + frames.SMALL
 REMOTE_READ_BYTES = 32 << 20
-"""Bytes read from one peer's memory before the others have their turn."""
-_TOLD_BYTES = 1 << 18
-"""Bytes of short messages read from a peer's memory before it is told, of all of them at once."""
-_FRAMES = 64
-"""Frames of the queue that are sent at once."""
+"""Bytes read from one peer's memory before the other peers have their turn."""
+_ACK_BATCH_BYTES = 1 << 18
+"""Bytes of short messages read from a peer's memory before they are acknowledged, all at once."""
+_MAX_FRAMES = 64
+"""Queued frames sent at once."""
 _TURN_BYTES = 8 << 20
-"""Bytes received from one peer before the others have their turn."""
+"""Bytes received from one peer before the other peers have their turn."""
 
 
 class Transfer:
-    """Something under way: an outgoing frame, or a buffer to be filled."""
+    """A frame being sent, or a buffer being filled."""
 
     __slots__ = ("done", "error", "source")
 
@@ -40,25 +40,25 @@ class Transfer:
 
 
 class RemoteRead:
-    """A message that is read from the peer's memory.
+    """A message read from the peer's memory.
 
     Args:
-        group: the id of its group.
+        group: id of its group.
         seq: its number.
-        offered: its address and the generation of the offer.
-        view: where it goes.
-        then: called with whether all of it is there and good, with the mesh's lock held.
+        exposed: its address and the generation of its exposure.
+        view: the buffer to fill.
+        on_done: called with whether the whole message has been read and is valid, with the engine's lock held.
     """
 
-    __slots__ = ("_address", "_generation", "_into", "_read", "_view", "group", "seq", "then")
+    __slots__ = ("_address", "_generation", "_into", "_read", "_view", "group", "on_done", "seq")
 
     def __init__(
-        self, group: int, seq: int, offered: tuple[int, int], view: memoryview, then: Callable[[bool], None]
+        self, group: int, seq: int, exposed: tuple[int, int], view: memoryview, on_done: Callable[[bool], None]
     ) -> None:
         self.group = group
         self.seq = seq
-        self.then = then
-        self._address, self._generation = offered
+        self.on_done = on_done
+        self._address, self._generation = exposed
         self._view = view
         self._into = address_of(view)
         self._read = 0
@@ -69,169 +69,179 @@ class RemoteRead:
         return min(REMOTE_READ_BYTES, len(self._view) - self._read)
 
     def advance(self, connection: Connection) -> bool | None:
-        """Read on; return None if there is more to read, and otherwise whether what was read is good."""
+        """Read one step; return None if more is left to read, otherwise whether the message is valid."""
         step = self.next_bytes
         try:
             connection.read_exposed(self._address + self._read, self._into + self._read, step)
         except DistNetworkError:
-            return False  # it may still be sent the other way; if the peer is gone, the connection tells
+            return False  # the message may still be sent; if the peer is gone, the connection reports it
         self._read += step
         return None if self._read < len(self._view) else connection.still_exposed(self._generation)
 
 
 class FrameSink(ABC):
-    """Where a group's frames go. All methods are called with the mesh's lock held and must not wait."""
+    """Receiver of a group's frames. All methods are called with the engine's lock held and must not wait."""
 
     @abstractmethod
     def buffer_for(self, rank: int, header: Header) -> memoryview | None:
-        """Return the posted buffer for a frame's payload, None while there is none: a PART or a BULK waits for it."""
+        """Return the posted buffer for a frame's payload; a PART or BULK frame waits while this is None."""
 
     @abstractmethod
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
-        """Take a complete frame."""
+        """Receive a complete frame; the payload is empty if it is in the posted buffer."""
 
     @abstractmethod
     def on_peer_lost(self, rank: int) -> None:
-        """Take note that a peer is gone."""
+        """Note that the connection to a peer has ended."""
 
 
 SinkFor = Callable[[int, Header], FrameSink | None]
-"""Returns where a peer's frame goes; None if nobody wants it."""
+"""Returns the sink of a peer's frame, None if the frame is to be dropped."""
 
 
 class FramedConnection:
-    """Framing on one connection."""
+    """Framing on one connection.
+
+    Attributes:
+        rank: the peer's global rank.
+        connection: the byte stream.
+        paused: whether a frame has arrived whose buffer has not been posted.
+        at_eof: whether the peer has closed the connection: only bytes that are already here can be received.
+        unanswered_since: time when the peer's host was first seen to leave something unanswered, None while it answers.
+        corked: whether frames are queued rather than sent, because more may follow at once.
+        outgoing: the queued frames.
+        custom_events: whether epoll waits for other events than "something to receive".
+        remote_reads: the messages to read from the peer's memory, one after the other.
+    """
 
     def __init__(self, rank: int, connection: Connection, eager_limit: int) -> None:
         self.rank = rank
         self.connection = connection
         self.paused = False
-        """Whether a frame has arrived whose buffer has not been posted."""
         self.at_eof = False
-        """Whether nothing more will come than what is already here."""
         self.unanswered_since: float | None = None
-        """The clock when the peer's host was first seen to leave something unanswered, None while it does not."""
-        self._broken = False
         self.corked = False
-        """Whether frames are to be queued, because more may follow at once; set by cork and by the mesh."""
-        self._fresh = False
-        self._begun = False
-        """Whether some bytes of the queue's first frame have been sent."""
+        self.outgoing: deque[tuple[Sequence[Buffer], Transfer | None]] = deque()
         self.custom_events = False
-        """Whether poll is asked for other events than 'something to receive'."""
-        self._eager_limit = eager_limit
         self.remote_reads: deque[RemoteRead] = deque()
-        """What is being read from the peer's memory, one after the other."""
-        self._outgoing: deque[tuple[Sequence[Buffer], Transfer | None]] = deque()
-        # Memory without zeros in it takes no room before it is used: in a large world most peers never send much.
-        self._stage = np.empty(max(_STAGE_BYTES, HEADER_BYTES + eager_limit), np.uint8).data
+        self._broken = False
+        self._queued_while_corked = False
+        self._head_begun = False
+        """Whether some bytes of the first queued frame have been sent."""
+        self._eager_limit = eager_limit
+        # Memory that is not zeroed takes no room before it is used: in a large world most peers never send much.
+        self._staging = np.empty(max(_STAGING_BYTES, HEADER_BYTES + eager_limit), np.uint8).data
         self._begin = 0
         self._end = 0
         self._header: Header | None = None
         self._target: memoryview | None = None
         self._filled = 0
-        self._dropping = 0
+        self._to_discard = 0
         self._drained = False
         self._posted = False
-        """Whether the last frame was of a kind whose payload may go straight into an array: the next may be, too."""
-
-    @property
-    def writing(self) -> bool:
-        """Whether something waits to be sent."""
-        return bool(self._outgoing)
+        """Whether the last frame's payload may have gone straight into an array: that of the next one may, too."""
 
     def discard_group(self, group: int) -> None:
-        """Throw away what is coming for a group: its buffers are no longer ours to write to."""
+        """Discard the frame that is arriving for a group: its buffers must not be written to any more."""
         if self._header is not None and self._header.group == group:
-            self._dropping = self._header.length - self._filled
+            self._to_discard = self._header.length - self._filled
             self._header = self._target = None
             self.paused = False
         if self.remote_reads:
-            self.remote_reads = deque(fetch for fetch in self.remote_reads if fetch.group != group)
+            self.remote_reads = deque(read for read in self.remote_reads if read.group != group)
 
     def run_remote_reads(self) -> int:
-        """Read some short messages in the peer's memory, or a piece of a long one; return about how many bytes."""
-        fetched = 0
-        while self.remote_reads and fetched < _TOLD_BYTES:
-            fetch = self.remote_reads[0]
-            fetched += fetch.next_bytes
-            good = fetch.advance(self.connection)
-            if good is not None:
+        """Read some short messages from the peer's memory, or a part of a long one; return about how many bytes."""
+        nbytes = 0
+        while self.remote_reads and nbytes < _ACK_BATCH_BYTES:
+            read = self.remote_reads[0]
+            nbytes += read.next_bytes
+            valid = read.advance(self.connection)
+            if valid is not None:
                 self.remote_reads.popleft()
-                fetch.then(good)
-        return fetched
+                read.on_done(valid)
+        return nbytes
 
     def cork(self) -> None:
-        """Queue frames from now on: what is sent until ``corked`` is taken back leaves in one go."""
+        """Queue frames from now on; they leave together once ``corked`` is reset."""
         self.corked = True
-        self._fresh = False
+        self._queued_while_corked = False
 
     def send(self, buffers: Sequence[Buffer], transfer: Transfer | None) -> None:
-        """Send now what can be, queue the rest."""
+        """Send what can be sent now, queue the rest."""
         if self._broken:
             return
-        if self.corked or self._outgoing:
-            self._fresh = True
-            self._outgoing.append((buffers, transfer))
+        if self.corked or self.outgoing:
+            self._queued_while_corked = True
+            self.outgoing.append((buffers, transfer))
             return
         sent = self.connection.send(buffers)
-        if sent < _length(buffers):
-            self._begun = sent > 0
-            self._outgoing.append((_after(buffers, sent), transfer))
+        if sent < sum(map(len, buffers)):
+            self._head_begun = sent > 0
+            self.outgoing.append((_after(buffers, sent), transfer))
         elif transfer is not None:
             transfer.done = True
 
     def cancel_send(self, transfer: Transfer) -> Header | None:
-        """Remove a frame from the queue and return its header; None if there is none, or it has begun to leave."""
-        for place, (buffers, queued) in enumerate(self._outgoing):
+        """Remove a frame from the queue and return its header; None if it is not queued or has begun to leave."""
+        for place, (buffers, queued) in enumerate(self.outgoing):
             if queued is transfer:
-                if self._begun and not place:
+                if self._head_begun and not place:
                     return None
-                del self._outgoing[place]
+                del self.outgoing[place]
                 return frames.decode(bytes(buffers[0]), 0, self._eager_limit)
         return None
 
     def stop_sending(self) -> None:
-        """Send nothing any more: the connection is broken. What it still holds can be received."""
+        """Send nothing any more: the connection is broken, but what it holds can still be received."""
         self._broken = True
-        self._outgoing.clear()
+        self.outgoing.clear()
 
     def flush(self) -> None:
-        """Send what can be sent of the queue, many frames at once."""
-        outgoing = self._outgoing
+        """Send as much of the queue as possible, many frames at once."""
+        outgoing = self.outgoing
         while outgoing:
-            sent = self.connection.send([buffer for frame, _ in islice(outgoing, _FRAMES) for buffer in frame])
+            sent = self.connection.send([buffer for frame, _ in islice(outgoing, _MAX_FRAMES) for buffer in frame])
             if not sent:
                 return
             while outgoing:
                 buffers, transfer = outgoing[0]
-                length = _length(buffers)
+                length = sum(map(len, buffers))
                 if sent < length:
                     if sent:
                         outgoing[0] = (_after(buffers, sent), transfer)
-                        self._begun = True
+                        self._head_begun = True
                     break
                 sent -= length
                 outgoing.popleft()
-                self._begun = False
+                self._head_begun = False
                 if transfer is not None:
                     transfer.done = True
 
-    def receive(self, port_of: SinkFor) -> bool:
-        """Receive what is here, as long as there is a place to put it; return whether there may be more."""
+    def receive(self, sink_for: SinkFor) -> bool:
+        """Receive what has arrived, as far as there are buffers for it; return whether there may be more."""
         budget = _TURN_BYTES
         self._drained = False
         while budget > 0:
-            if self._dropping:
-                received = self._drop()
+            if self._to_discard:
+                received = self._discard()
             elif self._header is not None:
-                if self._fresh:
-                    return True  # what has been queued goes first: the payload may be long
-                received = self._receive_payload(port_of)
+                if self._queued_while_corked:
+                    return True  # the queued frames go first: the payload may be long
+                received = self._receive_payload(sink_for)
             elif self._end - self._begin >= HEADER_BYTES:
-                received = self._parse(port_of)
+                header = frames.decode(self._staging, self._begin, self._eager_limit)
+                self._begin += HEADER_BYTES
+                self._posted = header.opcode is not Opcode.ENTER
+                received = HEADER_BYTES
+                if self._begin + header.length <= self._end and header.opcode not in frames.POSTED:
+                    received += header.length  # the whole frame is here: the usual case
+                    self._deliver(header, sink_for(self.rank, header))
+                else:
+                    self._header = header
+                    self._filled = 0
             elif self._drained:
-                return False  # the last read took less than it could: asking again only costs a system call
+                return False  # the last read took less than it could: another one would be a wasted system call
             else:
                 received = self._fill()
             if not received:
@@ -244,44 +254,31 @@ class FramedConnection:
             self._begin = self._end = 0
         elif self._begin:
             left = self._end - self._begin
-            self._stage[:left] = bytes(self._stage[self._begin : self._end])
+            self._staging[:left] = bytes(self._staging[self._begin : self._end])
             self._begin, self._end = 0, left
-        space = self._stage[self._end : self._end + _AHEAD_BYTES if self._posted and self._header is None else None]
+        space = self._staging[self._end : self._end + _AHEAD_BYTES if self._posted and self._header is None else None]
         received = self.connection.recv_into(space)
         self._drained = received < len(space)
         self._end += received
         return received
 
-    def _parse(self, port_of: SinkFor) -> int:
-        payload = self._begin + HEADER_BYTES
-        header = frames.decode(self._stage, self._begin, self._eager_limit)
-        self._begin = payload
-        self._posted = header.opcode is not Opcode.ENTER
-        length = header.length
-        if payload + length <= self._end and header.opcode not in frames.POSTED:
-            self._deliver_small(header, port_of(self.rank, header))  # all of it is here: the usual case
-            return HEADER_BYTES + length
-        self._header = header
-        self._filled = 0
-        return HEADER_BYTES
-
-    def _receive_payload(self, port_of: SinkFor) -> int:
+    def _receive_payload(self, sink_for: SinkFor) -> int:
         header = self._header
         assert header is not None
-        port = port_of(self.rank, header)
-        if header.opcode is Opcode.EAGER and self._target is None and port is not None:
-            self._target = port.buffer_for(self.rank, header)
+        sink = sink_for(self.rank, header)
+        if header.opcode is Opcode.EAGER and self._target is None and sink is not None:
+            self._target = sink.buffer_for(self.rank, header)
         if header.opcode not in frames.POSTED and self._target is None:
             if self._end - self._begin < header.length:
                 return self._fill()
             self._header = None
-            self._deliver_small(header, port)
+            self._deliver(header, sink)
             return header.length or 1
         if self._target is None:
-            if port is None:
+            if sink is None:
                 self.discard_group(header.group)
                 return header.length or 1
-            self._target = port.buffer_for(self.rank, header)
+            self._target = sink.buffer_for(self.rank, header)
             self.paused = self._target is None
             if self._target is None:
                 return 0
@@ -292,26 +289,26 @@ class FramedConnection:
         received = self._receive_target()
         if self._filled == header.length:
             self._header = self._target = None
-            assert port is not None
-            port.on_frame(self.rank, header, b"")
+            assert sink is not None
+            sink.on_frame(self.rank, header, b"")
             return received or 1
         return received
 
-    def _drop(self) -> int:
-        dropped = min(self._end - self._begin, self._dropping)
-        if dropped:
-            self._begin += dropped
+    def _discard(self) -> int:
+        discarded = min(self._end - self._begin, self._to_discard)
+        if discarded:
+            self._begin += discarded
         else:
-            dropped = self.connection.recv_into(self._stage[: self._dropping])
-        self._dropping -= dropped
-        return dropped
+            discarded = self.connection.recv_into(self._staging[: self._to_discard])
+        self._to_discard -= discarded
+        return discarded
 
     def _receive_target(self) -> int:
         target = self._target
         assert target is not None
         staged = min(self._end - self._begin, len(target) - self._filled)
         if staged:
-            target[self._filled : self._filled + staged] = self._stage[self._begin : self._begin + staged]
+            target[self._filled : self._filled + staged] = self._staging[self._begin : self._begin + staged]
             self._begin += staged
             self._filled += staged
             return staged
@@ -321,21 +318,14 @@ class FramedConnection:
         self._filled += received
         return received
 
-    def _deliver_small(self, header: Header, port: FrameSink | None) -> None:
+    def _deliver(self, header: Header, sink: FrameSink | None) -> None:
         begin, self._begin = self._begin, self._begin + header.length
-        if port is not None:
-            port.on_frame(self.rank, header, bytes(self._stage[begin : self._begin]) if header.length else b"")
-
-
-def _length(buffers: Sequence[Buffer]) -> int:
-    length = 0
-    for buffer in buffers:
-        length += len(buffer)
-    return length
+        if sink is not None:
+            sink.on_frame(self.rank, header, bytes(self._staging[begin : self._begin]) if header.length else b"")
 
 
 def _after(buffers: Sequence[Buffer], sent: int) -> list[memoryview]:
-    """Return what is left of ``buffers`` when their first ``sent`` bytes are gone."""
+    """Return the rest of ``buffers`` after their first ``sent`` bytes."""
     rest = []
     for buffer in buffers:
         if sent >= len(buffer):

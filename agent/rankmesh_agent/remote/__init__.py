@@ -1,2 +1,1 @@
-"""A process that is attached to a standalone agent, which carries its rank: ``agent`` is the process's end,
-``attendance`` the agent's."""
+"""Ranks in processes that attach to a standalone agent: ``agent`` is the process's side, ``server`` the agent's."""

@@ -1,4 +1,4 @@
-"""Where an agent's unix socket is: both ends know it by the agent's id."""
+"""Unix socket of an agent, at a path that its clients derive from the agent's id."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ def socket_path(directory: str, agent_id: str) -> str:
     """Return the path of the unix socket of an agent.
 
     Args:
-        directory: that the agent shares memory in.
+        directory: the agent's RANKMESH_SHM_DIR.
         agent_id: its id, see AgentHeartbeat.
     """
     return f"{directory}/rankmesh-agent-{agent_id}.sock"
 
 
 def listen(directory: str, agent_id: str) -> socket.socket:
-    """Return a listening socket at an agent's path, for its own user alone; sweep those of agents that were killed.
+    """Return a listening socket at an agent's path, for its own user alone; remove those of agents that were killed.
 
     Raises:
-        OSError: there can be none.
+        OSError: the directory takes no socket.
     """
-    _sweep(directory)
+    _remove_stale(directory)
     path = socket_path(directory, agent_id)
     listener = socket.socket(socket.AF_UNIX)
     try:
-        # It gets its name when it listens: one at which nobody does is left of a killed agent, and swept.
+        # It gets its name when it listens: a name that refuses connections is a killed agent's.
         listener.bind(f"{path}.new")
         os.chmod(f"{path}.new", 0o600)
         listener.listen(_BACKLOG)
@@ -41,7 +41,7 @@ def listen(directory: str, agent_id: str) -> socket.socket:
     return listener
 
 
-def _sweep(directory: str) -> None:
+def _remove_stale(directory: str) -> None:
     for path in glob.glob(socket_path(glob.escape(directory), "*")):
         with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
             probe.setblocking(False)

@@ -19,6 +19,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote.address import listen, socket_path
+from rankmesh_agent.remote.call_stream import CallStream
 from rankmesh_agent.remote.codec import describe_group, error_to_json
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.session import Session
@@ -193,7 +194,8 @@ class SessionServer:
             _refuse(stream, LeaseEndedError("the lease of the agent has ended"))
             return
         stream.send(attach_frames.encode(Response.OK))
-        session.serve_stream(stream)
+        with session.serving(stream):
+            CallStream(session, stream).serve()
 
 
 class _LeaseStream:

@@ -36,7 +36,7 @@ import struct
 from collections.abc import Sequence
 
 from rankmesh_agent.wire.errors import ProtocolError
-from rankmesh_agent.wire.upgrade import Upgrade, switched
+from rankmesh_agent.wire.upgrade import Upgrade
 
 PATH = b"/v1/store-fast-path"
 PROTOCOL = b"rankmesh-store/1"
@@ -93,14 +93,8 @@ def upgrade_response(unix_socket: str) -> bytes:
     return UPGRADE.switching(_UNIX_SOCKET_FIELD + unix_socket.encode("ascii"))
 
 
-def unix_socket_of(head: bytes) -> str | None:
-    """Return the unix socket's name in an upgrade response, '' if it has none; None if the response is incomplete.
-
-    Raises:
-        ProtocolError: it is another response: the server does not speak the protocol.
-    """
-    if not switched(head):
-        return None
+def unix_socket_of(head: bytes) -> str:
+    """Return the name of the unix socket in the response to an upgrade request, '' if it has none."""
     return head.partition(b"\r\n" + _UNIX_SOCKET_FIELD)[2].partition(b"\r\n")[0].decode("ascii", "replace")
 
 

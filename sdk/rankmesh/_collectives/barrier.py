@@ -12,10 +12,7 @@ from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 
 
 def barrier(
-    group: Group = None,
-    async_op: bool = False,
-    device_ids: Sequence[int] | None = None,
-    timeout: Timeout = None,
+    group: Group = None, async_op: bool = False, device_ids: Sequence[int] | None = None, timeout: Timeout = None
 ) -> Work | None:
     """Wait until all ranks of the group have made the call, and GPUs have finished the group's calls before it.
 

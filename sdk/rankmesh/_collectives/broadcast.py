@@ -67,7 +67,7 @@ def scatter(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Copy each rank's own one of the arrays that one rank has into ``tensor``.
+    """Send one array of one rank to each rank's ``tensor``.
 
     Args:
         tensor: array, with the same number of elements and dtype on all ranks.

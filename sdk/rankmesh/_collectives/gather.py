@@ -23,12 +23,7 @@ from rankmesh_agent.group.work import Work
 
 
 def all_gather(
-    tensor_list: Sequence[Any],
-    tensor: Any,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: Timeout = None,
+    tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False, *, timeout: Timeout = None
 ) -> Work | None:
     """Copy every rank's ``tensor`` into ``tensor_list`` on all ranks.
 

@@ -77,10 +77,8 @@ def broadcast_multigpu(
     users = list(tensor_list)
     if gpus is not None:
         key = OpType.BROADCAST, chosen.dtype, chosen.size, None, comm.global_ranks[root]
-        source = root * len(arrays) + src_tensor
-        return gpus.submit_multigpu(
-            key, [(array, source) for array in arrays], write_backs, options(gpus, timeout, async_op, users)
-        )
+        each = [(array, root * len(arrays) + src_tensor) for array in arrays]
+        return gpus.submit_multigpu(key, each, write_backs, options(gpus, timeout, async_op, users))
     finish = chain([_copy(chosen, arrays), *write_backs])
     return comm.broadcast(chosen, root, options(comm, timeout, async_op, users, finish))
 
@@ -118,9 +116,8 @@ def all_reduce_multigpu(
     users = list(tensor_list)
     if gpus is not None:
         key = OpType.ALL_REDUCE, arrays[0].dtype, arrays[0].size, reduce_op
-        return gpus.submit_multigpu(
-            key, [(array, reduce_op) for array in arrays], write_backs, options(gpus, timeout, async_op, users)
-        )
+        each = [(array, reduce_op) for array in arrays]
+        return gpus.submit_multigpu(key, each, write_backs, options(gpus, timeout, async_op, users))
     parts = _parts(comm, arrays)
     finish = chain([_reduce(reduce_op, parts, len(arrays), arrays), *write_backs])
     return comm.all_gather(parts, np.concatenate(arrays), options(comm, timeout, async_op, users, finish))
@@ -166,14 +163,9 @@ def reduce_multigpu(
     write_back = write_backs[dst_tensor] if receives else None
     if gpus is not None:
         key = OpType.REDUCE, arrays[0].dtype, arrays[0].size, reduce_op, comm.global_ranks[root]
-        destination = root * len(arrays) + dst_tensor
+        each = [(array, reduce_op, root * len(arrays) + dst_tensor) for array in arrays]
         write_backs = [write_back if number == dst_tensor else None for number in range(len(arrays))]
-        return gpus.submit_multigpu(
-            key,
-            [(array, reduce_op, destination) for array in arrays],
-            write_backs,
-            options(gpus, timeout, async_op, users),
-        )
+        return gpus.submit_multigpu(key, each, write_backs, options(gpus, timeout, async_op, users))
     parts = _parts(comm, arrays) if receives else []
     finish = chain([_reduce(reduce_op, parts, len(arrays), [arrays[dst_tensor]]), write_back]) if receives else None
     return comm.gather(parts, np.concatenate(arrays), root, options(comm, timeout, async_op, users, finish))
@@ -301,10 +293,8 @@ def reduce_scatter_multigpu(
 
 def _gpus(group: Group, tensors: Tensors, op: ReduceOp | PremulSum | None = None) -> GpuCommunicator | None:
     """Return the communicator for arrays that are each on a GPU of their own; None if they go through host memory."""
-    if device_of(first_of(tensors)) is None:
-        return None
-    devices = [device_of(tensor) for tensor in tensors]
-    if devices[0] is None or None in devices or len(set(devices)) < len(devices):
+    devices = [device_of(tensor) for tensor in tensors] if device_of(first_of(tensors)) is not None else []
+    if not devices or devices[0] is None or None in devices or len(set(devices)) < len(devices):
         return None
     from rankmesh._session import gpu
     from rankmesh_agent.gpu import nccl
@@ -321,9 +311,9 @@ def _inputs(
 ) -> list[Array]:
     """Return the elements of arrays of one size and dtype: those of ``like``, or of the first array."""
     _refuse_empty(tensors, name)
-    arrays = [flat_in(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(tensors)]
-    _check(arrays, name, like, count)
-    return arrays
+    return _check(
+        [flat_in(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(tensors)], name, like, count
+    )
 
 
 def _outputs(
@@ -332,9 +322,7 @@ def _outputs(
     """Return memory for results of one size and dtype, and for each what copies it back."""
     _refuse_empty(tensors, name)
     found = [flat_out(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(tensors)]
-    arrays = [array for array, _ in found]
-    _check(arrays, name, like, count)
-    return arrays, [write_back for _, write_back in found]
+    return _check([array for array, _ in found], name, like, count), [write_back for _, write_back in found]
 
 
 def _refuse_empty(tensors: Tensors, name: str) -> None:
@@ -342,7 +330,7 @@ def _refuse_empty(tensors: Tensors, name: str) -> None:
         raise ValueError(f"{name} is empty: give at least one array")
 
 
-def _check(arrays: Sequence[Array], name: str, like: Array | None, count: int | None) -> None:
+def _check(arrays: list[Array], name: str, like: Array | None, count: int | None) -> list[Array]:
     like = arrays[0] if like is None else like
     if count is not None and len(arrays) != count:
         raise ValueError(f"{name} has {len(arrays)} arrays, but must have {count}")
@@ -352,6 +340,7 @@ def _check(arrays: Sequence[Array], name: str, like: Array | None, count: int | 
                 f"{name}[{number}] is {display(array.dtype)}[{array.size}], but must be "
                 f"{display(like.dtype)}[{like.size}]: all arrays must have the same dtype and number of elements"
             )
+    return arrays
 
 
 def _index(number: int, name: str, arrays: Sequence[Any]) -> int:

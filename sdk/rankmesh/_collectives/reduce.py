@@ -129,7 +129,7 @@ def reduce_scatter(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Reduce the arrays that all ranks have for each rank into that rank's ``output``.
+    """Reduce one array per rank over all ranks; each rank's ``output`` gets the result for it.
 
     Args:
         output: array that gets the reduction of all ranks' ``input_list[this group rank]``.

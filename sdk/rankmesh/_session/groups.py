@@ -100,7 +100,7 @@ def new_subgroups(
 
     Source: torch.distributed.new_subgroups
     """
-    ranks = get_process_group_ranks(group)
+    ranks = get_process_group_ranks(require_member(group))
     size = _ranks_on_this_host(group) if group_size is None else as_int(group_size, "group_size")
     if size < 1 or len(ranks) % size:
         raise ValueError(f"group_size={size} does not divide the group's {len(ranks)} ranks")
@@ -163,13 +163,13 @@ def split_group(
 
     Source: torch.distributed.split_group
     """
-    parent = get_process_group_ranks(parent_pg)
+    member = require_member(parent_pg)
+    parent = get_process_group_ranks(member)
     split = check_split(split_ranks, "split_ranks", len(parent), "the ranks of parent_pg")
     me = get_rank(parent_pg)
     mine = next((ranks for ranks in split if me in ranks), None)
     if mine is None:
         return None
-    member = require_member(parent_pg)
     limit = seconds_of(timeout, member._communicator.timeout)
     engines = member._engines if backend is None else resolve(backend)
     ranks = [parent[rank] for rank in sorted(mine)]

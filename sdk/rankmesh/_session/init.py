@@ -119,7 +119,7 @@ def init_process_group(
             found, settings = mpi_rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
         else:
             found = resolve_init_method(init_method, rank, world_size, settings, store=store, timeout=seconds)
-        sessions.set_default(join(found, settings, seconds, engines, pg_options))
+        sessions.adopt(join(found, settings, seconds, engines, pg_options))
 
 
 def destroy_process_group(group: Group = None) -> None:

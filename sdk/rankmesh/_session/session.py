@@ -132,7 +132,7 @@ class Session:
 _default: Session | None = None
 _sessions: list[Session] = []
 """All sessions of this process: the default one, and those of other process groups of torch."""
-lock = threading.Lock()
+lock = threading.RLock()
 """Held while the default session is made or replaced."""
 
 
@@ -174,16 +174,11 @@ def current() -> Session | None:
     return _default
 
 
-def set_default(session: Session) -> None:
-    """Make a session the default one; the caller holds the lock."""
-    global _default
-    _default = session
-
-
 def adopt(session: Session) -> None:
     """Make a session the default one, unless there is one."""
+    global _default
     with lock:
-        set_default(_default or session)
+        _default = _default or session
 
 
 def leave(session: Session) -> None:

@@ -12,7 +12,8 @@ import pytest
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.progress import engine as engine
+from rankmesh_agent.progress import background, engine
+from rankmesh_agent.progress.background import BackgroundProgress
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.shm_ring import RING_BYTES
 from rankmesh_agent.wire.errors import RankFailedError
@@ -41,21 +42,21 @@ def send(members: LocalCommunicator, to: int, tag: int = 0) -> None:
 
 def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks once more whether there is something to do, not over and over while it keeps the lock."""
-    looks: dict[ProgressEngine, int] = dict.fromkeys(pair.meshes, 0)
-    idle = ProgressEngine._idle
+    looks: dict[Any, int] = dict.fromkeys(pair.meshes, 0)
+    idle = BackgroundProgress._idle
 
-    def counted(mesh: ProgressEngine) -> bool:
-        looks[mesh] += 1
-        return idle(mesh)
+    def counted(thread: BackgroundProgress) -> bool:
+        looks[thread._engine] += 1
+        return idle(thread)
 
-    monkeypatch.setattr(ProgressEngine, "_idle", counted)
+    monkeypatch.setattr(BackgroundProgress, "_idle", counted)
     go = threading.Event()
 
     def call(members: LocalCommunicator) -> None:
         mesh = members.engine
         if members.rank == 0:
             later = members.receive(np.zeros(3), 1, 9, LATER)
-            until(lambda: mesh._background_leads and mesh._asleep)
+            until(lambda: mesh._background.driving and mesh._poller.asleep)
             before = looks[mesh]
             go.set()
             members.receive(np.zeros(3), 1, 0, NOW)
@@ -64,7 +65,7 @@ def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.
             later.wait()
         else:
             assert go.wait(TIMEOUT)
-            until(lambda: pair.meshes[0]._followers == 1 or not pair.meshes[0]._background_leads)
+            until(lambda: pair.meshes[0]._followers == 1 or not pair.meshes[0]._background.driving)
             send(members, 0)
             members.receive(np.zeros(3), 0, 0, NOW)
             send(members, 0, 9)
@@ -73,15 +74,15 @@ def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.
 
 
 def test_the_background_stays_away_from_who_calls_again_and_again(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_GRACE_SECONDS", LONG)
+    monkeypatch.setattr(background, "_GRACE_SECONDS", LONG)
     leaders: set[str] = set()
-    lead = ProgressEngine._drive
+    lead = ProgressEngine.drive
 
     def noted(mesh: ProgressEngine, *arguments: Any) -> None:
         leaders.add(threading.current_thread().name)
         lead(mesh, *arguments)
 
-    monkeypatch.setattr(ProgressEngine, "_drive", noted)
+    monkeypatch.setattr(ProgressEngine, "drive", noted)
 
     def call(members: LocalCommunicator) -> None:
         for count in (1, EAGER // 8, 50_000):
@@ -102,7 +103,8 @@ def test_the_background_stays_away_from_who_calls_again_and_again(pair: World, m
 
 def test_messages_go_on_as_soon_as_nobody_calls_any_more(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the last one who called waited so long that the background thread had gone to rest."""
-    monkeypatch.setattr(engine, "SLICE_SECONDS", LONG)
+    for module in (engine, background):
+        monkeypatch.setattr(module, "SLICE_SECONDS", LONG)
     received, resting = threading.Event(), threading.Event()
 
     def call(members: LocalCommunicator) -> None:
@@ -113,7 +115,7 @@ def test_messages_go_on_as_soon_as_nobody_calls_any_more(pair: World, monkeypatc
             assert received.wait(TIMEOUT)  # this rank does not make progress itself
             work.wait()
         else:
-            until(lambda: pair.meshes[0]._leading and pair.meshes[0]._background_rests)
+            until(lambda: pair.meshes[0].driven and pair.meshes[0]._background.resting)
             resting.set()
             send(members, 0)
             members.receive(np.zeros(1_000_000), 0, 5, NOW)
@@ -126,7 +128,7 @@ def test_messages_go_on_as_soon_as_nobody_calls_any_more(pair: World, monkeypatc
 
 def test_messages_go_on_while_somebody_only_begins_others(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The background thread stays away from who calls again and again, but not when nobody moves anything."""
-    monkeypatch.setattr(engine, "_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(background, "_GRACE_SECONDS", 0.05)
     received = threading.Event()
 
     def call(members: LocalCommunicator) -> None:
@@ -154,8 +156,9 @@ def test_a_leader_that_sleeps_learns_that_something_waits_for_room(
     pair: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asked to be woken by what comes; another thread has filled the connection since."""
-    monkeypatch.setattr(engine, "SLICE_SECONDS", LONG)
-    monkeypatch.setattr(engine, "_GRACE_SECONDS", LONG)
+    for module in (engine, background):
+        monkeypatch.setattr(module, "SLICE_SECONDS", LONG)
+    monkeypatch.setattr(background, "_GRACE_SECONDS", LONG)
     many = 4 * RING_BYTES // EAGER
     filled = threading.Event()
 
@@ -163,7 +166,7 @@ def test_a_leader_that_sleeps_learns_that_something_waits_for_room(
         if members.rank == 0:
             other = threading.Thread(target=members.receive, args=(np.zeros(3), 1, 9, NOW))
             other.start()
-            until(lambda: members.engine._asleep)
+            until(lambda: members.engine._poller.asleep)
             works = [members.send(np.full(EAGER // 8, float(number)), 1, 0, LATER) for number in range(many)]
             filled.set()
             for work in works:
@@ -214,11 +217,12 @@ def test_a_first_question_in_minutes_may_take_a_while_to_answer(pair: World, una
 def test_who_waits_is_told_of_a_silent_host_at_once(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = pair.meshes[0]
     monkeypatch.setattr(engine, "SILENT_SECONDS", 0.0)
-    monkeypatch.setattr(engine, "SLICE_SECONDS", LONG)
+    for module in (engine, background):
+        monkeypatch.setattr(module, "SLICE_SECONDS", LONG)
 
     def call(members: LocalCommunicator) -> None:
         if members.rank == 1:
-            until(lambda: mesh._asleep)
+            until(lambda: mesh._poller.asleep)
             monkeypatch.setattr(mesh._peers[1].connection, "silent_seconds", lambda: 9.0, raising=False)
             mesh.fail_silent_hosts()
         else:

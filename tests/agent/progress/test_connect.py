@@ -17,7 +17,7 @@ from support.connecting import look, meet, recv_exactly, send_all
 from support.threads import TRANSPORTS, in_threads, transport_named
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress import connect
+from rankmesh_agent.progress import connect as connect_module
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.transports.base import Connection, Listener, Transport
 from rankmesh_agent.transports.inproc import InprocTransport
@@ -156,7 +156,7 @@ def test_who_cannot_be_reached_is_named_with_its_addresses_and_nothing_is_left(
 
 
 def test_the_address_that_answers_is_taken(nobody_listens: str, nobody_talks: str, monkeypatch) -> None:
-    monkeypatch.setattr(connect, "_TRY_SECONDS", 0.2)
+    monkeypatch.setattr(connect_module, "_TRY_SECONDS", 0.2)
     with listening(3, TcpTransport("secret")) as ranks:
         members = [
             replace(member, addresses=[nobody_listens, nobody_talks, *member.addresses]) for member in ranks.members
@@ -236,7 +236,9 @@ def test_who_calls_again_is_known_by_the_latest_call() -> None:
 
         def connect(rank: int) -> dict[int, Connection]:
             if rank == 2:
-                identity = connect._IDENTITY.pack(2, EPOCH, *(ranks.members[at].instance.encode() for at in (2, 0)))
+                identity = connect_module._IDENTITY.pack(
+                    2, EPOCH, *(ranks.members[at].instance.encode() for at in (2, 0))
+                )
                 (connection,), _ = meet([ranks.transport.dial(ranks.listeners[0].address, identity)])
                 first.append(connection)
                 called.set()
@@ -257,7 +259,7 @@ def test_ctrl_c_leaves_nothing_behind(nobody_talks: str) -> None:
         def descriptors(self) -> list[int]:
             return []
 
-        def arrivals(self, ready, admits):
+        def accept(self, ready, admits):
             raise KeyboardInterrupt
 
         def close(self) -> None:

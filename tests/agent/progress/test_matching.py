@@ -279,10 +279,10 @@ def test_a_small_message_that_waits_behind_others_is_taken_back(trio: World) -> 
             works = []
             for number in range(many):
                 works.append(isend(members, np.full(EAGER // 8, float(number)), 1))
-                if peer.writing:
+                if peer.outgoing:
                     break
             before = matching.accounts[1].available
-            if peer.writing and before >= EAGER:  # its connection takes no more
+            if peer.outgoing and before >= EAGER:  # its connection takes no more
                 with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
                     send(members, np.full(EAGER // 8, -1.0), 1, timeout=0)
                 assert matching.accounts[1].available == before

@@ -1,4 +1,4 @@
-"""A store that an agent serves, over HTTP and over the fast path."""
+"""A store that an agent serves, over HTTP and in the binary protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def owned() -> MemoryStore:
 
 
 class Exchangeable(StoreServer):
-    """The fast path of whatever store the agent has now.
+    """Hands connections to the server of the agent's current store.
 
     Args:
         agent: the agent.
@@ -52,7 +52,7 @@ def server() -> Iterator[tuple[SimpleNamespace, str]]:
 
 @pytest.fixture
 def store_server(owned) -> Iterator[StoreServer]:
-    """The fast path to ``owned``."""
+    """The server of ``owned``."""
     found = StoreServer(owned.table, "secret")
     yield found
     found.close()

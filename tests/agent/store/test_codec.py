@@ -1,4 +1,4 @@
-"""How commands and results are written on the fast path: golden bytes, and there and back."""
+"""Commands and results in the binary protocol: golden frames, and back."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def test_commands(command, opcode, flags, seconds, parts):
     assert getattr(found, "seconds", 0.0) == seconds
 
 
-def test_a_repeated_command_says_which_it_was():
+def test_a_retry_identifies_its_request():
     frame = codec.encode_command(Add("k", 1), 2, retried=b"earlier")
     _, flags, _, count, _, _ = decode_request(frame)
     assert (flags, decode_parts(frame, count)) == (0x80, [b"earlier", b"k", b"1"])
 
 
-def test_the_longest_wait_is_a_number():
+def test_an_endless_wait_is_a_finite_number():
     assert decode_request(codec.encode_command(Get("k", 1e300), 1))[5] == 1e9
 
 
@@ -107,13 +107,13 @@ def test_results(command, result, kind):
     assert codec.decode_result(command, found, number, decode_parts(frame, count)) == result
 
 
-def test_a_key_that_was_asked_for_twice():
+def test_a_duplicate_key():
     assert codec.decode_result(MultiGet(("a", "b", "a")), Kind.JOINED, 0, [b"1\x002"]) == [b"1", b"2", b"1"]
     with pytest.raises(ProtocolError):
         codec.decode_result(MultiGet(("a", "b", "a")), Kind.VALUES, 0, [b"1"])
 
 
-def test_the_same_keys_again_are_the_same_command():
+def test_multi_gets_of_few_keys_are_cached():
     first, again, other = (codec.decode_command(7, 4, seconds, [b"a\0b"]) for seconds in (1.0, 1.0, 2.0))
     assert first is again
     assert other is not first
@@ -130,13 +130,13 @@ def test_errors():
 
 
 @pytest.mark.parametrize("code", [b"from-the-future", b"network-error"])
-def test_an_error_that_is_not_a_stores_is_one_here(code):
+def test_an_unknown_error_is_a_store_error(code):
     with pytest.raises(DistStoreError, match="what") as caught:
         codec.decode_result(Get("k"), Kind.ERROR, 0, [code, b"what"])
     assert type(caught.value) is DistStoreError
 
 
-def test_an_answer_that_would_be_too_large(monkeypatch):
+def test_frames_that_would_be_too_large(monkeypatch):
     monkeypatch.setattr(codec, "MAX_BYTES", 100)
     kind, _, count, *_ = decode_response(frame := codec.encode_result(1, [b"\x00" * 60, b"x" * 60]))
     assert (kind, decode_parts(frame, count)[0]) == (Kind.ERROR, b"invalid-value")
@@ -149,19 +149,19 @@ def test_an_answer_that_would_be_too_large(monkeypatch):
     ("opcode", "parts"),
     [(0, []), (16, [b"k"]), (99, []), (1, []), (2, [b"k"]), (4, [b"k"]), (5, [b"k", b""]), (8, [b"k"]), (14, [])],
 )
-def test_what_is_no_command(opcode, parts):
+def test_malformed_commands(opcode, parts):
     with pytest.raises(ProtocolError):
         codec.decode_command(opcode, 0, 0.0, parts)
 
 
 @pytest.mark.parametrize("digits", [b"", b"-", b"1.5", b"+1", b" 1", b"\xd9\xa1", b"9" * 41, b"1_0"])
-def test_what_is_no_number(digits):
+def test_malformed_amounts(digits):
     with pytest.raises(NotANumberError):
         codec.decode_command(4, 0, 0.0, [b"k", digits])
 
 
 @pytest.mark.parametrize(("opcode", "flags", "key"), [(1, 0, b"\xff"), (1, 0, b""), (9, 4, b"a\0"), (10, 4, b"\xff")])
-def test_what_is_no_key(opcode, flags, key):
+def test_invalid_keys(opcode, flags, key):
     with pytest.raises(InvalidKeyError):
         codec.decode_command(opcode, flags, 0.0, [key])
 
@@ -169,6 +169,6 @@ def test_what_is_no_key(opcode, flags, key):
 @pytest.mark.parametrize(
     ("kind", "parts"), [(3, []), (6, [b"code"]), (5, [b"\xff"]), (7, []), (8, []), (8, [b"1"]), (99, [])]
 )
-def test_what_is_no_answer(kind, parts):
+def test_malformed_results(kind, parts):
     with pytest.raises(ProtocolError):
         codec.decode_result(Get("k"), kind, 0, parts)

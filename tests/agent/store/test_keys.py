@@ -1,4 +1,4 @@
-"""What a key and a value may be."""
+"""Limits of keys and values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_keys(key):
 
 
 @pytest.mark.parametrize("key", ["", "k" * (MAX_KEY_BYTES + 1), "é" * (MAX_KEY_BYTES // 2 + 1), "\ud800"])
-def test_not_keys(key):
+def test_invalid_keys(key):
     with pytest.raises(InvalidKeyError):
         check_key(key)
 

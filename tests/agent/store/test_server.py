@@ -1,4 +1,4 @@
-"""The store's fast path: who gets in, what breaks on the way, who waits, and what is left when it is over."""
+"""The store's binary protocol, client and server: handshake, broken connections, waits, and descriptors."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from support.processes import wait_until
 
 from rankmesh_agent.http.app import create_store_app
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net import pool
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store import client as store_client
@@ -62,14 +63,15 @@ from rankmesh_agent.wire.store_frames import (
     encode_request,
     unix_socket_of,
 )
+from rankmesh_agent.wire.upgrade import switched
 
 
 class Raw:
-    """A client of the fast path, one step at a time.
+    """A client of the binary protocol, one step at a time.
 
     Args:
         url: the owner's.
-        token: for the challenge; None to stop before that.
+        token: for the handshake; None to stop before that.
     """
 
     def __init__(self, url: str, token: str | None = "secret") -> None:
@@ -79,17 +81,17 @@ class Raw:
         try:
             self.sock.sendall(UPGRADE.request(split.netloc))
             head = b""
-            while (found := unix_socket_of(head)) is None:
+            while not switched(head):
                 head += self.read(1)
-            self.nearby = found
+            self.unix_socket = unix_socket_of(head)
             if token is not None:
-                self.introduce(Challenge(token, client=True))
+                self.authenticate(Challenge(token, client=True))
         except BaseException:
             self.sock.close()
             raise
 
-    def introduce(self, challenge: Challenge) -> None:
-        """Pass the challenge."""
+    def authenticate(self, challenge: Challenge) -> None:
+        """Pass the handshake."""
         self.sock.sendall(challenge.hello())
         challenge.receive_hello(self.read(HELLO_BYTES))
         self.sock.sendall(challenge.proof())
@@ -97,11 +99,11 @@ class Raw:
         self.name = challenge.name
 
     def arrived(self) -> bool:
-        """Return whether the other side's kernel has all that was sent."""
+        """Return whether the peer's kernel has received everything."""
         return int.from_bytes(fcntl.ioctl(self.sock, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder) == 0
 
     def read(self, size: int) -> bytes:
-        """Return so many bytes."""
+        """Return ``size`` bytes."""
         data = b""
         while len(data) < size:
             more = self.sock.recv(size - len(data))
@@ -111,22 +113,22 @@ class Raw:
         return data
 
     def send(self, command: Command, seq: int = 1, again: bytes = b"") -> None:
-        """Ask for a command."""
+        """Send a command."""
         self.sock.sendall(codec.encode_command(command, seq, retried=again))
 
     def result(self, command: Command) -> Any:
-        """Return the answer to a command."""
+        """Return a command's result."""
         header = self.read(24)
         kind, _, count, length, number = decode_response(header)
         return codec.decode_result(command, kind, number, decode_parts(header + self.read(length), count))
 
     def ask(self, command: Command, seq: int = 1, again: bytes = b"") -> Any:
-        """Ask for a command and return the answer."""
+        """Send a command and return its result."""
         self.send(command, seq, again)
         return self.result(command)
 
     def is_closed(self) -> bool:
-        """Wait until the other end has closed the connection; whether it said nothing before."""
+        """Wait for the next byte or the end of the connection; return whether it is the end."""
         try:
             return self.sock.recv(1) == b""
         except ConnectionError:
@@ -138,7 +140,7 @@ class Raw:
 
 @pytest.fixture
 def raw(owner) -> Iterator[Callable[..., Raw]]:
-    """Makes clients that go one step at a time."""
+    """Opens clients that proceed one step at a time."""
     made = []
 
     def make(token: str | None = "secret") -> Raw:
@@ -151,7 +153,7 @@ def raw(owner) -> Iterator[Callable[..., Raw]]:
 
 
 @pytest.fixture(params=["tcp", "unix"])
-def way(request, monkeypatch) -> str:
+def medium(request, monkeypatch) -> str:
     if request.param == "tcp":
         monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
     return request.param
@@ -166,7 +168,7 @@ def store(owner) -> Iterator[StoreClient]:
 
 @pytest.fixture
 def pieces(monkeypatch) -> Iterator[Callable[..., _Connection]]:
-    """Makes connections to an owner that answers with some bytes, whatever is asked, a few at a time."""
+    """Opens connections to an owner that responds to any request with the given bytes, a few at a time."""
     opened: list[socket.socket] = []
     running: list[threading.Thread] = []
     monkeypatch.setattr(store_client, "_SLICE_SECONDS", 0.01)
@@ -199,7 +201,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(server, way_if_any) -> Iterator[None]:
+def everything_is_closed(server, running_server) -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "descriptors to be closed", 10)
@@ -207,7 +209,7 @@ def nothing_is_left(server, way_if_any) -> Iterator[None]:
 
 
 @pytest.fixture
-def way_if_any(server) -> None:
+def running_server(server) -> None:
     """The session's server runs before descriptors are counted."""
     wait_until(lambda: _answers(server[1]), "the server", 10)
 
@@ -232,20 +234,20 @@ def value(owned, key: str) -> bytes | None:
 
 
 class TestAConnection:
-    def test_it_is_kept_and_is_as_near_as_can_be(self, way, store, store_server):
+    def test_it_is_reused_and_of_the_fastest_kind(self, medium, store, store_server):
         for number in range(1, 101):
             assert store.execute(Add("n")) == number
-        (line,) = store._connections
-        assert line.sock.family == (socket.AF_UNIX if way == "unix" else socket.AF_INET)
+        (line,) = store._pool._all
+        assert line.sock.family == (socket.AF_UNIX if medium == "unix" else socket.AF_INET)
         wait_until(lambda: len(store_server._connections) == 1, "the others to be closed")
 
-    def test_large_values(self, way, store):
+    def test_large_values(self, medium, store):
         large = os.urandom(20 << 20)
         store.execute(Set("k", large))
         assert store.execute(Get("k")) == large
         store.execute(MultiSet((("a", large), ("b", b""))))
 
-    def test_a_large_answer_to_somebody_who_waits(self, way, store, owned, threads):
+    def test_a_large_response_to_a_wait(self, medium, store, owned, threads):
         waiting = threads.submit(store.execute, Get("k", 30.0))
         wait_until(lambda: owned.table._watches, "the wait")
         large = bytes(20 << 20)
@@ -259,19 +261,19 @@ class TestAConnection:
         assert one.result(Set("key", b"value")) is None
         assert one.ask(Get("key")) == b"value"
 
-    def test_threads_have_one_each_and_few_are_kept(self, way, store, owned, threads, store_server):
+    def test_threads_have_one_each_and_few_stay_idle(self, medium, store, owned, threads, store_server):
         waits = [threads.submit(store.execute, Get("k", 30.0)) for _ in range(40)]
         wait_until(lambda: len(owned.table._watches.get("k", ())) == 40, "40 waits")
         store.execute(Set("k", b"v"))
         assert [wait.result(30) for wait in waits] == [b"v"] * 40
-        assert len(store._idle) == len(store._connections) <= store_client.MAX_IDLE
-        wait_until(lambda: len(store_server._connections) <= store_client.MAX_IDLE, "the rest to be closed")
+        assert len(store._pool._idle) == len(store._pool._all) <= pool.MAX_IDLE
+        wait_until(lambda: len(store_server._connections) <= pool.MAX_IDLE, "the rest to be closed")
 
-    def test_an_answer_that_comes_in_pieces(self, pieces):
+    def test_a_response_in_pieces(self, pieces):
         line = pieces(codec.encode_result(1, b"v" * 100), 10, pause=0.05)
         assert line.call(Get("k"), 10.0) == b"v" * 100
 
-    def test_an_answer_that_stops_in_the_middle(self, pieces):
+    def test_a_response_that_stops_in_the_middle(self, pieces):
         line = pieces(codec.encode_result(1, b"v" * 100)[:-1], 100, pause=0.0)
         with pytest.raises(store_client._ResponseTimeout):
             line.call(Get("k"), 0.1)
@@ -279,11 +281,11 @@ class TestAConnection:
     @pytest.mark.parametrize(
         "frame", [codec.encode_result(2, 1), codec.encode_result(1, 1) * 2, b"\xff" * 24], ids=range(3)
     )
-    def test_what_is_no_answer(self, pieces, frame):
+    def test_a_malformed_response(self, pieces, frame):
         with pytest.raises(ProtocolError):
             pieces(frame, len(frame), pause=0.0).call(Add("k"), 10.0)
 
-    def test_closing_ends_what_is_under_way(self, way, store, owned, threads, store_server):
+    def test_closing_ends_calls_in_progress(self, medium, store, owned, threads, store_server):
         waiting = threads.submit(store.execute, Get("k", 30.0))
         wait_until(lambda: owned.table._watches, "the wait")
         store.close()
@@ -291,40 +293,40 @@ class TestAConnection:
             waiting.result(10)
         wait_until(lambda: not store_server._connections and not owned.table._watches, "the owner to learn it")
 
-    def test_a_forgotten_one_is_closed_here_alone(self, store, store_server):
+    def test_forget_closes_this_process_descriptors_only(self, store, store_server):
         store.execute(Set("k", b"v"))
-        (line,) = store._connections
-        twin = line.sock.dup()  # as a parent has it, when its child forgets
+        (line,) = store._pool._all
+        duplicate = line.sock.dup()  # as the parent of a forked child has it
         store.close_in_child()
-        twin.sendall(codec.encode_command(Get("k"), 5))
-        assert twin.recv(100)
-        twin.close()
+        duplicate.sendall(codec.encode_command(Get("k"), 5))
+        assert duplicate.recv(100)
+        duplicate.close()
 
 
-class TestStrangers:
-    """They learn nothing, and the others are served as before."""
+class TestUnauthenticatedClients:
+    """The server closes their connections without a message, and serves the others as before."""
 
     @pytest.fixture(autouse=True)
-    def others_are_served(self, store, store_server) -> Iterator[None]:
+    def others_are_still_served(self, store, store_server) -> Iterator[None]:
         store.execute(Set("k", b"v"))
         yield
-        wait_until(lambda: len(store_server._connections) == 1, "strangers to be sent away")
+        wait_until(lambda: len(store_server._connections) == 1, "the others to be closed")
         assert store_server._unauthenticated == 0
         assert store.execute(Get("k")) == b"v"
 
     @pytest.mark.parametrize(
-        "words", [b"GET / HTTP/1.1\r\n\r\n".ljust(HELLO_BYTES), bytes(HELLO_BYTES), bytes(1 << 20)], ids=range(3)
+        "data", [b"GET / HTTP/1.1\r\n\r\n".ljust(HELLO_BYTES), bytes(HELLO_BYTES), bytes(1 << 20)], ids=range(3)
     )
-    def test_garbage(self, raw, words):
+    def test_garbage(self, raw, data):
         one = raw(None)
         with contextlib.suppress(ConnectionError):
-            one.sock.sendall(words)
+            one.sock.sendall(data)
         assert one.is_closed()
 
     def test_at_the_unix_socket(self, raw):
         one = raw(None)
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect("\0" + one.nearby)
+            sock.connect("\0" + one.unix_socket)
             sock.settimeout(10.0)
             sock.sendall(bytes(HELLO_BYTES))
             assert sock.recv(100) == b""
@@ -341,7 +343,7 @@ class TestStrangers:
         with pytest.raises((EOFError, ConnectionError)):
             raw("guess")
 
-    def test_a_proof_that_is_reflected(self, raw):
+    def test_a_wrong_proof(self, raw):
         one = raw(None)
         challenge = Challenge("secret", client=True)
         one.sock.sendall(challenge.hello())
@@ -349,7 +351,7 @@ class TestStrangers:
         one.sock.sendall(bytes(PROOF_BYTES))
         assert one.is_closed()
 
-    def test_who_sends_more_than_the_step_takes(self, raw):
+    def test_more_bytes_than_the_step_takes(self, raw):
         one = raw(None)
         one.sock.sendall(Challenge("secret", client=True).hello() + bytes(PROOF_BYTES))
         assert one.is_closed()
@@ -383,7 +385,7 @@ class TestStrangers:
         ],
         ids=range(10),
     )
-    def test_what_is_no_request(self, raw, frame):
+    def test_a_malformed_request(self, raw, frame):
         one = raw()
         one.sock.sendall(frame)
         assert one.is_closed()
@@ -393,7 +395,7 @@ class TestStrangers:
         one.sock.sendall(codec.encode_command(Set("k", bytes(1000)), 1)[:-1])
         one.close()
 
-    def test_who_speaks_while_he_waits(self, raw, owned):
+    def test_a_second_request_while_the_first_waits(self, raw, owned):
         one = raw()
         one.send(Get("none", 30.0))
         wait_until(lambda: owned.table._watches, "the wait")
@@ -401,7 +403,7 @@ class TestStrangers:
         assert one.is_closed()
         wait_until(lambda: owned.table._watches == {}, "the end of the wait")
 
-    def test_errors_are_answers(self, raw):
+    def test_errors_are_responses(self, raw):
         one = raw()
         with pytest.raises(NotANumberError):
             one.ask(Add("k"))
@@ -411,7 +413,7 @@ class TestStrangers:
 
 
 class TestTokens:
-    def test_the_owner_has_another(self, way, owner):
+    def test_the_owner_has_another_token(self, medium, owner):
         store = StoreClient(owner, "guess")
         began = time.monotonic()
         with pytest.raises(AuthenticationError, match=f"{owner} refused us: RANKMESH_TOKEN") as caught:
@@ -420,20 +422,20 @@ class TestTokens:
         assert caught.value.address == owner
         store.close()
 
-    def test_the_owner_only_pretends(self, owner):
-        """Who does not know the token is not believed, and learns nothing with which to pretend elsewhere."""
+    def test_an_impostor(self, owner):
+        """The client refuses a server that does not know the token, and reveals nothing that it could use elsewhere."""
 
-        def pretend(listener: socket.socket) -> None:
+        def impostor(listener: socket.socket) -> None:
             for _ in range(2):
                 sock, challenge = self.until_the_proof(listener, "guess")
                 with sock:
                     sock.sendall(challenge.proof())
 
-        with self.in_front_of(pretend) as store, pytest.raises(AuthenticationError):
+        with self.in_front_of(impostor) as store, pytest.raises(AuthenticationError):
             store.execute(Add("k"))
 
-    def test_the_owner_ends_in_the_middle_of_it(self, owner):
-        """That is no question of tokens, although it hangs up as if it were."""
+    def test_the_owner_ends_during_the_handshake(self, owner):
+        """It closes the connection as it does with a wrong token, but the error is another one."""
 
         def leave(listener: socket.socket) -> None:
             sock, _ = self.until_the_proof(listener, "secret")
@@ -445,7 +447,7 @@ class TestTokens:
         assert not isinstance(caught.value, AuthenticationError)
 
     def until_the_proof(self, listener: socket.socket, token: str) -> tuple[socket.socket, Challenge]:
-        """Take the next client through the challenge until it has proved that it knows the token."""
+        """Accept a client, and proceed with the handshake until it has sent its proof."""
         sock, _ = listener.accept()
         sock.recv(1000)
         sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
@@ -471,18 +473,18 @@ class TestTokens:
 
 
 class TestWaits:
-    def test_whoever_sets_a_key_tells_those_who_wait(self, raw, owned):
-        """In his own thread: the answers come while the server's is held up."""
+    def test_the_thread_that_sets_a_key_sends_the_response(self, raw, owned):
+        """The response comes while the server's thread is blocked."""
         waiting, busy = raw(), raw()
         waiting.send(Get("k", 30.0))
         wait_until(lambda: owned.table._watches, "the wait")
         with owned.table._lock:
-            busy.send(Count())  # the server's thread stands at the lock from here on
+            busy.send(Count())  # the server's thread waits for the lock from here on
             Set("k", b"v").apply(owned.table)
             assert waiting.result(Get("k")) == b"v"
         assert busy.result(Count()) == 1
 
-    def test_who_has_gone_gets_nothing(self, raw, owned, store_server):
+    def test_a_client_that_has_left_gets_nothing(self, raw, owned, store_server):
         one = raw()
         one.send(QueuePop("q", 30.0))
         wait_until(lambda: owned.table._pending_pops, "the wait")
@@ -494,7 +496,7 @@ class TestWaits:
         assert other.result(Count()) == 0
         assert other.ask(QueuePop("q", 30.0)) == b"1"
 
-    def test_they_do_not_pile_up(self, raw, owned, store_server):
+    def test_timers_are_removed(self, raw, owned, store_server):
         one = raw()
         for number in range(200):
             one.send(Get(str(number), 1000.0))
@@ -504,14 +506,14 @@ class TestWaits:
         assert len(store_server._timers) < 100
 
     @pytest.mark.parametrize("command", [Get("k", 30.0), Wait(("k",), 30.0), QueuePop("k", 30.0)], ids=["g", "w", "p"])
-    def test_the_owner_goes(self, way, store, owned, store_server, threads, command):
+    def test_the_owner_ends(self, medium, store, owned, store_server, threads, command):
         waiting = threads.submit(store.execute, command)
         wait_until(lambda: owned.table._watches or owned.table._pending_pops, "the wait")
         store_server.close()
         with pytest.raises(DistNetworkError, match="cannot be reached"):
             waiting.result(10)
 
-    def test_the_table_is_closed(self, way, store, owned, store_server, threads):
+    def test_the_table_is_closed(self, medium, store, owned, store_server, threads):
         waits = [threads.submit(store.execute, Get("k", 30.0)) for _ in range(3)]
         wait_until(lambda: len(owned.table._watches.get("k", ())) == 3, "three waits")
         owned.table.close()
@@ -520,15 +522,15 @@ class TestWaits:
                 waiting.result(10)
         wait_until(lambda: not store_server._thread.is_alive(), "the service to end with it")
 
-    def test_an_owner_that_does_not_answer(self, way, store, owned, monkeypatch):
+    def test_an_owner_that_does_not_respond(self, medium, store, owned, monkeypatch):
         store.execute(Count())
         monkeypatch.setattr(store_client, "RESPONSE_SECONDS", 0.5)
         with owned.table._lock, pytest.raises(DistNetworkError, match="cannot be reached: timed out"):
             store.execute(Add("k"))
-        assert not store._connections
+        assert not store._pool._all
 
     def test_in_turn(self, raw, owned, monkeypatch):
-        """31 clients ask while it is busy, some again and again: each is served once before anybody is twice."""
+        """31 clients send requests while it is busy, some repeatedly: each is served before any is served twice."""
         clients = [raw() for _ in range(32)]
         busy, free = threading.Event(), threading.Event()
         count = Count.try_execute
@@ -558,8 +560,8 @@ class TestWaits:
         assert sorted(first) == list(range(1, 32))
 
 
-class TestConnectionsThatBreak:
-    """The owner carries out a request once, though its client asks twice."""
+class TestBrokenConnections:
+    """The owner executes a request once, although its client sends it twice."""
 
     WRITES: tuple[tuple[Command, Any, bytes | None], ...] = (
         (Add("k"), 2, b"2"),
@@ -573,14 +575,14 @@ class TestConnectionsThatBreak:
 
     @pytest.mark.parametrize("lost", ["request", "answer"])
     @pytest.mark.parametrize(("command", "result", "end"), WRITES, ids=lambda value: type(value).__name__)
-    def test_what_was_lost_is_asked_for_again(self, owner, owned, monkeypatch, lost, command, result, end):
+    def test_the_request_is_repeated(self, owner, owned, monkeypatch, lost, command, result, end):
         monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
         Set("k", b"1").apply(owned.table)
         with losing(owner, lost) as url, contextlib.closing(StoreClient(url, "secret")) as store:
             assert store.execute(command) == result
         assert value(owned, "k") == end
 
-    def test_twice_is_too_much(self, owner, owned, monkeypatch):
+    def test_it_is_repeated_once(self, owner, owned, monkeypatch):
         monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
         with (
             losing(owner, "answer", 2) as url,
@@ -590,7 +592,7 @@ class TestConnectionsThatBreak:
             store.execute(Add("k"))
         assert value(owned, "k") == b"1"
 
-    def test_a_wait_that_is_repeated_gets_the_rest_of_its_time(self, store, monkeypatch):
+    def test_a_repeated_wait_gets_the_rest_of_its_time(self, store, monkeypatch):
         asked = []
 
         def ask(_, command: Command, patience: float, again: bytes = b"") -> Any:
@@ -605,7 +607,7 @@ class TestConnectionsThatBreak:
         assert asked[0] == 30.0
         assert 0.0 < asked[1] <= 29.95
 
-    def test_a_connection_that_the_owner_closed_while_it_was_idle(self, way, store, store_server, owned):
+    def test_a_connection_that_the_owner_closed_while_it_was_idle(self, medium, store, store_server, owned):
         assert store.execute(Add("k")) == 1
         for connection in list(store_server._connections.values()):
             connection.shut_down()
@@ -613,8 +615,8 @@ class TestConnectionsThatBreak:
         assert store.execute(Add("k")) == 2
 
     @pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
-    def test_its_last_answer_is_kept(self, raw, closed):
-        """Whether the owner has seen the first connection's end or not."""
+    def test_its_last_response_is_cached(self, raw, closed):
+        """Whether the owner has noticed the end of the first connection or not."""
         first, second = raw(), raw()
         assert first.ask(Add("k"), 7) == 1
         if closed:
@@ -626,9 +628,9 @@ class TestConnectionsThatBreak:
             assert first.is_closed()
         third = raw()
         assert third.ask(Add("k"), 1, RETRIED_REQUEST.pack(second.name, 2)) == 2
-        assert third.ask(Add("k"), 2, RETRIED_REQUEST.pack(second.name, 2)) == 3  # it is known once
+        assert third.ask(Add("k"), 2, RETRIED_REQUEST.pack(second.name, 2)) == 3  # the cache returns it once
 
-    def test_another_request_is_another(self, raw):
+    def test_the_cached_response_belongs_to_one_request(self, raw):
         first, second = raw(), raw()
         first.ask(Add("k"), 7)
         assert second.ask(Add("k"), 1, RETRIED_REQUEST.pack(first.name, 8)) == 2
@@ -644,7 +646,7 @@ class TestConnectionsThatBreak:
         QueuePush("q", b"1").apply(owned.table)
         assert second.result(QueuePop("q")) == b"1"
 
-    def test_what_a_wait_was_given_moves(self, raw, owned):
+    def test_the_result_of_a_wait_moves(self, raw, owned):
         first, second = raw(), raw()
         first.send(QueuePop("q", 30.0), 3)
         wait_until(lambda: owned.table._pending_pops, "the wait")
@@ -652,7 +654,7 @@ class TestConnectionsThatBreak:
         first.close()
         assert second.ask(QueuePop("q", 30.0), 1, RETRIED_REQUEST.pack(first.name, 3)) == b"1"
 
-    def test_what_is_kept_is_bounded(self, raw, store_server, monkeypatch):
+    def test_the_cache_is_bounded(self, raw, store_server, monkeypatch):
         monkeypatch.setattr(idempotency, "MAX_REPLIES", 2)
         names = []
         for _ in range(3):
@@ -662,11 +664,11 @@ class TestConnectionsThatBreak:
             one.close()
             wait_until(lambda: not store_server._connections, "the end")
         last = raw()
-        assert last.ask(Add("k"), 1, RETRIED_REQUEST.pack(names[0], 1)) == 4  # forgotten, so it is done again
+        assert last.ask(Add("k"), 1, RETRIED_REQUEST.pack(names[0], 1)) == 4  # evicted, so it is executed again
         assert last.ask(Add("k"), 2, RETRIED_REQUEST.pack(names[2], 1)) == 3
         assert store_server._replies._bytes == 24
 
-    def test_and_not_for_ever(self, raw, store_server, monkeypatch):
+    def test_the_cache_expires(self, raw, store_server, monkeypatch):
         monkeypatch.setattr(idempotency, "RETENTION_SECONDS", 0.01)
         one = raw()
         one.ask(Add("k"))
@@ -676,12 +678,12 @@ class TestConnectionsThatBreak:
 
 @contextlib.contextmanager
 def losing(owner: str, what: str, times: int = 1) -> Iterator[str]:
-    """A proxy that hangs up instead of passing on the first request after the challenge, or its answer.
+    """A proxy that closes the connection instead of forwarding the first request after the handshake, or its response.
 
     Args:
-        owner: whom it passes everything else on to.
+        owner: the URL for all other traffic.
         what: ``request`` or ``answer``.
-        times: on how many connections.
+        times: number of connections on which it does so.
     """
     target = urlsplit(owner)
     left = [times]
@@ -723,7 +725,7 @@ def losing(owner: str, what: str, times: int = 1) -> Iterator[str]:
             thread.join()
 
 
-class TestOwnersThatSpeakOnlyHttp:
+class TestOwnersWithoutTheProtocol:
     @pytest.fixture
     def url(self, owned) -> Iterator[str]:
         listener = bind("127.0.0.1", 0, purpose="test")
@@ -732,7 +734,7 @@ class TestOwnersThatSpeakOnlyHttp:
         yield url_of(listener)
         server.close()
 
-    def test_they_are_asked_in_http(self, url, owned, threads):
+    def test_the_client_uses_http(self, url, owned, threads):
         with contextlib.closing(StoreClient(url, "secret")) as store:
             with pytest.raises(QueueEmptyError):
                 store.execute(QueuePop("q"))
@@ -741,7 +743,7 @@ class TestOwnersThatSpeakOnlyHttp:
             wait_until(lambda: owned.table._watches, "the wait")
             store.execute(Set("later", b"v"))
             assert waiting.result(30) == b"v"
-            assert not store._connections
+            assert not store._pool._all
 
     def test_another_token(self, url):
         with (
@@ -753,20 +755,20 @@ class TestOwnersThatSpeakOnlyHttp:
     @pytest.mark.parametrize(
         "url", ["http://", "http://[::1", "http://127.0.0.1:99999", "ftp://127.0.0.1"], ids=range(4)
     )
-    def test_a_url_that_is_none(self, url):
+    def test_invalid_urls(self, url):
         with contextlib.closing(StoreClient(url)) as store, pytest.raises(DistNetworkError):
             store.execute(Get("k"))
 
 
 class TestTheServer:
-    def test_it_has_no_thread_until_it_is_asked(self, owned):
+    def test_it_has_no_thread_before_the_first_client(self, owned):
         before = threading.active_count()
         idle = StoreServer(owned.table, "")
         assert threading.active_count() == before
         idle.close()
         idle.close()
 
-    def test_who_comes_too_late_is_sent_away(self, owned):
+    def test_a_connection_after_its_end_is_closed(self, owned):
         closed = StoreServer(owned.table, "")
         closed.close()
         ours, theirs = socket.socketpair()
@@ -774,7 +776,7 @@ class TestTheServer:
         with ours:
             assert ours.recv(1) == b""
 
-    def test_a_forked_child_lets_go(self, raw, store_server):
+    def test_a_forked_child_closes_its_descriptors(self, raw, store_server):
         one = raw()
         one.ask(Count())
         held = [
@@ -794,14 +796,14 @@ class TestTheServer:
         assert len(held) == 4
         assert one.ask(Count()) == 0
 
-    def test_without_descriptors_it_serves_those_who_are_there(self, raw):
+    def test_without_free_descriptors_it_serves_its_clients(self, raw):
         one, challenge = raw(), Challenge("secret", client=True)
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(10.0)
             most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, most[1]))
             try:
-                sock.connect("\0" + one.nearby)
+                sock.connect("\0" + one.unix_socket)
                 for number in range(1, 101):
                     assert one.ask(Add("k")) == number
             finally:
@@ -809,7 +811,7 @@ class TestTheServer:
             sock.sendall(challenge.hello())
             assert len(sock.recv(HELLO_BYTES)) == HELLO_BYTES
 
-    def test_plain_http_goes_on_at_the_same_port(self, owner, store):
+    def test_plain_http_continues_on_the_same_port(self, owner, store):
         store.execute(Set("k", b"v"))
         split = urlsplit(owner)
         asked = (

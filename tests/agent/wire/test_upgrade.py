@@ -33,7 +33,9 @@ def test_the_protocols_of_an_agent_are_told_apart():
         assert [each.asked_for(way.request("host")) for each in ways] == [each is way for each in ways]
 
 
-@pytest.mark.parametrize("head", [b"HTTP/1.1 404 Not Found\r\n", b"SSH-2.0", b"HTTP/1.1 101 " + b"x" * MAX_HEAD_BYTES])
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 404 Not Found\r\n", b"SSH-2.0", b"\n", b"HTTP/1.1 101 " + b"x" * MAX_HEAD_BYTES]
+)
 def test_what_does_not_agree(head):
     with pytest.raises(ProtocolError):
         switched(head)

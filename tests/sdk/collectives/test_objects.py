@@ -200,27 +200,6 @@ class Point:
     __hash__ = None  # type: ignore[assignment]
 
 
-def documented() -> None:
-    """The examples of torch's page, with what they print there; 3 ranks."""
-    gather_objects = ["foo", 12, {1: 2}]
-    output = [None for _ in gather_objects]
-    dist.all_gather_object(output, gather_objects[dist.get_rank()])
-    assert output == ["foo", 12, {1: 2}]
-
-    output = [None for _ in gather_objects]
-    dist.gather_object(gather_objects[dist.get_rank()], output if dist.get_rank() == 0 else None, dst=0)
-    assert output == (["foo", 12, {1: 2}] if dist.get_rank() == 0 else [None] * 3)
-
-    objects = ["foo", 12, {1: 2}] if dist.get_rank() == 0 else [None, None, None]
-    dist.broadcast_object_list(objects, src=0, device="cpu")
-    assert objects == ["foo", 12, {1: 2}]
-
-    objects = ["foo", 12, {1: 2}] if dist.get_rank() == 0 else [None, None, None]
-    output_list = [None]
-    dist.scatter_object_list(output_list, objects, src=0)
-    assert output_list == [["foo", 12, {1: 2}][dist.get_rank()]]
-
-
 def collect(group: object, ranks: list[int]) -> None:
     """Every collective from and to every rank, objects of every size: none fits the record, all do, some do."""
     rank, size = ranks.index(dist.get_rank()), len(ranks)
@@ -291,8 +270,6 @@ def everything(me: Me) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     everyone = list(range(size))
     collect(None, everyone)
-    if size == 3:
-        documented()
     if size > 1:
         pass_round()
     some = everyone[1:] or everyone
@@ -314,7 +291,7 @@ def everything(me: Me) -> None:
 @pytest.mark.parametrize(("size", "transport"), [(1, "auto"), (2, "tcp"), (3, "auto"), (4, "shm"), (4, "tcp")])
 def test_objects_arrive(ranks: Ranks, size: int, transport: str) -> None:
     env = {**HAVE_A_TOKEN, "RANKMESH_TRANSPORT": transport}
-    ranks.run(everything, size, uses=[Point, documented, collect, pass_round], env=env)
+    ranks.run(everything, size, uses=[Point, collect, pass_round], env=env)
 
 
 # What does not fit

@@ -102,22 +102,6 @@ def collectives_of_three(me: Me) -> None:
     mine = np.arange(6, dtype=np.float32) + rank
     total = np.arange(6) * 3 + 3.0
 
-    array = mine.copy()
-    assert dist.all_reduce(array) is None
-    assert array.tolist() == total.tolist()
-    for reduce_op, expected in {
-        op.AVG: total / 3, op.PRODUCT: np.arange(6) * (np.arange(6) + 1) * (np.arange(6) + 2), op.MIN: np.arange(6),
-        op.MAX: np.arange(6) + 2, op.PREMUL_SUM(rank + 1): mine * 0 + np.arange(6) * 6 + 8,
-    }.items():  # fmt: skip
-        array = mine.copy()
-        dist.all_reduce(array, reduce_op)
-        assert array.tolist() == expected.tolist(), reduce_op
-    bits = np.array([1 << rank, 7, 1], np.uint8)
-    for reduce_op, expected in {op.BAND: [0, 7, 1], op.BOR: [7, 7, 1], op.BXOR: [7, 7, 1]}.items():
-        array = bits.copy()
-        dist.all_reduce(array, reduce_op)
-        assert array.tolist() == expected, reduce_op
-
     # Only the destination's array is written, so the others' may be read-only; ranks are global or the group's.
     group = dist.new_group([2, 0, 1], sort_ranks=False)
     for named, destination in (({"dst": 1}, 1), ({"dst": 2, "group": group}, 2), ({"group_dst": 1, "group": group}, 0)):
@@ -136,7 +120,7 @@ def collectives_of_three(me: Me) -> None:
         dist.broadcast(array, **named)
         assert array.tolist() == (np.arange(6) + source).tolist()
 
-    # Every rank may lay its elements out as it likes; only their number and order count.
+    # Only the number and the order of elements must be the same, not their layout.
     laid_out = [np.full((4, 2), 1.0), np.full((2, 8), 2.0)[:, ::2], np.full((2, 2, 2), 4.0).T][rank]
     dist.all_reduce(laid_out)
     assert (laid_out == 7).all()
@@ -148,16 +132,6 @@ def collectives_of_three(me: Me) -> None:
     dist.all_reduce(single)
     assert single == 6
 
-    # A wrong call at one rank is refused there before the others hear of it; the right one then meets them.
-    array = np.ones(3)
-    if rank == 0:
-        assert me.attempt(dist.all_reduce, [1, 2, 3])["error"] == "TypeError"
-        assert me.attempt(dist.all_reduce, array, "SUM")["error"] == "TypeError"
-        assert me.attempt(dist.all_reduce, array, group=7)["error"] == "TypeError"
-        assert me.attempt(dist.broadcast, array, 9)["error"] == "ValueError"
-        assert me.attempt(dist.all_reduce, array, timeout=-1)["error"] == "ValueError"
-    dist.all_reduce(array)
-    assert array.tolist() == [3, 3, 3]
     dist.barrier()
     dist.monitored_barrier()
     dist.destroy_process_group()

@@ -79,7 +79,7 @@ def test_what_cannot_be_read(named: str) -> None:
 )
 def test_what_is_not_known(named: str) -> None:
     with pytest.raises(
-        ValueError, match=r"is not known: use 'mesh', 'gloo', 'tcp', 'nccl', 'mpi', or make it known with Backend"
+        ValueError, match=r"is not known: use 'mesh', 'gloo', 'tcp', 'nccl', 'mpi', or register it with Backend"
     ):
         resolve(named)
     assert dist.is_backend_available(named) is False

@@ -259,6 +259,11 @@ def make_groups(me: Me) -> None:
         if rank == 2:
             assert group is nobody
             assert dist.get_rank(group) == dist.get_world_size(group) == -1
+            assert dist.get_process_group_ranks(group) == order, "of the latest group, as in torch"
+            assert [dist.get_group_rank(group, each) for each in order] == [0, 1, 2]
+            for make in (lambda: dist.new_subgroups(1, nobody), lambda: dist.split_group(nobody, [[0]])):
+                assert "not a member" in me.attempt(make)["text"]
+            assert me.attempt(dist.send, np.ones(1), 0, group)["error"] == "ValueError"
             continue
         assert dist.get_process_group_ranks(group) == order
         assert dist.get_rank(group) == group.rank() == order.index(rank)

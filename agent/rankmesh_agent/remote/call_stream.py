@@ -1,0 +1,253 @@
+"""Stream for the calls of an attached process, at its agent: one request at a time, in the thread that receives it."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rankmesh_agent.collectives.link import Array, as_bytes
+from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.stream import Frame, FramedStream, ReusableBuffer, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.remote.codec import describe_group, dtype_from_code, error_to_json
+from rankmesh_agent.remote.session import HeldMessage, Session
+from rankmesh_agent.store import codec as store_codec
+from rankmesh_agent.store import commands
+from rankmesh_agent.store.blocking import BlockingMemoryStore
+from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.wire import attach_frames, store_frames
+from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
+from rankmesh_agent.wire.errors import (
+    CollectiveTimeoutError,
+    DistStoreError,
+    KeyNotFoundError,
+    ProtocolError,
+    QueueEmptyError,
+    StoreTimeoutError,
+)
+from rankmesh_agent.wire.ops import OpType, ReduceOp
+
+_MAX_KEPT_BYTES = 64 << 20
+"""Memory that a stream keeps for its next call."""
+_STORE_SLICE_SECONDS = 0.5
+"""How long a command waits at the store before the stream is checked: the client may have gone."""
+_NOTE_SECONDS = 10.0
+_SOURCE = struct.Struct("!q")
+"""Document of the response to a received message: the sender's rank."""
+
+_log = logging.getLogger("rankmesh")
+
+Reply = tuple[Response, bytes, Sequence[memoryview]]
+"""A response's kind, document and payload."""
+_OK: Reply = Response.OK, b"", ()
+
+
+class CallStream:
+    """One stream, and its thread.
+
+    Args:
+        session: of the attached process.
+        stream: a new one of its streams.
+    """
+
+    def __init__(self, session: Session, stream: FramedStream) -> None:
+        self._session = session
+        self._stream = stream
+        self._in, self._out = ReusableBuffer(_MAX_KEPT_BYTES), ReusableBuffer(_MAX_KEPT_BYTES)
+
+    def serve(self) -> None:
+        """Execute requests until the stream ends."""
+        stream = self._stream
+        while True:
+            try:
+                frame = stream.receive(None)
+                descriptors: list[int] = []
+                try:
+                    kind, document, payload = self._execute(frame, descriptors)
+                except (StreamClosedError, StreamTimeoutError, ProtocolError):
+                    raise
+                except Exception as error:
+                    kind, document, payload = Response.ERROR, attach_frames.encode_json(error_to_json(error)), ()
+                stream.send(attach_frames.encode(kind, document, sum(map(len, payload))), payload, descriptors)
+            except (StreamClosedError, StreamTimeoutError):
+                return
+            except ProtocolError as error:
+                _log.warning("an attached process violates the protocol: %s", error.message)
+                return
+
+    def _execute(self, frame: Frame, descriptors: list[int]) -> Reply:
+        """Execute a request; descriptors that go along with the response are added to the list."""
+        kind = frame.header.kind
+        if kind == Request.CALL:
+            return self._collective(attach_frames.decode_call(frame.document), frame)
+        if kind in (Request.SEND, Request.RECEIVE):
+            return self._begin_message(attach_frames.decode_call(frame.document), frame)
+        if kind == Request.WAIT:
+            call = attach_frames.decode_call(frame.document)
+            deadline = Deadline(call.seconds) if call.seconds >= 0 else None
+            return self._wait(call.number, deadline, own=bool(frame.header.flags & BLOCKING))
+        if kind == Request.STORE:
+            return Response.OK, self._store(bytes(frame.document)), ()
+        if kind == Request.NEW_GROUP:
+            wanted = attach_frames.decode_json(frame.document)
+            group = self._session.make_group([int(rank) for rank in wanted["ranks"]], float(wanted["timeout"]))
+            description, descriptors[:] = describe_group(group)
+            return Response.OK, attach_frames.encode_json(description.to_json()), ()
+        execute = _REQUESTS.get(kind)
+        if execute is None:
+            raise ProtocolError(f"an attached process sent an unknown request, {kind}")
+        try:
+            response = execute(self._session, attach_frames.decode_json(frame.document))
+        except CallMismatchError:
+            return Response.PENDING, b"", ()
+        return Response.OK, b"" if response is None else attach_frames.encode_json(response), ()
+
+    # Collectives
+
+    def _collective(self, call: Call, frame: Frame) -> Reply:
+        inputs = self._receive_inputs(call, frame)
+        dtype = dtype_from_code(call.dtype) if call.dtype else np.dtype(np.uint8)
+        group = self._session.group(call.group)
+        details = self._request_details if frame.header.flags & HAS_NOTE else None
+        options, root = Options(call.seconds, details=details), call.tag
+        if call.what == OpType.BARRIER:
+            group.barrier(options)
+            return _OK
+        if call.what == OpType.EMPTY:
+            group.empty(dtype, call.number, options)
+            return _OK
+        op = ReduceOp(call.op) if call.op != attach_frames.NO_OP else ReduceOp.SUM
+        if call.what == OpType.ALL_REDUCE:
+            group.all_reduce(inputs[0], op, options, call.subject)
+            return Response.OK, b"", [as_bytes(inputs[0])]
+        if call.what == OpType.REDUCE:
+            group.reduce(inputs[0], op, root, options)
+            return Response.OK, b"", [as_bytes(inputs[0])] if group.rank == root else []
+        outputs = _split(self._out.take(sum(call.outputs) * dtype.itemsize), dtype, call.outputs)
+        if call.what == OpType.BROADCAST:
+            group.broadcast((inputs or outputs)[0], root, options)
+        elif call.what == OpType.ALL_GATHER:
+            group.all_gather(outputs, inputs[0], options)
+        elif call.what == OpType.GATHER:
+            group.gather(outputs, inputs[0], root, options)
+        elif call.what == OpType.SCATTER:
+            group.scatter(outputs[0], inputs, root, options)
+        elif call.what == OpType.REDUCE_SCATTER:
+            group.reduce_scatter(outputs[0], inputs, op, options)
+        elif call.what == OpType.ALL_TO_ALL:
+            group.all_to_all(outputs, inputs, options)
+        else:
+            raise ProtocolError(f"an attached process requested an unknown collective, {call.what}")
+        return Response.OK, b"", [as_bytes(output) for output in outputs]
+
+    def _receive_inputs(self, call: Call, frame: Frame) -> list[Array]:
+        """Receive the arrays that come with a call."""
+        nbytes = frame.header.payload
+        dtype = dtype_from_code(call.dtype) if call.dtype else np.dtype(np.uint8)
+        if sum(call.inputs) * dtype.itemsize != nbytes:
+            raise ProtocolError(f"an attached process sent {nbytes} bytes of arrays of {call.inputs} elements")
+        memory = self._in.take(nbytes)
+        self._stream.receive_into([memory.data])
+        return _split(memory, dtype, call.inputs)
+
+    def _request_details(self) -> str:
+        """Request more details of its call from the client."""
+        self._stream.send(attach_frames.encode(Response.NEED_NOTE))
+        frame = self._stream.receive(Deadline(_NOTE_SECONDS))
+        if frame.header.kind != Request.NOTE:
+            raise ProtocolError(f"an attached process sent request {frame.header.kind} in place of a note")
+        return bytes(frame.document).decode("utf-8", "replace")
+
+    # Messages
+
+    def _begin_message(self, call: Call, frame: Frame) -> Reply:
+        dtype = dtype_from_code(call.dtype)
+        array: Array = np.empty(sum(call.inputs) + sum(call.outputs), dtype)
+        if frame.header.payload != sum(call.inputs) * dtype.itemsize:
+            raise ProtocolError(f"an attached process sent {frame.header.payload} bytes of {array.nbytes}")
+        if frame.header.payload:
+            self._stream.receive_into([as_bytes(array)])
+        group = self._session.group(call.group)
+        blocking = bool(frame.header.flags & BLOCKING)
+        options = Options(call.seconds, async_op=not blocking)
+        if frame.header.kind == Request.SEND:
+            held = HeldMessage(group, group.begin_send(array, call.rank, call.tag, options), None)
+        else:
+            held = HeldMessage(group, group.begin_receive(array, call.rank, call.tag, options), array)
+        self._session.add_message(call.number, held)
+        return self._wait(call.number, None, own=blocking)
+
+    def _wait(self, number: int, deadline: Deadline | None, *, own: bool) -> Reply:
+        """Wait for a message until a deadline, or its own one; None: do not wait."""
+        group, message, array = self._session.message(number)
+        try:
+            done = message.complete(message.deadline if own else deadline)
+        except CollectiveTimeoutError:
+            if own or message.transfer.error is not None:
+                self._session.remove_message(number)
+            raise
+        except BaseException:
+            self._session.remove_message(number)
+            raise
+        if not done:
+            return Response.PENDING, b"", ()
+        self._session.remove_message(number)
+        if array is None:
+            return _OK
+        return Response.OK, _SOURCE.pack(group.source(message)), [as_bytes(array)]
+
+    # The store
+
+    def _store(self, request: bytes) -> bytes:
+        opcode, flags, seq, count, _, seconds = store_frames.decode_request(request)
+        try:
+            command = store_codec.decode_command(opcode, flags, seconds, store_frames.decode_parts(request, count))
+            return store_codec.encode_result(seq, self._execute_command(command))
+        except DistStoreError as error:
+            return store_codec.encode_error(seq, error)
+
+    def _execute_command(self, command: Command[Any]) -> Any:
+        store = self._session.store
+        if not isinstance(command, Waiting) or not command.seconds:
+            return store.execute(command)
+        deadline = Deadline(command.seconds)
+        while True:
+            try:
+                result = store.execute(command.with_timeout(min(_STORE_SLICE_SECONDS, deadline.remaining())))
+            except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
+                if deadline.expired() or self._stream.peer_closed():
+                    raise
+                continue
+            if isinstance(command, commands.QueuePop) and self._stream.peer_closed():
+                # The client has gone, so the value goes back to the queue.
+                if isinstance(store, BlockingMemoryStore):
+                    command.undo(store.table, result)
+                else:
+                    store.execute(commands.QueuePush(command.key, result))
+            return result
+
+
+_REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]] = {
+    Request.DROP_GROUP: Session.drop_group,
+    Request.SET_GLOBAL_RANKS: Session.set_global_ranks,
+    Request.SET_TIMEOUT: Session.set_timeout,
+    Request.FAILURE: Session.failure,
+    Request.CHECK_PEERS: Session.check_peers,
+    Request.VERIFY: Session.verify,
+    Request.EXCHANGE_DESCRIPTIONS: Session.exchange_descriptions,
+}
+
+
+def _split(memory: Array, dtype: np.dtype[Any], lengths: Sequence[int]) -> list[Array]:
+    """Return arrays of these lengths, one behind the other in memory."""
+    arrays, begin = [], 0
+    for length in lengths:
+        end = begin + length * dtype.itemsize
+        arrays.append(memory[begin:end].view(dtype))
+        begin = end
+    return arrays
