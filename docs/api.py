@@ -1,7 +1,7 @@
-"""Writes docs/api.md: every name of torch.distributed, and what has become of it here. ``make docs`` runs it.
+"""Generator of docs/api.md, the table of torch.distributed's names in rankmesh; ``make docs`` runs it.
 
-Whether a name is there, and takes torch's arguments in torch's order, is looked up; what differs in meaning, and why a
-name is not there, is written down below. A name that is neither there nor explained is an error.
+It checks that a name exists, and takes torch's arguments in torch's order. The tables below have the differences in
+meaning, and the reasons for missing names. A missing name without a reason is an error.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _make_nccl_premul_sum reduce_scatter reduce_scatter_multigpu reduce_scatter_tens
 set_debug_level set_debug_level_from_env Store Store.add Store.compare_set Store.delete_key Store.get Store.num_keys
 Store.set Store.set_timeout Store.wait TCPStore Work.get_future Work.is_completed Work.wait
 """
-"""The names of the reference pages: torch 2.1's, the deprecated one's, the summary's."""
+"""Names on the reference pages: torch 2.1's, the deprecated one's and the summary's."""
 
 BESIDE = {
     "torch.multiprocessing.spawn": ("multiprocessing.spawn", ""),
     "torch.utils.data.distributed.DistributedSampler": ("utils.data.distributed.DistributedSampler", ""),
     "torch.nn.parallel.DistributedDataParallel": (
         "nn.parallel.DistributedDataParallel",
-        "torch's own; without a process group of torch's, it makes one of rankmesh's world",
+        "torch's own; without a torch process group, it creates one of rankmesh's world",
     ),
 }
-"""Names of the reference pages outside torch.distributed, where they are here, and what they do differently."""
+"""Names on the reference pages outside torch.distributed, with their names here and their differences."""
 
 CLASSES = {
     "Store": "append check clone has_extended_api list_keys multi_get multi_set queue_len queue_pop queue_push timeout",
@@ -49,42 +49,42 @@ CLASSES = {
     "Work": "exception is_success result source_rank synchronize",
     "ProcessGroup": "group_desc group_name name rank size",
 }
-"""What a script may use of torch 2.13's classes, beyond the reference pages."""
+"""Attributes of torch 2.13's classes that scripts may use, beyond the reference pages."""
 
 OURS = {
-    "batch": "torch's coalescing manager, public: collectives of the block are made together",
-    "all_gather_v": "all_gather, whose arrays may differ in size",
-    "reduce_scatter_v": "reduce_scatter, whose arrays may differ in size",
-    "empty": "an array in memory that the group's ranks share: collectives on it need no copies",
+    "batch": "torch's coalescing manager, public: the collectives of the block run as one batch",
+    "all_gather_v": "all_gather of arrays that may differ in size",
+    "reduce_scatter_v": "reduce_scatter of arrays that may differ in size",
+    "empty": "an array in memory that the group's ranks share; collectives on it need no copies",
     "all_to_all_object": "all_to_all of Python objects",
     "nn.GradientBucketer": "bucketed, overlapped gradient averaging for NumPy training loops",
 }
-"""Names torch has not."""
+"""Names that torch does not have."""
 
 DIFFERS = {
-    "all_reduce": "every dtype; sparse and expanded tensors are refused: pass `.to_dense()`, a copy",
+    "all_reduce": "every dtype; sparse and expanded tensors raise: pass `.to_dense()`, or a copy",
     "all_gather_coalesced": "returns a Batch",
     "all_reduce_coalesced": "returns a Batch",
-    "Backend.register_backend": "the creator returns a Python object with a method a collective",
-    "get_backend": "says `mesh` for `gloo` and `tcp`",
-    "get_backend_config": "also tells `cuda-ipc`, where ranks share a GPU",
-    "get_default_backend_for_device": "says `mesh` for the CPU",
+    "Backend.register_backend": "the creator returns a Python object with one method per collective",
+    "get_backend": "returns `mesh` for `gloo` and `tcp`",
+    "get_backend_config": "also returns `cuda-ipc`, where ranks share a GPU",
+    "get_default_backend_for_device": "returns `mesh` for the CPU",
     "is_gloo_available": "`gloo` means the mesh",
-    "monitored_barrier": "every rank that came names the missing ones, not rank 0 alone; works on every backend",
+    "monitored_barrier": "every rank that called it names the missing ones, not rank 0 alone; works on every backend",
     "new_group": "only members need to call",
-    "new_subgroups": "by default one group a host",
+    "new_subgroups": "by default one group per host",
     "split_group": "works on every transport; only members need to call",
     "shrink_group": "works on every transport; also after a rank died",
-    "reduce": "leaves the other ranks' tensors as they are; every operation",
+    "reduce": "leaves the other ranks' tensors unchanged; every operation",
     "ReduceOp.AVG": "on every dtype but bool; integers exactly, rounded towards zero",
     "ReduceOp.PREMUL_SUM": "called with its factor: `ReduceOp.PREMUL_SUM(0.5)`",
-    "supports_complex": "True for PRODUCT, too",
+    "supports_complex": "True for PRODUCT as well",
     "launch": "`python -m rankmesh.launch`, or `rankmesh run`",
     "Work.get_future": "not for point-to-point messages, as in torch",
-    "recv": "another size than the message's is refused, on both sides",
-    "send": "another size than the receive's is refused, on both sides",
+    "recv": "a size mismatch raises on both sides",
+    "send": "a size mismatch raises on both sides",
 }
-"""What a name does differently, beyond taking more arguments."""
+"""Differences of a name, beyond more arguments."""
 
 _OPTIONS = "an argument of the methods of torch's C++ process groups, which the functions make unnecessary"
 _DDP = "part of torch's DistributedDataParallel"
@@ -111,10 +111,10 @@ NOT_HERE = {
     "breakpoint": "attaches pdb to one rank; run one rank of the job under pdb instead",
     "record_comm": "part of torch's profiler",
 }
-"""Why a name is not there."""
+"""Reasons for missing names."""
 
 _IMPORTED = frozenset({"log", "timedelta"})
-"""What torch.distributed has for itself, besides modules."""
+"""Names in torch.distributed that are imports, besides modules."""
 
 
 class Row(NamedTuple):
@@ -129,7 +129,7 @@ _ABSENT = object()
 
 
 def find(name: str) -> Any:
-    """Return what a dotted name stands for in rankmesh, _ABSENT if it is not there."""
+    """Return the object of a dotted name in rankmesh, _ABSENT if it does not exist."""
     found: Any = importlib.import_module("rankmesh")
     for part in name.split("."):
         try:
@@ -213,7 +213,7 @@ def page() -> str:
     reference = frozenset(REFERENCE.split())
     return "\n".join(
         [
-            "# torch.distributed's names, and what has become of them",
+            "# Names of torch.distributed in rankmesh",
             "",
             "Written by `make docs` from torch 2.13 and the pages of torch 2.1; do not edit. A name that is done takes",
             "torch's arguments in torch's order, often more behind them (`timeout=`), and arrays of every container in",

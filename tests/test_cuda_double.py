@@ -1,4 +1,7 @@
-"""The tests' double of CuPy: it is as asynchronous as a GPU, and orders what CUDA orders."""
+"""The tests' double of CuPy: it is as asynchronous as a GPU, and orders what CUDA orders.
+
+Its NCCL, its IPC and its missing parts are what tests/gpu runs over; so they are not tested here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -205,157 +207,6 @@ def test_memory_that_is_not_there_any_more_is_noticed(ranks: Ranks) -> None:
     assert "memsetAsync" in rank.stderr.splitlines()[0]
     assert rank.said["fails"].startswith("cudaErrorIllegalAddress")
     assert rank.said["still"].startswith("cudaErrorIllegalAddress")
-
-
-def shared(me: Me) -> None:
-    """Rank 0 lends rank 1 memory, and each waits for the other on its stream only."""
-    from rankmesh_agent.device import runtime as cuda
-
-    stream, own = cuda.create_stream(), cuda.create_event(shared=True)
-    if me.rank == 0:
-        base = cuda.malloc(8)
-        (me.folder / "memory").write_bytes(cuda.memory_handle(base))
-        me.say(own=me.attempt(cuda.open_memory, cuda.memory_handle(base))["error"])
-    (me.folder / f"event-{me.rank}").write_bytes(cuda.event_handle(own))
-    me.meet("handles")
-    other = cuda.open_event((me.folder / f"event-{1 - me.rank}").read_bytes())
-    if me.rank == 1:
-        base = cuda.open_memory((me.folder / "memory").read_bytes())
-    host = np.zeros(1)
-    if me.rank == 0:
-        cuda.copy_async(base, host.ctypes.data, 8, stream)
-    for turn in range(20):
-        if turn % 2 == me.rank:
-            cuda.copy_async(host.ctypes.data, base, 8, stream)
-            host += 1
-            cuda.copy_async(base, host.ctypes.data, 8, stream)
-            cuda.record_event(own, stream)
-            me.mark(f"turn-{turn}")
-        else:
-            me.wait_for(f"turn-{turn}")
-            cuda.stream_wait_event(other, stream)
-    cuda.copy_async(host.ctypes.data, base, 8, stream)
-    me.say(counted=host[0], gpu=cuda.gpu_id(0))
-    me.meet("end")
-    if me.rank == 1:
-        cuda.close_memory(base)
-
-
-def test_processes_share_memory_and_events(ranks: Ranks) -> None:
-    zero, one = ranks.run(shared, 2, env=on_gpus([3, 3]))
-    assert zero.said == {"own": "CUDARuntimeError", "counted": 20, "gpu": one.said["gpu"]}
-    assert one.said["counted"] == 20
-
-
-def collectives(me: Me) -> None:
-    import cupy
-    import ml_dtypes
-    from cupy.cuda import nccl
-
-    if me.rank == 0:
-        (me.folder / "made").write_bytes(nccl.get_unique_id())
-        me.mark("id")
-    me.wait_for("id")
-    communicator = nccl.NcclCommunicator(me.size, (me.folder / "made").read_bytes(), me.rank)
-    me.say(is_=[communicator.rank_id(), communicator.size(), communicator.device_id()])
-    stream = cupy.cuda.Stream(non_blocking=True)
-
-    def called(name, count, to, dtype, *arguments):
-        with stream:
-            source, result = cupy.asarray((np.arange(count) + me.rank).astype(dtype)), cupy.zeros(to, dtype)
-            number = {"int32": 2, "float32": 7, "bfloat16": 9, "float8_e4m3fn": 10}[np.dtype(dtype).name]
-            sends, counted = name != "recv", to if name == "reduceScatter" else count
-            pointers = [source.data.ptr] * sends + [result.data.ptr] * (name != "send")
-            getattr(communicator, name)(*pointers, counted, number, *arguments, stream.ptr)
-            return source, result  # the caller keeps both until they are used
-
-    def told(called):
-        _, result = called
-        return result.get(stream).astype(float).tolist()
-
-    me.say(sum=told(called("allReduce", 3, 3, np.float32, nccl.NCCL_SUM)))
-    me.say(max=told(called("allReduce", 3, 3, np.int32, nccl.NCCL_MAX)))
-    me.say(avg=told(called("allReduce", 3, 3, ml_dtypes.bfloat16, nccl.NCCL_AVG)))
-    me.say(prod=told(called("reduce", 3, 3, ml_dtypes.float8_e4m3fn, nccl.NCCL_PROD, 1)))
-    me.say(broadcast=told(called("broadcast", 3, 3, np.int32, 2)))
-    me.say(gathered=told(called("allGather", 1, 3, np.int32)))
-    me.say(scattered=told(called("reduceScatter", 3, 1, np.int32, nccl.NCCL_SUM)))
-    nccl.groupStart()
-    sent = called("send", 2, 0, np.int32, (me.rank + 1) % 3)
-    received = called("recv", 2, 2, np.int32, (me.rank + 2) % 3)
-    nccl.groupEnd()
-    del sent  # the stream uses it before it uses it for anything else
-    me.say(received=told(received), unknown=me.attempt(communicator.allReduce, 0, 0, 1, 12, 0, stream.ptr)["error"])
-
-    # Rank 2 goes: the others' calls hang their streams until they abort.
-    if me.rank == 2:
-        return
-    kept = called("allReduce", 3, 3, np.float32, nccl.NCCL_SUM)
-    after = cupy.cuda.Event()
-    after.record(stream)
-    time.sleep(0.2)
-    me.say(hangs=not after.done)
-    communicator.abort()
-    after.synchronize()
-    del kept
-    me.say(went_on=after.done, gone=me.attempt(communicator.size)["error"])
-
-
-def test_nccl(ranks: Ranks) -> None:
-    said = [rank.said for rank in ranks.run(collectives, 3, env=on_gpus([0, 1, [4, 2]]))]
-    for rank, one in enumerate(said):
-        assert one["is_"] == [rank, 3, 0]
-        assert (one["sum"], one["max"], one["avg"]) == ([3, 6, 9], [2, 3, 4], [1, 2, 3])
-        assert one["prod"] == ([0, 6, 24] if rank == 1 else [0] * 3)
-        assert (one["broadcast"], one["gathered"], one["scattered"]) == ([2, 3, 4], [0, 1, 2], [3 + 3 * rank])
-        assert (one["received"], one["unknown"]) == ([(rank + 2) % 3, (rank + 2) % 3 + 1], "NcclError")
-    for one in said[:2]:
-        assert (one["hangs"], one["went_on"], one["gone"]) == (True, True, "NcclError")
-
-
-def several(me: Me) -> None:
-    """One process with several devices; then two ranks of one GPU."""
-    import cupy
-    from cupy.cuda import nccl
-
-    arrays = []
-    for device in range(2):
-        with cupy.cuda.Device(device):
-            arrays.append(cupy.full(2, device + 1.0))
-            cupy.cuda.Stream.null.synchronize()
-    communicators = nccl.NcclCommunicator.initAll(2)
-    nccl.groupStart()
-    for communicator, array in zip(communicators, arrays, strict=True):
-        communicator.allReduce(array.data.ptr, array.data.ptr, 2, nccl.NCCL_FLOAT64, nccl.NCCL_SUM, 0)
-    nccl.groupEnd()
-    results = []
-    for device in range(2):
-        with cupy.cuda.Device(device):
-            results.append(arrays[device].get().tolist())
-    me.say(results=results, devices=[one.device_id() for one in communicators])
-    me.say(twice=me.attempt(nccl.NcclCommunicator.initAll, [1, 1])["text"])
-
-
-def test_several_devices_and_one_twice(ranks: Ranks) -> None:
-    (rank,) = ranks.run(several, 1, env=on_gpus([[0, 1]]))
-    assert rank.said["results"] == [[3, 3], [3, 3]]
-    assert rank.said["devices"] == [0, 1]
-    assert rank.said["twice"].startswith("NCCL_ERROR_INVALID_USAGE")
-
-
-def missing(me: Me) -> None:
-    from rankmesh_agent.device import runtime as cuda
-
-    me.say(gpu=cuda.unavailable_reason(), nccl=cuda.nccl_unavailable_reason())
-    if me.rank == 0:
-        me.say(ipc=me.attempt(lambda: cuda.memory_handle(cuda.malloc(8)))["error"])
-
-
-def test_what_can_be_missing(ranks: Ranks) -> None:
-    zero, one = ranks.run(missing, 2, env=on_gpus([0, []], without=["ipc", "nccl"]))
-    assert (zero.said["gpu"], zero.said["ipc"]) == ("", "CUDARuntimeError")
-    assert "without NCCL" in zero.said["nccl"]
-    assert "no CUDA-capable device" in one.said["gpu"]
 
 
 def test_its_names_and_parameters_are_cupys(ranks: Ranks) -> None:

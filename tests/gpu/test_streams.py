@@ -191,16 +191,23 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return each_engine_once(tmp_path_factory, everything, PARTS)
 
 
-@each_engine
-def test_calls_are_ordered_on_the_current_stream(said: Told, machine: Any, engine: str) -> None:
-    for of_rank in said(machine, engine):
-        assert of_rank["on_the_current_stream"] == [[12.0]] * ROUNDS
+SAID: dict[str, Any] = {
+    "on_the_current_stream": [[12.0]] * ROUNDS,
+    "asynchronously": [[(0 + 1) + (1 + 2) + (2 + 3) + (0 + 1)]] * ROUNDS,
+    "freed": [],
+    "strided": [[[4], [1]]] * 10,
+    "two_groups_and_two_threads": {
+        "found": [[[1.0 + 2 * turn * (number + 1)] for turn in range(15)] for number in range(2)],
+        "errors": [],
+    },
+}
+"""What both ranks have to say of a part."""
 
 
 @each_engine
-def test_asynchronous_calls_are_ordered_by_their_works(said: Told, machine: Any, engine: str) -> None:
-    for of_rank in said(machine, engine):
-        assert of_rank["asynchronously"] == [[(0 + 1) + (1 + 2) + (2 + 3) + (0 + 1)]] * ROUNDS
+@pytest.mark.parametrize("part", SAID)
+def test_what_uses_a_result_comes_after_the_call(said: Told, machine: Any, engine: str, part: str) -> None:
+    assert [of_rank[part] for of_rank in said(machine, engine)] == [SAID[part]] * 2
 
 
 def test_without_waiting_results_are_wrong(ranks: Ranks, machine: Any) -> None:
@@ -217,23 +224,3 @@ def test_a_work_tells_what_becomes_of_the_call(said: Told, machine: Any, engine:
     assert "it goes on" in first["soon"]["text"]
     assert not first["early"]
     assert first["before"] is None
-
-
-@each_engine
-def test_memory_is_kept_until_the_call_has_ended(said: Told, machine: Any, engine: str) -> None:
-    for of_rank in said(machine, engine):
-        assert of_rank["freed"] == []
-
-
-@each_engine
-def test_copies_of_strided_arrays_are_ordered(said: Told, machine: Any, engine: str) -> None:
-    for of_rank in said(machine, engine):
-        assert of_rank["strided"] == [[[4], [1]]] * 10
-
-
-@each_engine
-def test_two_threads_have_a_group_each(said: Told, machine: Any, engine: str) -> None:
-    for of_rank in said(machine, engine):
-        told = of_rank["two_groups_and_two_threads"]
-        assert told["errors"] == []
-        assert told["found"] == [[[1.0 + 2 * turn * (number + 1)] for turn in range(15)] for number in range(2)]

@@ -114,7 +114,7 @@ def held_up(me: Me) -> None:
 def test_a_stream_that_holds_a_call_up_is_waited_for_until_its_timeout(ranks: Ranks) -> None:
     for said in MpiRun(ranks, held_up, 2, env=GPUS).succeed():
         assert said["error"] in ("CollectiveTimeoutError", "GroupAbortedError"), said  # one rank's is over first
-        assert "what the stream has to do before was not done within 1.0 s" in said["text"]
+        assert "the work before it on the stream did not end within 1.0 s" in said["text"]
         assert said["seconds"] < 20
 
 

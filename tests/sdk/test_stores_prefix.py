@@ -57,18 +57,6 @@ def test_a_slash_is_between_prefix_and_key():
     assert inner.list_keys() == ["/k", "in/out/k", "p/k"]
 
 
-def test_stores_of_other_prefixes_do_not_see_each_others_keys():
-    inner = dist.HashStore()
-    a, b = dist.PrefixStore("a", inner), dist.PrefixStore("a/b", inner)
-    a.set("k", "1")
-    b.set("k", "2")
-    assert (a.get("k"), b.get("k")) == (b"1", b"2")
-    assert (a.list_keys(), b.list_keys()) == (["b/k", "k"], ["k"])
-    assert a.num_keys() == b.num_keys() == inner.num_keys() == 2
-    a.queue_push("q", "1")
-    assert (a.queue_len("q"), b.queue_len("q")) == (1, 0)
-
-
 def test_the_store_inside():
     inner = dist.HashStore()
     middle = dist.PrefixStore("in", inner)

@@ -57,7 +57,7 @@ def train(me: Me) -> None:
     me.init()
     me.say(alone=step())
     group = torch.distributed.group.WORLD
-    assert group.world.group is dist.GroupMember.WORLD, "torch's group is over rankmesh's world"
+    assert group.session.group is dist.GroupMember.WORLD, "torch's group is over rankmesh's world"
     me.say(again=step(), same=torch.distributed.group.WORLD is group)
     part = dist.new_group([0, 2])
     me.say(part=me.attempt(step, part)["text"] if me.rank == 1 else step(part))

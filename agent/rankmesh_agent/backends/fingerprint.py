@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from rankmesh_agent.backends.base import CallContext
@@ -48,9 +48,7 @@ def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> Coll
         calls: by group rank, the rank's call and its details.
     """
     ranked = list(zip(context.global_ranks, calls, strict=True))
-    table = "; ".join(
-        f"rank {rank}: {described}{f' ({details})' if details else ''}" for rank, (described, details) in ranked
-    )
+    table = call_table({rank: f"{call} ({details})" if details else call for rank, (call, details) in ranked})
     return CollectiveMismatchError(
         f"the ranks did not make the same call as #{context.seq} of the group: {table}. No array was changed; find "
         "the rank that took another branch, or whose array has another shape or dtype",
@@ -58,3 +56,8 @@ def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> Coll
         op=context.call.name,
         seq=context.seq,
     )
+
+
+def call_table(calls: Mapping[int, str]) -> str:
+    """Return the ranks' calls, by global rank, as text for an error."""
+    return "; ".join(f"rank {rank}: {call}" for rank, call in calls.items())

@@ -13,6 +13,7 @@ from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.wire.errors import DistBackendError
+from rankmesh_agent.wire.ops import Call
 
 if TYPE_CHECKING:
     from rankmesh_agent.gpu.launch import Launch
@@ -28,6 +29,11 @@ class GpuBackend(Backend):
     device: ClassVar[str] = "cuda"
     may_block: ClassVar[bool] = False
     """Whether enqueuing may wait for other ranks, in a wait that only ``abort`` ends."""
+
+    def algorithm(self, call: Call) -> Algorithm:
+        """Return the method with the name of the collective."""
+        algorithm: Algorithm = getattr(self, call.name)
+        return algorithm
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
         """Enqueue a call.

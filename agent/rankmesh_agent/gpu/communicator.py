@@ -24,7 +24,6 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import Call
-from rankmesh_agent.wire.schemas import GroupInfo
 
 Array = np.ndarray[Any, Any]
 _DEVICE_TYPE = "cuda"
@@ -120,7 +119,7 @@ class GpuCommunicator(Communicator):
         except BaseException as error:
             for launch in launches:
                 self._watchdog.remove(launch)
-            failure = self._host.failure
+            failure = self.failure
             if failure is not None and isinstance(error, Exception):
                 raise failure from error  # the failure is why the backend was aborted
             raise
@@ -201,7 +200,7 @@ class GpuCommunicator(Communicator):
         return self.global_ranks[self.ranks.index(rank)] if work is None else work
 
     def _begin_message(self, op: str, array: Any, rank: int, options: Options) -> LaunchedWork | None:
-        failure = self._host.failure
+        failure = self.failure
         if failure is not None:
             raise failure
         peer = self.ranks.index(rank)
@@ -254,18 +253,6 @@ class GpuCommunicator(Communicator):
         return self._backend
 
     @property
-    def failure(self) -> DistError | None:
-        return self._host.failure
-
-    @property
-    def global_ranks(self) -> tuple[int, ...]:
-        return self._host.global_ranks
-
-    @global_ranks.setter
-    def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
-        self._host.global_ranks = global_ranks
-
-    @property
     def medium(self) -> str:
         return self._backend.medium
 
@@ -276,15 +263,6 @@ class GpuCommunicator(Communicator):
     @property
     def batching(self) -> bool:
         return False  # calls are enqueued at once; they wait on the GPU
-
-    def use_custom_backend(self, name: str, engine: Any) -> None:
-        self._host.use_custom_backend(name, engine)
-
-    def abort(self, error: BaseException) -> None:
-        self._host.abort(error)
-
-    def info(self) -> GroupInfo:
-        return self._host.info()
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         return self._host.empty(dtype, count, options)
@@ -308,7 +286,7 @@ class GpuCommunicator(Communicator):
         if in_order:
             with contextlib.suppress(RuntimeError):  # the group has failed; or this is a callback, which cannot wait
                 self.finish(self.timeout)
-        if self._watchdog.close() or self._host.failure is not None:
+        if self._watchdog.close() or self.failure is not None:
             self._backend.abort()
         self._backend.close()
         for (device, _), stream in self._streams.items():

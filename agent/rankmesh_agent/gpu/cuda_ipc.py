@@ -8,10 +8,9 @@ events of the others. So only the GPU waits for the GPU, and the host detects mi
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -28,7 +27,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import DistBackendError
-from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
+from rankmesh_agent.wire.ops import ReduceOp
 
 _DESCRIPTOR = struct.Struct("!64sQQ")
 """Location of an array: handle and id of its allocation, and the offset in it."""
@@ -164,9 +163,6 @@ class CudaIpcBackend(GpuBackend):
 
     # Calls
 
-    def algorithm(self, call: Call) -> Algorithm:
-        return functools.partial(_ALGORITHMS[call.kind], self)
-
     def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], context: CallContext) -> None:
         if launch.device != self._device:
             raise DistBackendError(
@@ -180,7 +176,7 @@ class CudaIpcBackend(GpuBackend):
             if self._staging_used:  # behind the copies to and from it, and the peers' shares
                 runtime.record_event(self._staging_free, launch.stream)
 
-    def _all_reduce(self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
+    def all_reduce(self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
         peers = self._exchange_arrays(segment, launch, [array])
         share = self._share(array)
         parts = [peers.array(rank, 0, array)[share] for rank in range(self._size)]
@@ -188,7 +184,7 @@ class CudaIpcBackend(GpuBackend):
         self._finish_step(segment, launch)
         self._copy(launch, array, peers.array(self._rank, 0, array))
 
-    def _reduce(self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
+    def reduce(self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
         peers = self._exchange_arrays(segment, launch, [array])
         share = self._share(array)
         parts = [peers.array(rank, 0, array)[share] for rank in range(self._size)]
@@ -197,13 +193,13 @@ class CudaIpcBackend(GpuBackend):
         if self._rank == root:
             self._copy(launch, array, peers.array(root, 0, array))
 
-    def _broadcast(self, segment: Segment, launch: Launch, array: DeviceArray, root: int) -> None:
+    def broadcast(self, segment: Segment, launch: Launch, array: DeviceArray, root: int) -> None:
         peers = self._exchange_arrays(segment, launch, [array] if self._rank == root else [])
         if self._rank != root:
             self._copy(launch, array, peers.array(root, 0, array))
         self._finish_step(segment, launch)
 
-    def _gather(
+    def gather(
         self, segment: Segment, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int = -1
     ) -> None:
         peers = self._exchange_arrays(segment, launch, [array])
@@ -211,14 +207,16 @@ class CudaIpcBackend(GpuBackend):
             self._copy(launch, output, peers.array(rank, 0, output))
         self._finish_step(segment, launch)
 
-    def _scatter(
+    all_gather = gather
+
+    def scatter(
         self, segment: Segment, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int
     ) -> None:
         peers = self._exchange_arrays(segment, launch, inputs)
         self._copy(launch, output, peers.array(root, self._rank, output))
         self._finish_step(segment, launch)
 
-    def _reduce_scatter(
+    def reduce_scatter(
         self, segment: Segment, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp
     ) -> None:
         peers = self._exchange_arrays(segment, launch, inputs)
@@ -226,7 +224,7 @@ class CudaIpcBackend(GpuBackend):
         arithmetic.combine(op, parts, [output], launch.stream, self._device)
         self._finish_step(segment, launch)
 
-    def _all_to_all(
+    def all_to_all(
         self, segment: Segment, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]
     ) -> None:
         lengths = [part.nbytes for part in (*inputs, *outputs)]
@@ -402,15 +400,3 @@ def _check_lengths(table: Sequence[tuple[int, ...]], size: int) -> None:
 
 def _round_up(nbytes: int) -> int:
     return max(-(-nbytes // _GRANULARITY), 1) * _GRANULARITY
-
-
-_ALGORITHMS: dict[OpType, Callable[..., None]] = {
-    OpType.ALL_REDUCE: CudaIpcBackend._all_reduce,
-    OpType.REDUCE: CudaIpcBackend._reduce,
-    OpType.BROADCAST: CudaIpcBackend._broadcast,
-    OpType.ALL_GATHER: CudaIpcBackend._gather,
-    OpType.GATHER: CudaIpcBackend._gather,
-    OpType.SCATTER: CudaIpcBackend._scatter,
-    OpType.ALL_TO_ALL: CudaIpcBackend._all_to_all,
-    OpType.REDUCE_SCATTER: CudaIpcBackend._reduce_scatter,
-}

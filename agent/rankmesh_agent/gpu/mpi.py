@@ -5,9 +5,8 @@ MPI has no streams. So the host waits until the arrays are complete, and until M
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +22,7 @@ from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.types import datatype, is_native, operation
 from rankmesh_agent.wire.errors import CollectiveTimeoutError
-from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
+from rankmesh_agent.wire.ops import ReduceOp
 
 _PIECE = 1 << 30
 """Largest message, in bytes: MPI counts in C's int."""
@@ -48,9 +47,6 @@ class CudaAwareMpiBackend(GpuBackend):
         self._host = host
         self._comm: Any = None
 
-    def algorithm(self, call: Call) -> Algorithm:
-        return functools.partial(_ALGORITHMS[call.kind], self)
-
     def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], context: CallContext) -> None:
         _wait_for_stream(launch, context)
         self._host.run(self._execute, (algorithm, launch, own), context)
@@ -62,41 +58,41 @@ class CudaAwareMpiBackend(GpuBackend):
 
     # Collectives
 
-    def _all_reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
+    def all_reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
         if self._mpi_reduces(array.dtype, op):
             for piece in _pieces(array):
                 into = _buffer(piece), piece.size, datatype(array.dtype)
                 self._comm.Allreduce(mpi().IN_PLACE, into, operation(op, array.dtype))
             return
         parts = self._scratch(launch, array)
-        self._all_gather(launch, parts, array)
+        self.all_gather(launch, parts, array)
         arithmetic.combine(op, parts, [array], launch.stream, launch.device)
 
-    def _reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
+    def reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
         parts = self._scratch(launch, array) if self._comm.rank == root else []
-        self._gather(launch, parts, array, root)
+        self.gather(launch, parts, array, root)
         if parts:
             arithmetic.combine(op, parts, [array], launch.stream, launch.device)
 
-    def _reduce_scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp) -> None:
+    def reduce_scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp) -> None:
         parts = self._scratch(launch, output)
-        self._all_to_all(launch, parts, inputs)
+        self.all_to_all(launch, parts, inputs)
         arithmetic.combine(op, parts, [output], launch.stream, launch.device)
 
-    def _broadcast(self, launch: Launch, array: DeviceArray, root: int) -> None:
+    def broadcast(self, launch: Launch, array: DeviceArray, root: int) -> None:
         for piece in _pieces(array):
             self._comm.Bcast((_buffer(piece), piece.nbytes, mpi().BYTE), root)
 
-    def _all_gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
+    def all_gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
         self._move(launch, list(enumerate(outputs)), [(rank, array) for rank in range(self._comm.size)])
 
-    def _gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int) -> None:
+    def gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int) -> None:
         self._move(launch, list(enumerate(outputs)), [(root, array)])
 
-    def _scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int) -> None:
+    def scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int) -> None:
         self._move(launch, [(root, output)], list(enumerate(inputs)))
 
-    def _all_to_all(self, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]) -> None:
+    def all_to_all(self, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]) -> None:
         self._move(launch, list(enumerate(outputs)), list(enumerate(inputs)))
 
     # Parts
@@ -172,15 +168,3 @@ def _pieces(array: DeviceArray) -> list[DeviceArray]:
 
 def _buffer(array: DeviceArray) -> Any:
     return mpi().buffer.fromaddress(array.pointer, array.nbytes)
-
-
-_ALGORITHMS: dict[OpType, Callable[..., None]] = {
-    OpType.ALL_REDUCE: CudaAwareMpiBackend._all_reduce,
-    OpType.REDUCE: CudaAwareMpiBackend._reduce,
-    OpType.BROADCAST: CudaAwareMpiBackend._broadcast,
-    OpType.ALL_GATHER: CudaAwareMpiBackend._all_gather,
-    OpType.GATHER: CudaAwareMpiBackend._gather,
-    OpType.SCATTER: CudaAwareMpiBackend._scatter,
-    OpType.ALL_TO_ALL: CudaAwareMpiBackend._all_to_all,
-    OpType.REDUCE_SCATTER: CudaAwareMpiBackend._reduce_scatter,
-}

@@ -25,7 +25,7 @@ from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
-from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
+from rankmesh_agent.wire.ops import Call, ReduceOp
 
 _log = logging.getLogger("rankmesh")
 _UINT8 = 1
@@ -132,12 +132,11 @@ class NcclBackend(GpuBackend):
 
     def algorithm(self, call: Call) -> Algorithm:
         """Return the algorithm of a call. A call with a subject has several arrays, each on a GPU of its own."""
-        method = _ALGORITHMS[call.kind]
-        return functools.partial(self._run_multigpu if call.subject else self._run_single, method)
+        return functools.partial(self._run_multigpu if call.subject else self._run_single, getattr(self, call.name))
 
     def _run_single(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
         (member,) = self._members((), (launch.device,), range(self._size), launch)
-        method(self, member, launch, *own)
+        method(member, launch, *own)
 
     def _run_multigpu(
         self, method: Callable[..., None], first: Launch, launches: Sequence[Launch], each: Sequence[Sequence[Any]]
@@ -146,11 +145,11 @@ class NcclBackend(GpuBackend):
         with self.grouped():
             for member, launch, own in zip(members, launches, each, strict=True):
                 with runtime.on_device(launch.device):
-                    method(self, member, launch, *own)
+                    method(member, launch, *own)
 
     # Collectives
 
-    def _all_reduce(self, member: _Member, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
+    def all_reduce(self, member: _Member, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
         reduction = _nccl_reduction(array.dtype, op)
         if reduction is None:
             parts = self._gather_rows(member, launch, array)
@@ -159,22 +158,22 @@ class NcclBackend(GpuBackend):
         count, pointer = array.size * reduction.width, array.pointer
         member.comm.allReduce(pointer, pointer, count, reduction.type, reduction.op, launch.stream)
 
-    def _reduce(self, member: _Member, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
+    def reduce(self, member: _Member, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
         reduction = _nccl_reduction(array.dtype, op)
         if reduction is None:
             parts = launch.scratch_rows(array, member.size) if member.rank == root else []
-            self._gather(member, launch, parts, array, root)
+            self.gather(member, launch, parts, array, root)
             if parts:
                 arithmetic.combine(op, parts, [array], launch.stream, launch.device)
             return
         count, pointer = array.size * reduction.width, array.pointer
         member.comm.reduce(pointer, pointer, count, reduction.type, reduction.op, root, launch.stream)
 
-    def _broadcast(self, member: _Member, launch: Launch, array: DeviceArray, root: int) -> None:
+    def broadcast(self, member: _Member, launch: Launch, array: DeviceArray, root: int) -> None:
         pointer = array.pointer
         member.comm.broadcast(pointer, pointer, array.nbytes, _UINT8, root, launch.stream)
 
-    def _all_gather(self, member: _Member, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
+    def all_gather(self, member: _Member, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
         comm, stream = member.comm, launch.stream
         # Equal sizes hold at all ranks or none, unlike contiguity. An NCCL group would run behind the copies made here.
         if _equal_sizes(outputs) and not member.multigpu:
@@ -188,29 +187,29 @@ class NcclBackend(GpuBackend):
                 if output.nbytes:
                     comm.broadcast(source.pointer, output.pointer, output.nbytes, _UINT8, root, stream)
 
-    def _gather(
+    def gather(
         self, member: _Member, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int
     ) -> None:
         incoming = list(enumerate(outputs))
         self._transfer(member, launch, incoming, [(root, array)])
 
-    def _scatter(
+    def scatter(
         self, member: _Member, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int
     ) -> None:
         self._transfer(member, launch, [(root, output)], list(enumerate(inputs)))
 
-    def _all_to_all(
+    def all_to_all(
         self, member: _Member, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]
     ) -> None:
         self._transfer(member, launch, list(enumerate(outputs)), list(enumerate(inputs)))
 
-    def _reduce_scatter(
+    def reduce_scatter(
         self, member: _Member, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp
     ) -> None:
         reduction = _nccl_reduction(output.dtype, op)
         if reduction is None:
             parts = launch.scratch_rows(output, member.size)
-            self._all_to_all(member, launch, parts, inputs)
+            self.all_to_all(member, launch, parts, inputs)
             arithmetic.combine(op, parts, [output], launch.stream, launch.device)
             return
         comm, stream = member.comm, launch.stream
@@ -318,7 +317,7 @@ class NcclBackend(GpuBackend):
 
     def _gather_rows(self, member: _Member, launch: Launch, array: DeviceArray) -> list[DeviceArray]:
         parts = launch.scratch_rows(array, member.size)
-        self._all_gather(member, launch, parts, array)
+        self.all_gather(member, launch, parts, array)
         return parts
 
     # Communicators
@@ -418,15 +417,3 @@ def _copy_all(sources: Sequence[DeviceArray], arrays: Sequence[DeviceArray], str
     if sources is not arrays:
         for source, array in zip(sources, arrays, strict=True):
             runtime.copy_async(array.pointer, source.pointer, array.nbytes, stream)
-
-
-_ALGORITHMS: dict[OpType, Callable[..., None]] = {
-    OpType.ALL_REDUCE: NcclBackend._all_reduce,
-    OpType.REDUCE: NcclBackend._reduce,
-    OpType.BROADCAST: NcclBackend._broadcast,
-    OpType.ALL_GATHER: NcclBackend._all_gather,
-    OpType.GATHER: NcclBackend._gather,
-    OpType.SCATTER: NcclBackend._scatter,
-    OpType.ALL_TO_ALL: NcclBackend._all_to_all,
-    OpType.REDUCE_SCATTER: NcclBackend._reduce_scatter,
-}

@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 
+from rankmesh_agent.backends.fingerprint import call_table
 from rankmesh_agent.gpu.backend import GpuBackend
 from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.store_exchange import StoreExchange
@@ -191,8 +192,7 @@ class GpuWatchdog:
             f"{launch.description} in group {group!r} did not end on the GPU within {launch.deadline.seconds:.1f} s"
         )
         if len(set(calls.values())) > 1:
-            table = "; ".join(f"rank {rank}: {call}" for rank, call in calls.items())
-            message += f"; the ranks did not make the same call: {table}"
+            message += f"; the ranks did not make the same call: {call_table(calls)}"
         if missing:
             message += f"; missing: {', '.join(f'rank {rank}' for rank in missing)}"
         return CollectiveTimeoutError(message, ranks=missing, op=launch.op, group=group)

@@ -45,22 +45,11 @@ class Collectives:
         self._piece_elements = min(max_count, _PIECE_ELEMENTS)
         self._in_place = mpi().IN_PLACE
         self._quiet = ignore_fp_errors()
-        self._algorithms: dict[OpType, Algorithm] = {
-            OpType.BARRIER: lambda: comm.Barrier(),
-            OpType.ALL_REDUCE: self._all_reduce,
-            OpType.REDUCE: self._reduce,
-            OpType.BROADCAST: self._broadcast,
-            OpType.ALL_GATHER: self._all_gather,
-            OpType.GATHER: self._gather,
-            OpType.SCATTER: self._scatter,
-            OpType.REDUCE_SCATTER: self._reduce_scatter,
-            OpType.ALL_TO_ALL: self._all_to_all,
-        }
 
     def algorithm(self, call: Call) -> Algorithm:
         """Return the algorithm of a call."""
         direct = self._direct_all_reduce(call) if call.kind is OpType.ALL_REDUCE else None
-        return direct or partial(self._quiet.run, self._algorithms[call.kind])
+        return direct or partial(self._quiet.run, getattr(self, call.name))
 
     # Reductions
 
@@ -82,13 +71,15 @@ class Collectives:
             return None
         return lambda array, op: all_reduce(in_place, (array, count, mpi_type), mpi_op)
 
-    def _all_reduce(self, array: Array, op: ReduceOp) -> None:
+    def all_reduce(self, array: Array, op: ReduceOp) -> None:
+        """Reduce an array over all members, in place."""
         for piece in self._pieces(op, array):
             partial = self._partial(op, piece)
             self._comm.Allreduce(self._in_place, spec(partial), operation(op, partial.dtype))
             self._finish(op, partial, piece)
 
-    def _reduce(self, array: Array, op: ReduceOp, root: int) -> None:
+    def reduce(self, array: Array, op: ReduceOp, root: int) -> None:
+        """Reduce an array over all members, into the root's."""
         for piece in self._pieces(op, array):
             partial = self._partial(op, piece)
             mpi_op = operation(op, partial.dtype)
@@ -98,7 +89,8 @@ class Collectives:
             else:
                 self._comm.Reduce(spec(partial), None, mpi_op, root)
 
-    def _reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
+    def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
+        """Reduce each member's inputs into the outputs of the members they are for."""
         wide = self._wide_dtype(op, output.dtype) is not None
         longest, total = max(part.size for part in inputs), sum(part.size for part in inputs)
         for piece in self._piece_slices(longest, total, self._piece_elements if wide else self._max_count):
@@ -138,11 +130,17 @@ class Collectives:
 
     # Moves
 
-    def _broadcast(self, array: Array, root: int) -> None:
+    def barrier(self) -> None:
+        """Wait until all members have called it."""
+        self._comm.Barrier()
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """Copy the root's array to all members."""
         for begin in range(0, array.size, self._max_count):
             self._comm.Bcast(spec(array[begin : begin + self._max_count]), root)
 
-    def _all_gather(self, outputs: Sequence[Array], array: Array) -> None:
+    def all_gather(self, outputs: Sequence[Array], array: Array) -> None:
+        """Copy every member's array to the output of its rank, at all members."""
         longest, total = max(part.size for part in outputs), sum(part.size for part in outputs)
         for piece in self._piece_slices(longest, total):
             parts = PackedBuffer([output[piece] for output in outputs])
@@ -153,7 +151,8 @@ class Collectives:
                 self._comm.Allgatherv(given, parts.vector_spec())
             parts.unpack()
 
-    def _gather(self, outputs: Sequence[Array], array: Array, root: int) -> None:
+    def gather(self, outputs: Sequence[Array], array: Array, root: int) -> None:
+        """Copy every member's array to the root's output of its rank."""
         for piece in self._piece_slices(array.size, array.size * self._size):
             if self._rank == root:
                 parts = PackedBuffer([output[piece] for output in outputs])
@@ -162,7 +161,8 @@ class Collectives:
             else:
                 self._comm.Gather(spec(array[piece]), None, root)
 
-    def _scatter(self, output: Array, inputs: Sequence[Array], root: int) -> None:
+    def scatter(self, output: Array, inputs: Sequence[Array], root: int) -> None:
+        """Copy the root's input of each rank to that member's output."""
         for piece in self._piece_slices(output.size, output.size * self._size):
             if self._rank == root:
                 parts = PackedBuffer([part[piece] for part in inputs], copy=overlaps(output, inputs)).pack()
@@ -170,7 +170,8 @@ class Collectives:
             else:
                 self._comm.Scatter(None, spec(output[piece]), root)
 
-    def _all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
+    def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
+        """Copy every member's input of each rank to that member's output."""
         longest, total = self._check_lengths(outputs, inputs)
         for piece in self._piece_slices(longest, total):
             given = PackedBuffer([part[piece] for part in inputs]).pack()

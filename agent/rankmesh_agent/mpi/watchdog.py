@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from rankmesh_agent.backends.fingerprint import call_table
 from rankmesh_agent.group.pending import LocalActiveCall
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.group.watchdog import Watchdog
@@ -131,7 +132,7 @@ class CallWatchdog:
         if not different:
             return None
         calls = {self._link.rank: str(call), **{member: report.description for member, report in reports.items()}}
-        table = "; ".join(f"rank {state.global_ranks[member]}: {words}" for member, words in sorted(calls.items()))
+        table = call_table({state.global_ranks[member]: calls[member] for member in sorted(calls)})
         return CollectiveMismatchError(
             f"the ranks did not make the same call as #{seq} of group {state.name!r}: {table}",
             ranks=[state.global_ranks[member] for member in different],

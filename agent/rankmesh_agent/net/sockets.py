@@ -53,11 +53,15 @@ def bind(host: str, port: int, *, purpose: str) -> socket.socket:
     return listener
 
 
+def url_for(host: str, port: int) -> str:
+    """Return the base URL of a host and port."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def url_of(listener: socket.socket, host: str | None = None) -> str:
     """Return the base URL of a listening socket, under another host name if one is given."""
     name, port = listener.getsockname()[:2]
-    name = host or name
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    return url_for(host or name, port)
 
 
 def _holder(port: int) -> str:

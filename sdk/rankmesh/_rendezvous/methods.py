@@ -16,8 +16,9 @@ from rankmesh._rendezvous.multicast import MulticastLocator
 from rankmesh._rendezvous.store import StoreLocator
 from rankmesh._rendezvous.tcp import TcpLocator
 from rankmesh._rendezvous.torchrun import torchrun_store
-from rankmesh._rendezvous.urls import host_and_port, hosting_parameter, is_multicast, number_parameter, path_of, url_for
+from rankmesh._rendezvous.urls import host_and_port, hosting_parameter, is_multicast, number_parameter, path_of
 from rankmesh_agent.config.settings import Hosting, Settings
+from rankmesh_agent.net.sockets import url_for
 from rankmesh_agent.wire.schemas import UNASSIGNED
 
 _LAUNCHERS = "'rankmesh run', torchrun, srun, mpirun, mpiexec, and an Indexed Job of Kubernetes"

@@ -8,8 +8,8 @@ import socket
 
 from rankmesh._rendezvous.hosted import HostedGateway
 from rankmesh._rendezvous.locator import GatewayLocator, listen_address
-from rankmesh._rendezvous.urls import url_for
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.sockets import url_for
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
 

@@ -10,11 +10,6 @@ from urllib.parse import SplitResult, parse_qs, unquote
 from rankmesh_agent.config.settings import Hosting
 
 
-def url_for(host: str, port: int) -> str:
-    """Return the base URL of a host and port."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def host_and_port(url: SplitResult, text: str) -> tuple[str, int]:
     """Return host and port.
 

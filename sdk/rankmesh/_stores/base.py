@@ -7,25 +7,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
+from rankmesh._stores import methods
 from rankmesh._stores.arguments import Text, key_of, keys_of, timedelta_of, value_of, values_of
-from rankmesh._stores.methods import (
-    ADD,
-    APPEND,
-    CHECK,
-    COMPARE_SET,
-    DELETE_KEY,
-    GET,
-    LIST_KEYS,
-    MULTI_GET,
-    MULTI_SET,
-    NUM_KEYS,
-    QUEUE_LEN,
-    QUEUE_POP,
-    QUEUE_PUSH,
-    SET,
-    WAIT,
-    Method,
-)
+from rankmesh._stores.methods import Method
 from rankmesh_agent.wire.errors import UnsupportedStoreError
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -77,7 +61,7 @@ class Store:
 
         Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.set
         """
-        self._call(SET, key_of(key), value_of(value))
+        self._call(methods.SET, key_of(key), value_of(value))
 
     def get(self, key: str) -> bytes:
         """Return the value of ``key``, after waiting until it is set.
@@ -87,7 +71,7 @@ class Store:
 
         Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.get
         """
-        return self._call(GET, key_of(key))
+        return self._call(methods.GET, key_of(key))
 
     def add(self, key: str, amount: int) -> int:
         """Add ``amount`` to the number under ``key``, 0 if there is none, and return the sum.
@@ -99,7 +83,7 @@ class Store:
 
         Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.add
         """
-        return self._call(ADD, key_of(key), operator.index(amount))
+        return self._call(methods.ADD, key_of(key), operator.index(amount))
 
     def compare_set(self, key: str, expected_value: Text, desired_value: Text) -> bytes:
         """Store ``desired_value`` if ``key`` holds ``expected_value``, or is not set and that is empty.
@@ -110,21 +94,21 @@ class Store:
 
         Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.compare_set
         """
-        return self._call(COMPARE_SET, key_of(key), value_of(expected_value), value_of(desired_value))
+        return self._call(methods.COMPARE_SET, key_of(key), value_of(expected_value), value_of(desired_value))
 
     def append(self, key: str, value: Text) -> None:
         """Append ``value`` to the value of ``key``; set it if there is none.
 
         Source: torch.distributed.Store.append
         """
-        self._call(APPEND, key_of(key), value_of(value))
+        self._call(methods.APPEND, key_of(key), value_of(value))
 
     def delete_key(self, key: str) -> bool:
         """Remove ``key``; return whether it was there.
 
         Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.delete_key
         """
-        return self._call(DELETE_KEY, key_of(key))
+        return self._call(methods.DELETE_KEY, key_of(key))
 
     # Several keys
 
@@ -141,14 +125,14 @@ class Store:
         Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.wait
         """
         limit = () if timeout is None else (timedelta_of(timeout),)
-        self._call(WAIT, keys_of(keys), *limit)
+        self._call(methods.WAIT, keys_of(keys), *limit)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return at once whether all ``keys`` are set; a queue that is not empty counts.
 
         Source: torch.distributed.Store.check
         """
-        return self._call(CHECK, keys_of(keys))
+        return self._call(methods.CHECK, keys_of(keys))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of ``keys``, after waiting until all are set.
@@ -158,7 +142,7 @@ class Store:
 
         Source: torch.distributed.Store.multi_get
         """
-        return self._call(MULTI_GET, keys_of(keys))
+        return self._call(methods.MULTI_GET, keys_of(keys))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Text]) -> None:
         """Store ``values[i]`` under ``keys[i]``.
@@ -169,7 +153,7 @@ class Store:
         Source: torch.distributed.Store.multi_set
         """
         found = keys_of(keys)
-        self._call(MULTI_SET, found, values_of(found, values))
+        self._call(methods.MULTI_SET, found, values_of(found, values))
 
     def num_keys(self) -> int:
         """Return the number of keys that are set, including internal ones.
@@ -178,14 +162,14 @@ class Store:
 
         Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.num_keys
         """
-        return self._call(NUM_KEYS)
+        return self._call(methods.NUM_KEYS)
 
     def list_keys(self) -> list[str]:
         """Return the keys that are set, sorted, without internal ones.
 
         Source: torch.distributed.Store.list_keys
         """
-        return self._call(LIST_KEYS)
+        return self._call(methods.LIST_KEYS)
 
     # Queues
 
@@ -194,7 +178,7 @@ class Store:
 
         Source: torch.distributed.Store.queue_push
         """
-        self._call(QUEUE_PUSH, key_of(key), value_of(value))
+        self._call(methods.QUEUE_PUSH, key_of(key), value_of(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Remove and return the first value of the queue named ``key``. The longest-waiting caller gets the next one.
@@ -209,14 +193,14 @@ class Store:
 
         Source: torch.distributed.Store.queue_pop
         """
-        return self._call(QUEUE_POP, key_of(key), block)
+        return self._call(methods.QUEUE_POP, key_of(key), block)
 
     def queue_len(self, key: str) -> int:
         """Return the number of values in the queue named ``key``.
 
         Source: torch.distributed.Store.queue_len
         """
-        return self._call(QUEUE_LEN, key_of(key))
+        return self._call(methods.QUEUE_LEN, key_of(key))
 
     # The whole store
 
@@ -248,9 +232,9 @@ class Store:
 
     def _call(self, method: Method[T], *arguments: Any) -> T:
         """Carry out a method whose arguments are checked and converted."""
-        if method is MULTI_GET:
+        if method is methods.MULTI_GET:
             return cast(T, [self.get(key) for key in arguments[0]])
-        if method is MULTI_SET:
+        if method is methods.MULTI_SET:
             for key, value in zip(*arguments, strict=True):
                 self.set(key, value)
             return cast(T, None)

@@ -10,13 +10,13 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from rankmesh._rendezvous.urls import url_for
 from rankmesh._stores.arguments import timedelta_of
 from rankmesh._stores.base import DEFAULT_TIMEOUT
 from rankmesh._stores.commands import CommandStore
 from rankmesh._stores.server import ServerReference, serve
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.sockets import url_for
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Count

@@ -1,4 +1,4 @@
-"""Training with torch's FSDP2, DTensor and what comes with them: functional collectives, checkpoints, pipelines."""
+"""Training with torch's FSDP2, DTensor and what comes with them: checkpoints, pipelines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import _functional_collectives as functional
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.nn.functional import all_reduce
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
@@ -139,53 +137,6 @@ def tensor_parallel(dist: Any, rank: int, size: int) -> Any:
     loss = model(batch(0, 0)[0][:3]).redistribute(placements=[Replicate()]).to_local().square().sum()
     loss.backward()
     return loss.item(), [parameter.grad.full_tensor() for parameter in model.parameters()]
-
-
-@cell(sizes=SIZES)
-def functional_collectives(dist: Any, rank: int, size: int) -> Any:
-    mine, group = torch.arange(2.0 * size) + rank, dist.group.WORLD
-    everyones = [mine, mine + 1]
-    told = [
-        functional.all_reduce(mine, "sum", group),
-        functional.all_reduce(mine, "avg", group),
-        functional.broadcast(mine, size - 1, group),
-        functional.all_gather_tensor(mine.reshape(2, size), 1, group),
-        functional.reduce_scatter_tensor(mine.reshape(2, size), "sum", 1, group),
-        functional.all_to_all_single(mine, [2] * size, [2] * size, group),
-        functional.permute_tensor(mine, [(each + 1) % size for each in range(size)], group),
-        *functional.all_reduce_coalesced(everyones, "max", group),
-        *functional.all_gather_into_tensor_coalesced(everyones, group),
-        *functional.reduce_scatter_tensor_coalesced(everyones, "sum", [0, 0], group),
-    ]
-    return [functional.wait_tensor(tensor).clone() for tensor in told]
-
-
-@cell(sizes=SIZES)
-def gradients_of_collectives(dist: Any, rank: int, size: int) -> Any:
-    group = dist.group.WORLD
-    told = []
-    for collective in (
-        lambda tensor: functional.all_gather_tensor_autograd(tensor, 0, group),
-        lambda tensor: functional.reduce_scatter_tensor_autograd(tensor, "sum", 0, group),
-        lambda tensor: functional.all_to_all_single_autograd(tensor, [1] * size, [1] * size, group),
-        lambda tensor: all_reduce(tensor, group=group),
-    ):
-        tensor = (torch.arange(float(size)) + rank).requires_grad_()
-        result = collective(tensor)
-        (result * torch.arange(1.0, 1 + len(result))).sum().backward()
-        told.append((result.detach().clone(), tensor.grad))
-    return told
-
-
-@cell(sizes=(2,))
-def compiled(dist: Any, rank: int, size: int) -> Any:
-    group = dist.group.WORLD
-
-    def function(tensor: torch.Tensor) -> torch.Tensor:
-        total = functional.all_reduce(tensor * 2, "sum", group)
-        return functional.all_gather_tensor(total.sin(), 0, group) + 1
-
-    return torch.compile(function, backend="aot_eager", fullgraph=True)(torch.arange(3.0) + rank)
 
 
 @cell(sizes=SIZES, way=["save", "async_save"])

@@ -1,4 +1,4 @@
-"""Writes what became of torch's tests as a page."""
+"""Generator of docs/torch-suite.md, the results of torch's own tests."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from importlib.metadata import version
 from support.torch_suite import FAILED, PASSED, SKIPPED, Outcome, Plan
 
 KNOWN = {
-    "test_ddp_profiling_torch_profiler": "it wants an event that ends in another thread than it began in, as gloo's "
+    "test_ddp_profiling_torch_profiler": "it expects an event that ends in another thread than it began in, as gloo's "
     "do; the mesh's `rankmesh:all_reduce` is the call that starts the operation",
 }
-"""Tests that pass over gloo and not over the mesh, and why."""
+"""Tests that pass over gloo but not over the mesh, with reasons."""
 
 Both = tuple[list[Outcome], list[Outcome]]
-"""What became of the tests over gloo, and over the mesh."""
+"""Outcomes over gloo and over the mesh."""
 
 HEAD = """\
 # PyTorch's own distributed tests over the mesh
 
 Written by `make test-torch-suite`, with torch {torch}. torch's wheel contains the tests of its process groups and of
-DistributedDataParallel, `torch.testing._internal.distributed.distributed_test`. They are run over gloo and over
-`rankmesh`, on one machine, each test in ranks of its own; `make test-torch` runs a part of them over the mesh.
+DistributedDataParallel, `torch.testing._internal.distributed.distributed_test`. They run over gloo and over `rankmesh`,
+on one machine, each test in ranks of its own; `make test-torch` runs a part of them over the mesh.
 
-The file chooses its tests by the backend's name, and knows torch's own backends only. So it is told one of those, and
-groups are made with the backend that is tested:
+The file selects its tests by the backend's name, and knows torch's own backends only. So it gets one of those names,
+and groups are created with the tested backend:
 
 * as for gloo;
 * as for MPI: torch has tests of `all_to_all` for MPI alone, and with less than eight ranks the tests of groups;
-* with GPUs in host memory: most tests of DistributedDataParallel ask for GPUs, only to have tensors there. They get
-  tensors in host memory. What needs CUDA itself then fails, over gloo as well.
+* with GPUs in host memory: most tests of DistributedDataParallel need GPUs only for their tensors. They get tensors in
+  host memory. Tests that need CUDA itself then fail, over gloo as well.
 
-`monitored_barrier` is `rankmesh.torch`'s, because torch's refuses groups other than gloo's.
+`monitored_barrier` is `rankmesh.torch`'s, because torch's function accepts gloo alone.
 [harness.py](../tests/support/torch_suite/harness.py) and
-[host_memory.py](../tests/support/torch_suite/host_memory.py) say what else is done. The tests themselves check names of
-events in profiles for torch's own backends only, so for gloo and not for the mesh.
+[host_memory.py](../tests/support/torch_suite/host_memory.py) have the other adaptations. The tests check names of
+events in profiles only for torch's own backends, so for gloo and not for the mesh.
 """
 
 KINDS = {
     r"issues/|pull/|flak": "switched off by PyTorch, whatever the backend",
-    r"CUDA device|CUDA is not|GPU|(?i:nccl\b(?! & Gloo))|accelerator|on CUDA": "wants GPUs, or NCCL",
-    r"world ?size": "wants another number of ranks",
+    r"CUDA device|CUDA is not|GPU|(?i:nccl\b(?! & Gloo))|accelerator|on CUDA": "requires GPUs, or NCCL",
+    r"world ?size": "requires another number of ranks",
     r"MPI|Gloo|GLOO|gloo|requires backend|mpi": "is for another of torch's own backends",
-    r"torchvision": "wants torchvision, which is not installed",
+    r"torchvision": "requires torchvision, which is not installed",
 }
-"""Why tests are skipped, by what torch says."""
+"""Reasons for skipped tests, by patterns of torch's messages."""
 
 
 def text(found: Mapping[Plan, Both]) -> str:

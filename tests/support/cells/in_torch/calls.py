@@ -246,21 +246,6 @@ def an_empty_batch_on_a_device(group: Any, rank: int, size: int) -> Any:
     made.wait()
 
 
-@cell(sizes=SEVERAL)
-def batches_of_messages_both_ways(group: Any, rank: int, size: int) -> Any:
-    """Every rank with every other, in an order of its own, in tensors of several kinds."""
-    others = [each for each in range(size) if each != rank]
-    kinds = {0: torch.float16, 1: torch.int64, 2: torch.complex64}
-    got = {each: torch.zeros(each + 1, dtype=kinds[each]) for each in others}
-    ops = [c10d.P2POp(c10d.irecv, got[each], group=group, group_peer=each, tag=3) for each in reversed(others)]
-    for each in others:
-        mine = row(rank, rank + 1, kinds[rank])
-        ops.append(c10d.P2POp(c10d.isend, mine, group=group, group_peer=each, tag=3))
-    for work in c10d.batch_isend_irecv(ops):
-        assert work.wait()
-    return got
-
-
 @cell(sides=OVER, sizes=SEVERAL)
 def sends_whose_works_nobody_keeps(group: Any, rank: int, size: int) -> Any:
     """They arrive, however long they are; gloo loses them."""
