@@ -1,4 +1,4 @@
-"""``python -m rankmesh_agent``: a standalone agent as a process of its own."""
+"""Command line ``python -m rankmesh_agent``: a standalone agent as a process."""
 
 from __future__ import annotations
 
@@ -45,15 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"RankMesh agent {agent.name} is ready at {agent.urls[0]}, for the gateway at {gateway}", flush=True)
         ending.wait()
     finally:
-        agent.close("its agent was told to end")
+        agent.close("its agent was stopped by a signal")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m rankmesh_agent",
-        description="Serve a standalone agent: it carries one rank of a job for a process that attaches to it, or for "
-        "a client that speaks HTTP.",
+        description="Serve a standalone agent: it carries one rank of a job for an attached process or an HTTP client.",
         epilog="The token is taken from RANKMESH_TOKEN, or from a file. RANKMESH_ADVERTISE lists the addresses under "
         "which other agents reach this one, RANKMESH_SHM_DIR is a tmpfs it shares with the processes of its host.",
     )

@@ -1,1 +1,1 @@
-"""diagnostics."""
+"""Diagnostics of a process: its host, the network paths to other agents, and the stacks of its threads."""

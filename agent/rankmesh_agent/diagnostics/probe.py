@@ -1,7 +1,7 @@
-"""What an agent finds out for ``rankmesh doctor``: what its host has, and how the ways to other agents are.
+"""Probes of an agent for ``rankmesh doctor``: properties of its host, and the network paths to other agents.
 
-An agent asks only those that its gateway lists, so nobody can have it ask what else it may reach. What it says of a way
-that does not work is where it ended and what that means, as far as it can be told from here.
+An agent probes only addresses that its gateway lists, so no client can use it to reach other services. The report of a
+broken path names the stage at which it ended, and the likely causes.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from rankmesh_agent.wire.version import __version__
 
 _GATEWAY_SECONDS = 5.0
 _LISTED_SECONDS = 5.0
-"""How long the gateway's list is taken as it was; an address that is not on it has it asked again."""
-_QUESTIONS = 5
-"""How often a question is asked to find how long it takes."""
-_PIECE = 256 << 10
-_BUSY_SECONDS = 0.05
+"""Lifetime of the gateway's list of agents; an address that is not on it causes a new request."""
+_ROUND_TRIPS = 5
+"""Requests of which the fastest is the round-trip time."""
+_CHUNK_BYTES = 256 << 10
+_RETRY_SECONDS = 0.05
 
 
 class AddressNotListedError(DistNetworkError):
-    """An agent probes only addresses of agents that the gateway lists."""
+    """The gateway lists no agent at the address, so it is not probed."""
 
     code = "address-not-listed"
     status = 403
 
 
-class _EndedError(Exception):
-    """The way ended here."""
+class _PathError(Exception):
+    """The path ends at a stage."""
 
-    def __init__(self, stage: ProbeStage, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, stage: ProbeStage, reason: str) -> None:
+        super().__init__(reason)
         self.stage = stage
-        self.why = why
+        self.reason = reason
 
 
 class Prober:
@@ -64,7 +64,7 @@ class Prober:
 
     Args:
         gateway: returns the gateway's URL.
-        settings: returns what the environment said.
+        settings: returns the process's settings.
         token: the job's token, empty for none.
     """
 
@@ -77,7 +77,7 @@ class Prober:
         self._listed_at = float("-inf")
 
     def host(self) -> HostReport:
-        """Return what this host has."""
+        """Return the properties of this host."""
         settings = self._settings()
         total, free = shm_room(settings.shm_dir)
         return HostReport(
@@ -97,34 +97,34 @@ class Prober:
             bool(self._token),
         )
 
-    def probe(self, asked: ProbeRequest) -> ProbeReply:
-        """Measure the way to an agent; blocks for at most MAX_PROBE_SECONDS.
+    def probe(self, request: ProbeRequest) -> ProbeReply:
+        """Measure the path to an agent; blocks for at most MAX_PROBE_SECONDS.
 
         Raises:
             AddressNotListedError: the gateway does not list the address.
-            DistNetworkError: the gateway cannot be asked.
+            DistNetworkError: the gateway does not answer.
         """
-        if not self._is_listed(asked.url):
+        if not self._is_listed(request.url):
             raise AddressNotListedError(
-                f"the gateway lists no agent at {asked.url!r}; /v1/ranks and /v1/agents there say which it lists",
-                address=asked.url,
+                f"the gateway lists no agent at {request.url!r}; /v1/ranks and /v1/agents there say which it lists",
+                address=request.url,
             )
-        return measure(asked.url, self._token, asked.bytes, asked.seconds)
+        return measure(request.url, self._token, request.bytes, request.seconds)
 
     def _is_listed(self, url: str) -> bool:
         with self._lock:
             fresh = time.monotonic() - self._listed_at < _LISTED_SECONDS
             if not (fresh and url in self._listed):
-                self._listed = frozenset(self._ask())
+                self._listed = frozenset(self._list_agents())
                 self._listed_at = time.monotonic()
             return url in self._listed
 
-    def _ask(self) -> Iterator[str]:
+    def _list_agents(self) -> Iterator[str]:
         gateway = self._gateway()
-        asker = HttpClient(self._token)
+        client = HttpClient(self._token)
         try:
             for path in ("ranks", "agents"):
-                answer = asker.request("GET", f"{gateway}/v1/{path}", timeout=_GATEWAY_SECONDS)
+                answer = client.request("GET", f"{gateway}/v1/{path}", timeout=_GATEWAY_SECONDS)
                 if answer.status != HTTPStatus.OK:
                     raise ValueError(f"it answered {answer.status}")
                 for entry in answer.json():
@@ -137,43 +137,43 @@ class Prober:
                 f"the gateway at {gateway} does not say which agents there are: {error}", address=gateway
             ) from error
         finally:
-            asker.close()
+            client.close()
 
 
 def shm_room(directory: str) -> tuple[int | None, int | None]:
-    """Return the bytes of a directory's file system, and how many of them are free; None if there is none."""
+    """Return the size and the free space of a directory's file system, in bytes; None if there is no directory."""
     try:
-        room = os.statvfs(directory)
+        fs = os.statvfs(directory)
     except OSError:
         return None, None
-    return room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    return fs.f_blocks * fs.f_frsize, fs.f_bavail * fs.f_frsize
 
 
 def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:
-    """Measure the way from here to an agent.
+    """Measure the path to an agent.
 
     Args:
         url: its base URL.
         token: the job's token, empty for none.
-        nbytes: how many bytes to fetch.
-        seconds: how long it may take.
+        nbytes: bytes to fetch.
+        seconds: limit of the whole probe.
     """
     deadline = Deadline(min(MAX_PROBE_SECONDS, max(0.1, seconds)))
     nbytes = min(MAX_PROBE_BYTES, max(0, nbytes))
     reply = ProbeReply(url, reached=False)
     try:
-        place = urlsplit(url)
-        with _connected(place.hostname or "", place.port or 80, deadline, reply) as connection:
+        peer = urlsplit(url)
+        with _connected(peer.hostname or "", peer.port or 80, deadline, reply) as connection:
             headers = {"Authorization": f"Bearer {token}"} if token else {}
-            for _ in range(_QUESTIONS):
+            for _ in range(_ROUND_TRIPS):
                 took = _fetch(connection, 0, headers, deadline)
                 reply.round_trip = min(took, reply.round_trip or took)
             if nbytes:
                 took = _fetch(connection, nbytes, headers, deadline)
                 reply.bytes, reply.seconds = nbytes, max(1e-9, took - (reply.round_trip or 0.0))
         reply.reached = True
-    except _EndedError as end:
-        reply.stage, reply.error = end.stage, end.why
+    except _PathError as end:
+        reply.stage, reply.error = end.stage, end.reason
     return reply
 
 
@@ -182,7 +182,7 @@ def _connected(host: str, port: int, deadline: Deadline, reply: ProbeReply) -> I
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise _EndedError("name", f"the name {host!r} cannot be resolved on {socket.gethostname()}: {error}") from error
+        raise _PathError("name", f"the name {host!r} cannot be resolved on {socket.gethostname()}: {error}") from error
     sock = socket.socket(*address[:3])
     connection = http.client.HTTPConnection(host, port)
     try:
@@ -201,51 +201,49 @@ def _connected(host: str, port: int, deadline: Deadline, reply: ProbeReply) -> I
         sock.close()
 
 
-def _not_connected(error: OSError, host: object, port: int, deadline: Deadline) -> _EndedError:
+def _not_connected(error: OSError, host: object, port: int, deadline: Deadline) -> _PathError:
     if isinstance(error, TimeoutError):
-        return _EndedError(
+        return _PathError(
             "connect",
             f"no answer to a connection to {host} port {port} within {deadline.seconds:g} s: packets are dropped on "
             "the way; look for a firewall, a route that is missing, or a cable",
         )
     if error.errno == errno.ECONNREFUSED:
-        return _EndedError(
+        return _PathError(
             "refused",
             f"{host} refuses connections to port {port}: nothing listens there; has the process ended, or is the "
             "address another host's?",
         )
-    return _EndedError(
-        "route", f"no way to {host} port {port}: {error.strerror or error}; look at routes and addresses"
-    )
+    return _PathError("route", f"no way to {host} port {port}: {error.strerror or error}; look at routes and addresses")
 
 
 def _fetch(connection: http.client.HTTPConnection, nbytes: int, headers: dict[str, str], deadline: Deadline) -> float:
-    """Fetch so many bytes and return the seconds it took.
+    """Fetch bytes from an agent and return the seconds it took.
 
     Raises:
-        _EndedError: it did not work.
+        _PathError: the agent did not send them.
     """
     arrived = 0
     sock = connection.sock
-    place = f"{connection.host} port {connection.port}"
+    peer = f"{connection.host} port {connection.port}"
     try:
         while True:
             began = time.perf_counter()
             sock.settimeout(max(1e-3, deadline.remaining()))
             connection.request("GET", f"/v1/probe?bytes={nbytes}", headers=headers)
             response = connection.getresponse()
-            if response.status != HTTPStatus.SERVICE_UNAVAILABLE or deadline.remaining() < _BUSY_SECONDS:
+            if response.status != HTTPStatus.SERVICE_UNAVAILABLE or deadline.remaining() < _RETRY_SECONDS:
                 break
-            response.read(_PIECE)
-            select.select([], [], [], _BUSY_SECONDS)
+            response.read(_CHUNK_BYTES)
+            select.select([], [], [], _RETRY_SECONDS)
         if response.status == HTTPStatus.UNAUTHORIZED:
-            raise _EndedError("token", f"the agent at {place} refuses this one's token: they are not of one job")
+            raise _PathError("token", f"the agent at {peer} refuses this one's token: they are not of one job")
         if response.status != HTTPStatus.OK:
-            raise _EndedError("stranger", f"{place} answers {response.status}: that is not an agent, or an older one")
-        while piece := response.read1(_PIECE):
-            arrived += len(piece)
+            raise _PathError("stranger", f"{peer} answers {response.status}: that is not an agent, or an older one")
+        while chunk := response.read1(_CHUNK_BYTES):
+            arrived += len(chunk)
             if arrived > nbytes:
-                raise _EndedError("stranger", f"{place} answers with what was not asked for: that is not an agent")
+                raise _PathError("stranger", f"{peer} answers with what was not asked for: that is not an agent")
             sock.settimeout(max(1e-3, deadline.remaining()))
         if arrived < nbytes:
             raise ConnectionResetError("the connection ended")
@@ -253,15 +251,15 @@ def _fetch(connection: http.client.HTTPConnection, nbytes: int, headers: dict[st
         return time.perf_counter() - began
     except TimeoutError:
         if arrived or nbytes:
-            raise _EndedError(
+            raise _PathError(
                 "transfer",
-                f"{arrived} of {nbytes} bytes came from {place} within {deadline.seconds:g} s, although short answers "
+                f"{arrived} of {nbytes} bytes came from {peer} within {deadline.seconds:g} s, although short answers "
                 "do: large packets get lost (MTU, a bad cable), or the way is that slow",
             ) from None
-        raise _EndedError(
+        raise _PathError(
             "answer",
-            f"{place} accepts connections, but does not answer within {deadline.seconds:g} s: the process is stopped "
+            f"{peer} accepts connections, but does not answer within {deadline.seconds:g} s: the process is stopped "
             "or too busy, or the way broke meanwhile",
         ) from None
     except (OSError, http.client.HTTPException) as error:
-        raise _EndedError("answer", f"{place} ended the connection: {error or type(error).__name__}") from error
+        raise _PathError("answer", f"{peer} ended the connection: {error or type(error).__name__}") from error

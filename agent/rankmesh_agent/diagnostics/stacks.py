@@ -1,4 +1,4 @@
-"""What the threads of this process are doing: their Python stacks."""
+"""Python stacks of the threads of this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rankmesh_agent.wire.schemas import StackFrame, ThreadStack
 
 _MOST_FRAMES = 200
-"""Frames shown of one thread, the innermost ones."""
+"""Frames of one thread; of more, the innermost."""
 
 
 def stacks() -> list[ThreadStack]:
@@ -38,7 +38,7 @@ def stacks() -> list[ThreadStack]:
 
 
 def as_text(found: Sequence[ThreadStack]) -> str:
-    """Return stacks as people read them: as tracebacks are written."""
+    """Return stacks as text, in the format of tracebacks."""
     return "\n".join(_thread(each) for each in found)
 
 

@@ -1,4 +1,4 @@
-"""A connection between an attached process and its agent, which carries frames; the same at both ends."""
+"""Framed stream: a connection between an attached process and its agent, the same at both ends."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from rankmesh_agent.wire.errors import AuthenticationError
 
 Buffer = memoryview | bytes | bytearray
 SEND_SECONDS = 30.0
-"""How long the other end may take no byte of what is sent to it."""
+"""How long the other end may receive no byte of a frame, or send none."""
 _SLICE_SECONDS = 1
-"""How long one system call waits: the deadline is looked at in between."""
+"""How long one system call waits: the deadline is checked in between."""
 _AT_ONCE = 512
-"""Buffers of one system call; the kernel takes 1024."""
+"""Buffers of one system call; the kernel accepts 1024."""
 _MOST_FDS = 4
 
 
 class StreamClosedError(Exception):
-    """The other end is not there any more."""
+    """The other end has closed the connection, or it broke."""
 
 
 class StreamTimeoutError(Exception):
-    """The other end says nothing, or takes nothing, for too long."""
+    """The other end sends nothing, or receives nothing, for too long."""
 
 
 class Frame(NamedTuple):
-    """A frame but for its payload, and descriptors that came along."""
+    """A frame without its payload, and the descriptors that came along."""
 
     header: Header
     document: bytes | bytearray
@@ -44,7 +44,7 @@ class Frame(NamedTuple):
 
 
 class FramedStream:
-    """One end. One thread at a time may use it.
+    """One end of a stream. One thread at a time may use it.
 
     Args:
         sock: connected; this object closes it.
@@ -64,8 +64,8 @@ class FramedStream:
         """Send a frame.
 
         Raises:
-            Gone: the other end is.
-            Late: it takes nothing.
+            StreamClosedError: the connection has ended.
+            StreamTimeoutError: the other end receives nothing.
         """
         if not payload and not descriptors:
             try:
@@ -107,16 +107,16 @@ class FramedStream:
                 buffers[begin] = memoryview(buffers[begin])[sent:]
 
     def receive(self, deadline: Deadline | None, *, descriptors: bool = False) -> Frame:
-        """Return the next frame, but for its payload.
+        """Return the next frame, without its payload.
 
         Args:
             deadline: when to give up; None: never.
             descriptors: whether some may come along; they are the caller's to close.
 
         Raises:
-            Gone: the other end is.
-            Late: nothing came.
-            ProtocolError: it is no frame.
+            StreamClosedError: the connection has ended.
+            StreamTimeoutError: nothing came.
+            ProtocolError: the data is no frame.
         """
         fds: list[int] = []
         data = self._first(deadline, fds if descriptors else None)
@@ -153,10 +153,10 @@ class FramedStream:
             return data
 
     def receive_into(self, views: Sequence[memoryview]) -> None:
-        """Receive what has begun to arrive: a payload.
+        """Receive a payload, which has begun to arrive.
 
         Raises:
-            Gone, Late: see receive.
+            StreamClosedError, StreamTimeoutError: see receive.
         """
         over = Deadline(SEND_SECONDS)
         for view in views:
@@ -176,7 +176,7 @@ class FramedStream:
                 over.restart(SEND_SECONDS)
 
     def peer_closed(self) -> bool:
-        """Return whether the other end has hung up; it must not have said anything else."""
+        """Return whether the other end has closed the connection; no frame may be expected from it."""
         try:
             return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -185,21 +185,21 @@ class FramedStream:
             return True
 
     def shutdown(self) -> None:
-        """End the connection, also for another thread that waits at it; it still has to be closed."""
+        """End the connection, also for a thread that waits at it; it still has to be closed."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self.sock.close()
 
     def authenticate(self, token: str, *, client: bool, seconds: float) -> None:
-        """Pass the challenge, and have the other end pass it.
+        """Prove knowledge of the token to the other end, and require the same of it.
 
         Raises:
-            AuthenticationError: it has another token.
-            ProtocolError: it does not speak this protocol, or another version.
-            Gone, Late: see receive.
+            AuthenticationError: the other end has another token.
+            ProtocolError: the other end has another protocol, or another version of it.
+            StreamClosedError, StreamTimeoutError: see receive.
         """
         challenge, deadline = handshake.Challenge(token, client=client), Deadline(seconds)
         if client:
@@ -236,7 +236,7 @@ class FramedStream:
 
 
 class ReusableBuffer:
-    """Memory that is made once and used for one call after the other.
+    """Memory that is allocated once and used for one call after the other.
 
     Args:
         kept: most bytes that are kept for the next.
@@ -247,7 +247,7 @@ class ReusableBuffer:
         self._memory = np.empty(0, np.uint8)
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return so many bytes, which are good until the next are asked for."""
+        """Return memory of that size, which is valid until the next call."""
         if nbytes <= self._memory.size:
             return self._memory[:nbytes]
         made = np.empty(nbytes, np.uint8)

@@ -10,6 +10,7 @@ from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
@@ -21,8 +22,6 @@ from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, Di
 
 RETRY_SECONDS = 0.05
 """Pause between attempts to reach an owner that has not started yet."""
-MAX_IDLE = 8
-"""Maximum number of idle connections: each thread with a call in progress needs its own."""
 _SLICE_SECONDS = 1
 """Time limit of one receive call: the deadline is checked in between."""
 _SLICE, _SEND_SECONDS = struct.pack("ll", _SLICE_SECONDS, 0), struct.pack("ll", int(RESPONSE_SECONDS), 0)
@@ -94,6 +93,15 @@ class _Connection:
             raise ProtocolError("the store's response belongs to another request")
         return codec.decode_result(command, kind, number, store_frames.decode_parts(data, count) if count else [])
 
+    def shutdown(self) -> None:
+        """End the connection, also for a thread that receives."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
     def _read_rest(self, begun: bytes | bytearray, size: int, timeout: float) -> bytearray:
         """Return ``size`` bytes of a response that begins with ``begun``."""
         if len(begun) > size:
@@ -132,11 +140,9 @@ class StoreClient(BlockingStore):
     def __init__(self, url: str, token: str = "") -> None:
         self._url = url.rstrip("/")
         self._token = token
-        self._idle: list[_Connection] = []
-        self._connections: set[_Connection] = set()
+        self._pool: ConnectionPool[_Connection] = ConnectionPool(self._closed_error)
         self._unix_socket = ""
         self._http: BlockingStore | None = None
-        self._closed = False
 
     def execute(self, command: Command[T]) -> T:
         return self._execute(command, RESPONSE_SECONDS)
@@ -163,19 +169,12 @@ class StoreClient(BlockingStore):
 
     def close(self) -> None:
         """Close all connections; calls in progress end with an error."""
-        self._closed = True
-        for connection in list(self._connections):
-            with suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that receives, and it closes the socket
-        self._close_idle()
+        self._pool.close()
         if self._http is not None:
             self._http.close()
 
     def close_in_child(self) -> None:
-        for connection in list(self._connections):
-            connection.sock.close()
-        self._connections.clear()
-        self._idle.clear()
+        self._pool.close_in_child()
         if self._http is not None:
             self._http.close_in_child()
 
@@ -183,14 +182,11 @@ class StoreClient(BlockingStore):
         if self._http is not None:
             return self._http.execute(command)
         try:
-            connection = self._idle.pop()
-        except IndexError:
-            try:
-                connection = self._open(timeout)
-            except _NotSupported:
-                return self._execute_over_http(command, timeout)
-            except (_ConnectionLost, _ResponseTimeout, ProtocolError) as error:
-                raise self._unreachable_error(error) from error
+            connection = self._pool.acquire(lambda: self._open(timeout))
+        except _NotSupported:
+            return self._execute_over_http(command, timeout)
+        except (_ConnectionLost, _ResponseTimeout, ProtocolError) as error:
+            raise self._unreachable_error(error) from error
         began = time.monotonic()
         try:
             try:
@@ -200,7 +196,7 @@ class StoreClient(BlockingStore):
                 rest: Command[T] = command
                 if isinstance(command, Waiting):
                     rest = command.with_timeout(max(0.0, command.seconds - (time.monotonic() - began)))
-                return self._call(self._open(timeout), rest, timeout, retried)
+                return self._call(self._pool.connect(lambda: self._open(timeout)), rest, timeout, retried)
         except (_ConnectionLost, _ResponseTimeout, _NotSupported, ProtocolError) as error:
             raise self._unreachable_error(error) from error
 
@@ -208,30 +204,13 @@ class StoreClient(BlockingStore):
         try:
             result = connection.call(command, timeout, retried)
         except DistStoreError:
-            self._release(connection)
+            self._pool.release(connection)
             raise
         except BaseException:  # Ctrl-C too: by the closed connection the owner learns that the wait is over
-            self._discard(connection)
+            self._pool.discard(connection)
             raise
-        self._release(connection)
+        self._pool.release(connection)
         return result
-
-    def _release(self, connection: _Connection) -> None:
-        if len(self._idle) < MAX_IDLE:
-            self._idle.append(connection)
-            if self._closed:
-                self._close_idle()
-        else:
-            self._discard(connection)
-
-    def _discard(self, connection: _Connection) -> None:
-        self._connections.discard(connection)
-        connection.sock.close()
-
-    def _close_idle(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._discard(self._idle.pop())
 
     def _open(self, timeout: float) -> _Connection:
         """Return a new connection.
@@ -242,8 +221,6 @@ class StoreClient(BlockingStore):
             _NotSupported: the peer does not speak the binary protocol.
             _ConnectionLost, _ResponseTimeout: the owner ended, or does not respond.
         """
-        if self._closed:
-            raise self._closed_error()
         try:
             split = urlsplit(self._url)
             host, port = split.hostname or "", split.port or 80
@@ -268,12 +245,7 @@ class StoreClient(BlockingStore):
         except BaseException:
             sock.close()
             raise
-        connection = _Connection(sock, name)
-        self._connections.add(connection)
-        if self._closed:  # meanwhile, and perhaps before close() could see this connection
-            self._discard(connection)
-            raise self._closed_error()
-        return connection
+        return _Connection(sock, name)
 
     def _connect(self, host: str, port: int, netloc: str, timeout: float) -> socket.socket:
         """Return a socket whose peer speaks the binary protocol from now on."""
@@ -348,7 +320,7 @@ class StoreClient(BlockingStore):
             works = True
             raise
         finally:
-            if works and self._http is None and not self._closed:
+            if works and self._http is None and not self._pool.closed:
                 self._http = http
             else:
                 http.close()

@@ -1,11 +1,11 @@
-"""The frames between a process and the standalone agent that it is attached to. Pure: no input or output happens here.
+"""Frames between a process and the standalone agent that it is attached to. Pure: no input or output happens here.
 
-They go over a unix socket of the agent's, or over its HTTP port, where the client asks for another protocol first. The
-challenge of ``wire.handshake`` comes before any frame. On each connection the client asks one thing at a time, and the
-agent answers, perhaps after questions of its own::
+They go over the agent's unix socket, or over its HTTP port after an HTTP Upgrade. The challenge of ``wire.handshake``
+precedes the frames. On each connection the client has one request at a time in progress; before the response, the agent
+may request details in turn::
 
     offset  size  field
-    0       1     kind      what is asked (Ask) or answered (Answer)
+    0       1     kind      of the request (Request) or response (Response)
     1       1     flags     see FLAGS
     2       2     zero
     4       4     document  bytes of the document that follows: JSON, or of a call the layout below
@@ -14,21 +14,21 @@ agent answers, perhaps after questions of its own::
     a call  0       8     group    id of the group; of a message, too
             8       8     seconds  how long it may take (float64)
             16      8     tag      of a message (signed); of a collective its root, or -1
-            24      8     number   of a message, which the client counts
+            24      8     number   of a message, counted by the client
             32      4     rank     of a message: the other end
             36      1     what     the collective (wire.ops.OpType)
             37      1     op       how elements are reduced (wire.ops.ReduceOp), or 255
             38      2     dtype    element type of the arrays (wire.dtypes)
-            40      2     outputs  how many arrays are filled
-            42      2     inputs   how many are read
+            40      2     outputs  number of arrays that are filled
+            42      2     inputs   number of arrays that are read
             44      8 x   lengths  elements of each array: of those that are filled, then of those that are read
-                    rest  subject  what else the ranks have to agree on (wire.ops.Call), in UTF-8
+                    rest  subject  further arguments on which the ranks must agree (wire.ops.Call), in UTF-8
 
 All numbers are in network byte order. Both lengths are checked against a limit before anything is allocated.
 
-The first frame of a connection says what it is for. CLAIM: the client takes the agent, for one rank of a job; the
-connection is then the lease, which ends with it, however the client ends. LANE: one of any number of connections for
-the calls of a lease, so that those of several threads do not wait for each other.
+The first frame of a connection is its purpose. ACQUIRE: the client leases the agent for one rank of a job; the
+connection is then the lease, which ends with it, however the client ends. OPEN_STREAM: one of any number of connections
+for the calls of a lease, so that those of several threads do not wait for each other.
 """
 
 from __future__ import annotations
@@ -52,69 +52,69 @@ MAX_PAYLOAD = 1 << 42
 NO_OP = 255
 
 HAS_NOTE = 0x01
-"""A flag: the client can say more of the call if the ranks' calls do not fit together."""
+"""A flag: the client has more details of the call for the error of a mismatch."""
 BLOCKING = 0x02
-"""A flag: the message is waited for at once."""
+"""A flag: the response waits for the message."""
 FLAGS = HAS_NOTE | BLOCKING
 
 
 class Request(enum.IntEnum):
-    """What a client asks for."""
+    """Requests of a client."""
 
     ACQUIRE = 1
-    """The agent; over the connection that is the lease, as are the next five."""
+    """Lease the agent; over the connection that is the lease, as the next five."""
     RELEASE = 2
-    """The end of the lease."""
+    """End the lease."""
     ABORT = 3
-    """The end of a group, because of an error at the client."""
+    """End a group because of an error at the client."""
     CANCEL = 4
-    """That a message is waited for no longer."""
+    """Abandon messages."""
     ABORT_PENDING_GROUPS = 5
-    """That groups are made no longer which are being made."""
+    """End the groups that are being made."""
     REPORT = 6
-    """Nothing; it tells which calls the client has made itself."""
+    """Report the calls that the client has made itself; the response has the groups' failures."""
     OPEN_STREAM = 16
-    """To use the connection for calls; all that follow are asked over such a connection."""
+    """Use the connection for calls; all that follow are sent over such a connection."""
     CALL = 17
-    """A collective."""
+    """Run a collective."""
     SEND = 18
     RECEIVE = 19
     WAIT = 20
-    """The end of a message, or just a look at it."""
+    """Wait for a message, or only test it."""
     NEW_GROUP = 21
     DROP_GROUP = 22
     SET_GLOBAL_RANKS = 23
-    """That the members of a group are known by other numbers from now on."""
+    """Change the ranks by which errors name a group's members."""
     FAILURE = 24
-    """A group's failure."""
+    """Return a group's failure."""
     CHECK_PEERS = 25
-    """Whether a call that the client makes itself can go on."""
+    """Check whether a call that the client makes itself can complete."""
     VERIFY = 26
-    """The arrival at such a call over messages."""
+    """Compare the fingerprints of such a call among the members."""
     EXCHANGE_DESCRIPTIONS = 27
-    """What everyone called."""
+    """Exchange descriptions of the members' calls."""
     STORE = 28
-    """A command to the job's store."""
+    """Execute a command of the job's store."""
     NOTE = 29
-    """The answer to the agent's question for a note."""
+    """The details that the agent requested with NEED_NOTE."""
     SET_TIMEOUT = 30
-    """That calls of a group may take another time by default from now on."""
+    """Change the default timeout of a group's calls."""
 
 
 class Response(enum.IntEnum):
-    """What an agent answers."""
+    """Responses of an agent."""
 
     OK = 128
     ERROR = 129
     """An error: its code or type, message and details."""
     PENDING = 130
-    """Not done yet."""
+    """Not complete yet; of VERIFY: the calls differ."""
     NEED_NOTE = 131
-    """A question: what else is there to say of the call?"""
+    """A request in turn, for details of the call."""
 
 
 class Header(NamedTuple):
-    """What a frame begins with; see the module."""
+    """Header of a frame; see the module."""
 
     kind: int
     flags: int

@@ -1,4 +1,4 @@
-// Standalone agents, and who has leased them.
+// Standalone agents and their leases.
 
 import { counts } from "./ages.js";
 import { byId, foreign, h, keep, say, show } from "./dom.js";

@@ -1,4 +1,4 @@
-// What has gone wrong lately: shown at the top, and said once to screen readers when it happens.
+// Recent failures: shown at the top, and announced once to screen readers.
 
 import { counts } from "./ages.js";
 import { byId, foreign, h, keep, say, show } from "./dom.js";
@@ -47,10 +47,10 @@ function failedAgents({ agents }) {
   }));
 }
 
-/** Failed groups whose failure is not told by a failed rank already. */
+/** Failed groups of jobs without a failed rank. */
 function failedGroups({ groups, ranks }) {
-  const told = new Set(ranks.filter(({ state }) => state === "failed").map(({ job, epoch }) => JSON.stringify([job, epoch])));
-  const wrong = groups.filter(({ failure, job, epoch }) => failure && !told.has(JSON.stringify([job, epoch])));
+  const failedJobs = new Set(ranks.filter(({ state }) => state === "failed").map(({ job, epoch }) => JSON.stringify([job, epoch])));
+  const wrong = groups.filter(({ failure, job, epoch }) => failure && !failedJobs.has(JSON.stringify([job, epoch])));
   return wrong.map(({ job, epoch, id, name, failure }) => ({
     key: JSON.stringify(["group", job, epoch, id]),
     state: "failed",

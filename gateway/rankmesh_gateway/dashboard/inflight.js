@@ -1,14 +1,14 @@
-// What has begun and not ended: who is there, and who holds it up.
+// Calls in flight: the ranks that have arrived, and those that are missing.
 
 import { counts, stops } from "./ages.js";
 import { byId, foreign, h, keep, say, set, show } from "./dom.js";
 import { age, bytes, many, ranks as rankList } from "./format.js";
 
-// Members report once a second: of what was younger then, nobody knows whether it is still under way.
+// Members report once a second: a call that was younger then may have completed since.
 const BRIEF_S = 2;
 const LONG_S = 5;
 
-/** The operations that hold somebody up; the others are over before one could read them. */
+/** The operations that keep ranks waiting; the others complete before one could read them. */
 export const lasting = (inflight) => inflight.filter((each) => each.age >= BRIEF_S);
 
 /** Shows what is in flight, as it was at `at` (performance.now()). */
@@ -51,7 +51,7 @@ function row() {
     say(size, bytes(each.bytes));
     say(missing, each.missing.length ? `missing ${rankList(each.missing)}` : "");
     show(missing, each.missing.length > 0);
-    say(arrived, each.arrived.length ? `arrived ${rankList(each.arrived)}` : "nobody has arrived");
+    say(arrived, each.arrived.length ? `arrived ${rankList(each.arrived)}` : "no rank has arrived");
     keep(differing, Object.entries(each.differing ?? {}), ([rank]) => rank, differs);
     set(element, "data-tone", each.missing.length && each.age >= LONG_S ? "warn" : null);
   }

@@ -1,4 +1,4 @@
-// The page: asks for the token where one is wanted, follows the gateway's events and shows what they tell.
+// The page: asks for the token if the gateway needs one, follows its events and shows them.
 
 import { showAgents } from "./agents.js";
 import { counts, stops } from "./ages.js";
@@ -44,7 +44,7 @@ const memory = {
         sessionStorage.removeItem(KEY);
       }
     } catch {
-      // as said above
+      // see above
     }
   },
 };

@@ -1,4 +1,4 @@
-// States: each has a word, a shape and a tone, so that no one of them has to be told apart by colour alone.
+// States: each has a word, a shape and a tone, so that none is distinguished by colour alone.
 
 import { h, say, set, svg } from "./dom.js";
 

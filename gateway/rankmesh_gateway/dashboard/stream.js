@@ -1,7 +1,7 @@
 // Server-sent events over fetch(): EventSource cannot send the token. The rules are those of the HTML standard, 9.2.
 
 const SILENCE_MS = 6000;
-// A gateway that nobody has asked for a while loads what it answers with.
+// A gateway loads its web framework at the first request.
 const FIRST_ANSWER_MS = 30000;
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 10000;
@@ -77,7 +77,7 @@ export class Parser {
 /**
  * The gateway's events, for as long as it takes.
  *
- * `onEvent({id, event, data})` gets each event; `onState(state)` is told where the connection stands:
+ * `onEvent({id, event, data})` gets each event; `onState(state)` gets the state of the connection:
  * `{kind: "connecting"}`, `{kind: "live"}`, `{kind: "lost", since, retryAt, reason}` (performance.now()), or
  * `{kind: "refused", error}`, after which nothing more happens.
  */

@@ -23,6 +23,7 @@ from support.processes import wait_until
 
 from rankmesh_agent.http.app import create_store_app
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net import pool
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store import client as store_client
@@ -236,7 +237,7 @@ class TestAConnection:
     def test_it_is_reused_and_of_the_fastest_kind(self, medium, store, store_server):
         for number in range(1, 101):
             assert store.execute(Add("n")) == number
-        (line,) = store._connections
+        (line,) = store._pool._all
         assert line.sock.family == (socket.AF_UNIX if medium == "unix" else socket.AF_INET)
         wait_until(lambda: len(store_server._connections) == 1, "the others to be closed")
 
@@ -265,8 +266,8 @@ class TestAConnection:
         wait_until(lambda: len(owned.table._watches.get("k", ())) == 40, "40 waits")
         store.execute(Set("k", b"v"))
         assert [wait.result(30) for wait in waits] == [b"v"] * 40
-        assert len(store._idle) == len(store._connections) <= store_client.MAX_IDLE
-        wait_until(lambda: len(store_server._connections) <= store_client.MAX_IDLE, "the rest to be closed")
+        assert len(store._pool._idle) == len(store._pool._all) <= pool.MAX_IDLE
+        wait_until(lambda: len(store_server._connections) <= pool.MAX_IDLE, "the rest to be closed")
 
     def test_a_response_in_pieces(self, pieces):
         line = pieces(codec.encode_result(1, b"v" * 100), 10, pause=0.05)
@@ -294,7 +295,7 @@ class TestAConnection:
 
     def test_forget_closes_this_process_descriptors_only(self, store, store_server):
         store.execute(Set("k", b"v"))
-        (line,) = store._connections
+        (line,) = store._pool._all
         duplicate = line.sock.dup()  # as the parent of a forked child has it
         store.close_in_child()
         duplicate.sendall(codec.encode_command(Get("k"), 5))
@@ -526,7 +527,7 @@ class TestWaits:
         monkeypatch.setattr(store_client, "RESPONSE_SECONDS", 0.5)
         with owned.table._lock, pytest.raises(DistNetworkError, match="cannot be reached: timed out"):
             store.execute(Add("k"))
-        assert not store._connections
+        assert not store._pool._all
 
     def test_in_turn(self, raw, owned, monkeypatch):
         """31 clients send requests while it is busy, some repeatedly: each is served before any is served twice."""
@@ -742,7 +743,7 @@ class TestOwnersWithoutTheProtocol:
             wait_until(lambda: owned.table._watches, "the wait")
             store.execute(Set("later", b"v"))
             assert waiting.result(30) == b"v"
-            assert not store._connections
+            assert not store._pool._all
 
     def test_another_token(self, url):
         with (

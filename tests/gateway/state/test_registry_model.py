@@ -94,7 +94,9 @@ class RegistryMachine(RuleBasedStateMachine):
         return any(waiter == instance for _, waiter in self.waiting)
 
     @rule(
-        seconds=st.sampled_from([0.1, IN_TRANSIT_SECONDS, 1.0, SUSPECT_SECONDS, FAILED_SECONDS, JOIN_SILENCE_SECONDS])
+        seconds=st.sampled_from(
+            [0.1, IN_TRANSIT_SECONDS, 1.0, SUSPECT_SECONDS, FAILED_SECONDS, JOIN_SILENCE_SECONDS + 1]
+        )
     )
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
