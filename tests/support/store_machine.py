@@ -111,8 +111,11 @@ class Subject:
 
     def waits(self) -> int:
         """Return the number of waits that are registered."""
-        watches = (len(set().union(*table._watches.values())) for table in self.tables)
-        return sum(watches) + sum(len(pops) for table in self.tables for pops in table._pending_pops.values())
+        count = 0
+        for table in self.tables:
+            with table._lock:
+                count += len(set().union(*table._watches.values())) + sum(map(len, table._pending_pops.values()))
+        return count
 
     def clear(self) -> None:
         """Remove all values and queues."""
