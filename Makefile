@@ -16,13 +16,18 @@ export PYTHONDONTWRITEBYTECODE :=
 ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,batch collectives ctrl_c failure gather_scatter groups groups_shrink objects \
 	p2p registered stores_agent work)
 
-.PHONY: demo test test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
+.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests; needs no torch, MPI or Docker
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+# ROOM is a folder of the agent, the gateway or the SDK, or a file, as it is called under tests/: ROOM=agent/store.
+test-fast: $(VENV)/.dev  ## Run the tests that start no processes, of one ROOM or of all
+	$(BIN)/python -m pytest $(if $(ROOM),tests/$(ROOM),tests/agent tests/gateway tests/sdk) -m "not processes and not slow" \
+		$(if $(ROOM),,$(PARALLEL)) $(ARGS)
 
 test-attached: $(VENV)/.dev  ## Run the SDK's tests with ranks that attach to standalone agents
 	RANKMESH_TEST_HOSTING=attached $(BIN)/python -m pytest $(ATTACHED) $(PARALLEL) $(ARGS)
@@ -64,8 +69,9 @@ else
 	$(BIN)/python -m benchmarks.page $(RUN_FILES)
 endif
 
-docs: $(VENV)/.torch  ## Write docs/api.md, the table of torch.distributed's names
+docs: $(VENV)/.torch  ## Write docs/api.md, the table of torch.distributed's names, and the chart of docs/architecture.md
 	$(BIN)/python docs/api.py
+	$(BIN)/python docs/imports.py
 
 dashboard-screenshot: $(VENV)/.browser  ## Write docs/dashboard.png from a job that runs; needs Chromium
 	$(BIN)/python docs/dashboard.py

@@ -10,7 +10,7 @@ import typer
 from rankmesh._cli import store
 from rankmesh._cli.bench import bench
 from rankmesh._cli.doctor import doctor
-from rankmesh._cli.exit_codes import INTERRUPTED, USAGE, complain, write
+from rankmesh._cli.exit_codes import INTERRUPTED, USAGE, print_error, write
 from rankmesh._cli.groups import groups
 from rankmesh._cli.status import status
 from rankmesh_agent.wire.version import __version__
@@ -21,18 +21,18 @@ _PASS_ON = {
     "ignore_unknown_options": True,
     "help_option_names": [],
 }
-"""Settings of a command whose arguments belong to another parser, ``--help`` and ``--`` included."""
+"""Settings of a command whose arguments, ``--help`` and ``--`` included, another parser reads."""
 
 app = typer.Typer(
     name="rankmesh",
     help="torch.distributed as a mesh of services.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # a bug is to be told as Python tells it, without the values of variables
+    pretty_exceptions_enable=False,  # plain tracebacks, without the values of variables
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         write(f"rankmesh {__version__}\n")
         raise typer.Exit
 
@@ -87,7 +87,7 @@ def main() -> None:
         code = app(prog_name="rankmesh", standalone_mode=False)
     except typer.Abort:
         code = INTERRUPTED
-    except Exception as error:  # typer has its own copy of click, whose errors about usage have no public name
+    except Exception as error:  # usage errors of typer's copy of click, which have no public name
         if not hasattr(error, "format_message"):
             raise
         where = getattr(error, "ctx", None)
@@ -95,6 +95,6 @@ def main() -> None:
             error.show()  # type: ignore[attr-defined]
         else:
             hint = f"; '{where.command_path} --help' says how" if where is not None else ""
-            complain(f"{error.format_message().rstrip('.')}{hint}")
+            print_error(f"{error.format_message().rstrip('.')}{hint}")
         code = USAGE
     sys.exit(code)

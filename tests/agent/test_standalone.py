@@ -213,6 +213,7 @@ class TestFace:
         wait_until(lambda: agent.leases.lease is None, "the lease to end")
 
 
+@pytest.mark.processes
 class TestProcess:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_it_serves_until_a_signal(self, ranks: Ranks, gateway: str, number: int):

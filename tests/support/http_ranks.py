@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 class GroupsAgent:
-    """An AgentView of a rank with these groups."""
+    """An AgentInterface of a rank with these groups."""
 
     def __init__(self, rank: int, size: int, groups: Sequence[Any] = ()) -> None:
         self.rank = rank

@@ -111,14 +111,31 @@ class Subject:
 
     def waits(self) -> int:
         """Return the number of waits that are registered."""
-        watches = (len(set().union(*table._watches.values())) for table in self.tables)
-        return sum(watches) + sum(len(pops) for table in self.tables for pops in table._pending_pops.values())
+        count = 0
+        for table in self.tables:
+            with table._lock:
+                count += len(set().union(*table._watches.values())) + sum(map(len, table._pending_pops.values()))
+        return count
 
     def clear(self) -> None:
         """Remove all values and queues."""
         for table in self.tables:
             table._values.clear()
             table._queues.clear()
+
+
+def check_that_waiters_see_whole_changes(subject: Subject) -> None:
+    """Check that a multi_set completes a multi_get with all of its values, whichever key comes first."""
+    for keys in (KEYS[:2], KEYS[1::-1]):
+        subject.stores[0].set(keys[1], "old")
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(subject.stores[-1].multi_get, list(keys))
+            deadline = Deadline(10.0)
+            while subject.waits() == 0 and not deadline.expired():
+                time.sleep(0.0005)
+            subject.stores[0].multi_set(keys, ["new", "new"])
+            assert waiting.result(10) == [b"new", b"new"]
+        subject.clear()
 
 
 def drive(make: Callable[[], Subject], *, examples: int = 100, steps: int = 50) -> None:
@@ -271,6 +288,7 @@ def drive(make: Callable[[], Subject], *, examples: int = 100, steps: int = 50) 
                 self.threads.shutdown(wait=not self.waiters)
                 self.subject.clear()
 
+    check_that_waiters_see_whole_changes(make())
     run_state_machine_as_test(
         Machine,
         settings=settings(

@@ -58,7 +58,7 @@ class FakeGroup:
 
 
 class FakeAgent:
-    """An AgentView."""
+    """An AgentInterface."""
 
     def __init__(self) -> None:
         self.settings = Settings()

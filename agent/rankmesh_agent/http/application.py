@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -43,6 +43,15 @@ def problem_responses(meanings: Mapping[int, str]) -> Callable[..., Responses]:
         return {status: {"model": Problem, "description": meanings[status]} for status in statuses}
 
     return problems
+
+
+def from_state(name: str) -> Any:
+    """Return the FastAPI dependency on an attribute of the application's state."""
+
+    async def get(request: Request) -> Any:
+        return getattr(request.app.state, name)
+
+    return Depends(get)
 
 
 class WebApplication(FastAPI):

@@ -1,6 +1,6 @@
 """The commands of ``rankmesh``, one file each.
 
-``leaving`` has their exit codes and how they end, ``options`` what most of them take, ``service`` how they ask a
-gateway or an agent, ``tables`` and ``words`` how they show what they found. What takes long to load is imported when a
-command runs, so that help and completion come at once.
+``exit_codes`` ends commands, ``options`` has the options most of them share, ``client`` queries gateways and agents,
+``tables`` and ``humanize`` format results. Modules that load slowly are imported when a command runs, so that help and
+completion are immediate.
 """

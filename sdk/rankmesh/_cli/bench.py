@@ -1,4 +1,4 @@
-"""``rankmesh bench``: how fast collectives are among ranks of this machine."""
+"""``rankmesh bench``: times collectives among ranks of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from rankmesh._cli import json_output
-from rankmesh._cli.exit_codes import DONE, FAILED, TIMED_OUT, USAGE, CommandError, reporting
+from rankmesh._cli.exit_codes import FAILED, OK, TIMED_OUT, USAGE, CommandError, command
 from rankmesh._cli.humanize import rate, seconds
 from rankmesh._cli.options import JsonOption
 from rankmesh._cli.tables import Table, show
@@ -28,12 +28,12 @@ OPERATIONS = (
     "all_to_all",
     "barrier",
 )
-_SAYS = "[rank 0] {"
+_RESULT_PREFIX = "[rank 0] {"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LAST_LINES = 3
 
 
-@reporting
+@command
 def bench(
     nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks.")] = 2,
     sizes: Annotated[str, typer.Option(metavar="LIST", help="Bytes, as 4,64K,1M,16M.")] = "4,4K,64K,1M,16M",
@@ -62,7 +62,7 @@ def bench(
         json_output.write({"ranks": nproc, "transport": transport, "dtype": "float32", "results": results})
     else:
         show([_table(results)])
-    return DONE
+    return OK
 
 
 def _table(results: list[dict[str, Any]]) -> Table:
@@ -83,17 +83,17 @@ def _table(results: list[dict[str, Any]]) -> Table:
 
 
 def _measured(plan: dict[str, Any], nproc: int, transport: str, timeout: float) -> Iterator[dict[str, Any]]:
-    """Run the job and yield what its rank 0 says, as it comes.
+    """Run the job and yield the results that its rank 0 prints.
 
     Raises:
-        CommandError: a rank failed, or the time was over.
+        CommandError: a rank failed, or the timeout expired.
     """
     from rankmesh._launcher.pdeathsig import pdeathsig
 
     command = [sys.executable, "-m", "rankmesh.run", "--nproc-per-node", str(nproc)]
     command += ["--module", "rankmesh._cli.bench_rank", json_module.dumps(plan)]
     environment = {**os.environ, "RANKMESH_TRANSPORT": transport, "RANKMESH_TIMEOUT": str(timeout)}
-    for name in ("RANKMESH_GATEWAY", "RANKMESH_JOB", "MASTER_ADDR", "MASTER_PORT"):  # of a job we may be part of
+    for name in ("RANKMESH_GATEWAY", "RANKMESH_JOB", "MASTER_ADDR", "MASTER_PORT"):  # of an enclosing job
         environment.pop(name, None)
     with subprocess.Popen(
         command,
@@ -116,15 +116,15 @@ def _measured(plan: dict[str, Any], nproc: int, transport: str, timeout: float) 
         last = " / ".join(errors.strip().splitlines()[-_LAST_LINES:])
         raise CommandError(f"the measurement failed: {last}", FAILED)
     for line in output.splitlines():
-        if line.startswith(_SAYS):
+        if line.startswith(_RESULT_PREFIX):
             yield json_module.loads(line.partition("] ")[2])
 
 
 def _bytes(text: str) -> int:
-    """Return the number that ``64K`` stands for.
+    """Return the number of bytes of a text such as ``64K``.
 
     Raises:
-        CommandError: it is none.
+        CommandError: the text is not a size.
     """
     number, unit = text.strip().upper().removesuffix("B").removesuffix("I"), ""
     if number[-1:] in ("K", "M", "G"):

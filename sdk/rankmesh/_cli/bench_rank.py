@@ -1,4 +1,4 @@
-"""A rank of ``rankmesh bench``: checks each operation once, times it, and has rank 0 say how long it took."""
+"""A rank of ``rankmesh bench``: checks each operation once, times it, and prints the result at rank 0."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Case(NamedTuple):
     """An operation with its arrays.
 
     Attributes:
-        call: does it once.
-        check: whether the result is right, after one call.
-        bus: how many times its size each rank has to send.
+        call: carries it out once.
+        check: whether the result is right after one call.
+        bus: bytes that each rank sends per byte of the size.
     """
 
     call: Callable[[], Any]
@@ -73,10 +73,10 @@ def _same(array: np.ndarray[Any, Any], expected: Any) -> bool:
 
 
 def measure(op: str, nbytes: int, budget: float) -> dict[str, Any]:
-    """Measure an operation; all ranks call this together.
+    """Measure an operation; collective over all ranks.
 
     Raises:
-        ArithmeticError: its result is wrong.
+        ArithmeticError: the result is wrong.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     prepared = case(op, nbytes, rank, size)
@@ -84,7 +84,7 @@ def measure(op: str, nbytes: int, budget: float) -> dict[str, Any]:
     if not prepared.check():
         raise ArithmeticError(f"{op} of {nbytes} bytes: the result at rank {rank} is wrong")
     slowest = np.array([min(_timed(prepared.call, 1) for _ in range(_WARM_UP))])
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)  # so that all make as many calls
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)  # all ranks make the same number of calls
     calls = int(max(1, min(_MOST_CALLS, budget / _BATCHES / slowest[0])))
     batches = np.zeros(_BATCHES)
     for number in range(_BATCHES):
@@ -105,7 +105,7 @@ def measure(op: str, nbytes: int, budget: float) -> dict[str, Any]:
 
 
 def _medium() -> str:
-    """Return what carries the collectives, in GroupInfo's words."""
+    """Return the medium of the collectives, as in GroupInfo."""
     world = session.current()
     return "" if world is None else world.group._communicator.medium
 
@@ -118,7 +118,7 @@ def _timed(call: Callable[[], Any], calls: int) -> float:
 
 
 def main() -> None:
-    """Measure what the command line says."""
+    """Measure the plan of the command line."""
     plan = json.loads(sys.argv[1])
     dist.init_process_group()
     for op in plan["ops"]:

@@ -1,106 +1,105 @@
-"""A gateway or an agent, as a command asks it: JSON, or the one line that says why there is none."""
+"""JSON client of a gateway or an agent, with errors as one line for the user."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from rankmesh._cli.exit_codes import FAILED, NOBODY, REFUSED, CommandError
+from rankmesh._cli.exit_codes import FAILED, UNAUTHORIZED, UNREACHABLE, CommandError
 
 if TYPE_CHECKING:
     from rankmesh_agent.net.http_client import HttpResponse
 
-ANSWER_SECONDS = 20.0
-"""How long an answer may take: an agent that nobody has asked before has to load its web framework."""
+RESPONSE_SECONDS = 20.0
+"""Timeout of a request: an agent loads its web framework at the first one."""
 
 
-class Service:
-    """Somebody to ask.
+class ServiceClient:
+    """Client of one service.
 
     Args:
-        what: what it is, in a word, for messages.
-        url: its base URL.
+        kind: ``gateway`` or ``agent``, for messages.
+        url: base URL.
         token: the job's token, empty for none.
-        patience: seconds that an answer may take.
+        timeout: seconds for a request.
     """
 
-    def __init__(self, what: str, url: str, token: str, patience: float = ANSWER_SECONDS) -> None:
+    def __init__(self, kind: str, url: str, token: str, timeout: float = RESPONSE_SECONDS) -> None:
         from rankmesh_agent.net.http_client import HttpClient
 
-        self.what = what
+        self.kind = kind
         self.url = url
         self.token = token
-        self._patience = patience
-        self._asker = HttpClient(token)
+        self._timeout = timeout
+        self._http = HttpClient(token)
 
-    def ask(self, method: str, path: str, document: Any = None) -> HttpResponse:
-        """Ask, and return the answer whatever its status.
+    def request(self, method: str, path: str, document: Any = None) -> HttpResponse:
+        """Send a request and return the response, whatever its status.
 
         Raises:
-            CommandError: there is none.
+            CommandError: there is no response.
         """
         from rankmesh_agent.net.http_client import NoResponseError
 
         try:
-            return self._asker.request(method, self.url + path, document, timeout=self._patience)
+            return self._http.request(method, self.url + path, document, timeout=self._timeout)
         except NoResponseError as error:
             hint = {
-                "gateway": "is the job still running? --gateway or RANKMESH_GATEWAY says where its gateway is",
-            }.get(self.what, "'rankmesh status' shows whether it is alive")
-            raise CommandError(f"no {self.what} answers at {self.url}: {error}; {hint}", NOBODY) from error
+                "gateway": "is the job still running? --gateway or RANKMESH_GATEWAY has the URL of its gateway",
+            }.get(self.kind, "'rankmesh status' shows whether it is alive")
+            raise CommandError(f"no {self.kind} answers at {self.url}: {error}; {hint}", UNREACHABLE) from error
 
     def get(self, path: str) -> Any:
-        """Return what is there.
+        """Return the document at a path.
 
         Raises:
-            CommandError: there is no answer, or it is not what was asked for.
+            CommandError: there is no response, or it is an error.
         """
-        return self.meaning("GET", path, self.ask("GET", path))
+        return self.document_of("GET", path, self.request("GET", path))
 
     def post(self, path: str, document: Any) -> Any:
-        """Send a document and return the answer.
+        """Post a document and return the one in the response.
 
         Raises:
-            CommandError: there is no answer, or it is not what was asked for.
+            CommandError: there is no response, or it is an error.
         """
-        return self.meaning("POST", path, self.ask("POST", path, document))
+        return self.document_of("POST", path, self.request("POST", path, document))
 
-    def meaning(self, method: str, path: str, answer: HttpResponse) -> Any:
-        """Return the document that an answer holds.
+    def document_of(self, method: str, path: str, response: HttpResponse) -> Any:
+        """Return the document of a response.
 
         Raises:
-            CommandError: it holds a problem, or something that is not RankMesh's.
+            CommandError: the response is a problem, or not from RankMesh.
         """
         try:
-            document = answer.json()
+            document = response.json()
         except ValueError:
-            raise self._stranger(answer) from None
-        if answer.status < HTTPStatus.BAD_REQUEST:
+            raise self._foreign_response(response) from None
+        if response.status < HTTPStatus.BAD_REQUEST:
             return document
         if not isinstance(document, dict) or "code" not in document:
-            raise self._stranger(answer)
-        if answer.status == HTTPStatus.UNAUTHORIZED:
+            raise self._foreign_response(response)
+        if response.status == HTTPStatus.UNAUTHORIZED:
             how = "refuses the token given" if self.token else "asks for the job's token"
-            raise CommandError(
-                f"the {self.what} at {self.url} {how}; set RANKMESH_TOKEN to the job's, or give --token-file", REFUSED
-            )
-        if answer.status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and document["code"] in (
+            remedy = "set RANKMESH_TOKEN to the job's, or give --token-file"
+            raise CommandError(f"the {self.kind} at {self.url} {how}; {remedy}", UNAUTHORIZED)
+        if response.status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and document["code"] in (
             "not-found",
             "method-not-allowed",
         ):
             raise CommandError(
-                f"the {self.what} at {self.url} does not know {method} {path}: it is of an older version than this "
+                f"the {self.kind} at {self.url} does not know {method} {path}: it is of an older version than this "
                 "command; upgrade RankMesh there",
                 FAILED,
             )
-        raise CommandError(f"the {self.what} at {self.url} says: {document.get('detail', document['code'])}", FAILED)
+        raise CommandError(f"the {self.kind} at {self.url} says: {document.get('detail', document['code'])}", FAILED)
 
-    def _stranger(self, answer: HttpResponse) -> CommandError:
+    def _foreign_response(self, response: HttpResponse) -> CommandError:
         return CommandError(
-            f"{self.url} is not a RankMesh {self.what}: its answer ({answer.status}) is not RankMesh's; is the port "
+            f"{self.url} is not a RankMesh {self.kind}: its answer ({response.status}) is not RankMesh's; is the port "
             "another program's?"
         )
 
     def close(self) -> None:
         """Close the connection."""
-        self._asker.close()
+        self._http.close()

@@ -1,4 +1,4 @@
-"""``rankmesh doctor``: what is wrong, with names."""
+"""``rankmesh doctor``: finds problems of a job and its hosts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankmesh._cli import json_output, options
-from rankmesh._cli.exit_codes import DONE, NO, CommandError, complain, reporting
+from rankmesh._cli.exit_codes import NEGATIVE, OK, CommandError, command, print_error
 from rankmesh._cli.humanize import rate, seconds, size
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
 from rankmesh._cli.tables import Table, show
 
 if TYPE_CHECKING:
-    from rankmesh._cli.probe import Findings, Pair
+    from rankmesh._cli.probe import AgentProbe, Pair, ProbeResults
     from rankmesh._cli.rules import Finding
 
 MIB = 1 << 20
 
 
-@reporting
+@command
 def doctor(
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
@@ -36,33 +36,33 @@ def doctor(
     Exit code 0: nothing found that will not work; 1: a problem was found; 3: no gateway answers.
     """
     from rankmesh._cli import probe
-    from rankmesh._cli.rules import diagnose
+    from rankmesh._cli.rules import evaluate
     from rankmesh_agent.net.deadline import Deadline
 
     service = options.gateway(gateway, token_file)
     secret = service.token
     deadline = Deadline(timeout)
-    here = probe.here(settings(), secret)
+    here = probe.probe_host(settings(), secret)
     try:
-        found = probe.Findings(here, probe.gateway(service), *probe.patients(service, job))
+        found = probe.ProbeResults(here, probe.probe_gateway(service), *probe.list_agents(service, job))
     except CommandError as error:
         if not json:
             show([_here(here)])
-        complain(str(error))
+        print_error(str(error))
         return error.code
-    # An agent that nobody has asked before loads its web framework first.
-    probe.examine(found.patients, secret, max(patience, 10.0), deadline)
-    found.pairs = probe.pairs(found.patients, secret, patience, mib * MIB, deadline)
-    findings = diagnose(found)
-    sick = any(finding.level == "problem" for finding in findings)
+    # An agent loads its web framework at the first request.
+    probe.probe_agents(found.agents, secret, max(patience, 10.0), deadline)
+    found.pairs = probe.probe_pairs(found.agents, secret, patience, mib * MIB, deadline)
+    findings = evaluate(found)
+    unhealthy = any(finding.level == "problem" for finding in findings)
     if json:
-        json_output.write(_document(found, findings, ok=not sick))
+        json_output.write(_document(found, findings, ok=not unhealthy))
     else:
         show(_tables(found, findings))
-    return NO if sick else DONE
+    return NEGATIVE if unhealthy else OK
 
 
-def _tables(found: Findings, findings: list[Finding]) -> list[Table]:
+def _tables(found: ProbeResults, findings: list[Finding]) -> list[Table]:
     return [_here(found.here), _gateway(found), _agents(found), _memory(found), _pairs(found), _found(findings)]
 
 
@@ -82,7 +82,7 @@ def _room(directory: str, total: int | None, free: int | None) -> str:
     return f"{directory}: {size(free)} of {size(total)} free"
 
 
-def _gateway(found: Findings) -> Table:
+def _gateway(found: ProbeResults) -> Table:
     gateway = found.gateway
     clock = gateway["clock"]
     rows = [[gateway["url"], gateway["version"], seconds(gateway["round_trip"]), _offset(clock)]]
@@ -96,19 +96,19 @@ def _offset(clock: Any) -> str:
     return f"{off:+.3f} ± {clock.uncertainty:.3f} s"
 
 
-def _agents(found: Findings) -> Table:
+def _agents(found: ProbeResults) -> Table:
     rows = []
-    for patient in found.patients:
-        way, report = patient.way, patient.report or {}
+    for agent in found.agents:
+        way, report = agent.path, agent.report or {}
         rows.append(
             [
-                patient.name,
-                patient.host,
-                str(patient.pid),
-                patient.url,
-                patient.state,
+                agent.name,
+                agent.host,
+                str(agent.pid),
+                agent.url,
+                agent.state,
                 "?" if way is None or way.round_trip is None else seconds(way.round_trip),
-                _offset(patient.clock),
+                _offset(agent.clock),
                 str(report.get("version", "?")),
             ]
         )
@@ -116,7 +116,7 @@ def _agents(found: Findings) -> Table:
     return Table("Agents, as reached from here", columns, rows, "none; 'rankmesh run' starts ranks")
 
 
-def _memory(found: Findings) -> Table:
+def _memory(found: ProbeResults) -> Table:
     from rankmesh._cli.rules import hosts
 
     rows = [
@@ -126,20 +126,20 @@ def _memory(found: Findings) -> Table:
             host.trouble or _room(host.directory, host.total, host.free),
             size(host.need) if host.need else "nothing",
         ]
-        for host in hosts(found.patients)
+        for host in hosts(found.agents)
     ]
     return Table("Shared memory", ["host", "agents", "room", "another group takes"], rows)
 
 
-def _pairs(found: Findings) -> Table:
+def _pairs(found: ProbeResults) -> Table:
     rows = []
     for pair in found.pairs:
-        way = pair.way
+        way = pair.path
         state = "not tried" if way is None else "ok" if way.reached else "problem"
         rows.append(
             [
-                found.patients[pair.source].name,
-                found.patients[pair.target].name,
+                found.agents[pair.source].name,
+                found.agents[pair.target].name,
                 state,
                 "" if way is None or way.connect is None else seconds(way.connect),
                 "" if way is None or way.round_trip is None else seconds(way.round_trip),
@@ -154,9 +154,9 @@ def _pairs(found: Findings) -> Table:
     return Table("Pairs, each measured at its first agent, by HTTP over a TCP connection of its own", columns, rows)
 
 
-def _carrier(found: Findings, pair: Pair) -> str:
-    """Return what carries a pair's messages in their job, where they have one."""
-    source, target = found.patients[pair.source], found.patients[pair.target]
+def _carrier(found: ProbeResults, pair: Pair) -> str:
+    """Return the transport of a pair's messages in their job, '' without a common job."""
+    source, target = found.agents[pair.source], found.agents[pair.target]
     if target.rank is None or source.job != target.job:
         return ""
     carrier = source.transports.get(str(target.rank), "")
@@ -168,8 +168,8 @@ def _found(findings: list[Finding]) -> Table:
     return Table("Found", ["", ""], rows, "nothing wrong")
 
 
-def _document(found: Findings, findings: list[Finding], *, ok: bool) -> dict[str, Any]:
-    names = [patient.name for patient in found.patients]
+def _document(found: ProbeResults, findings: list[Finding], *, ok: bool) -> dict[str, Any]:
+    names = [agent.name for agent in found.agents]
     return {
         "ok": ok,
         "time": time.time(),
@@ -177,15 +177,20 @@ def _document(found: Findings, findings: list[Finding], *, ok: bool) -> dict[str
         "here": found.here,
         "gateway": {**found.gateway, "clock": vars(found.gateway["clock"]) if found.gateway["clock"] else None},
         "joining": found.joining,
-        "agents": [dataclasses.asdict(patient) for patient in found.patients],
+        "agents": [_agent_document(agent) for agent in found.agents],
         "pairs": [
             {
                 "from": names[pair.source],
                 "to": names[pair.target],
                 "untold": pair.untold,
                 "job_uses": _carrier(found, pair),
-                **(vars(pair.way) if pair.way is not None else {}),
+                **(vars(pair.path) if pair.path is not None else {}),
             }
             for pair in found.pairs
         ],
     }
+
+
+def _agent_document(agent: AgentProbe) -> dict[str, Any]:
+    document = dataclasses.asdict(agent)
+    return {**document, "way": document.pop("path")}

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, one line on standard error, and a reader who has gone."""
+"""The end of a command: exit codes, the error line on standard error, and closed pipes."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import ParamSpec
 
 import typer
 
-DONE = 0
-NO = 1
-"""The answer is no: there is no such key or group, or something is not as it should be."""
+OK = 0
+NEGATIVE = 1
+"""A negative result: no such key or group, or an unhealthy job."""
 USAGE = 2
-"""The command line or the environment makes no sense."""
-NOBODY = 3
-"""Nobody answers: no gateway, no agent."""
-REFUSED = 4
-"""The token is missing or wrong."""
+"""Invalid command line or environment."""
+UNREACHABLE = 3
+"""No gateway or agent answers."""
+UNAUTHORIZED = 4
+"""Missing or wrong token."""
 FAILED = 5
-"""It was asked for and could not be done; the line on standard error says why."""
+"""The operation failed; the reason is on standard error."""
 TIMED_OUT = 124
-"""The time was over, as timeout(1) says it."""
+"""Timeout, as in timeout(1)."""
 INTERRUPTED = 130
 """Ctrl-C."""
-READER_GONE = 141
-"""Whoever read standard output has closed it."""
+BROKEN_PIPE = 141
+"""The reader of standard output has closed it."""
 
 P = ParamSpec("P")
 
 
 class CommandError(Exception):
-    """A command cannot do what it was asked to.
+    """The error of a command.
 
     Args:
         message: what happened, where, and what to do, in one line.
-        code: the exit code.
+        code: exit code.
     """
 
     def __init__(self, message: str, code: int = FAILED) -> None:
@@ -44,49 +44,49 @@ class CommandError(Exception):
         self.code = code
 
 
-def reporting(command: Callable[P, int | None]) -> Callable[P, None]:
-    """Return a command that ends with the exit code the given one returns, and says why in a line if it fails."""
+def command(function: Callable[P, int | None]) -> Callable[P, None]:
+    """Decorate a command: its result becomes the exit code, a CommandError a line on standard error."""
 
-    @functools.wraps(command)
-    def reported(*arguments: P.args, **options: P.kwargs) -> None:
+    @functools.wraps(function)
+    def wrapper(*arguments: P.args, **options: P.kwargs) -> None:
         try:
-            code = command(*arguments, **options)
+            code = function(*arguments, **options)
         except CommandError as error:
-            complain(str(error))
+            print_error(str(error))
             code = error.code
         except KeyboardInterrupt:
             code = INTERRUPTED
-        raise typer.Exit(code or DONE)
+        raise typer.Exit(code or OK)
 
-    return reported
+    return wrapper
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Write a line to standard error."""
     try:
         print(f"rankmesh: {' '.join(message.split())}", file=sys.stderr, flush=True)
     except OSError:
-        _let_go(2)
+        _discard(2)
 
 
 def write(text: str | bytes) -> None:
-    """Write all of it to standard output at once; end if nobody reads it any more."""
+    """Write to standard output and flush; exit if the reader has closed it."""
     left = memoryview(text.encode(errors="backslashreplace") if isinstance(text, str) else text)
     try:
         sys.stdout.flush()
-        while left:  # without a buffer (PYTHONUNBUFFERED) a part may be written
+        while left:  # unbuffered (PYTHONUNBUFFERED), a write may be partial
             left = left[sys.stdout.buffer.write(left) :]
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        _let_go(1)
-        raise typer.Exit(READER_GONE) from None
+        _discard(1)
+        raise typer.Exit(BROKEN_PIPE) from None
     except OSError as error:
-        _let_go(1)
+        _discard(1)
         raise CommandError(f"cannot write to standard output: {error.strerror}") from error
 
 
-def _let_go(descriptor: int) -> None:
-    """Have nothing fail any more that is still to be written there, at the interpreter's end for one."""
+def _discard(descriptor: int) -> None:
+    """Redirect a descriptor to /dev/null, so that later writes, such as at exit, do not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""``rankmesh groups``: the groups there are, or one of them, rank by rank."""
+"""``rankmesh groups``: all groups, or one of them rank by rank."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh._cli import json_output, options
-from rankmesh._cli.exit_codes import DONE, NO, USAGE, CommandError, complain, reporting
+from rankmesh._cli.exit_codes import NEGATIVE, OK, USAGE, CommandError, command, print_error
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
-from rankmesh._cli.overview import Overview, inflight, overview_of
+from rankmesh._cli.overview import Overview, fetch_overview, inflight
 from rankmesh._cli.overview import groups as as_table
 from rankmesh._cli.tables import Table, show
 
 
-@reporting
+@command
 def groups(
     name: Annotated[str, typer.Argument(metavar="[GROUP]", help="Only this group: its name, or its id.")] = "",
     gateway: GatewayOption = "",
@@ -28,19 +28,19 @@ def groups(
     Exit code 1: there is no such group, or it has failed.
     """
     service = options.gateway(gateway, token_file)
-    overview = overview_of(service, job)
+    overview = fetch_overview(service, job)
     if not name:
         if json:
             json_output.write(overview["groups"])
         else:
             table = as_table(overview["groups"])
             show([table._replace(empty="none; 'rankmesh run' starts a job")])
-        return DONE
+        return OK
     found = [each for each in overview["groups"] if name in (each["id"], each["name"])]
     if not found:
         there = ", ".join(sorted({each["name"] for each in overview["groups"]})) or "none"
-        complain(f"there is no group {name!r}; there are: {there}")
-        return NO
+        print_error(f"there is no group {name!r}; there are: {there}")
+        return NEGATIVE
     if len(found) > 1:
         raise CommandError(
             f"{len(found)} groups are called {name!r}: give --job, or one of the ids "
@@ -53,7 +53,7 @@ def groups(
         json_output.write({**group, "inflight": calls})
     else:
         show([as_table([group])._replace(title=f"Group {group['id']}"), _members(group, overview), inflight(calls)])
-    return NO if group["failure"] else DONE
+    return NEGATIVE if group["failure"] else OK
 
 
 def _members(group: Mapping[str, Any], overview: Overview) -> Table:

@@ -1,4 +1,4 @@
-"""Figures and texts for people."""
+"""Numbers and texts in human-readable form."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
-def plain(text: object) -> str:
-    """Return a text that came from elsewhere without what a terminal would obey."""
+def printable(text: object) -> str:
+    """Return a text from elsewhere with control characters replaced."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", str(text))
 
 
 def size(nbytes: float) -> str:
-    """Return a number of bytes in words: ``512 B``, ``1.5 MB``."""
+    """Return a number of bytes with a unit: ``512 B``, ``1.5 MB``."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= factor:
             return f"{nbytes / factor:.3g} {unit}" if nbytes < 999.5 * factor else f"{nbytes / factor:.0f} {unit}"
@@ -22,12 +22,12 @@ def size(nbytes: float) -> str:
 
 
 def rate(nbytes: float) -> str:
-    """Return bytes a second in words."""
+    """Return bytes a second with a unit."""
     return f"{size(nbytes)}/s"
 
 
 def seconds(value: float) -> str:
-    """Return a time span in words: ``35 µs``, ``1.2 ms``, ``3.4 s``, ``5 min``, ``2.5 h``."""
+    """Return a time span with a unit: ``35 µs``, ``1.2 ms``, ``3.4 s``, ``5 min``, ``2.5 h``."""
     if value < 0:
         return f"-{seconds(-value)}"
     if value < 1e-3:
@@ -40,7 +40,7 @@ def seconds(value: float) -> str:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Return ranks in words, runs of them as such: ``0-3, 7``."""
+    """Return ranks as ranges: ``0-3, 7``."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

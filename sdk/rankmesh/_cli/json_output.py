@@ -9,5 +9,5 @@ from rankmesh._cli.exit_codes import write as _write
 
 
 def write(document: Any) -> None:
-    """Write one document, for people to read as well."""
-    _write(json.dumps(document, indent=2, ensure_ascii=True, default=vars) + "\n")  # a dataclass is its variables
+    """Write one indented document."""
+    _write(json.dumps(document, indent=2, ensure_ascii=True, default=vars) + "\n")  # dataclasses become objects

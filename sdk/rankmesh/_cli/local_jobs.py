@@ -1,7 +1,7 @@
-"""The jobs that this user runs on this host, as the environment of their ranks says it.
+"""The jobs of this user on this host, from the environment of their ranks.
 
-The launcher makes a token and takes a free port of its own, and tells its ranks. So a person in another terminal need
-not be told either: the kernel shows a process's environment to the user whose process it is, and to nobody else.
+The launcher passes a random token and a free port to its ranks. Commands in another terminal find both there: the
+kernel shows the environment of a process to its own user alone.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rankmesh_agent.config.settings import Settings
 _PROC = Path("/proc")
 
 
-class Nearby(NamedTuple):
-    """A gateway that ranks on this host have.
+class LocalJob(NamedTuple):
+    """The gateway of a job with ranks on this host.
 
     Attributes:
         gateway: its URL.
@@ -30,16 +30,16 @@ class Nearby(NamedTuple):
     job: str
 
 
-def nearby(proc: Path = _PROC) -> list[Nearby]:
-    """Return what this user's ranks on this host belong to, by job.
+def local_jobs(proc: Path = _PROC) -> list[LocalJob]:
+    """Return the jobs of this user's ranks on this host, sorted by name.
 
     Args:
-        proc: where the kernel shows its processes.
+        proc: mount point of procfs.
     """
-    return sorted(set(_seen(proc)), key=lambda found: found.job)
+    return sorted(set(_scan(proc)), key=lambda found: found.job)
 
 
-def _seen(proc: Path) -> Iterator[Nearby]:
+def _scan(proc: Path) -> Iterator[LocalJob]:
     me = os.geteuid()
     for folder in proc.iterdir() if proc.is_dir() else ():
         if not folder.name.isdecimal():
@@ -48,11 +48,11 @@ def _seen(proc: Path) -> Iterator[Nearby]:
             file = folder / "environ"
             if file.stat().st_uid != me:
                 continue
-            said = Settings.from_env(dict(_variables(file.read_bytes())))
-        except (OSError, ValueError):  # it has ended, or is none of ours
+            found = Settings.from_env(dict(_variables(file.read_bytes())))
+        except (OSError, ValueError):  # ended, or not a rank
             continue
-        if said.gateway and said.rank is not None and said.job != Settings.job:
-            yield Nearby(said.gateway.rstrip("/"), said.token, said.job)
+        if found.gateway and found.rank is not None and found.job != Settings.job:
+            yield LocalJob(found.gateway.rstrip("/"), found.token, found.job)
 
 
 def _variables(environ: bytes) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What most commands take, and what the environment says where it is left out."""
+"""Options shared by most commands, and their defaults from the environment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 
 import typer
 
-from rankmesh._cli.client import Service
+from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import USAGE, CommandError
-from rankmesh._cli.local_jobs import nearby
+from rankmesh._cli.local_jobs import local_jobs
 from rankmesh_agent.config.settings import Settings, read_token
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8700"
-"""Where 'rankmesh gateway' listens unless told otherwise."""
+"""Default address of 'rankmesh gateway'."""
 
 GatewayOption = Annotated[
     str,
@@ -40,10 +40,10 @@ JobOption = Annotated[str, typer.Option("--job", metavar="NAME", help="Only this
 
 
 def settings() -> Settings:
-    """Return what the environment says.
+    """Return the settings of the environment.
 
     Raises:
-        CommandError: that makes no sense.
+        CommandError: a variable is invalid.
     """
     try:
         return Settings.from_env(os.environ)
@@ -51,22 +51,22 @@ def settings() -> Settings:
         raise CommandError(str(error), USAGE) from error
 
 
-def gateway(given: str, token_file: Path | None) -> Service:
-    """Return the gateway that a command line is about.
+def gateway(given: str, token_file: Path | None) -> ServiceClient:
+    """Return a client of the gateway that a command line selects.
 
     Args:
-        given: its URL, empty to go by the environment, and then by what runs here.
-        token_file: where its token is, None to go by the same.
+        given: URL; empty to use the environment, then the jobs on this host.
+        token_file: file with the token; None to use the same sources.
 
     Raises:
-        CommandError: it makes no sense, or there are several.
+        CommandError: the URL is invalid, or several gateways are candidates.
     """
-    said = settings()
-    url = given or said.gateway or _master(said)
+    environment = settings()
+    url = given or environment.gateway or _master(environment)
     secret = token(token_file)
     if url and secret:
-        return Service("gateway", base_url(url), secret)
-    here = nearby()
+        return ServiceClient("gateway", base_url(url), secret)
+    here = local_jobs()
     if url:
         url = base_url(url)
         here = [found for found in here if found.gateway == url]
@@ -75,21 +75,21 @@ def gateway(given: str, token_file: Path | None) -> Service:
         raise CommandError(f"several jobs of yours run here: give --gateway, one of {jobs}", USAGE)
     if here:
         url, secret = here[0].gateway, secret or here[0].token
-    return Service("gateway", base_url(url or DEFAULT_GATEWAY), secret)
+    return ServiceClient("gateway", base_url(url or DEFAULT_GATEWAY), secret)
 
 
-def _master(said: Settings) -> str:
-    if said.master_port is None:
+def _master(environment: Settings) -> str:
+    if environment.master_port is None:
         return ""
-    host = said.master_addr or "127.0.0.1"
-    return f"[{host}]:{said.master_port}" if ":" in host else f"{host}:{said.master_port}"
+    host = environment.master_addr or "127.0.0.1"
+    return f"[{host}]:{environment.master_port}" if ":" in host else f"{host}:{environment.master_port}"
 
 
 def base_url(text: str) -> str:
-    """Return the base URL that a person may write as ``host:port``.
+    """Return the base URL of ``http://host:port`` or ``host:port``.
 
     Raises:
-        CommandError: it is neither.
+        CommandError: the text is neither.
     """
     url = text if "://" in text else f"http://{text}"
     try:
@@ -106,7 +106,7 @@ def token(file: Path | None) -> str:
     """Return the token, empty if there is none.
 
     Raises:
-        CommandError: the file cannot be read, or is empty.
+        CommandError: the file is unreadable or empty.
     """
     if file is None:
         return settings().token

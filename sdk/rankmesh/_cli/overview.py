@@ -1,30 +1,30 @@
-"""What the gateway sees, as ``GET /v1/overview`` says it: whether all is well, and tables of it."""
+"""The gateway's ``GET /v1/overview``: problems in it, and tables of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rankmesh._cli.client import Service
+from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import FAILED, CommandError
 from rankmesh._cli.humanize import ranks, rate, seconds, size
 from rankmesh._cli.tables import Table
 
 Overview = dict[str, Any]
 
-_ILL = ("suspect", "failed")
+_UNHEALTHY = ("suspect", "failed")
 _PARTS = ("ranks", "agents", "groups", "inflight")
 
 
-def overview_of(gateway: Service, job: str = "") -> Overview:
-    """Ask a gateway.
+def fetch_overview(gateway: ServiceClient, job: str = "") -> Overview:
+    """Return a gateway's overview.
 
     Args:
-        gateway: whom.
-        job: leave out the other jobs, if not empty.
+        gateway: client of the gateway.
+        job: restrict the overview to this job, if not empty.
 
     Raises:
-        CommandError: it does not answer, or not so.
+        CommandError: the gateway does not answer, or in another form.
     """
     found = gateway.get("/v1/overview")
     try:
@@ -40,11 +40,11 @@ def overview_of(gateway: Service, job: str = "") -> Overview:
         ) from None
 
 
-def complaints(overview: Overview) -> list[str]:
-    """Return what is not as it should be, each in a sentence."""
+def problems(overview: Overview) -> list[str]:
+    """Return a line for each unhealthy rank, agent and group."""
     found = []
     for each in overview["ranks"]:
-        if each["state"] in _ILL:
+        if each["state"] in _UNHEALTHY:
             member = each["member"]
             why = each["reason"] or f"last heard {seconds(each['heartbeat_age'])} ago"
             found.append(
@@ -52,7 +52,7 @@ def complaints(overview: Overview) -> list[str]:
                 f"{each['state']}: {why}"
             )
     for each in overview["agents"]:
-        if each["state"] in _ILL:
+        if each["state"] in _UNHEALTHY:
             agent = each["agent"]
             found.append(f"agent {agent['name']} on {agent['host']} is {each['state']}")
     found += [
@@ -64,7 +64,7 @@ def complaints(overview: Overview) -> list[str]:
 
 
 def tables(overview: Overview) -> list[Table]:
-    """Return everything as tables."""
+    """Return the tables of an overview."""
     jobs = {each["job"]: each["epoch"] for each in overview["ranks"]}
     world = Table(
         _title("Ranks", jobs),
@@ -132,7 +132,7 @@ def groups(found: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def inflight(found: Iterable[Mapping[str, Any]]) -> Table:
-    """Return the calls under way as a table, the oldest first."""
+    """Return the calls in flight as a table, the oldest first."""
     return Table(
         "In flight",
         ["group", ">call", "operation", ">age", ">bytes", "arrived", "missing"],
@@ -152,7 +152,7 @@ def inflight(found: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def summary(overview: Overview, url: str) -> str:
-    """Return the first line: which gateway, and how much goes on."""
+    """Return the first line: the gateway, and the rates of all groups."""
     gateway, rates = overview.get("gateway", {}), overview.get("rates", {})
     return (
         f"gateway {url}, RankMesh {gateway.get('version', '?')}, up {seconds(gateway.get('uptime', 0.0))}; "
@@ -165,7 +165,7 @@ def _title(title: str, jobs: Mapping[str, int]) -> str:
 
 
 def _span(numbers: Iterable[int]) -> str:
-    """Return how many calls the members have begun: one number, or the least and the most."""
+    """Return the members' sequence numbers: one number, or minimum and maximum."""
     found = sorted(numbers)
     if not found:
         return "0"
@@ -173,7 +173,7 @@ def _span(numbers: Iterable[int]) -> str:
 
 
 def _without_empty_columns(table: Table) -> Table:
-    """Return a table without a last column that says nothing, and without a job's name that is in the title."""
+    """Return a table without an empty last column, and without the job column if all rows share a job."""
     columns, rows = list(table.columns), [list(row) for row in table.rows]
     if rows and not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]

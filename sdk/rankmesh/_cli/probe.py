@@ -1,4 +1,4 @@
-"""What ``rankmesh doctor`` looks at: this host, the gateway, each agent, and every pair of agents."""
+"""The probes of ``rankmesh doctor``: this host, the gateway, each agent, and every pair of agents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from rankmesh._cli.client import Service
+from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import CommandError
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import measure, shm_room
@@ -22,11 +22,11 @@ from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest
 from rankmesh_agent.wire.version import __version__
 
-AT_ONCE = 16
-"""How many are asked at a time."""
-_CLOCK_LOOKS = 3
+CONCURRENCY = 16
+"""Concurrent probes."""
+_CLOCK_SAMPLES = 3
 _DATE_LATE = 1.0
-"""The Date header tells whole seconds, and is made once a second: it is this much late, this much more or less."""
+"""Mean delay and uncertainty of a Date header: whole seconds, updated once a second."""
 
 
 @dataclass
@@ -34,8 +34,8 @@ class Clock:
     """Another host's clock.
 
     Attributes:
-        offset: seconds it is ahead of ours.
-        uncertainty: seconds that may be wrong: half of the round trip, as nobody knows which way took longer.
+        offset: seconds ahead of the local clock.
+        uncertainty: possible error in seconds: half of the round trip, whose asymmetry is unknown.
     """
 
     offset: float
@@ -43,23 +43,23 @@ class Clock:
 
 
 @dataclass
-class Patient:
-    """An agent that is looked at.
+class AgentProbe:
+    """An agent and the results of its probes.
 
     Attributes:
-        name: for people: ``rank 2``, ``agent a-1``.
+        name: display name: ``rank 2``, ``agent a-1``.
         job: its job, empty for a free agent.
         rank: its rank, None for a free agent.
         host: host name.
         pid: process id on that host.
         urls: base URLs, in the order they are tried.
-        state: as the gateway sees it.
-        reason: why it failed.
-        way: the way from here to the first URL that answers, or why none does.
+        state: state at the gateway.
+        reason: cause of a failure.
+        path: probe of the first URL that answers, else of the first one.
         clock: its host's clock.
-        report: what it says of its host, None if it does not answer.
-        transports: what carries its messages to each other rank of its job, by rank.
-        refusal: why not, where the way is fine.
+        report: its report on its host, None if it does not answer.
+        transports: transport to each other rank of its job, by rank.
+        refusal: error of a reachable agent.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Patient:
     urls: list[str]
     state: str
     reason: str
-    way: ProbeReply | None = None
+    path: ProbeReply | None = None
     clock: Clock | None = None
     report: dict[str, Any] | None = None
     transports: dict[str, str] = field(default_factory=dict)
@@ -78,54 +78,54 @@ class Patient:
 
     @property
     def answers(self) -> bool:
-        """Whether it can be asked from here."""
+        """Whether the agent has answered."""
         return self.report is not None
 
     @property
     def url(self) -> str:
-        """The URL under which it is reached from here, or else the first."""
-        return self.way.url if self.way is not None and self.way.reached else self.urls[0]
+        """The reachable URL, else the first."""
+        return self.path.url if self.path is not None and self.path.reached else self.urls[0]
 
 
 @dataclass
 class Pair:
-    """The way from one agent to another.
+    """The path from one agent to another.
 
     Attributes:
-        source, target: their places in the list of all.
-        way: what was measured, None if it was not.
-        untold: why it was not.
-        late: whether that is because the time was over.
+        source, target: indices of the agents.
+        path: the measurement, None if there is none.
+        untold: the reason why there is none.
+        timed_out: whether the reason is the timeout.
     """
 
     source: int
     target: int
-    way: ProbeReply | None = None
+    path: ProbeReply | None = None
     untold: str = ""
-    late: bool = False
+    timed_out: bool = False
 
 
 @dataclass
-class Findings:
-    """Everything that was found.
+class ProbeResults:
+    """The results of all probes.
 
     Attributes:
-        here: what this host has, and what the environment says.
-        gateway: the gateway's health, its way and its clock.
-        patients: all agents.
+        here: this host and its environment.
+        gateway: the gateway's health, round trip and clock.
+        agents: all agents.
         joining: the ranks that wait for others to join, by job.
-        pairs: all pairs of them.
+        pairs: all pairs of agents.
     """
 
     here: dict[str, Any]
     gateway: dict[str, Any]
-    patients: list[Patient] = field(default_factory=list)
+    agents: list[AgentProbe] = field(default_factory=list)
     joining: dict[str, list[int]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
 
 
-def here(settings: Settings, token: str) -> dict[str, Any]:
-    """Return what this host has, and what the environment says."""
+def probe_host(settings: Settings, token: str) -> dict[str, Any]:
+    """Return a description of this host and its environment."""
     total, free = shm_room(settings.shm_dir)
     return {
         "host": socket.gethostname(),
@@ -145,21 +145,21 @@ def _addresses() -> Iterator[tuple[str, str]]:
     for _, name in socket.if_nameindex():
         try:
             yield name, address_of_interface(name)
-        except RuntimeError:  # it has none
+        except RuntimeError:  # an interface without an address
             continue
 
 
-def gateway(service: Service) -> dict[str, Any]:
-    """Ask the gateway how it is.
+def probe_gateway(service: ServiceClient) -> dict[str, Any]:
+    """Return the gateway's version, round trip and clock.
 
     Raises:
-        CommandError: it does not answer.
+        CommandError: the gateway does not answer.
     """
-    service.get("/health")  # the first opens the connection
+    service.get("/health")  # opens the connection
     began, before = time.time(), time.perf_counter()
-    answer = service.ask("GET", "/health")
+    answer = service.request("GET", "/health")
     took = time.perf_counter() - before
-    health = service.meaning("GET", "/health", answer)
+    health = service.document_of("GET", "/health", answer)
     clock = None
     try:
         date = parsedate_to_datetime(answer.headers["date"]).timestamp() + _DATE_LATE
@@ -169,13 +169,13 @@ def gateway(service: Service) -> dict[str, Any]:
     return {"url": service.url, "version": str(health.get("version", "")), "round_trip": took, "clock": clock}
 
 
-def patients(service: Service, job: str) -> tuple[list[Patient], dict[str, list[int]]]:
-    """Return the agents that the gateway lists: of ranks, of the newest world of each job, and those without.
+def list_agents(service: ServiceClient, job: str) -> tuple[list[AgentProbe], dict[str, list[int]]]:
+    """Return the agents of the ranks in the newest epoch of each job, then the free agents; and the joining ranks.
 
-    Besides, the ranks that wait for others to join, by job: their agents do not answer yet.
+    The joining ranks, by job, wait for others; their agents do not answer yet.
 
     Raises:
-        CommandError: it does not answer.
+        CommandError: the gateway does not answer.
     """
     listed = [each for each in service.get("/v1/ranks") if each["state"] != "left" and job in ("", each["job"])]
     ranks = [each for each in listed if each["state"] != "joining"]
@@ -195,7 +195,9 @@ def patients(service: Service, job: str) -> tuple[list[Patient], dict[str, list[
             leased.update(dict.fromkeys(agent["urls"], agent))
         elif not job:
             found.append(
-                Patient(_agent(agent["name"]), "", None, agent["host"], agent["pid"], agent["urls"], each["state"], "")
+                AgentProbe(
+                    _agent(agent["name"]), "", None, agent["host"], agent["pid"], agent["urls"], each["state"], ""
+                )
             )
     worlds = []
     for each in ranks:
@@ -207,7 +209,7 @@ def patients(service: Service, job: str) -> tuple[list[Patient], dict[str, list[
         name += f" ({_agent(carrier['name'])})" if carrier else ""
         urls = list(dict.fromkeys([member["http"], *(carrier["urls"] if carrier else [])]))
         worlds.append(
-            Patient(
+            AgentProbe(
                 name, each["job"], member["rank"], member["host"], member["pid"], urls, each["state"], each["reason"]
             )
         )
@@ -218,48 +220,52 @@ def _agent(name: str) -> str:
     return name if name.startswith("agent") else f"agent {name}"
 
 
-def examine(found: Sequence[Patient], token: str, patience: float, deadline: Deadline) -> None:
-    """Ask each agent from here: whether it can be reached, its clock, and what its host has."""
+def probe_agents(found: Sequence[AgentProbe], token: str, patience: float, deadline: Deadline) -> None:
+    """Probe each agent from here: its URLs, its clock, and its report on its host."""
 
-    def one(patient: Patient) -> None:
-        for url in patient.urls:
+    def one(agent: AgentProbe) -> None:
+        for url in agent.urls:
             way = measure(url, token, 0, min(patience, deadline.remaining()))
-            if patient.way is None or way.reached:
-                patient.way = way
+            if agent.path is None or way.reached:
+                agent.path = way
             if way.reached:
                 break
-        if patient.way is None or not patient.way.reached:
+        if agent.path is None or not agent.path.reached:
             return
-        service = Service("agent", patient.url, token, max(0.1, min(patience, deadline.remaining())))
+        service = ServiceClient("agent", agent.url, token, max(0.1, min(patience, deadline.remaining())))
         try:
-            for _ in range(_CLOCK_LOOKS):
+            for _ in range(_CLOCK_SAMPLES):
                 began, before = time.time(), time.perf_counter()
                 report = service.get("/v1/host")
                 took = time.perf_counter() - before
                 clock = Clock(float(report["time"]) - (began + took / 2), took / 2)
-                if patient.clock is None or clock.uncertainty < patient.clock.uncertainty:
-                    patient.clock = clock
-                patient.report = report
-            patient.transports = service.get("/v1/info")["transports"]
+                if agent.clock is None or clock.uncertainty < agent.clock.uncertainty:
+                    agent.clock = clock
+                agent.report = report
+            agent.transports = service.get("/v1/info")["transports"]
         except (CommandError, KeyError, TypeError, ValueError) as error:
-            patient.refusal = str(error)
+            agent.refusal = str(error)
         finally:
             service.close()
 
-    _each(found, one)
+    _concurrently(found, one)
 
 
-def pairs(found: Sequence[Patient], token: str, patience: float, nbytes: int, deadline: Deadline) -> list[Pair]:
-    """Have each agent measure the way to each other one: first whether there is one, then how much goes through.
+def probe_pairs(
+    found: Sequence[AgentProbe], token: str, patience: float, nbytes: int, deadline: Deadline
+) -> list[Pair]:
+    """Make each agent measure the path to each other one: first the connection, then the bandwidth.
 
     Args:
         found: the agents.
         token: the job's token, empty for none.
-        patience: seconds that one probe may take.
-        nbytes: how many bytes to send each way; 0 for none.
-        deadline: when all has to be over; what was not measured by then says so.
+        patience: seconds for one probe.
+        nbytes: bytes to send in each direction; 0 for none.
+        deadline: of all probes; pairs not measured by then are marked.
     """
-    made = [Pair(i, j) for i in range(len(found)) for j in range(len(found)) if i != j and _meet(found[i], found[j])]
+    made = [
+        Pair(i, j) for i in range(len(found)) for j in range(len(found)) if i != j and _are_peers(found[i], found[j])
+    ]
 
     def ask(pair: Pair, amount: int) -> ProbeReply | None:
         source, target = found[pair.source], found[pair.target]
@@ -270,12 +276,11 @@ def pairs(found: Sequence[Patient], token: str, patience: float, nbytes: int, de
         for url in target.urls:
             seconds = min(patience, deadline.remaining())
             if seconds <= 0:
-                pair.untold, pair.late = "the time was over", True
+                pair.untold, pair.timed_out = "the time was over", True
                 return reply
-            service = Service("agent", source.url, token, seconds + patience)
+            service = ServiceClient("agent", source.url, token, seconds + patience)
             try:
-                said = service.post("/v1/probe", vars(ProbeRequest(url, amount, seconds)))
-                reply = ProbeReply(**said)
+                reply = ProbeReply(**service.post("/v1/probe", vars(ProbeRequest(url, amount, seconds))))
             except (CommandError, TypeError) as error:
                 pair.untold = str(error)
                 return reply
@@ -286,28 +291,28 @@ def pairs(found: Sequence[Patient], token: str, patience: float, nbytes: int, de
         return reply
 
     def connect(pair: Pair) -> None:
-        pair.way = ask(pair, 0)
+        pair.path = ask(pair, 0)
 
     def send(pair: Pair) -> None:
-        way = ask(pair, nbytes)
-        if way is not None:
-            pair.way = way
+        path = ask(pair, nbytes)
+        if path is not None:
+            pair.path = path
 
-    _each(made, connect)
+    _concurrently(made, connect)
     if nbytes:
-        good = {(pair.source, pair.target): pair for pair in made if pair.way is not None and pair.way.reached}
-        for turn in turns(len(found)):
-            _each([good[way] for way in turn if way in good], send)
+        good = {(pair.source, pair.target): pair for pair in made if pair.path is not None and pair.path.reached}
+        for turn in rounds(len(found)):
+            _concurrently([good[way] for way in turn if way in good], send)
     return made
 
 
-def _meet(one: Patient, other: Patient) -> bool:
-    """Whether two agents have to do with each other: ranks of one job, or agents that may become so."""
+def _are_peers(one: AgentProbe, other: AgentProbe) -> bool:
+    """Whether two agents are, or may become, ranks of one job."""
     return one.rank is None or other.rank is None or one.job == other.job
 
 
-def turns(count: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield all ordered pairs of ``count`` agents, in turns in which each has to do with one other at most."""
+def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield all ordered pairs of ``count`` agents in rounds, in each of which an agent occurs once at most."""
     places: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     half = len(places) // 2
     for _ in range(len(places) - 1):
@@ -318,9 +323,9 @@ def turns(count: int) -> Iterator[list[tuple[int, int]]]:
         places.insert(1, places.pop())
 
 
-def _each(items: Iterable[Any], do: Callable[[Any], None]) -> None:
-    """Do something with each of some items, AT_ONCE at a time; Ctrl-C does not wait for those that have not begun."""
-    pool = ThreadPoolExecutor(AT_ONCE)
+def _concurrently(items: Iterable[Any], do: Callable[[Any], None]) -> None:
+    """Call a function for each item, CONCURRENCY at a time; Ctrl-C cancels the calls that have not begun."""
+    pool = ThreadPoolExecutor(CONCURRENCY)
     try:
         for _ in pool.map(do, items):
             pass

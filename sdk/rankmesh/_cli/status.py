@@ -1,4 +1,4 @@
-"""``rankmesh status``: who is there, how they are, and what they are doing."""
+"""``rankmesh status``: ranks, agents, groups, and the calls in flight."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from rankmesh._cli import json_output, options
-from rankmesh._cli.client import Service
-from rankmesh._cli.exit_codes import DONE, NO, NOBODY, CommandError, reporting
+from rankmesh._cli.client import ServiceClient
+from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, CommandError, command
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
-from rankmesh._cli.overview import Overview, complaints, overview_of, summary, tables
+from rankmesh._cli.overview import Overview, fetch_overview, problems, summary, tables
 from rankmesh._cli.tables import Table, show
 
 _LEAST_INTERVAL = 0.1
 
 
-@reporting
+@command
 def status(
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
@@ -32,27 +32,27 @@ def status(
     Exit code 0: all is well; 1: a rank or an agent is suspect or has failed, or a group has; 3: no gateway answers.
     """
     service = options.gateway(gateway, token_file)
-    overview = overview_of(service, job)
+    overview = fetch_overview(service, job)
     if json:
-        found = complaints(overview)
+        found = problems(overview)
         json_output.write({"ok": not found, "complaints": found, "url": service.url, **overview})
-        return NO if found else DONE
+        return NEGATIVE if found else OK
     if once or not sys.stdout.isatty():
         show(_all(overview, service.url))
     else:
         overview = _live(service, job, overview, interval)
-    return NO if complaints(overview) else DONE
+    return NEGATIVE if problems(overview) else OK
 
 
 def _all(overview: Overview, url: str, remark: str = "") -> list[Table]:
     return [
-        Table(summary(overview, url) + remark, [], [], "\n  ".join(complaints(overview)) or "all is well"),
+        Table(summary(overview, url) + remark, [], [], "\n  ".join(problems(overview)) or "all is well"),
         *tables(overview),
     ]
 
 
-def _live(service: Service, job: str, overview: Overview, interval: float) -> Overview:
-    """Show it again and again until Ctrl-C; return what was seen last."""
+def _live(service: ServiceClient, job: str, overview: Overview, interval: float) -> Overview:
+    """Refresh the tables until Ctrl-C; return the last overview."""
     from rich.console import Console
     from rich.live import Live
 
@@ -65,9 +65,9 @@ def _live(service: Service, job: str, overview: Overview, interval: float) -> Ov
                 live.update(renderable(_all(overview, service.url, remark)), refresh=True)
                 time.sleep(interval)
                 try:
-                    overview, remark = overview_of(service, job), ""
+                    overview, remark = fetch_overview(service, job), ""
                 except CommandError as error:
-                    if error.code != NOBODY:
+                    if error.code != UNREACHABLE:
                         raise
                     remark = remark or f"; NO ANSWER since {time.strftime('%H:%M:%S')}"
         except KeyboardInterrupt:

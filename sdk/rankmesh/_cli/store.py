@@ -1,29 +1,30 @@
-"""``rankmesh store``: a job's key-value store, as bytes in and out."""
+"""``rankmesh store``: reads and writes a job's key-value store; values are bytes."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from rankmesh._cli import json_output, options
-from rankmesh._cli.client import Service
+from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import (
-    DONE,
     FAILED,
-    NO,
-    NOBODY,
-    REFUSED,
+    NEGATIVE,
+    OK,
     TIMED_OUT,
+    UNAUTHORIZED,
+    UNREACHABLE,
     USAGE,
     CommandError,
-    complain,
-    reporting,
+    command,
+    print_error,
     write,
 )
 from rankmesh._cli.options import GatewayOption, JsonOption, TokenFileOption, base_url, settings, token
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 _TRY_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
-"""A rank that is busy and has to load its web framework first may take that long to answer."""
+"""Timeout of an agent's response: a busy rank may have to load its web framework first."""
 
 app = typer.Typer(
     name="store",
@@ -47,7 +48,7 @@ app = typer.Typer(
 
 AgentOption = Annotated[
     str,
-    typer.Option("--agent", metavar="URL", help="An agent of the job; else the gateway says where one is."),
+    typer.Option("--agent", metavar="URL", help="An agent of the job; else one that the gateway lists."),
 ]
 JobOption = Annotated[
     str, typer.Option("--job", metavar="NAME", help="The job, where the gateway has several; else RANKMESH_JOB.")
@@ -55,12 +56,12 @@ JobOption = Annotated[
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 
 
-class Keys:
-    """A store that is open, and what most of its commands were given.
+class StoreSession:
+    """An open store.
 
     Args:
-        store: asks the agent.
-        url: the agent's.
+        store: client of the agent.
+        url: the agent's URL.
     """
 
     def __init__(self, store: BlockingHttpStore, url: str) -> None:
@@ -68,11 +69,11 @@ class Keys:
         self._url = url
 
     def execute(self, command: Command[T]) -> T:
-        """Carry out a command.
+        """Execute a store command.
 
         Raises:
-            CommandError: the agent refuses, or does not answer.
-            KeyNotFoundError, StoreTimeoutError: it says so.
+            CommandError: the agent refuses the command, or does not answer.
+            KeyNotFoundError, StoreTimeoutError: the store's.
         """
         from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, KeyNotFoundError, StoreTimeoutError
 
@@ -84,20 +85,20 @@ class Keys:
             if f"answered {HTTPStatus.UNAUTHORIZED:d}" in error.message:
                 raise CommandError(
                     f"the agent at {self._url} wants the job's token; set RANKMESH_TOKEN to it, or give --token-file",
-                    REFUSED,
+                    UNAUTHORIZED,
                 ) from error
-            code = NOBODY if "cannot be reached" in error.message else FAILED
-            raise CommandError(f"{error.message}; 'rankmesh status' shows who is alive", code) from error
+            code = UNREACHABLE if "cannot be reached" in error.message else FAILED
+            raise CommandError(f"{error.message}; 'rankmesh status' shows which ranks are alive", code) from error
         except DistStoreError as error:
             raise CommandError(error.message) from error
 
 
 @contextlib.contextmanager
-def opened(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[Keys]:
-    """The store that a command line is about.
+def open_store(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[StoreSession]:
+    """Open the store that a command line selects.
 
     Raises:
-        CommandError: it cannot be found.
+        CommandError: there is no such job or agent.
     """
     from rankmesh_agent.store.http_client import BlockingHttpStore
 
@@ -106,19 +107,19 @@ def opened(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[Keys
     else:
         service = options.gateway(gateway, token_file)
         with contextlib.closing(service):
-            url, secret = owner(service, job), service.token
+            url, secret = store_owner(service, job), service.token
     store = BlockingHttpStore(url, secret)
     try:
-        yield Keys(store, url)
+        yield StoreSession(store, url)
     finally:
         store.close()
 
 
-def owner(gateway: Service, job: str) -> str:
-    """Return the URL of the agent that has a job's keys: its rank 0's.
+def store_owner(gateway: ServiceClient, job: str) -> str:
+    """Return the URL of the agent that owns a job's store: its rank 0's.
 
     Args:
-        gateway: whom to ask.
+        gateway: client of the gateway.
         job: the job's name; empty for the environment's, or the only one.
 
     Raises:
@@ -131,60 +132,91 @@ def owner(gateway: Service, job: str) -> str:
         there = f"there are: {', '.join(jobs)}" if jobs else "no rank is alive"
         if not job and asked == Settings.job and jobs:
             raise CommandError(f"the gateway at {gateway.url} has several jobs; give --job, {there}", USAGE)
-        raise CommandError(f"the gateway at {gateway.url} has no running job {asked!r}; {there}", NO)
+        raise CommandError(f"the gateway at {gateway.url} has no running job {asked!r}; {there}", NEGATIVE)
     if asked not in jobs:
         asked = jobs[0]
     ranks = [each for each in running if each["job"] == asked]
     newest = max(each["epoch"] for each in ranks)
     members = sorted((each["member"] for each in ranks if each["epoch"] == newest), key=lambda each: each["rank"])
-    url = str(members[0]["http"])  # rank 0's while it is alive; what another is asked, it passes on
+    url = str(members[0]["http"])  # rank 0's while it is alive; other agents forward
     carriers = [each["agent"]["urls"] for each in gateway.get("/v1/agents") if url in each["agent"]["urls"]]
-    return _first_that_answers(list(dict.fromkeys([url, *carriers[0]]))) if carriers else url
+    return _first_reachable(list(dict.fromkeys([url, *carriers[0]]))) if carriers else url
 
 
-def _first_that_answers(urls: list[str]) -> str:
-    """Return the first URL of an agent that leads there from here; the first of all if none does.
+def _first_reachable(urls: list[str]) -> str:
+    """Return the first URL of an agent that is reachable from here, else the first.
 
-    A standalone agent may have addresses that only its peers reach, and a port that is published for others.
+    A standalone agent may have addresses that only its peers reach, and a published port for other hosts.
     """
     from rankmesh_agent.net.http_client import HttpClient, NoResponseError
 
     for url in urls if len(urls) > 1 else ():
-        asker = HttpClient()
+        client = HttpClient()
         try:
-            asker.request("GET", f"{url}/livez", timeout=_TRY_SECONDS)
+            client.request("GET", f"{url}/livez", timeout=_TRY_SECONDS)
         except (NoResponseError, ValueError):
             continue
         finally:
-            asker.close()
+            client.close()
         return url
     return urls[0]
 
 
-@app.command()
-@reporting
+def store_command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., int]], None]:
+    """Register a command of ``rankmesh store``: adds the options that select a store, and passes the open store.
+
+    Args:
+        name: the command's name; the function's by default.
+        settings: arguments of ``Typer.command``.
+    """
+
+    def register(function: Callable[..., int]) -> None:
+        signature = inspect.signature(function, eval_str=True)
+        _, *own = signature.parameters.values()
+
+        def run(**values: Any) -> int:
+            with open_store(*(values.pop(each.name) for each in _COMMON)) as keys:
+                return function(keys, **values)
+
+        run.__doc__, run.__name__ = function.__doc__, function.__name__
+        run.__signature__ = signature.replace(parameters=[*own, *_COMMON])  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in (*own, *_COMMON)}
+        app.command(name, **settings)(command(run))
+
+    return register
+
+
+def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+_COMMON = (
+    _option("gateway", GatewayOption, ""),
+    _option("agent", AgentOption, ""),
+    _option("token_file", TokenFileOption, None),
+    _option("job", JobOption, ""),
+)
+
+
+@store_command()
 def get(
+    keys: StoreSession,
     key: KeyArgument,
     timeout: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for the key to be set.")] = 0.0,
-    gateway: GatewayOption = "",
-    agent: AgentOption = "",
-    token_file: TokenFileOption = None,
-    job: JobOption = "",
     json: JsonOption = False,
 ) -> int:
     """Write a key's value to standard output, as it is.
 
-    Exit code 1: nobody has set the key; 124: nor did anybody within --timeout.
+    Exit code 1: the key is not set; 124: it was not set within --timeout.
     """
     from rankmesh_agent.store.commands import Get
     from rankmesh_agent.wire.errors import KeyNotFoundError
 
-    with opened(gateway, agent, token_file, job) as keys:
-        try:
-            value = keys.execute(checked(Get, key, timeout))
-        except KeyNotFoundError:
-            complain(f"nobody has set key {key!r}" + (f" within {timeout:g} s" if timeout else "; --timeout waits"))
-            return TIMED_OUT if timeout else NO
+    try:
+        value = keys.execute(validated(Get, key, timeout))
+    except KeyNotFoundError:
+        print_error(f"nobody has set key {key!r}" + (f" within {timeout:g} s" if timeout else "; --timeout waits"))
+        return TIMED_OUT if timeout else NEGATIVE
     if json:
         json_output.write(
             {"key": key, "bytes": len(value), "text": _text(value), "base64": base64.b64encode(value).decode()}
@@ -192,68 +224,54 @@ def get(
     else:
         write(value)
         if sys.stdout.isatty() and not value.endswith(b"\n"):
-            write("\n")  # or the prompt would follow on the same line
-    return DONE
+            write("\n")  # the prompt starts on a line of its own
+    return OK
 
 
-@app.command("set")
-@reporting
+@store_command("set")
 def set_value(
+    keys: StoreSession,
     key: KeyArgument,
     value: Annotated[str, typer.Argument(metavar="VALUE", help="The value; - reads standard input to its end.")],
-    gateway: GatewayOption = "",
-    agent: AgentOption = "",
-    token_file: TokenFileOption = None,
-    job: JobOption = "",
     json: JsonOption = False,
 ) -> int:
     """Set a key."""
     from rankmesh_agent.store.commands import Set
     from rankmesh_agent.store.keys import MAX_VALUE_BYTES
 
-    # One byte too many is enough to be refused.
+    # One byte beyond the limit suffices for the refusal.
     content = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1) if value == "-" else value.encode(errors="surrogateescape")
-    with opened(gateway, agent, token_file, job) as keys:
-        keys.execute(checked(Set, key, content))
+    keys.execute(validated(Set, key, content))
     if json:
         json_output.write({"key": key, "bytes": len(content)})
-    return DONE
+    return OK
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
-@reporting
+@store_command(context_settings={"ignore_unknown_options": True})
 def add(
+    keys: StoreSession,
     key: KeyArgument,
     amount: Annotated[int, typer.Argument(metavar="[AMOUNT]", help="What to add; may be negative.")] = 1,
-    gateway: GatewayOption = "",
-    agent: AgentOption = "",
-    token_file: TokenFileOption = None,
-    job: JobOption = "",
     json: JsonOption = False,
 ) -> int:
     """Add to the number under a key, 0 if there is none, and write the sum."""
     from rankmesh_agent.store.commands import Add
 
-    with opened(gateway, agent, token_file, job) as keys:
-        total = keys.execute(checked(Add, key, amount))
+    total = keys.execute(validated(Add, key, amount))
     if json:
         json_output.write({"key": key, "value": total})
     else:
         write(f"{total}\n")
-    return DONE
+    return OK
 
 
-@app.command()
-@reporting
+@store_command()
 def wait(
+    keys: StoreSession,
     names: Annotated[list[str], typer.Argument(metavar="KEY...", help="The keys.")],
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help=f"Seconds to wait; else RANKMESH_TIMEOUT, else {DEFAULT_TIMEOUT:g}.")
     ] = None,
-    gateway: GatewayOption = "",
-    agent: AgentOption = "",
-    token_file: TokenFileOption = None,
-    job: JobOption = "",
     json: JsonOption = False,
 ) -> int:
     """Wait until all of some keys are set.
@@ -264,25 +282,20 @@ def wait(
     from rankmesh_agent.wire.errors import StoreTimeoutError
 
     limit = settings().timeout if timeout is None else timeout
-    with opened(gateway, agent, token_file, job) as keys:
-        try:
-            keys.execute(checked(Wait, tuple(names), limit))
-        except StoreTimeoutError as error:
-            complain(error.message)
-            return TIMED_OUT
+    try:
+        keys.execute(validated(Wait, tuple(names), limit))
+    except StoreTimeoutError as error:
+        print_error(error.message)
+        return TIMED_OUT
     if json:
         json_output.write({"keys": names})
-    return DONE
+    return OK
 
 
-@app.command("keys")
-@reporting
+@store_command("keys")
 def list_keys(
+    keys: StoreSession,
     prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only keys that begin with this.")] = "",
-    gateway: GatewayOption = "",
-    agent: AgentOption = "",
-    token_file: TokenFileOption = None,
-    job: JobOption = "",
     json: JsonOption = False,
 ) -> int:
     """List the keys, one a line, sorted.
@@ -291,23 +304,18 @@ def list_keys(
     """
     from rankmesh_agent.store.commands import Keys as ListKeys
 
-    with opened(gateway, agent, token_file, job) as keys:
-        found = keys.execute(checked(ListKeys, prefix))
+    found = keys.execute(validated(ListKeys, prefix))
     if json:
         json_output.write(found)
     else:
         write("".join(f"{_line(each)}\n" for each in found))
-    return DONE
+    return OK
 
 
-@app.command()
-@reporting
+@store_command()
 def delete(
+    keys: StoreSession,
     key: KeyArgument,
-    gateway: GatewayOption = "",
-    agent: AgentOption = "",
-    token_file: TokenFileOption = None,
-    job: JobOption = "",
     json: JsonOption = False,
 ) -> int:
     """Remove a key.
@@ -316,20 +324,19 @@ def delete(
     """
     from rankmesh_agent.store.commands import Delete
 
-    with opened(gateway, agent, token_file, job) as keys:
-        found = keys.execute(checked(Delete, key))
+    found = keys.execute(validated(Delete, key))
     if json:
         json_output.write({"key": key, "deleted": found})
     elif not found:
-        complain(f"nobody has set key {key!r}")
-    return DONE if found else NO
+        print_error(f"nobody has set key {key!r}")
+    return OK if found else NEGATIVE
 
 
-def checked(kind: type[Command[T]], *arguments: Any) -> Command[T]:
-    """Return a command to the store.
+def validated(kind: type[Command[T]], *arguments: Any) -> Command[T]:
+    """Return a store command.
 
     Raises:
-        CommandError: its key or value cannot be one.
+        CommandError: the key or value is invalid.
     """
     from rankmesh_agent.wire.errors import DistStoreError
 
@@ -347,5 +354,5 @@ def _text(value: bytes) -> str | None:
 
 
 def _line(key: str) -> str:
-    """Return a key so that it takes one line: as it is, or with escapes if it has line breaks and the like."""
+    """Return a key as one line, with escapes if it contains unprintable characters."""
     return key if key.isprintable() else key.encode("unicode_escape").decode("ascii")

@@ -1,11 +1,11 @@
-"""Tables of text: aligned lines where a program or a file reads them, with colour on a terminal."""
+"""Text tables: aligned lines in files and pipes, with colour on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankmesh._cli.humanize import plain
+from rankmesh._cli.humanize import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,17 +23,17 @@ _COLOURS = {
     "problem": "bold red",
     "left": "dim",
 }
-"""Colours of cells that hold one of these words; the word says it all without."""
+"""Colours of cells with these words."""
 
 
 class Table(NamedTuple):
     """A table.
 
     Attributes:
-        title: what it shows.
-        columns: their headings; one that begins with ``>`` is aligned to the right.
-        rows: their cells, as they are to be shown.
-        empty: what to say when there are no rows; the table is left out if this is empty too.
+        title: heading of the table.
+        columns: headings; a heading that begins with ``>`` aligns its column to the right.
+        rows: formatted cells.
+        empty: text without rows; if it is empty too, the table is left out.
     """
 
     title: str
@@ -42,22 +42,22 @@ class Table(NamedTuple):
     empty: str = ""
 
     @property
-    def shown(self) -> bool:
-        """Whether there is anything to say."""
+    def visible(self) -> bool:
+        """Whether there are rows or a text."""
         return bool(self.rows or self.empty)
 
 
 def lines(tables: Iterable[Table]) -> str:
-    """Return tables as text, each line as long as it has to be."""
+    """Return tables as text without trailing spaces."""
     parts = []
     for table in tables:
-        if not table.shown:
+        if not table.visible:
             continue
         text = [table.title]
         if table.rows:
             headings = [heading.lstrip(">") for heading in table.columns]
             cells = [headings] if any(headings) else []
-            cells += [[plain(cell) for cell in row] for row in table.rows]
+            cells += [[printable(cell) for cell in row] for row in table.rows]
             widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
             rights = [heading.startswith(">") for heading in table.columns]
             for row in cells:
@@ -73,31 +73,31 @@ def lines(tables: Iterable[Table]) -> str:
 
 
 def renderable(tables: Iterable[Table]) -> RenderableType:
-    """Return tables as rich shows them on a terminal."""
+    """Return tables as renderables of rich."""
     from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
     found: list[RenderableType] = []
     for table in tables:
-        if not table.shown:
+        if not table.visible:
             continue
         if not table.rows:
             found.append(Text(f"{table.title}\n{_GAP}{table.empty}\n"))
             continue
-        # No lines: the more fits on a screen, the better a live table is.
+        # No lines, so that more rows fit on the screen.
         made = RichTable(title=Text(table.title, "bold"), title_justify="left", box=None, padding=(0, 2, 0, 0))
         made.show_header = any(table.columns)
         for heading in table.columns:
             made.add_column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left")
         for row in table.rows:
-            made.add_row(*(Text(plain(cell), _COLOURS.get(cell, "")) for cell in row))
+            made.add_row(*(Text(printable(cell), _COLOURS.get(cell, "")) for cell in row))
         found += [made, Text("")]
     return Group(*found)
 
 
 def show(tables: Sequence[Table]) -> None:
-    """Write tables to standard output, in the way that suits it."""
+    """Write tables to standard output: through rich on a terminal, else as text."""
     import sys
 
     from rankmesh._cli.exit_codes import write

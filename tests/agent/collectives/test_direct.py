@@ -222,6 +222,41 @@ def test_who_only_reads_does_not_wait_for_the_other_readers(monkeypatch: pytest.
         made.run(call)
 
 
+@pytest.mark.usefixtures("short_rows")
+def test_outputs_that_overlap_what_a_slow_rank_has_yet_to_read(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 begins to read when rank 0, whose outputs lie where its inputs are, has done all but to wait."""
+    read, complete = Exposure.read, Exposure.complete
+    ranks: dict[threading.Thread, int] = {}
+    finished = threading.Event()
+
+    def read_late(self: Exposure, *arguments: Any, **options: Any) -> None:
+        if ranks[threading.current_thread()] == 1:
+            assert finished.wait(10)
+        read(self, *arguments, **options)
+
+    def complete_first(self: Exposure) -> None:
+        if ranks[threading.current_thread()] == 0:
+            finished.set()
+        complete(self)
+        finished.clear()
+
+    def call(comm: LocalCommunicator) -> None:
+        ranks[threading.current_thread()] = rank = comm.rank
+        parts = [np.full(20_000, 10 * rank + part, FLOAT32) for part in range(2)]
+        comm.all_gather(parts, parts[1 - rank], NOW)
+        assert [part[0] for part in parts] == [1, 10]
+        parts = [np.full(20_000, 10 * rank + part, FLOAT32) for part in range(2)]
+        comm.reduce_scatter(parts[1 - rank], parts, ReduceOp.SUM, NOW)
+        assert parts[1 - rank][-1] == 10 + 2 * rank
+        parts = [np.full(20_000, 10 * rank + part, FLOAT32) for part in range(2)]
+        comm.scatter(parts[1], parts if rank == 0 else [], 0, NOW)
+        assert parts[1][-1] == rank
+
+    monkeypatch.setattr(Exposure, "read", read_late)
+    monkeypatch.setattr(Exposure, "complete", complete_first)
+    pair.run(call)
+
+
 # Failures
 
 

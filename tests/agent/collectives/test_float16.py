@@ -157,6 +157,11 @@ def test_zeros_keep_their_sign():
     assert_added(parts)
 
 
+@pytest.mark.parametrize("more", [8, 16, 24, 32])
+def test_sums_next_to_the_largest_number(more):
+    assert_added([np.resize(np.array([largest, 1], np.float16), 5000) for largest in (65504, more)])
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_sum_into_one_of_its_parts(place):
     parts = [np.full(100_000, value, np.float16) for value in (1.5, 2.25, -8)]

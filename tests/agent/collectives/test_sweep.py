@@ -24,17 +24,21 @@ from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_reduce, all_to_all, float16, reduce_scatter, reduction
 from rankmesh_agent.collectives.select import Algorithm, Medium, algorithms, candidates
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Array = np.ndarray[Any, Any]
 Taken = set[tuple[OpType, Medium, Algorithm]]
 
-PLAIN = [*((medium, size) for medium in ("inproc", "segment") for size in (1, 2, 3, 5, 8)), ("tcp", 3)]
+
+def _worlds(*media: str, sizes: tuple[int, ...]) -> list[Any]:
+    """Return media with numbers of ranks; many ranks take many seconds."""
+    return [pytest.param(medium, size, marks=[pytest.mark.slow] * (size > 4)) for medium in media for size in sizes]
+
+
+PLAIN = [*_worlds("inproc", "segment", sizes=(1, 2, 3, 5, 8)), *_worlds("tcp", sizes=(3,))]
 """Calls take the algorithms that they always take."""
-ANY: list[tuple[Medium, int]] = [
-    *(("link", size) for size in (2, 3, 4, 8)),
-    *((medium, size) for medium in ("segment", "reads", "registered") for size in (2, 3, 7)),  # type: ignore[misc]
-]
+ANY = [*_worlds("link", sizes=(2, 3, 4, 8)), *_worlds("segment", "reads", "registered", sizes=(2, 3, 7))]
 LAYOUTS = ("aabb", "aaab", "abcc", "aaaabbbcc", "abab", "abcabca", "abbba")
 """Two and two, three and one, one and one and two, four and three and two, and ranks that are not in a row."""
 
@@ -105,7 +109,9 @@ def test_with_any_algorithm(medium: Medium, size: int, taken: Taken) -> None:
         assert taken >= all_of(medium)
 
 
-@pytest.mark.parametrize("hosts", LAYOUTS)
+@pytest.mark.parametrize(
+    "hosts", [pytest.param(hosts, marks=[pytest.mark.slow] * (len(hosts) > 4)) for hosts in LAYOUTS]
+)
 def test_over_hosts(hosts: str, taken: Taken) -> None:
     with world(len(hosts), "inproc", slot_bytes=SLOT_BYTES, hosts=hosts) as made:
         assert {comm.medium for comm in made.communicators} == {"shm+tcp"}
@@ -133,6 +139,7 @@ def a_loop() -> Iterator[asyncio.AbstractEventLoop]:
         loop.close()
 
 
+@pytest.mark.slow
 def test_over_http() -> None:
     with world(3, "inproc", slot_bytes=SLOT_BYTES) as made, a_loop() as loop:
         opened = clients(applications(made))
@@ -144,7 +151,7 @@ def test_over_http() -> None:
         assert not [text for each in found for text in each["wrong"]]
 
 
-# What the sweep cannot show: the order of the calls
+# What the sweep cannot show: the order of the calls, and whether they wait
 
 
 @pytest.fixture(scope="module", params=("inproc", "tcp", "segment"))
@@ -189,3 +196,24 @@ def test_asynchronous_calls_keep_their_order_and_synchronous_ones_queue_behind_t
 
     for got in four.run(call):
         assert (got == float(four.size) ** 5).all()
+
+
+NOTHING: dict[str, Callable[[LocalCommunicator, Array], Any]] = {
+    "all_reduce": lambda comm, array: comm.all_reduce(array, ReduceOp.SUM, NOW),
+    "reduce": lambda comm, array: comm.reduce(array, ReduceOp.SUM, 0, NOW),
+    "broadcast": lambda comm, array: comm.broadcast(array, 0, NOW),
+    "all_gather": lambda comm, array: comm.all_gather([array] * comm.size, array, NOW),
+    "gather": lambda comm, array: comm.gather([array] * comm.size if comm.rank == 0 else [], array, 0, NOW),
+    "scatter": lambda comm, array: comm.scatter(array, [array] * comm.size if comm.rank == 0 else [], 0, NOW),
+    "reduce_scatter": lambda comm, array: comm.reduce_scatter(array, [array] * comm.size, ReduceOp.SUM, NOW),
+    "all_to_all": lambda comm, array: comm.all_to_all([array] * comm.size, [array] * comm.size, NOW),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_call_with_nothing_to_move_is_compared_and_waits_too(four: World, name: str) -> None:
+    def call(comm: LocalCommunicator) -> None:
+        with pytest.raises(CollectiveMismatchError, match=name):
+            NOTHING[name](comm, np.empty(0)) if comm.rank % 2 else comm.barrier(NOW)
+
+    four.run(call)

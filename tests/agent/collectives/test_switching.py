@@ -32,6 +32,7 @@ def switches(medium: Medium) -> list[tuple[OpType, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("medium", [medium for medium in TRANSPORT if switches(medium)])
 def test_both_sides_of_every_switch(medium: Medium) -> None:
     def call(made: World, rank: int) -> list[str]:

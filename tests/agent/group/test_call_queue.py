@@ -411,3 +411,10 @@ def test_a_callback_may_close_its_group(alone: Alone, held: threading.Event) -> 
     held.set()
     following.wait(SECONDS)
     assert alone.backend.closed == 1
+
+
+def test_a_call_goes_behind_what_is_queued_also_while_none_runs(alone: Alone) -> None:
+    alone.submit(options=LATER).wait()
+    alone.order._queued.append(object())  # type: ignore[arg-type]  # the worker is about to carry it out
+    alone.submit()
+    assert alone.backend.ran[-1][2] is not threading.current_thread()

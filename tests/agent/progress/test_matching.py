@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,12 @@ from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.progress.matching import ANY, WINDOW
+from rankmesh_agent.progress.matching import ANY, WINDOW, MessageMatcher
 from rankmesh_agent.transports.tcp import SOCKET_BUFFER
+from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.dtypes import FROM_CODE
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
+from rankmesh_agent.wire.frames import Opcode
 from rankmesh_agent.wire.ops import ReduceOp
 
 TIMEOUT = 20.0
@@ -387,3 +389,77 @@ def drain(members: LocalCommunicator) -> None:
     with contextlib.suppress(CollectiveTimeoutError):
         while True:
             recv(members, np.zeros(1), 0, 9, timeout=0)
+
+
+# One rank's side alone: the frames that it sends
+
+
+class Wire:
+    """An engine that keeps the headers of what is sent."""
+
+    eager_limit, epoch = EAGER, 1
+
+    def __init__(self) -> None:
+        self.sent: list[frames.Header] = []
+
+    def send(self, rank: int, buffers: Sequence[Any], transfer: Any = None) -> None:
+        self.sent.append(frames.decode(buffers[0], 0, EAGER))
+
+    def expose(self, rank: int, view: memoryview) -> tuple[int, int]:
+        return 0, 0
+
+    def cancel_remote_read(self, rank: int, group: int, number: int) -> None:
+        pass
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def matcher(wire: Wire) -> MessageMatcher:
+    return MessageMatcher(wire, 1, lambda rank: rank)  # type: ignore[arg-type]
+
+
+def header(opcode: Opcode, **fields: int) -> frames.Header:
+    return frames.Header(opcode, **{"dtype": 2, "group": 1, "epoch": 1, **fields})
+
+
+def empty_messages_before_one_is_announced(matcher: MessageMatcher, wire: Wire) -> int:
+    wire.sent.clear()
+    while not wire.sent or wire.sent[-1].opcode is Opcode.EAGER:
+        matcher.send(1, memoryview(b""), 2, 0)
+    return len(wire.sent) - 1
+
+
+def test_what_a_receiver_holds_is_bounded_also_if_messages_are_empty(matcher: MessageMatcher, wire: Wire) -> None:
+    assert empty_messages_before_one_is_announced(matcher, wire) == WINDOW >> 10
+
+
+def test_credit_is_given_back_when_a_quarter_is_due(matcher: MessageMatcher, wire: Wire) -> None:
+    for _ in range(WINDOW >> 12):
+        assert not wire.sent
+        matcher.receive(1, memoryview(bytearray()), 2, 0)
+        matcher.on_frame(1, header(Opcode.EAGER), b"")
+    assert [(sent.opcode, sent.total) for sent in wire.sent] == [(Opcode.CREDIT, WINDOW // 4)]
+
+
+def test_credit_beyond_the_window_is_not_taken(matcher: MessageMatcher, wire: Wire) -> None:
+    matcher.on_frame(1, header(Opcode.CREDIT, total=10 * WINDOW), b"")
+    assert empty_messages_before_one_is_announced(matcher, wire) == WINDOW >> 10
+
+
+def test_a_receive_whose_message_is_withdrawn_keeps_its_place(matcher: MessageMatcher) -> None:
+    first, second = (matcher.receive(1, memoryview(bytearray(1)), 2, 0) for _ in range(2))
+    matcher.on_frame(1, header(Opcode.RTS, seq=7, total=1), b"")
+    matcher.on_frame(1, header(Opcode.WITHDRAW, seq=7), b"")
+    matcher.on_frame(1, header(Opcode.EAGER, length=1), b"x")
+    assert (first.done, second.done) == (True, False)
+
+
+def test_a_message_of_another_dtype_and_as_many_bytes_is_refused(matcher: MessageMatcher, wire: Wire) -> None:
+    received = matcher.receive(1, memoryview(bytearray(1)), 2, 0)
+    matcher.on_frame(1, header(Opcode.EAGER, dtype=1, length=1), b"x")
+    assert "sizes and dtypes must be equal" in str(received.error)
+    assert [sent.opcode for sent in wire.sent] == [Opcode.REFUSE]

@@ -32,13 +32,6 @@ def check_problem(answer: httpx.Response, status: int, code: str) -> str:
 
 
 class TestGuard:
-    async def test_the_token_is_asked_for(self, client):
-        answer = await client.get("/v1/ranks")
-        assert "RANKMESH_TOKEN" in check_problem(answer, 401, "unauthenticated")
-        assert answer.headers["www-authenticate"].startswith("Bearer")
-        assert (await client.get("/v1/ranks", headers={"Authorization": "Bearer wrong"})).status_code == 401
-        assert (await client.get("/v1/ranks", headers=TOKEN)).status_code == 200
-
     async def test_without_a_token_nobody_is_asked(self):
         transport = httpx.ASGITransport(create_app())
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -55,14 +48,6 @@ class TestGuard:
 
 
 class TestProblems:
-    async def test_no_such_path(self, client):
-        assert "/v1/nothing" in check_problem(await client.get("/v1/nothing", headers=TOKEN), 404, "not-found")
-
-    async def test_no_such_method(self, client):
-        answer = await client.get("/v1/join", headers=TOKEN)
-        check_problem(answer, 405, "method-not-allowed")
-        assert answer.headers["allow"] == "POST"
-
     async def test_wrong_types_name_the_field(self, client, ask):
         body = asdict(ask.join(0)) | {"world_size": "many"}
         detail = check_problem(await client.post("/v1/join", headers=TOKEN, json=body), 422, "invalid-request")

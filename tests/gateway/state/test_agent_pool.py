@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
+from typing import Any
 
 import pytest
 
@@ -76,26 +77,22 @@ class TestHowTheyAre:
         assert agents.entries() == []
 
 
-class TestSuccessors:
-    def test_who_comes_to_the_same_port_takes_the_place_at_once(self, agents, ask):
-        agents.heartbeat(ask.agent(0, leased_to="pid 7"))
-        agents.heartbeat(ask.agent(0, life=2))
-        assert [entry.agent.id for entry in agents.entries()] == ["a0-2"]
-
-    def test_who_comes_elsewhere_under_the_same_name_is_another_one_while_the_first_lives(self, agents, ask, clock):
-        agents.heartbeat(ask.agent(0))
-        other = ask.agent(0, life=2)
+@pytest.mark.parametrize(
+    ("elsewhere", "silence", "kept"),
+    [
+        pytest.param(False, 0, ["a0-2"], id="the same port: it replaces the first"),
+        pytest.param(True, 0, ["a0-1", "a0-2"], id="another port while the first is alive: it is another agent"),
+        pytest.param(True, SUSPECT_SECONDS, ["a0-2"], id="another port while the first is silent: it replaces it"),
+    ],
+)
+def test_another_agent_of_the_same_name(agents, ask, clock, elsewhere, silence, kept):
+    agents.heartbeat(ask.agent(0, leased_to="pid 7"))
+    clock.advance(silence)
+    other = ask.agent(0, life=2)
+    if elsewhere:
         other.urls = ["http://10.0.0.9:8700"]
-        agents.heartbeat(other)
-        assert [entry.agent.id for entry in agents.entries()] == ["a0-1", "a0-2"]
-
-    def test_and_its_successor_when_the_first_is_silent(self, agents, ask, clock):
-        agents.heartbeat(ask.agent(0))
-        clock.advance(SUSPECT_SECONDS)
-        other = ask.agent(0, life=2)
-        other.urls = ["http://10.0.0.9:8700"]
-        agents.heartbeat(other)
-        assert [entry.agent.id for entry in agents.entries()] == ["a0-2"]
+    agents.heartbeat(other)
+    assert [entry.agent.id for entry in agents.entries()] == kept
 
 
 class TestLimits:
@@ -119,31 +116,24 @@ class TestLimits:
             agents.heartbeat(nameless)
 
 
-class TestChoice:
-    def test_rank_r_gets_the_r_th(self, four, ask):
-        assert [offered(four, ask.lease(rank)) for rank in (2, 0, 3, 1)] == ["agent-2", "agent-0", "agent-3", "agent-1"]
+LEASED, LAST_ALIVE = {1: "pid 7"}, {0, 1, 2}
+CHOICES: dict[str, tuple[dict[int, str], set[int], list[dict[str, Any]], list[int]]] = {
+    "rank r gets the r-th": ({}, set(), [{"rank": r} for r in (2, 0, 3, 1)], [2, 0, 3, 1]),
+    "the next one if that is leased": (LEASED, set(), [{"rank": r} for r in (1, 3, 2)], [2, 3, 0]),
+    "a larger world": ({}, set(), [{"rank": 5, "world_size": 8}], [1]),
+    "without a rank, the first": ({}, set(), [{}, {}, {}], [0, 1, 2]),
+    "one on the same host first": ({}, set(), [{"rank": r, "host": "right"} for r in (0, 3, 2)], [2, 3, 0]),
+    "no silent one": ({}, LAST_ALIVE, [{"rank": 0}], [3]),
+}
 
-    def test_the_next_one_when_that_is_taken(self, four, ask):
-        four.heartbeat(ask.agent(1, leased_to="pid 7"))
-        assert offered(four, ask.lease(1)) == "agent-2"
-        assert offered(four, ask.lease(3)) == "agent-3"
-        assert offered(four, ask.lease(2)) == "agent-0"
 
-    def test_a_world_that_is_larger(self, four, ask):
-        assert offered(four, ask.lease(5, 8)) == "agent-1"
-
-    def test_without_a_rank_the_first(self, four, ask):
-        assert [offered(four, ask.lease()) for _ in range(3)] == ["agent-0", "agent-1", "agent-2"]
-
-    def test_one_on_the_same_host_comes_first(self, four, ask):
-        assert offered(four, ask.lease(0, host="right")) == "agent-2"
-        assert offered(four, ask.lease(3, host="right")) == "agent-3"
-        assert offered(four, ask.lease(2, host="right")) == "agent-0", "none is left there"
-
-    def test_a_silent_one_is_not_offered(self, four, ask, clock):
-        clock.advance(SUSPECT_SECONDS)
-        four.heartbeat(ask.agent(3))
-        assert offered(four, ask.lease(0)) == "agent-3"
+@pytest.mark.parametrize(("leased", "silent", "requests", "chosen"), CHOICES.values(), ids=CHOICES)
+def test_the_choice_of_an_agent(four, ask, clock, leased, silent, requests, chosen):
+    clock.advance(SUSPECT_SECONDS if silent else 0)
+    for number in set(range(4)) - silent if silent else leased:
+        host = "left" if number < 2 else "right"
+        four.heartbeat(ask.agent(number, host=host, leased_to=leased.get(number, "")))
+    assert [offered(four, ask.lease(**request)) for request in requests] == [f"agent-{number}" for number in chosen]
 
 
 class TestOffers:

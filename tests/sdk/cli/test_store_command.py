@@ -120,8 +120,8 @@ def test_the_token(job: Job, tmp_path):
 
 def test_on_the_jobs_host_the_token_need_not_be_given(job: Job):
     """The ranks are this user's: the kernel shows their environment."""
-    job("store", "set", "cli/nearby", "seen")
-    assert rankmesh("store", "get", "cli/nearby", "--gateway", job.url) == (0, "seen", "")
+    job("store", "set", "cli/local_jobs", "seen")
+    assert rankmesh("store", "get", "cli/local_jobs", "--gateway", job.url) == (0, "seen", "")
 
 
 def test_nobody_there(job: Job):

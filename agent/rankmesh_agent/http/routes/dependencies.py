@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Annotated, Protocol, cast
+from typing import Annotated, Protocol
 
-from fastapi import Depends, Request, Security
+from fastapi import Depends, Security
 from fastapi.security import HTTPBearer
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.http.application import from_state
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
@@ -131,28 +132,18 @@ class ProberInterface(Protocol):
         """
 
 
-async def _agent(request: Request) -> AgentInterface:
-    return cast(AgentInterface, request.app.state.agent)
-
-
-async def _leasable_agent(request: Request) -> LeasableAgent:
-    return cast(LeasableAgent, request.app.state.agent)
-
-
-async def _prober(request: Request) -> ProberInterface:
-    return cast(ProberInterface, request.app.state.prober)
-
-
-async def _store(request: Request) -> AsyncStore:
-    return (await _agent(request)).store
-
-
-AgentDep = Annotated[AgentInterface, Depends(_agent)]
+AgentDep = Annotated[AgentInterface, from_state("agent")]
 """The agent that the application was created for."""
-LeasableAgentDep = Annotated[LeasableAgent, Depends(_leasable_agent)]
+LeasableAgentDep = Annotated[LeasableAgent, from_state("agent")]
 """The same, a standalone one."""
-ProberDep = Annotated[ProberInterface, Depends(_prober)]
+ProberDep = Annotated[ProberInterface, from_state("prober")]
 """The prober of that agent."""
+
+
+async def _store(agent: AgentDep) -> AsyncStore:
+    return agent.store
+
+
 StoreDep = Annotated[AsyncStore, Depends(_store)]
 """The store of that agent."""
 

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import Annotated
 
-from fastapi import Depends, Request, Security
+from fastapi import Security
 from fastapi.security import HTTPBearer
 
+from rankmesh_agent.http.application import from_state
 from rankmesh_gateway.clients.group_controller import GroupController
 from rankmesh_gateway.snapshot import SnapshotCache
 from rankmesh_gateway.state.registry import Registry
 
-
-async def _registry(request: Request) -> Registry:
-    return cast(Registry, request.app.state.registry)
-
-
-async def _snapshots(request: Request) -> SnapshotCache:
-    return cast(SnapshotCache, request.app.state.snapshots)
-
-
-async def _controller(request: Request) -> GroupController:
-    return cast(GroupController, request.app.state.controller)
-
-
-RegistryDep = Annotated[Registry, Depends(_registry)]
+RegistryDep = Annotated[Registry, from_state("registry")]
 """The registry that the application serves."""
-SnapshotDep = Annotated[SnapshotCache, Depends(_snapshots)]
+SnapshotDep = Annotated[SnapshotCache, from_state("snapshots")]
 """The application's snapshots."""
-ControllerDep = Annotated[GroupController, Depends(_controller)]
+ControllerDep = Annotated[GroupController, from_state("controller")]
 """The application's controller of groups."""
 
 BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a gateway on loopback may have none."))

@@ -15,6 +15,7 @@ from rankmesh_agent.collectives.hierarchical import all_gather, all_reduce, broa
 from rankmesh_agent.collectives.hierarchical.hosts import layout_of
 from rankmesh_agent.collectives.select import algorithm
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.wire.dtypes import COMPLEX32
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
@@ -165,3 +166,21 @@ def test_calls_over_the_link_and_over_the_hosts_in_turn(ranks: World) -> None:
             assert (output == members.rank).all()
 
     ranks.run(call)
+
+
+def test_a_reduction_to_a_root_is_shared_by_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root's host receives the others' parts of its share, and their shares: not all arrays of all hosts."""
+    came = [0] * 6
+    start = MessageLink.start
+
+    def counted(self: MessageLink, sends: Any, receives: Any) -> Any:
+        came[self.rank] += sum(len(view) for _, view in receives)
+        return start(self, sends, receives)
+
+    monkeypatch.setattr(MessageLink, "start", counted)
+    monkeypatch.setattr(HierarchicalCpuBackend, "algorithm", lambda self, call: OVER_HOSTS[call.kind])
+    with world(6, "inproc", slot_bytes=SLOT_BYTES, hosts="aabbcc") as made:
+        came[:] = [0] * 6  # without how they found their shared memory
+        made.run(lambda comm: comm.reduce(np.ones(6_144, np.float32), ReduceOp.SUM, 0, NOW))
+    hosts = [sum(came[host : host + 2]) for host in (0, 2, 4)]
+    assert hosts == pytest.approx([32_768, 16_384, 16_384], rel=0.01)  # shards are not quite equal
