@@ -69,8 +69,9 @@ else
 	$(BIN)/python -m benchmarks.page $(RUN_FILES)
 endif
 
-docs: $(VENV)/.torch  ## Write docs/api.md, the table of torch.distributed's names
+docs: $(VENV)/.torch  ## Write docs/api.md, the table of torch.distributed's names, and the chart of docs/architecture.md
 	$(BIN)/python docs/api.py
+	$(BIN)/python docs/imports.py
 
 dashboard-screenshot: $(VENV)/.browser  ## Write docs/dashboard.png from a job that runs; needs Chromium
 	$(BIN)/python docs/dashboard.py

@@ -103,6 +103,8 @@ class Agent:
                 os.getpid(),
                 [f"{address}:{port}" for address in http.addresses],
                 http.urls[0],
+                settings.eager_bytes,
+                settings.transport,
             )
             self._gateway = GatewayClient(find_gateway, settings.token)
             undo.callback(self._gateway.close)

@@ -64,7 +64,7 @@ class GroupRegistry:
             directory=settings.shm_dir,
             job=settings.job,
             slot_bytes=settings.slot_bytes,
-            crowded=oversubscribed,
+            oversubscribed=oversubscribed,
             strict=settings.transport == "shm",
             delegated=delegated,
         )

@@ -8,26 +8,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 
 import httpx
 import numpy as np
 import pytest
+from support.attached import TOKEN, gateway, in_thread
 from support.processes import Ranks, wait_until
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import Options
-from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import AgentTakenError, JoinTimeoutError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.ops import ReduceOp
 from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseTerms
-from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
 
-TOKEN = "a secret"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -43,12 +39,8 @@ def registry() -> Registry:
 
 @pytest.fixture(scope="module")
 def gateway_url(registry) -> Iterator[str]:
-    listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
-    server = HttpServer(listener, "gateway")
-    server.start(lambda: create_app(registry, token=TOKEN))
-    yield url_of(listener)
-    registry.close()
-    server.close()
+    with gateway(registry) as url:
+        yield url
 
 
 Made = Callable[..., Standalone]
@@ -69,19 +61,6 @@ def make(gateway_url) -> Iterator[Made]:
         agent.close()
     ours = lambda: [thread.name for thread in threading.enumerate() if thread.name.startswith("rankmesh")]  # noqa: E731
     wait_until(lambda: not ours(), "the threads to end")
-
-
-def in_thread(call: Callable[..., object], *arguments: object) -> Future[object]:
-    future: Future[object] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call(*arguments))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="of the test").start()
-    return future
 
 
 def world_of_two(*agents: Standalone) -> list[tuple[Lease, Agent]]:
@@ -140,23 +119,19 @@ class TestLeases:
         assert not registry.ranks("halfway")
         assert agent.leases.lease is None
 
-    def test_its_peers_are_told_why_it_left(self, make):
+    @pytest.mark.parametrize("reason", ["its process (pid 7) ended", "its agent ended"])
+    def test_its_peers_report_why_it_left(self, make, reason):
         agents = make("agent-0"), make("agent-1")
         pairs = world_of_two(*agents)
         waiting = in_thread(pairs[0][1].world.barrier, Options(20.0))
-        assert agents[1].leases.release(pairs[1][0].id, "its process (pid 7) ended")
-        with pytest.raises(RuntimeError, match=r"rank 1 .* left \(its process \(pid 7\) ended\)"):
+        if reason == "its agent ended":
+            agents[1].close()
+            with pytest.raises(AgentTakenError, match="about to end"):
+                agents[1].leases.acquire(wanted())
+        else:
+            assert agents[1].leases.release(pairs[1][0].id, reason)
+        with pytest.raises(RuntimeError, match=rf"rank 1 .* left \({re.escape(reason)}\)"):
             waiting.result(60)
-
-    def test_closing_ends_the_lease(self, make):
-        agents = make("agent-0"), make("agent-1")
-        pairs = world_of_two(*agents)
-        waiting = in_thread(pairs[0][1].world.barrier, Options(20.0))
-        agents[1].close()
-        with pytest.raises(RuntimeError, match=r"rank 1 .* left \(its agent ended\)"):
-            waiting.result(60)
-        with pytest.raises(AgentTakenError, match="about to end"):
-            agents[1].leases.acquire(wanted())
 
     def test_one_that_nobody_uses_ends(self, make):
         agent = make()
@@ -214,20 +189,22 @@ class TestFace:
             assert (gone.status_code, gone.json()["code"]) == (410, "lease-ended")
             client.close()
 
-    @pytest.mark.parametrize("wrong", [{}, {"world_size": 0}, {"world_size": 1, "rank": -2}, {"world_size": "x"}])
-    def test_a_wrong_request(self, make, wrong):
-        answer = httpx.post(f"{make().urls[0]}/v1/lease", json=wrong, headers=HEADERS, timeout=30)
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
-
-    def test_a_join_that_fails_says_why(self, make):
-        wrong = {"world_size": 2, "rank": 5}
-        agent = make()
-        answer = httpx.post(f"{agent.urls[0]}/v1/lease", json=wrong, headers=HEADERS, timeout=30)
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
-        assert "rank 5 is not in a world of 2" in answer.json()["detail"]
-        late = {"world_size": 2, "rank": 1, "job": "nobody comes", "timeout": 0.3}
-        answer = httpx.post(f"{agent.urls[0]}/v1/lease", json=late, headers=HEADERS, timeout=30)
-        assert (answer.status_code, answer.json()["code"], answer.json()["ranks"]) == (504, "join-timeout", [0])
+    @pytest.mark.parametrize(
+        ("request_", "status", "code", "detail"),
+        [
+            *[
+                (wrong, 422, "invalid-request", "")
+                for wrong in ({}, {"world_size": 0}, {"world_size": 1, "rank": -2}, {"world_size": "x"})
+            ],
+            ({"world_size": 2, "rank": 5}, 422, "invalid-request", "rank 5 is not in a world of 2"),
+            ({"world_size": 2, "rank": 1, "job": "nobody comes", "timeout": 0.3}, 504, "join-timeout", "ranks 0"),
+        ],
+    )
+    def test_a_request_that_fails(self, make, request_, status, code, detail):
+        answer = httpx.post(f"{make().urls[0]}/v1/lease", json=request_, headers=HEADERS, timeout=30)
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        assert detail in answer.json()["detail"]
+        assert code != "join-timeout" or answer.json()["ranks"] == [0]
 
     def test_a_client_that_goes_away_while_it_joins(self, make):
         agent = make()

@@ -199,7 +199,7 @@ def end_beside_a_loss(me: Me) -> None:
     else:
         lost = dist.group.WORLD._communicator.engine.lost_peers
         wait_until(lambda: 2 in lost, "the goodbye")
-        comm = pair._communicator._mpi.backend.comm
+        comm = pair._communicator.queue.backend.comm
         dist.destroy_process_group(pair)
         me.say(freed=comm == MPI.COMM_NULL)
         me.mark(f"done-{me.rank}")

@@ -23,7 +23,7 @@ def test_sizes_around_what_goes_with_the_head(ranks: Ranks) -> None:
 
 def all_sizes(me: Me, sizes: list[int]) -> None:
     dist.init_process_group("mpi", timeout=60)
-    messages, wrong = dist.group.WORLD._communicator._mpi.messages, []
+    messages, wrong = dist.group.WORLD._communicator.queue.backend.messages, []
     for most in (2**31 - 1, 1000):
         messages.max_count = most
         for size in sizes:

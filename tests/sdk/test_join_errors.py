@@ -260,6 +260,24 @@ def test_the_wrong_token(ranks: Ranks) -> None:
     assert said["seconds"] < SOON
 
 
+def with_settings(me: Me, method: str, variable: str, values: list[str]) -> None:
+    os.environ[variable] = values[me.rank]
+    me.say(**me.attempt(dist.init_process_group, init_method=method, rank=me.rank, world_size=2, timeout=30))
+
+
+@pytest.mark.parametrize(
+    ("variable", "values"), [("RANKMESH_EAGER_BYTES", ["65536", "1024"]), ("RANKMESH_TRANSPORT", ["tcp", "shm"])]
+)
+def test_settings_that_differ_are_named_on_every_rank(ranks: Ranks, variable: str, values: list[str]) -> None:
+    method = f"tcp://127.0.0.1:{free_port()}"
+    for started in ranks.run(with_settings, 2, method=method, variable=variable, values=values):
+        assert started.said["error"] == "DistNetworkError"
+        assert re.search(
+            rf"{variable} differs .*: {values[0]} on rank 0 .*; {values[1]} on rank 1 ", started.said["text"]
+        )
+        assert started.said["seconds"] < SOON
+
+
 # Somebody else at the address
 
 

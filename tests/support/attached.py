@@ -1,18 +1,23 @@
-"""Processes that are attached to standalone agents, played by threads."""
+"""Gateways, and processes attached to standalone agents, played by threads."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.remote.agent import RemoteAgent
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.schemas import AgentHeartbeat
+from rankmesh_gateway.http.app import create_app
+from rankmesh_gateway.state.registry import Registry
 
 TOKEN = "a secret"
 SECONDS = 30.0
@@ -24,12 +29,23 @@ def offer(agent: Standalone, *, nearby: bool = True) -> AgentHeartbeat:
     return AgentHeartbeat(agent.id, agent.name, "here", host_id, os.getpid(), list(agent.urls))
 
 
-def in_thread(call: Callable[[], Any]) -> Future[Any]:
+@contextmanager
+def gateway(registry: Registry) -> Iterator[str]:
+    """Serve a gateway in this process; yields its URL."""
+    listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
+    server = HttpServer(listener, "gateway")
+    server.start(lambda: create_app(registry, token=TOKEN))
+    yield url_of(listener)
+    registry.close()
+    server.close()
+
+
+def in_thread(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
     future: Future[Any] = Future()
 
     def run() -> None:
         try:
-            future.set_result(call())
+            future.set_result(call(*arguments))
         except BaseException as error:
             future.set_exception(error)
 

@@ -91,7 +91,7 @@ class World:
             self.meshes[rank], group, name, list(ranks), everyone, self.timeout, self.recorders[rank]
         )
         strict = self.shares and len(set(self.hosts)) == 1
-        sharing = SegmentOptions(self.shares, SHM, "test", self.slot_bytes, crowded=True, strict=strict)
+        sharing = SegmentOptions(self.shares, SHM, "test", self.slot_bytes, oversubscribed=True, strict=strict)
         made.start([self.hosts[member] for member in ranks], sharing, self.timeout)
         return made
 

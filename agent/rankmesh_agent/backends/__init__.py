@@ -1,1 +1,1 @@
-"""What carries out a group's calls: ``base`` is the seam, ``mesh`` the data plane for arrays in host memory."""
+"""Backends: each executes the calls of one group, over shared memory, messages, or an engine of the user."""

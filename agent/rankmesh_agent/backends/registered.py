@@ -1,4 +1,4 @@
-"""Registered arrays: memory that all ranks of a group have mapped, with an array of each."""
+"""Registered arrays: memory that all ranks of a group have mapped, with one array of each rank."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rankmesh_agent.wire.errors import DistNetworkError
 
 _OCTET = np.dtype(np.uint8)
 _TEXT = 1024
-"""Bytes for a file's name, or for why there is none."""
+"""Bytes of a file's name, or of the reason why there is none."""
 
 Outcome = list[Array | DistNetworkError]
-"""Takes this rank's array, as bytes; or why no rank has got one, which is no reason to end the group."""
+"""Takes this rank's array, as bytes; or the error of all ranks, which does not end the group."""
 
 
 def over_segment(segment: Segment, directory: str, job: str, nbytes: int, outcome: Outcome) -> None:
-    """Make an array of ``nbytes`` at every rank, and give memory back of which no rank uses its array any more.
+    """Make an array of ``nbytes`` at every rank, and release regions of which no rank uses its array any more.
 
-    The first rank makes the memory and says its name, everyone maps it and says how that went, the first removes the
-    name: it exists only while all are busy with it.
+    The first rank creates the memory and publishes its name, all ranks map it and publish whether they could, the first
+    unlinks it: the name exists only during the call.
 
     Steps: 2.
     """
@@ -52,7 +52,7 @@ def over_segment(segment: Segment, directory: str, job: str, nbytes: int, outcom
         slots = segment.slots(_OCTET, 2 * _TEXT)
         _write(slots[segment.rank], ["", why])
         segment.step()
-        failures = [(rank, said) for rank, slot in enumerate(slots) if (said := _read(slot)[1])]
+        failures = [(rank, reason) for rank, slot in enumerate(slots) if (reason := _read(slot)[1])]
     finally:
         if segment.rank == 0 and mapping is not None:
             mapping.unlink()
@@ -60,14 +60,14 @@ def over_segment(segment: Segment, directory: str, job: str, nbytes: int, outcom
         if not still:
             del windows.regions[number]
     if failures or mapping is None:
-        rank, said = failures[0]
-        outcome.append(DistNetworkError(f"no registered array: {said} (group rank {rank})"))
+        rank, reason = failures[0]
+        outcome.append(DistNetworkError(f"no registered array: {reason} (group rank {rank})"))
     else:
         outcome.append(windows.add(mapping).own_array(segment.rank, nbytes))
 
 
 def over_link(link: Link, directory: str, job: str, nbytes: int, outcome: Outcome) -> None:
-    """Make ordinary arrays: there is nothing to save where ranks share no memory.
+    """Make an ordinary array: ranks without shared memory have nothing to register.
 
     Steps: 1.
     """

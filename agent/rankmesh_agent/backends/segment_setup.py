@@ -1,4 +1,4 @@
-"""How the members of a group come to share memory, those of each host, or find out together that they cannot."""
+"""Setup of a group's shared memory: one segment on each host, or none on any host."""
 
 from __future__ import annotations
 
@@ -14,110 +14,108 @@ from rankmesh_agent.wire.errors import DistNetworkError
 
 _log = logging.getLogger("rankmesh")
 
-_LONGEST_REASON = 1 << 12
-_NOTE = struct.Struct(f"!160s{_LONGEST_REASON}s")
-"""What the first member of a host tells the others there: the name of their memory, and why there is none."""
+_MAX_REASON = 1 << 12
+_OFFER = struct.Struct(f"!160s{_MAX_REASON}s")
+"""Message of a host's first member to the others there: the name of the segment's file, and why there is none."""
 
 
 class SegmentOptions(NamedTuple):
-    """How this process would share memory.
+    """How this process shares memory.
 
     Attributes:
-        allowed: whether it may at all.
-        directory: where it is made.
+        allowed: whether it may share memory at all.
+        directory: directory of the segment's file.
         job: part of the file's name.
-        slot_bytes: bytes of a slot; the least of all members' counts.
-        crowded: see Segment.
-        strict: it is an error if not all members can share one memory.
-        lend: where all members share one memory, another process will use it in this one's place.
+        slot_bytes: bytes of a slot; the members take the least of theirs.
+        oversubscribed: see Segment.
+        strict: raise if not all members can share one segment.
+        delegated: an attached process uses the segment in this one's place, if all members share one.
     """
 
     allowed: bool
     directory: str
     job: str
     slot_bytes: int
-    crowded: bool
+    oversubscribed: bool
     strict: bool
     delegated: bool = False
 
 
-def create_segment(link: MessageLink, layout: Layout, sharing: SegmentOptions) -> Segment | None:
-    """Make the memory that the members of this host share, or find out together that it is not to be had.
+def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -> Segment | None:
+    """Create the segment that the members of this host share; all hosts have one afterwards, or none has.
 
-    By way of rank 0, all agree on the length of the slots. Then the first member of each host makes its host's memory
-    and tells the others there its name; all map it, and say by way of rank 0 how that went. At last the first unlinks
-    it: its name exists only while all are there and busy with it. All hosts have theirs, or none has: members must not
-    choose different algorithms. That takes fewer than 5 messages a member, however many there are.
+    By way of rank 0, all members agree on the length of the slots. Then the first member of each host creates the
+    host's file and sends its name to the others there; all map it, and report by way of rank 0 whether they could. At
+    last the first unlinks it: the name exists only while the members map the file. Members must not choose different
+    algorithms, so one refusal counts for all. That takes fewer than 5 messages a member, whatever the group's size.
 
     Args:
         link: messages among the members; a call has begun on it.
-        layout: which members are on which host.
-        sharing: how.
+        layout: the members on each host.
+        options: see SegmentOptions.
 
     Returns:
-        This host's memory, of this rank alone where the host has no other member; None if it is not to be had on
-        some host, or no host has two members.
+        This host's segment, of this rank alone where the host has no other member; None if a host cannot have one, or
+        no host has two members.
 
     Raises:
-        DistNetworkError: ``strict``, and a member cannot map the memory or is on another host; names it.
+        DistNetworkError: ``strict``, and a member cannot map the segment or is on another host; names it.
         CallMismatchError: the ranks did not make the same call.
     """
     # Chunks are as long as slots allow, so all members, on all hosts, need the same ones.
-    shortest = link.via_root(b"%d" % sharing.slot_bytes, lambda wishes: min(wishes, key=lambda wish: int(bytes(wish))))
+    shortest = link.via_root(b"%d" % options.slot_bytes, lambda sizes: min(sizes, key=lambda size: int(bytes(size))))
     slot_bytes = max(int(bytes(shortest)), Segment.min_slot_bytes(link.size))
     here = next(ranks for ranks in layout if link.rank in ranks)
     first = here[0]
     size = Segment.bytes_for(len(here), slot_bytes)
-    why = _reason_not_to(layout, sharing)
+    why = _refusal(layout, options)
     mapping: Mapping | None = None
     try:
         if link.rank == first and not why:
             try:
-                private = len(here) == 1
                 mapping = (
                     Mapping.anonymous(size)
-                    if private
-                    else Mapping.create(sharing.directory, sharing.job, size, keep=sharing.delegated)
+                    if len(here) == 1
+                    else Mapping.create(options.directory, options.job, size, keep=options.delegated)
                 )
             except DistNetworkError as error:
                 why = error.message
-        note = bytearray(_NOTE.size)
+        offer = bytearray(_OFFER.size)
         if link.rank == first:
-            said = (b"" if mapping is None else mapping.name.encode()), why.encode()
-            _NOTE.pack_into(note, 0, *said)
-            link.exchange([(member, memoryview(note)) for member in here[1:]], [])
+            _OFFER.pack_into(offer, 0, b"" if mapping is None else mapping.name.encode(), why.encode())
+            link.exchange([(member, memoryview(offer)) for member in here[1:]], [])
         else:
-            link.exchange([], [(first, memoryview(note))])
-            name, refused = (text.rstrip(b"\0").decode(errors="replace") for text in _NOTE.unpack(note))
+            link.exchange([], [(first, memoryview(offer))])
+            name, refused = (text.rstrip(b"\0").decode(errors="replace") for text in _OFFER.unpack(offer))
             why = why or refused
             if not why:
                 try:
-                    mapping = Mapping.open(sharing.directory, name, size, keep=sharing.delegated)
+                    mapping = Mapping.open(options.directory, name, size, keep=options.delegated)
                 except DistNetworkError as error:
                     why = error.message
-        verdict = bytes(link.via_root(why.encode()[:_LONGEST_REASON], _first_refusal))
+        verdict = bytes(link.via_root(why.encode()[:_MAX_REASON], _first_refusal))
     finally:
         if link.rank == first and mapping is not None:
             mapping.unlink()
     if not verdict and mapping is not None:
-        return Segment(mapping, here.index(link.rank), len(here), slot_bytes, sharing.crowded)
+        return Segment(mapping, here.index(link.rank), len(here), slot_bytes, options.oversubscribed)
     refuser, _, reason = verdict.decode(errors="replace").partition(" ")
-    if sharing.strict:
+    if options.strict:
         raise DistNetworkError(f"RANKMESH_TRANSPORT=shm, but group rank {refuser} cannot: {reason}")
-    if link.rank == 0 and not _reason_not_to(layout, sharing):
+    if link.rank == 0 and not _refusal(layout, options):
         _log.warning("collectives go over TCP, not shared memory: %s (group rank %s)", reason, refuser)
     return None
 
 
 def _first_refusal(reasons: list[memoryview | bytes]) -> bytes:
-    """Return the first member that cannot share memory, and why; nothing if all can."""
+    """Return the first member that cannot share memory, and its reason; nothing if all can."""
     return next((b"%d " % rank + bytes(reason) for rank, reason in enumerate(reasons) if len(reason)), b"")
 
 
-def _reason_not_to(layout: Layout, sharing: SegmentOptions) -> str:
-    """Return why this member shares no memory, '' if it should."""
-    if not sharing.allowed:
+def _refusal(layout: Layout, options: SegmentOptions) -> str:
+    """Return why this member shares no memory, '' if it does."""
+    if not options.allowed:
         return "it may not share memory"
-    if len(layout) > 1 and (sharing.strict or max(map(len, layout)) == 1):
+    if len(layout) > 1 and (options.strict or max(map(len, layout)) == 1):
         return "the members are not all on one host"
     return ""

@@ -126,7 +126,7 @@ class GpuBackendSelector:
             self._exchange.publish("gpu", json.dumps(mine).encode())
             self._published = True
         deadline = Deadline(self._host.timeout)
-        purpose = f"group {self._host.name!r} looks which GPUs its ranks have"
+        purpose = f"group {self._host.name!r} exchanges the GPUs of its ranks"
         return [_Capabilities(*json.loads(value)) for value in self._exchange.gather("gpu", ranks, deadline, purpose)]
 
     def _select(self, device: int) -> GpuCommunicator | None:

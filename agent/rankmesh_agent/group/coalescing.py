@@ -1,4 +1,4 @@
-"""A batch of collectives: recorded while it is open, then made in one go, small all_reduces together."""
+"""Coalescing of a batch's calls: neighbouring all_reduces of one dtype and operation become one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from rankmesh_agent.wire.ops import OpType
 
 
 class RecordedCall(NamedTuple):
-    """A call that is to be made when the batch ends.
+    """A call that is executed when the batch ends.
 
     Attributes:
         key: the fields of its Call, equal at all ranks.
-        arguments: what the algorithm takes.
-        user: the user's arrays.
-        after: what to do once the data is there.
-        note: what to say of it when the ranks' calls do not fit together.
+        arguments: the algorithm's.
+        result, on_complete, details: see Options.
     """
 
     key: tuple[Any, ...]
@@ -32,7 +30,7 @@ class RecordedCall(NamedTuple):
 
 
 class BatchedWork(Work):
-    """What an asynchronous call in a batch returns: it is the batch that one waits for."""
+    """Work of an asynchronous call in a batch; the caller waits for the batch instead."""
 
     def _refuse(self) -> NoReturn:
         raise RuntimeError("this call is part of a batch: wait for the batch, not for its calls")
@@ -54,17 +52,17 @@ class BatchedWork(Work):
 
 
 def coalesce(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """Return the calls with neighbouring all_reduces of one dtype and operation made one, unless they share memory."""
+    """Return the calls, neighbouring all_reduces of one dtype and operation as one, unless their arrays overlap."""
     found: list[list[RecordedCall]] = []
     for call in calls:
-        if found and _alike(call.key, found[-1][-1].key):
+        if found and _same_operation(call.key, found[-1][-1].key):
             found[-1].append(call)
         else:
             found.append([call])
     return [call for run in found for call in ([_one(run)] if len(run) > 1 and _disjoint(run) else run)]
 
 
-def _alike(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+def _same_operation(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return key[0] is OpType.ALL_REDUCE and (key[:2], key[3:]) == (other[:2], other[3:])
 
 
@@ -75,22 +73,22 @@ def _disjoint(run: Sequence[RecordedCall]) -> bool:
 
 
 def _one(calls: list[RecordedCall]) -> RecordedCall:
-    """Return one all_reduce of the arrays behind one another."""
+    """Return one all_reduce of the concatenated arrays."""
     kind, dtype, _, op = calls[0].key
     arrays = [call.arguments[0] for call in calls]
-    together = np.concatenate(arrays)
+    joined = np.concatenate(arrays)
 
-    def apart() -> None:
+    def split_back() -> None:
         begin = 0
         for call, array in zip(calls, arrays, strict=True):
-            array[:] = together[begin : begin + array.size]
+            array[:] = joined[begin : begin + array.size]
             begin += array.size
             if call.on_complete is not None:
                 call.on_complete()
 
-    user = [array for call in calls for array in call.result]
-    # Ranks that split the same number of elements otherwise are to notice.
+    result = [array for call in calls for array in call.result]
+    # Part of the call's identity: a rank that splits the same number of elements otherwise makes another call.
     split = f"arrays of {'+'.join(str(array.size) for array in arrays)}"
-    notes = [call.details for call in calls if call.details is not None]
-    note = (lambda: "; ".join(one() for one in notes)) if notes else None
-    return RecordedCall((kind, dtype, together.size, op, None, None, split), (together, op), user, apart, note)
+    each = [call.details for call in calls if call.details is not None]
+    details = (lambda: "; ".join(one() for one in each)) if each else None
+    return RecordedCall((kind, dtype, joined.size, op, None, None, split), (joined, op), result, split_back, details)

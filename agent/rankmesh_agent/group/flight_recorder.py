@@ -54,7 +54,7 @@ class RecordOwner(Protocol):
 MessageInfo = tuple[str, np.dtype[Any], int, int, int]
 """A message between two ranks: ``send`` or ``recv``, dtype and elements, the other rank or -1 for any, tag."""
 Record = tuple[RecordOwner, Call | MessageInfo, int, float, float | None, str, int]
-"""A call or message: group, call, number, begin and end by the monotonic clock, its error's text, its bytes. The end
+"""A call or message: group, call, number, start and end by the monotonic clock, its error's text, its bytes. The end
 is None while it is under way. A bare tuple, because making a named one takes five times as long."""
 
 
@@ -164,23 +164,23 @@ class RecordedGroup(Protocol):
 
 
 class FlightRecorder:
-    """One process's flight recorder and tallies.
+    """One process's flight recorder, and the statistics of its groups.
 
     Args:
-        kept: how many calls and messages to remember, 0 for none.
+        capacity: number of calls and messages to keep, 0 for none.
     """
 
-    def __init__(self, kept: int = DEFAULT_CAPACITY) -> None:
-        self._records: deque[Record] = deque(maxlen=kept)
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+        self._records: deque[Record] = deque(maxlen=capacity)
         self.record = self._records.append
-        """Takes a call or message that has ended."""
+        """Records a call or message that has ended."""
         self._since = time.time() - time.monotonic()
         self._lock = threading.Lock()
         self._groups: list[RecordedGroup] = []
         self._ended: dict[str, OperationStats] = {}
 
     def drain(self) -> list[Record]:
-        """Return what is remembered of calls that have ended, and forget it."""
+        """Return the records of the calls that have ended, and remove them."""
         found: list[Record] = []
         with contextlib.suppress(IndexError):
             while len(found) < (self._records.maxlen or 0):
@@ -188,21 +188,21 @@ class FlightRecorder:
         return found
 
     def add_group(self, group: RecordedGroup) -> None:
-        """Take note of a group."""
+        """Read a group from now on."""
         with self._lock:
             self._groups.append(group)
 
     def remove_group(self, group: RecordedGroup) -> None:
-        """Take note that a group is no more: its calls are counted with those of others that are no more."""
+        """Stop reading a group that has ended: its statistics are added to those of the other ended groups."""
         with self._lock:
             self._groups.remove(group)
-            for op, tally in group.op_stats().items():
-                self._ended.setdefault(op, OperationStats(ENDED_GROUPS, op)).add(tally.snapshot(ENDED_GROUPS, op))
+            for op, stats in group.op_stats().items():
+                self._ended.setdefault(op, OperationStats(ENDED_GROUPS, op)).add(stats.snapshot(ENDED_GROUPS, op))
 
     def operations(self) -> list[OperationStats]:
-        """Return what has been counted and what is in flight, by group in the order they were made, ended ones last.
+        """Return the statistics and the calls in flight, by group in the order of their creation, ended ones last.
 
-        There are at most MOST_GROUPS + 2 groups, as metrics want it; groups of one name count as one.
+        There are at most MAX_GROUPS + 2 groups, to bound the number of metrics; groups of one name count as one.
         """
         found: dict[tuple[str, str], OperationStats] = {}
 
@@ -216,84 +216,84 @@ class FlightRecorder:
                 if len(names) < MAX_GROUPS:
                     names.add(group.name)
                 name = group.name if group.name in names else OTHER_GROUPS
-                for op, tally in sorted(group.op_stats().items()):
-                    at(name, op).add(tally.snapshot(name, op))
-                for entry in group.active_records():
-                    counted = at(name, op_name(entry[1]))
+                for op, stats in sorted(group.op_stats().items()):
+                    at(name, op).add(stats.snapshot(name, op))
+                for record in group.active_records():
+                    counted = at(name, op_name(record[1]))
                     counted.in_flight += 1
-                    counted.oldest = max(counted.oldest, now - entry[3])
+                    counted.oldest = max(counted.oldest, now - record[3])
             for op, ended in self._ended.items():
                 at(ENDED_GROUPS, op).add(ended)
         return list(found.values())
 
     def in_flight(self, group: str) -> list[InFlight] | None:
-        """Return the calls and messages of a group that have begun and not ended, as GroupInfo lists them, but all.
+        """Return all calls and messages of a group that have not ended, in GroupInfo's form.
 
         Args:
             group: name or id.
 
         Returns:
-            None if there is no such group; one that is being made is one already.
+            None if there is no such group; a group that is being set up is one already.
         """
         now = time.monotonic()
         with self._lock:
             groups = [each for each in self._groups if each.matches(group)]
-            return [in_flight(entry, now) for each in groups for entry in each.active_records()] if groups else None
+            return [in_flight(record, now) for each in groups for record in each.active_records()] if groups else None
 
     def records(self, group: str | None = None, last: int | None = None) -> list[FlightRecord]:
-        """Return what is remembered: what has ended, in that order, then what is under way.
+        """Return the records: of the calls that have ended, in that order, then of those that have not.
 
         Args:
-            group: only of the groups with this name or id.
-            last: only so many, the latest.
+            group: name or id, to return only that group's.
+            last: number of records to return, the latest.
         """
         with self._lock:
-            entries = [*self._records.copy(), *(entry for group in self._groups for entry in group.active_records())]
-        wanted = [entry for entry in entries if group is None or entry[0].matches(group)]
+            records = [*self._records.copy(), *(record for group in self._groups for record in group.active_records())]
+        wanted = [record for record in records if group is None or record[0].matches(group)]
         first = 0 if last is None else max(0, len(wanted) - last)
-        return [_flight_record(entry, self._since) for entry in wanted[first:]]
+        return [_flight_record(record, self._since) for record in wanted[first:]]
 
 
-def in_flight(entry: Record, now: float) -> InFlight:
-    """Return a call under way as others are told."""
-    _, _, seq, begun, _, _, nbytes = entry
-    return InFlight(describe(entry), seq, max(0.0, now - begun), nbytes)
+def in_flight(record: Record, now: float) -> InFlight:
+    """Return a record of a call that has not ended in GroupInfo's form."""
+    _, _, seq, started, _, _, nbytes = record
+    return InFlight(describe(record), seq, max(0.0, now - started), nbytes)
 
 
-def describe(entry: Record) -> str:
-    """Return a call or message in words."""
-    standing, what = entry[:2]
+def describe(record: Record) -> str:
+    """Return the description of a call or message."""
+    owner, what = record[:2]
     if isinstance(what, Call):
         return str(what)
     op, _, _, rank, tag = what
-    other = "any rank" if rank < 0 else f"rank {standing.global_rank(rank)}"
+    other = "any rank" if rank < 0 else f"rank {owner.global_rank(rank)}"
     return f"{op} {'to' if op == 'send' else 'from'} {other} (tag {tag})"
 
 
 def op_name(what: Call | MessageInfo) -> str:
-    """Return a call's or message's name in the API."""
+    """Return the name of a call's or message's function in the API."""
     return what.name if isinstance(what, Call) else what[0]
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error as it is remembered: itself it would keep the frames it went through, and their arrays."""
+    """Return an error's text for a record: the error itself would keep its traceback's frames, and their arrays."""
     return f"{type(error).__name__}: {error}"
 
 
-def _flight_record(entry: Record, since: float) -> FlightRecord:
-    standing, what, seq, begun, ended, error, nbytes = entry
+def _flight_record(record: Record, since: float) -> FlightRecord:
+    owner, what, seq, started, ended, error, nbytes = record
     dtype, elements = (what.dtype, what.count) if isinstance(what, Call) else what[1:3]
     state: FlightState = "failed" if error else "in-flight" if ended is None else "completed"
     return FlightRecord(
-        standing.id,
-        standing.name,
+        owner.id,
+        owner.name,
         seq,
         op_name(what),
-        describe(entry),
+        describe(record),
         "" if dtype is None else display(dtype),
         elements,
         nbytes,
-        since + begun,
+        since + started,
         None if ended is None else since + ended,
         state,
         error,

@@ -18,7 +18,7 @@ from rankmesh_agent.collectives.link import as_bytes
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.delegation import DelegatedBackend, DelegatedCalls
-from rankmesh_agent.group.flight_recorder import FlightRecorder, MessageInfo, MessageLog, OpStats, Record, in_flight
+from rankmesh_agent.group.flight_recorder import FlightRecorder, MessageLog, OpStats, Record, in_flight
 from rankmesh_agent.group.pending import LocalActiveCall, PendingMessage
 from rankmesh_agent.group.state import LocalGroupState
 from rankmesh_agent.group.work import MessageWork, Work
@@ -148,78 +148,65 @@ class LocalCommunicator(Communicator, FrameSink):
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
         """See Communicator."""
-        started = time.monotonic()
-        transfer = self._start_send(array, rank, tag, options)
-        if transfer.done and not options.async_op:
-            self._ended(("send", array.dtype, array.size, rank, tag), started, array.nbytes, transfer, options)
-            return None
-        message = self._pending("send", array, rank, tag, transfer, options)
-        if options.async_op:
-            return MessageWork(message.complete, options.result, message.deadline, None, message.abandon)
-        message.complete(message.deadline)
-        return None
+        return self._transfer("send", array, rank, tag, options)[0]
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         """See Communicator."""
-        started = time.monotonic()
-        transfer = self._start_receive(array, rank, tag, options)
-        if transfer.done and not options.async_op:
-            self._ended(("recv", array.dtype, array.size, rank, tag), started, array.nbytes, transfer, options)
-            return self.state.global_rank(transfer.source)
-        message = self._pending("recv", array, rank, tag, transfer, options)
-        if options.async_op:
-            return MessageWork(
-                message.complete, options.result, message.deadline, lambda: self.source(message), message.abandon
-            )
-        message.complete(message.deadline)
-        return self.state.global_rank(transfer.source)
+        work, transfer = self._transfer("recv", array, rank, tag, options)
+        return self.state.global_rank(transfer.source) if work is None else work
 
     def begin_send(self, array: Array, rank: int, tag: int, options: Options) -> PendingMessage:
         """Begin to send ``array`` to a rank; the caller completes the message, or abandons it."""
-        return self._pending("send", array, rank, tag, self._start_send(array, rank, tag, options), options)
+        return self._pending("send", array, rank, tag, self._begin("send", array, rank, tag, options), options)
 
     def begin_receive(self, array: Array, rank: int, tag: int, options: Options) -> PendingMessage:
         """Begin to receive into ``array`` from a rank, or from ANY; see begin_send."""
-        return self._pending("recv", array, rank, tag, self._start_receive(array, rank, tag, options), options)
+        return self._pending("recv", array, rank, tag, self._begin("recv", array, rank, tag, options), options)
 
     def source(self, message: PendingMessage) -> int:
         """Return the global rank of a received message's sender."""
         return self.state.global_rank(message.transfer.source)
 
-    def _start_send(self, array: Array, rank: int, tag: int, options: Options) -> Transfer:
-        if self.state.failure is not None:
-            self.state.raise_if_failed()
-        with self.engine.foreground():
-            transfer = self._transport.send(rank, as_bytes(array), code_of(array.dtype), tag)
-            if options.async_op and not transfer.done:
-                self._transport.progress_in_background(transfer)
-        return transfer
-
-    def _start_receive(self, array: Array, rank: int, tag: int, options: Options) -> Transfer:
-        if self.state.failure is not None:
-            self.state.raise_if_failed()
-        with self.engine.foreground():
-            transfer = self._transport.receive(rank, as_bytes(array), code_of(array.dtype), tag)
-            if options.async_op and not transfer.done:
-                self._transport.progress_in_background(transfer)
-        return transfer
-
-    def _ended(self, message: MessageInfo, started: float, nbytes: int, transfer: Transfer, options: Options) -> None:
-        """Record a message that its transport has carried at once; raise its error."""
-        self._messages.record((self.state, message, 0, started, None, "", nbytes), transfer.error)
+    def _transfer(
+        self, op: str, array: Array, rank: int, tag: int, options: Options
+    ) -> tuple[MessageWork | None, Transfer]:
+        """Complete a message, or return the Work of an asynchronous one."""
+        started = time.monotonic()
+        transfer = self._begin(op, array, rank, tag, options)
+        if not transfer.done or options.async_op:
+            message = self._pending(op, array, rank, tag, transfer, options)
+            if options.async_op:
+                source = (lambda: self.source(message)) if op == "recv" else None
+                work = MessageWork(message.complete, options.result, message.deadline, source, message.abandon)
+                return work, transfer
+            message.complete(message.deadline)
+            return None, transfer
+        # Carried at once, as most short messages are: without a PendingMessage.
+        what = op, array.dtype, array.size, rank, tag
+        self._messages.record((self.state, what, 0, started, None, "", array.nbytes), transfer.error)
         if transfer.error is not None:
             raise transfer.error
         if options.on_complete is not None:
             options.on_complete()
+        return None, transfer
+
+    def _begin(self, op: str, array: Array, rank: int, tag: int, options: Options) -> Transfer:
+        if self.state.failure is not None:
+            self.state.raise_if_failed()
+        with self.engine.foreground():
+            begin = self._transport.send if op == "send" else self._transport.receive
+            transfer = begin(rank, as_bytes(array), code_of(array.dtype), tag)
+            if options.async_op and not transfer.done:
+                self._transport.progress_in_background(transfer)
+        return transfer
 
     def _pending(
         self, op: str, array: Array, rank: int, tag: int, transfer: Transfer, options: Options
     ) -> PendingMessage:
         deadline = Deadline(options.timeout)
+        what = op, array.dtype, array.size, rank, tag
         partners = self._sources if rank == ANY else (rank,)
-        record: Record = (
-            self.state, (op, array.dtype, array.size, rank, tag), 0, deadline.started, None, "", array.nbytes
-        )  # fmt: skip
+        record: Record = self.state, what, 0, deadline.started, None, "", array.nbytes
         return PendingMessage(
             self.state, self._transport, transfer, record, self._messages, partners, deadline, options.on_complete
         )

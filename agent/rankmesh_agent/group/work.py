@@ -1,4 +1,4 @@
-"""What an asynchronous call returns, after torch.distributed.Work."""
+"""Work and Future of an asynchronous call, after torch.distributed.Work and torch.futures.Future."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 
 _GRACE_SECONDS = 1.0
-"""How much later than at its deadline a message ends, at most: the thread that finds that has to have its turn."""
+"""Time after its deadline by which a message ends at the latest: the thread that detects that has to be scheduled."""
 
 
 class Future:
-    """The result of a Work, after torch.futures.Future.
+    """Result of a Work, after torch.futures.Future.
 
     A callback given to ``then`` runs in the thread that completes the operation, or at once if it is complete.
 
     Args:
-        worker: returns the thread that will complete it, None if it is not known.
+        worker: returns the thread that will complete the operation, None if it is not known.
         release: see ``release``.
     """
 
@@ -66,10 +66,10 @@ class Future:
         return self._value
 
     def release(self) -> bool:
-        """Say whether this thread, which runs a callback, holds no call up, and see to it if that is possible.
+        """Relieve this thread, which runs a callback, of completing calls; return whether it holds up none.
 
-        A callback that is about to do what takes long, or waits for later calls, asks that first. The thread that
-        completes calls is let go of that, unless there is one to complete already: then the answer is no.
+        For a callback that is about to block, or to wait for later calls. Another thread completes the next calls then;
+        False if a call is queued already.
         """
         return self._release()
 
@@ -108,7 +108,7 @@ class Future:
 
 
 class Work(ABC):
-    """An operation that goes on while its caller does something else."""
+    """An operation that runs while its caller does something else."""
 
     @abstractmethod
     def is_completed(self) -> bool:
@@ -134,7 +134,7 @@ class Work(ABC):
         """
 
     def synchronize(self) -> None:
-        """Wait for the end, as ``wait()``: there is no stream of a device to wait for instead."""
+        """Wait for the end, as ``wait()``: in host memory there is no stream to wait for instead."""
         self.wait()
 
     @abstractmethod
@@ -150,7 +150,7 @@ class Work(ABC):
         return self.is_completed() and self.exception() is None
 
     def source_rank(self) -> int:
-        """Return the global rank a receive got its message from.
+        """Return the global rank of a received message's sender.
 
         Raises:
             RuntimeError: this is not a receive.
@@ -171,11 +171,11 @@ class QueuedWork(Work):
     """A call in a group's queue.
 
     Args:
-        run: carries the call out.
+        run: executes the call.
         arrays: the user's arrays that it fills.
-        described: the call in words.
-        worker: returns the thread that will carry it out.
-        release: lets that thread go; see Future.
+        described: description of the call.
+        worker: returns the thread that will execute it.
+        release: relieves that thread; see Future.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class QueuedWork(Work):
         self._withdrawn = False
 
     def run(self, ended: Callable[[], object] = lambda: None) -> None:
-        """Carry the call out, in the group's worker thread; what it needed, its arrays too, is let go of then.
+        """Execute the call, in the group's worker thread; then release its arguments.
 
         Args:
             ended: called between its end and the callbacks.
@@ -211,11 +211,11 @@ class QueuedWork(Work):
                 self._future.set_result(self._arrays)
 
     def claim(self) -> bool:
-        """Begin: say whether the call is still to be made; from now on it cannot be withdrawn."""
+        """Begin; return whether the call is still to be executed. From now on it cannot be withdrawn."""
         return self._claimed.acquire(False)
 
     def withdraw(self, error: BaseException) -> bool:
-        """Fail with an error instead of being carried out; return whether that was possible: it had not begun."""
+        """Fail the call instead of executing it; return whether that was possible, because it had not begun."""
         if not self._claimed.acquire(False):
             return False
         self._withdrawn = True
@@ -223,7 +223,7 @@ class QueuedWork(Work):
         return True
 
     def fail(self, error: BaseException) -> None:
-        """End a call that will not be carried out."""
+        """End a call that will not be executed."""
         self._future.set_exception(error)
 
     def is_completed(self) -> bool:
@@ -259,47 +259,47 @@ def _nothing() -> None:
 
 
 class MessageWork(Work):
-    """A point-to-point message under way. Several threads may wait for it: one settles it, the others wait for that.
+    """Work of a point-to-point message. Of several threads that wait for it one completes it, the others wait for that.
 
     Args:
-        settle: waits for the message until a deadline and raises its error; with None it does not wait, and tells
+        complete: waits for the message until a deadline and raises its error; with None it does not wait, and returns
             whether the message is done.
         arrays: the user's arrays.
         deadline: the operation's own.
-        source: returns the rank a received message came from.
+        source: returns the global rank of a received message's sender.
         abandon: gives the message up because of an error.
     """
 
     def __init__(
         self,
-        settle: Callable[[Deadline | None], bool],
+        complete: Callable[[Deadline | None], bool],
         arrays: list[Any],
         deadline: Deadline,
         source: Callable[[], int] | None = None,
         abandon: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        self._settle = settle
+        self._complete_message = complete
         self._arrays = arrays
         self._deadline = deadline
         self._source = source
         self._abandon = abandon
-        self._settling = threading.Lock()
-        self._complete = False
+        self._completing = threading.Lock()
+        self._done = False
         self._error: BaseException | None = None
 
     def abandon(self, error: BaseException) -> None:
-        """Give the message up: who waits for it here fails. If its data is on the way, the group ends, too."""
+        """Give the message up: waits for it fail. If its data is on the way, the group ends, too."""
         self._abandon(error)
 
     def is_completed(self) -> bool:
-        if not self._complete and self._settling.acquire(False):
+        if not self._done and self._completing.acquire(False):
             try:
-                self._complete = self._complete or self._settle(None)
+                self._done = self._done or self._complete_message(None)
             except DistError as error:
-                self._error, self._complete = error, True
+                self._error, self._done = error, True
             finally:
-                self._settling.release()
-        return self._complete
+                self._completing.release()
+        return self._done
 
     def exception(self) -> BaseException | None:
         self.is_completed()
@@ -308,21 +308,21 @@ class MessageWork(Work):
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         seconds = wait_limit(timeout)
         own = self._deadline if seconds is None else Deadline(seconds)
-        if not self._complete:
-            # Where another thread settles it, that one's error, at the operation's deadline, says who is missing.
+        if not self._done:
+            # The error of another thread that completes it, at the operation's deadline, names the missing rank.
             grace = _GRACE_SECONDS if seconds is None else 0.0
-            if not self._settling.acquire(False) and not self._settling.acquire(timeout=own.remaining() + grace):
+            if not self._completing.acquire(False) and not self._completing.acquire(timeout=own.remaining() + grace):
                 raise CollectiveTimeoutError(
                     f"the message did not end within {own.seconds:.3g} s of waiting; another thread still waits for it"
                 )
             try:
-                self._complete = self._complete or self._settle(own)
+                self._done = self._done or self._complete_message(own)
             except DistError as error:
                 if seconds is None or not isinstance(error, CollectiveTimeoutError):
-                    self._error, self._complete = error, True
+                    self._error, self._done = error, True
                 raise
             finally:
-                self._settling.release()
+                self._completing.release()
         if self._error is not None:
             raise self._error
         return True

@@ -78,7 +78,7 @@ class MpiBackend(Backend):
             raise_mismatch(self._link, context)
         except self._error as error:
             raise DistBackendError(
-                f"{context.call} #{context.seq}: MPI says: {error}. If the ranks may not have made the same call, "
+                f"{context.call} #{context.seq}: MPI error: {error}. If the ranks may not have made the same call, "
                 "TORCH_DISTRIBUTED_DEBUG=DETAIL has them compare their calls",
                 op=context.call.name,
                 seq=context.seq,

@@ -212,7 +212,7 @@ class MpiMessages:
             self._progress_sends()
             self._progress_receives()
         except self._error as error:
-            raise DistBackendError(f"a message: MPI says: {error}") from error
+            raise DistBackendError(f"a message: MPI error: {error}") from error
 
     def _progress_sends(self) -> None:
         for sent in self._sends[:]:

@@ -22,6 +22,8 @@ from rankmesh_agent.wire.schemas import Member
 
 _IDENTITY = struct.Struct("!II32s32s")
 _RETRY_SECONDS = 0.1
+_MAX_NAMED = 4
+"""Ranks named in an error about settings."""
 _SLICE_SECONDS = 0.1
 """How long a sleep lasts at most: what takes too long is noticed between two of them."""
 _TRY_SECONDS = 10.0
@@ -47,8 +49,10 @@ def connect_all(
         deadline: when to give up.
 
     Raises:
-        DistNetworkError: a pair could not be connected; names it, and the addresses that were tried.
+        DistNetworkError: a pair could not be connected (names it, and the addresses that were tried), or settings that
+            have to be the same on all ranks differ.
     """
+    check_settings(members)
     lower = [member for member in members if member.rank < me.rank]
     calls = [_Call(me, peer, epoch, transport_to(peer), deadline) for peer in lower]
     establishing = _Establishing(me, members, epoch, listener, calls)
@@ -61,6 +65,35 @@ def connect_all(
         establishing.close()
         raise
     return establishing.connections
+
+
+def check_settings(members: Sequence[Member]) -> None:
+    """Check that all ranks have the settings that have to be the same.
+
+    Raises:
+        DistNetworkError: they differ; names the variable, and the ranks that have each value.
+    """
+    eager: dict[object, list[Member]] = {}
+    forced: dict[object, list[Member]] = {}
+    for member in members:
+        if member.eager_bytes >= 0:
+            eager.setdefault(member.eager_bytes, []).append(member)
+        if member.transport in ("tcp", "shm"):  # auto goes along with either
+            forced.setdefault(member.transport, []).append(member)
+    for variable, found in (("RANKMESH_EAGER_BYTES", eager), ("RANKMESH_TRANSPORT", forced)):
+        if len(found) > 1:
+            values = "; ".join(f"{value} on {_ranks_in_words(having)}" for value, having in found.items())
+            raise DistNetworkError(
+                f"{variable} differs between ranks: {values}. Set it to the same value on every rank, or leave it out.",
+                ranks=[member.rank for member in min(found.values(), key=len)],
+            )
+
+
+def _ranks_in_words(members: Sequence[Member]) -> str:
+    """Return the members in words, all of them if they are few."""
+    more = len(members) - _MAX_NAMED
+    named = ", ".join(member.described() for member in members[:_MAX_NAMED])
+    return f"{named} and {more} more" if more > 0 else named
 
 
 class _Establishing:

@@ -1,7 +1,7 @@
-"""What every point-to-point transport offers: listen, dial, and a connection; none of them ever blocks.
+"""Interface of the point-to-point transports: listener, dial, and connection; none of them ever blocks.
 
-A connection is an ordered, reliable stream of bytes. ``send`` and ``recv_into`` do what can be done at once; who wants
-to wait polls ``fileno()`` after ``prepare_wait()`` said that there is nothing to do. One thread at a time may send and
+A connection is an ordered, reliable stream of bytes. ``send`` and ``recv_into`` do what can be done at once; to
+wait, poll ``fileno()`` after ``prepare_wait()`` has returned True. One thread at a time may send and
 one may receive. After any error the connection is closed, never used again: its peer cannot know where we stopped.
 """
 

@@ -1,8 +1,7 @@
-"""The first words on a socket, before it is a connection: any number of such conversations go on in one thread.
+"""Driver of handshakes: any number of them run in one thread, without blocking.
 
-What one side says is a *script*: a generator that yields what to say and how many bytes to hear next, is sent these,
-and returns the connection that came of it. It reads like a call that waits for each answer, and closing it undoes what
-it has begun.
+One side of a handshake is a *script*: a generator that yields the bytes to send and the number of bytes to receive,
+is sent these, and returns the connection. It reads like blocking code, and closing it undoes what it has begun.
 """
 
 from __future__ import annotations

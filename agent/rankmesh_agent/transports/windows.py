@@ -1,4 +1,4 @@
-"""What the ranks of a segment let each other read of their own memory, which saves the copies through the slots.
+"""Memory windows: arrays that the ranks of a segment expose to each other, which saves the copies through the slots.
 
 *Registered* arrays lie in shared memory that all ranks have mapped. Any other array can be read with process_vm_readv
 where the kernel allows it. Before anything is read, each rank tells where what it shows lies::

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 Family = Literal["bool", "int", "float", "complex", "opaque"]
 
@@ -45,6 +46,9 @@ _TYPES: tuple[tuple[int, str, np.dtype[Any], Family], ...] = (
     (27, "opaque64", np.dtype("V8"), "opaque"),
     (28, "opaque128", np.dtype("V16"), "opaque"),
 )  # fmt: skip
+
+_PADDED_ITEMSIZE = 16 if np.finfo(np.longdouble).nmant == 63 else 0
+"""Bytes of an x87 extended number, which has 10 bytes and 6 of padding; 0 where longdouble is another format."""
 
 NONE = 0
 """The code of a frame that carries no array."""
@@ -102,3 +106,17 @@ def name_of(code: int) -> str:
     """Return an element type's name for messages, also when the code is not known here."""
     dtype = FROM_CODE.get(code)
     return display(dtype) if dtype is not None else f"dtype #{code}"
+
+
+def zero_padding(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a one-dimensional, contiguous array whose padding bytes are zero: the array itself if it is writable.
+
+    Only longdouble and clongdouble have padding, and NumPy leaves it uninitialised: sent as it is, it would disclose
+    memory of this process.
+    """
+    if array.dtype.char not in "gG" or not _PADDED_ITEMSIZE:
+        return array
+    if not array.flags.writeable:
+        array = array.copy()
+    array.view(np.uint8).reshape(-1, _PADDED_ITEMSIZE)[:, 10:] = 0
+    return array

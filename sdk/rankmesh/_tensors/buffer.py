@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 
 from rankmesh._tensors.layout import Array, Layout, WriteBack, refuse_overlap, supported, type_name
+from rankmesh_agent.wire.dtypes import zero_padding
 
 _HOST_DEVICES = frozenset((1, 3, 11))
 """DLPack device types in host memory: CPU, pinned for CUDA, pinned for ROCm."""
+
+_PADDED_ITEMSIZE = 16
+"""Bytes from which an element may have padding: that of longdouble."""
 
 
 class Buffer(ABC):
@@ -70,7 +74,8 @@ class Buffer(ABC):
             device_array: Array = self.device_array()[0]
             return device_array
         array, _ = self.host_array()
-        return np.ascontiguousarray(array, supported(array.dtype, self.name)).reshape(-1)
+        flat = np.ascontiguousarray(array, supported(array.dtype, self.name)).reshape(-1)
+        return flat if flat.itemsize < _PADDED_ITEMSIZE else zero_padding(flat)
 
     def flat_out(self, on_device: bool = False) -> tuple[Array, WriteBack | None]:
         """Return contiguous memory for a result, holding the tensor's elements, and what copies it to the tensor.
@@ -96,7 +101,8 @@ class Buffer(ABC):
                 f"numpy.array({self.name})"
             )
         if flags.c_contiguous and array.dtype == native:
-            return array.reshape(-1), write_back
+            flat = array.reshape(-1)
+            return flat if flat.itemsize < _PADDED_ITEMSIZE else zero_padding(flat), write_back
         refuse_overlap(Layout(array.shape, array.strides, array.itemsize), self.name)
         staged = np.ascontiguousarray(array, native)
 
@@ -105,7 +111,7 @@ class Buffer(ABC):
             if write_back is not None:
                 write_back()
 
-        return staged.reshape(-1), copy_back
+        return zero_padding(staged.reshape(-1)), copy_back
 
 
 class NumpyBuffer(Buffer):

@@ -150,7 +150,7 @@ def _wait_for_keys(store: Any, keys: list[str], deadline: Deadline) -> None:
         if deadline.expired():
             missing = [number for number, key in enumerate(keys) if not store.check([key])]
             raise JoinTimeoutError(
-                f"ranks {missing} did not come to torch's store within {deadline.seconds:.1f} s", ranks=missing
+                f"ranks {missing} did not reach torch's store within {deadline.seconds:.1f} s", ranks=missing
             )
         time.sleep(pause)
         pause = min(2 * pause, _MAX_PAUSE)

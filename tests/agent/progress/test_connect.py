@@ -278,3 +278,31 @@ def test_a_rank_alone_needs_nobody() -> None:
     with listening(1, TcpTransport("secret")) as ranks:
         assert ranks.connect(0) == {}
         assert look(ranks.listeners[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ([(65536, "auto"), (65536, "tcp"), (65536, "auto")], None),
+        ([(-1, ""), (1024, "shm"), (1024, "auto")], None),  # an older version does not report its settings
+        ([(65536, ""), (65536, ""), (1024, "")], r"EAGER_BYTES .*: 65536 on rank 0 .*, rank 1 .*; 1024 on rank 2 "),
+        ([(0, "tcp"), (0, "shm"), (0, "tcp")], r"TRANSPORT .*: tcp on rank 0 .*, rank 2 .*; shm on rank 1 \(here, pid"),
+    ],
+)
+def test_settings_that_have_to_be_the_same_are_compared(settings: list[tuple[int, str]], error: str | None) -> None:
+    members = [
+        Member(rank, f"{rank:032x}", "here", "host", 7, ["127.0.0.1:1"], "", eager, transport)
+        for rank, (eager, transport) in enumerate(settings)
+    ]
+    if error is None:
+        connect_module.check_settings(members)
+    else:
+        with pytest.raises(DistNetworkError, match=error):
+            connect_module.check_settings(members)
+
+
+def test_settings_that_have_to_be_the_same_are_compared_between_many_ranks() -> None:
+    members = [Member(rank, "", "here", "host", 7, [], "", 512 if rank == 9 else 1024) for rank in range(20)]
+    with pytest.raises(DistNetworkError, match=r"rank 3 \(here, pid 7\) and 15 more; 512 on rank 9 ") as caught:
+        connect_module.check_settings(members)
+    assert caught.value.ranks == (9,)

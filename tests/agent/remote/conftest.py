@@ -5,35 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.attached import TOKEN
+from support.attached import TOKEN, gateway
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.standalone import Standalone
-from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
 
 
 @pytest.fixture(scope="module")
 def gateway_url() -> Iterator[str]:
-    registry = Registry()
-    listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
-    server = HttpServer(listener, "gateway")
-    server.start(lambda: create_app(registry, token=TOKEN))
-    yield url_of(listener)
-    registry.close()
-    server.close()
+    with gateway(Registry()) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def standalones(gateway_url: str) -> Iterator[list[Standalone]]:
     """Three agents."""
-    made = []
-    for number in range(3):
-        agent = Standalone(Settings(token=TOKEN), lambda: gateway_url, host="127.0.0.1", name=f"agent-{number}")
+    agents = [
+        Standalone(Settings(token=TOKEN), lambda: gateway_url, host="127.0.0.1", name=f"agent-{number}")
+        for number in range(3)
+    ]
+    for agent in agents:
         agent.start()
-        made.append(agent)
-    yield made
-    for agent in made:
+    yield agents
+    for agent in agents:
         agent.close()

@@ -143,3 +143,25 @@ def test_narrowing_rounds_to_even(name, value, rounded):
     out = np.empty(1, dtype)
     float16.narrow(np.array([value], dtypes.WIDE[dtype]), out)
     assert float16.widen(out)[0] == rounded
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant != 63, reason="longdouble has no padding here")
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+@pytest.mark.parametrize("writable", [True, False])
+def test_padding_is_zeroed_and_the_numbers_stay(dtype, writable):
+    array = np.frombuffer(b"\xff" * 4 * np.dtype(dtype).itemsize, np.uint8).copy().view(dtype)
+    array[:] = [1.5, -2, 0, 1e300]
+    array.flags.writeable = writable
+    before = array.tobytes()
+    sent = dtypes.zero_padding(array)
+    assert not sent.view(np.uint8).reshape(-1, 16)[:, 10:].any()
+    assert (sent == array).all()
+    assert (sent is array) == writable
+    assert writable or array.tobytes() == before, "a read-only array is not written to"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128, np.dtype("V16")])
+def test_other_dtypes_have_no_padding(dtype):
+    array = np.ones(32, np.uint8).view(dtype)
+    assert dtypes.zero_padding(array) is array
+    assert array.view(np.uint8).all()

@@ -32,6 +32,8 @@ class Member:
         pid: process id on that host.
         addresses: ``host:port`` of the fast path, in the order peers should try them.
         http: base URL of the agent.
+        eager_bytes: its RANKMESH_EAGER_BYTES, which has to be the same on all ranks; -1 if it is not known.
+        transport: its RANKMESH_TRANSPORT: ``auto``, ``tcp`` or ``shm``; empty if it is not known.
     """
 
     rank: Rank
@@ -41,6 +43,8 @@ class Member:
     pid: Integer
     addresses: Texts
     http: Text
+    eager_bytes: Integer = -1
+    transport: Text = ""
 
     def described(self) -> str:
         """The member in words, for error messages."""

@@ -32,7 +32,9 @@ class ndarray:  # noqa: N801
         self.itemsize, self.nbytes = usual.itemsize, usual.nbytes
         self.strides: tuple[int, ...] = usual.strides if strides is None else tuple(strides)
         self.data = alloc(self.nbytes) if memptr is None else memptr
-        self.flags = np.lib.stride_tricks.as_strided(np.empty(1, self.dtype), self.shape, self.strides).flags
+        self.flags = np.lib.stride_tricks.as_strided(
+            np.empty(1, f"V{self.dtype.itemsize}"), self.shape, self.strides
+        ).flags
 
     # What it is
 
