@@ -8,7 +8,7 @@ RUNS   ?= 1
 RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together.
 PARALLEL ?= --numprocesses 4 --dist loadfile
-# If the environment forbids bytecode files, as a container's often does, each process of a test compiles everything anew.
+# If the environment forbids bytecode files, as many containers do, each process of a test compiles everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
 # Without the tests of init methods, launcher and command line, which run before a rank has joined, and of calls that

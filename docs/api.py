@@ -185,7 +185,7 @@ def torch_names() -> list[str]:
 
 
 def torch_object(name: str) -> Any:
-    """Return the object of a dotted name in torch.distributed; an object without arguments if torch no longer has it."""
+    """Return the object of a dotted name in torch.distributed; one without arguments if torch no longer has it."""
     found: Any = sys.modules["torch.distributed"]
     for part in name.split("."):
         found = getattr(found, part, None)
