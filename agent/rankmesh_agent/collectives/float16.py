@@ -24,14 +24,14 @@ Array = npt.NDArray[Any]
 _HALF = np.dtype(np.float16)
 _PIECE = 1 << 16
 """Elements: two pieces of float32 are half of a usual L2 cache, and a call of NumPy's counts for little."""
-_FEW = 1 << 12
+_SMALL = 1 << 12
 """Elements that NumPy converts before a dozen vector loops have begun."""
 _UP, _DOWN = np.float32(2.0**112), np.float32(2.0**-112)
 _SHIFT = np.int32(13)
 _SIGN_AND_NUMBER = np.int32(0x8FFFE000 - (1 << 32))
 """The bits of a float32 that a float16 has: shifted there, its sign has been copied into the three between, too."""
 _INFINITE = 0x7C00
-_MOST = 2047 << 30
+_LARGEST = 2047 << 30
 """The largest float16, as ``_largest`` counts."""
 _TOO_LARGE = np.float32(65520 * 2.0**-112).view(np.int32)
 """The bits of what is rounded to infinity, scaled."""
@@ -40,7 +40,7 @@ _BELOW_HALF = np.int32((1 << 12) - 1)
 _SIGN_AND_LAST = np.int32(1 << 28 | 1)
 """Of a scaled number shifted to float16's place, the last bit, and the sign where it will be that of the float16."""
 _EXPONENT = np.int32(0x7F800000)
-_LEAST = np.float32(2.0**-14)
+_SMALLEST_NORMAL = np.float32(2.0**-14)
 """The least normal float16: below it the last bit stays where it is."""
 _INFINITE_EXPONENT = (127 + 16) << 23
 """The exponent's bits from 65536 on, which is infinite; what is rounded up to it becomes infinity as it is packed."""
@@ -93,7 +93,7 @@ def narrow(wide: Array, out: Array) -> None:
 
 def _widen_halves(halves: Array, out: Array) -> None:
     """Convert contiguous float16 to as many float32."""
-    if halves.size < _FEW:
+    if halves.size < _SMALL:
         out[:] = halves
         return
     for begin in range(0, halves.size, _PIECE):
@@ -107,7 +107,7 @@ def _widen_halves(halves: Array, out: Array) -> None:
 
 def _narrow_halves(wide: Array, out: Array) -> None:
     """Round contiguous float32 to as many float16, half to even; ``wide`` is used as scratch."""
-    if out.size < _FEW:
+    if out.size < _SMALL:
         out[:] = wide
         return
     for begin in range(0, out.size, _PIECE):
@@ -121,7 +121,7 @@ def _narrow_halves(wide: Array, out: Array) -> None:
         np.right_shift(bits, 16, out=signs)  # they are kept apart, as what is rounded to zero loses its sign
         np.bitwise_and(signs, _SIGN, out=signs)
         rounder = rounding.view(np.float32)
-        np.maximum(rounder, _LEAST, out=rounder)
+        np.maximum(rounder, _SMALLEST_NORMAL, out=rounder)
         np.add(rounding, _ROUNDING, out=rounding)
         np.add(piece, rounder, out=piece)
         np.subtract(piece, rounder, out=piece)
@@ -142,7 +142,7 @@ def add(parts: Sequence[Array], out: Array, divisor: int = 1) -> None:
     for begin in range(0, out.size, _PIECE):
         pieces = [part[begin : begin + _PIECE] for part in parts]
         halves = out[begin : begin + _PIECE]
-        if halves.size < _FEW or not _add_scaled(pieces, halves, divisor):
+        if halves.size < _SMALL or not _add_scaled(pieces, halves, divisor):
             total = _scratch.numbers[0, : halves.size]
             total[:] = pieces[0]
             for piece in pieces[1:]:
@@ -153,13 +153,13 @@ def add(parts: Sequence[Array], out: Array, divisor: int = 1) -> None:
 def _add_scaled(pieces: Sequence[Array], out: Array, divisor: int) -> bool:
     """Do what ``add`` does; return False, and do nothing, if there is infinity or NaN, or would be."""
     total, other = _scratch.numbers[:, : out.size]
-    most = 0
+    bound = 0
     wide = total
     for piece in pieces:
         largest = _largest(piece)
         if largest is None:
             return False
-        most += largest
+        bound += largest
         _unpack(piece, wide)
         if wide is other:
             np.add(total, other, out=total)
@@ -167,7 +167,7 @@ def _add_scaled(pieces: Sequence[Array], out: Array, divisor: int) -> bool:
     if divisor > 1:
         np.multiply(total, np.float32(1 / divisor), out=total)
     bits, rest = total.view(np.int32), other.view(np.int32)
-    if most > divisor * _MOST and np.bitwise_and(bits, _MAGNITUDE, out=rest).max() >= _TOO_LARGE:
+    if bound > divisor * _LARGEST and np.bitwise_and(bits, _MAGNITUDE, out=rest).max() >= _TOO_LARGE:
         return False
     # Half to even: a half less the least bit, and that one too where the last bit is set, is carried or not.
     np.right_shift(bits, _SHIFT, out=rest)

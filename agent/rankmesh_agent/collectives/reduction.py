@@ -37,7 +37,7 @@ _FAMILIES: dict[ReduceOp, frozenset[str]] = {
     ReduceOp.BXOR: frozenset({"bool", "int"}),
     ReduceOp.PREMUL_SUM: frozenset({"int", "float", "complex"}),
 }
-_PLAIN: dict[tuple[ReduceOp, np.dtype[Any]], np.ufunc] = {
+_SINGLE_UFUNC: dict[tuple[ReduceOp, np.dtype[Any]], np.ufunc] = {
     (op, dtype): ufunc
     for op, ufunc in _UFUNCS.items()
     for dtype in FROM_CODE.values()
@@ -90,7 +90,7 @@ def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
 
     Overflow and NaN are reported the way the context's ``numpy.errstate`` says: see ``quiet``.
     """
-    ufunc = _PLAIN.get((op, out.dtype))
+    ufunc = _SINGLE_UFUNC.get((op, out.dtype))
     if ufunc is not None and len(parts) > 1:
         ufunc(parts[0], parts[1], out=out)
         for part in parts[2:]:
@@ -223,18 +223,18 @@ def check_op(op: ReduceOp | PremulSum, dtype: np.dtype[Any]) -> None:
     """
     if op is ReduceOp.PREMUL_SUM:
         raise TypeError("ReduceOp.PREMUL_SUM needs its factor: pass ReduceOp.PREMUL_SUM(0.5), for example")
-    named = ReduceOp.PREMUL_SUM if isinstance(op, PremulSum) else op
-    kind = family(dtype)
-    if kind not in _FAMILIES[named]:
-        raise TypeError(f"ReduceOp.{named.name} is not defined for {display(dtype)}{_WHY.get(kind, '')}")
+    kind = ReduceOp.PREMUL_SUM if isinstance(op, PremulSum) else op
+    category = family(dtype)
+    if category not in _FAMILIES[kind]:
+        raise TypeError(f"ReduceOp.{kind.name} is not defined for {display(dtype)}{_REASONS.get(category, '')}")
     if isinstance(op, PremulSum):
-        _refuse_factor(op.factor, kind, dtype)
+        _check_factor(op.factor, category, dtype)
 
 
-def _refuse_factor(factor: complex, kind: str, dtype: np.dtype[Any]) -> None:
-    if isinstance(factor, complex) and kind != "complex":
+def _check_factor(factor: complex, category: str, dtype: np.dtype[Any]) -> None:
+    if isinstance(factor, complex) and category != "complex":
         raise TypeError(f"PREMUL_SUM of {display(dtype)} needs a real factor, got {factor!r}")
-    if kind == "int":
+    if category == "int":
         if not isinstance(factor, int):
             raise TypeError(f"PREMUL_SUM of {dtype} needs a factor of type int, got {factor!r}")
         limits = np.iinfo(dtype)
@@ -242,7 +242,7 @@ def _refuse_factor(factor: complex, kind: str, dtype: np.dtype[Any]) -> None:
             raise TypeError(f"the factor {factor} of PREMUL_SUM does not fit into {dtype}")
 
 
-_WHY = {
+_REASONS = {
     "complex": ": complex numbers have no order and no bits to combine",
     "float": ": it combines the bits of integers and bool",
     "opaque": ": it is moved as it is, without arithmetic",

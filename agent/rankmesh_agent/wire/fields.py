@@ -22,7 +22,7 @@ class _Number:
     """A number has to be one: not a truth value, nor text that could be read as one."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], _Schema]) -> _Schema:
-        check = {"type": "no-info", "function": _refuse_others}
+        check = {"type": "no-info", "function": _require_number}
         return {"type": "function-before", "function": check, "schema": handler(source)}
 
 
@@ -33,14 +33,14 @@ class SchemaKeywords:
         said: keywords of JSON Schema.
     """
 
-    def __init__(self, **said: Any) -> None:
-        self._said = said
+    def __init__(self, **keywords: Any) -> None:
+        self._keywords = keywords
 
     def __get_pydantic_json_schema__(self, source: Any, handler: Callable[[Any], _Schema]) -> _Schema:
-        return handler(source) | self._said
+        return handler(source) | self._keywords
 
 
-def _refuse_others(value: object) -> object:
+def _require_number(value: object) -> object:
     if isinstance(value, bool | str):
         raise ValueError(f"a number is wanted, not {value!r}")
     return value

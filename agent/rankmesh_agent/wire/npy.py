@@ -28,7 +28,7 @@ _LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I
 _CUSTOM = 256
 """From this number on element types are not NumPy's own, and others that read the file do not know them."""
 _KEYS = {"descr", "fortran_order", "shape"}
-_BROKEN = (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError, MemoryError)
+_INVALID = (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError, MemoryError)
 """What is raised at literals that are none, and at descriptions of no dtype and no shape."""
 
 
@@ -64,18 +64,18 @@ def read_header(body: memoryview) -> Header:
     if size > min(MAX_HEADER, len(body) - begin):
         raise ValueError(f"the .npy header is said to be {size} bytes long: more than there are, or than {MAX_HEADER}")
     try:
-        said = ast.literal_eval(bytes(body[begin : begin + size]).decode())
-        if not isinstance(said, dict) or set(said) != _KEYS:
+        fields = ast.literal_eval(bytes(body[begin : begin + size]).decode())
+        if not isinstance(fields, dict) or set(fields) != _KEYS:
             raise ValueError("it must have descr, fortran_order and shape")
-        shape, fortran = said["shape"], said["fortran_order"]
+        shape, fortran = fields["shape"], fields["fortran_order"]
         if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
             raise ValueError("the shape is none")
         if not isinstance(fortran, bool):
             raise ValueError("fortran_order must be True or False")
-        dtype = np.lib.format.descr_to_dtype(said["descr"])
-    except _BROKEN as error:
-        why = str(error)[:200] or type(error).__name__
-        raise ValueError(f"the .npy header cannot be read: {why}") from None
+        dtype = np.lib.format.descr_to_dtype(fields["descr"])
+    except _INVALID as error:
+        reason = str(error)[:200] or type(error).__name__
+        raise ValueError(f"the .npy header cannot be read: {reason}") from None
     return Header(dtype, shape, fortran, begin + size)
 
 
@@ -103,7 +103,7 @@ def read(body: Array, named: np.dtype[Any] | None = None) -> Array:
     shape = header.shape[::-1] if header.fortran else header.shape
     try:
         found = body[header.offset :].view(dtype).reshape(shape)
-    except _BROKEN as error:
+    except _INVALID as error:
         raise ValueError(f"no array has the shape {list(header.shape)}: {error}") from None
     if header.fortran:
         found = found.T

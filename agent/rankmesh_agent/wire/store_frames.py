@@ -90,7 +90,7 @@ def upgrade_response(unix_socket: str) -> bytes:
     Args:
         unix_socket: abstract name of the unix socket that clients on the same host may use instead.
     """
-    return UPGRADE.switching(_UNIX_SOCKET_FIELD + unix_socket.encode("ascii"))
+    return UPGRADE.response(_UNIX_SOCKET_FIELD + unix_socket.encode("ascii"))
 
 
 def unix_socket_of(head: bytes) -> str:

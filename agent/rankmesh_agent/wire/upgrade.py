@@ -24,7 +24,7 @@ class Upgrade:
     def __init__(self, path: bytes, protocol: bytes) -> None:
         self._request_line = b"GET " + path + b" HTTP/1.1\r\n"
         self._protocol = protocol
-        self._wanted = b"\r\nupgrade: " + protocol + b"\r\n"
+        self._field = b"\r\nupgrade: " + protocol + b"\r\n"
 
     def request(self, host: str) -> bytes:
         """Return the HTTP request that asks for the protocol.
@@ -33,23 +33,23 @@ class Upgrade:
             host: host and port, as URLs have them.
         """
         fields = b"Host: " + host.encode("ascii", "replace") + b"\r\nConnection: Upgrade"
-        return self._request_line + fields + self._wanted + b"\r\n"
+        return self._request_line + fields + self._field + b"\r\n"
 
-    def switching(self, field: bytes = b"") -> bytes:
+    def response(self, field: bytes = b"") -> bytes:
         """Return the answer to that, with one more header field if there is one."""
         more = b"\r\n" + field if field else b""
         return _SWITCHING + b"Connection: Upgrade\r\nUpgrade: " + self._protocol + more + _END
 
-    def asked_for(self, head: bytes) -> bool | None:
+    def is_requested(self, head: bytes) -> bool | None:
         """Return whether the first bytes of a connection ask for the protocol; None if more are needed to tell."""
         if not head.startswith(self._request_line):
             return None if self._request_line.startswith(head) else False
         if _END not in head:
             return None if len(head) < MAX_HEAD_BYTES else False
-        return head.endswith(_END) and self._wanted in head.lower()
+        return head.endswith(_END) and self._field in head.lower()
 
 
-def switched(head: bytes) -> bool:
+def is_complete(head: bytes) -> bool:
     """Return whether the answer to a request for a protocol is all there; False if more is needed.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from rankmesh_agent.wire.fields import Integer, Number
 
-MOST_IN_FLIGHT = 64
+MAX_IN_FLIGHT = 64
 """How many calls and messages under way a group's description lists."""
 
 
@@ -107,7 +107,7 @@ class GroupInfo:
         failure: why the group cannot be used any more, empty while it can.
         bytes: of all its operations that have ended at this member together, as InFlight counts them.
         inflight: its operations that have begun or wait in the queue: collectives in their order, then messages
-            between two ranks, the oldest first; at most MOST_IN_FLIGHT.
+            between two ranks, the oldest first; at most MAX_IN_FLIGHT.
     """
 
     id: str
