@@ -1,7 +1,7 @@
-"""Byte streams between two ranks, and shared memory among many; they know no collective.
+"""Byte streams between two ranks, and the shared memory of a group; independent of the collectives.
 
 ==========  =================================================  =========================
-module      what it moves bytes through                        between
+module      medium                                             between
 ==========  =================================================  =========================
 ``tcp``     a socket                                           any two processes
 ``shm_ring`` two rings in shared memory, a socket as doorbell  processes of one host
@@ -9,7 +9,7 @@ module      what it moves bytes through                        between
 ``segment`` slots in shared memory, futex to wait              all ranks of a group
 ==========  =================================================  =========================
 
-The first three implement ``base.Transport``; ``handshaking`` runs the handshake that opens a socket,
-``shared_memory`` has the mapping and the futex under shm_ring and segment, ``process_vm`` reads the memory of another
-process, ``slots`` and ``windows`` are the two halves of ``segment``.
+The first three implement ``base.Transport``. ``handshaking`` runs the handshake that opens a socket.
+``shared_memory`` has the mapping and the futex under ``shm_ring`` and ``segment``. ``process_vm`` reads the memory of
+another process. ``slots`` and ``windows`` are the two halves of ``segment``.
 """

@@ -54,7 +54,7 @@ MAX_BYTES = (2 * 64 + 1) << 20
 RETRY = 0x80
 """A flag: the client sent the request before over a connection that broke; its first part identifies it."""
 RETRIED_REQUEST = struct.Struct("!64sI")
-"""First part of a retry: name of the broken connection (both nonces of its challenge), and the request's number there."""
+"""First part of a retry: name of the broken connection (both nonces of its challenge), and number of the request."""
 
 
 class Kind(enum.IntEnum):

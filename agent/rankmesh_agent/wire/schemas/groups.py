@@ -152,7 +152,7 @@ class RankGroupInfo:
 
 @dataclass
 class GroupRequest:
-    """Create a group of some ranks of the job. The agents of all members get equal requests, and respond when all have one.
+    """Create a group of some ranks of the job. All members' agents get equal requests, and respond when all have one.
 
     Attributes:
         ranks: global ranks of the members, by group rank.

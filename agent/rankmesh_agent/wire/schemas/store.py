@@ -63,7 +63,7 @@ class StoreFound:
 
 @dataclass
 class StoreCompareSet:
-    """Replace the value ``expected`` of ``key`` by ``desired``, both in base64; an empty ``expected`` means no value."""
+    """Replace the value ``expected`` of ``key`` by ``desired``, in base64; an empty ``expected`` means no value."""
 
     key: StoreKey
     expected: Base64
