@@ -1,4 +1,4 @@
-"""The average over all ranks, started by whatever starts processes. docs/clusters.md has a way for each.
+"""The average over all ranks, under any launcher of processes. docs/clusters.md describes each.
 
 rankmesh run --nproc-per-node 3 examples/average.py
 mpirun -n 3 python examples/average.py

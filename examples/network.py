@@ -1,7 +1,7 @@
 """A small neural network in plain NumPy: ReLU layers, softmax cross-entropy, SGD with momentum.
 
-The backward pass is written by hand. It goes from the last layer to the first, and says of each gradient when it is
-complete, so that whoever wants to send gradients to other processes need not wait for the whole pass.
+The backward pass is written by hand. It goes from the last layer to the first, and reports each gradient when it is
+complete, so that a caller can send it to other processes before the pass ends.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Network:
         return float(np.mean(logits.argmax(axis=1) == labels))
 
     def _inputs_of_layers(self, samples: np.ndarray) -> list[np.ndarray]:
-        """Return what goes into each layer, and at the end the logits that come out of the last one."""
+        """Return the input of each layer, and at the end the logits, the last layer's output."""
         values = [samples]
         for layer in self.layers:
             values.append(values[-1] @ layer.weights + layer.biases)

@@ -3,9 +3,9 @@
     rankmesh run --nproc-per-node=4 examples/train_digits.py
     python examples/train_digits.py                 # one rank, no launcher
 
-Every rank holds the same network and works on its share of the samples, which a DistributedSampler deals out. Each
+Every rank holds the same network and works on its share of the samples, which a DistributedSampler assigns. Each
 computes the gradients of its part of a batch, a GradientBucketer averages them over all ranks, and every rank takes the
-same step. So the ranks together do what one process would do with the whole batches, and the script checks that: all
+same step. So the ranks together compute the same as one process with the whole batches, and the script checks that: all
 ranks must end with bitwise identical parameters, and rank 0 trains once more, alone and without communication, and must
 arrive at the same parameters but for rounding.
 """
@@ -39,7 +39,7 @@ WIDTHS = (64, 64, 32, 10)
 
 WANTED_ACCURACY = 0.95
 TOLERANCE = 1e-9
-"""How far rounding may take parameters away from the single process's: ranks add the same numbers in another order."""
+"""Largest difference that rounding may cause from the single process's parameters: the summation order differs."""
 
 
 class Digits(NamedTuple):
@@ -61,7 +61,7 @@ def load() -> tuple[Digits, Digits]:
 def batches(samples: int, options: argparse.Namespace, *, rank: int, size: int) -> Iterator[np.ndarray]:
     """Yield the indices of a rank's part of each batch: another order every epoch, and equally many on all ranks.
 
-    The last batch of an epoch holds what is left. Where the samples cannot be shared out evenly, the epoch's first ones
+    The last batch of an epoch holds the rest. Where the samples cannot be shared out evenly, the epoch's first ones
     come once more.
     """
     sampler = DistributedSampler(range(samples), num_replicas=size, rank=rank, seed=SEED)
@@ -79,7 +79,7 @@ def whole_batches(samples: int, options: argparse.Namespace, size: int) -> list[
 
 
 class LocalGradients:
-    """Stands in for a GradientBucketer where there is nobody to average with."""
+    """GradientBucketer of a single process, which averages nothing."""
 
     def __init__(self, parameters: Mapping[str, np.ndarray]) -> None:
         self.grads = {name: np.empty_like(parameter) for name, parameter in parameters.items()}
@@ -103,10 +103,10 @@ def train(
     """Train in place and return the mean loss of every step over our samples.
 
     Args:
-        network: what to train.
+        network: the network.
         digits: the training set.
         plan: the indices of our samples of every step.
-        gradients: where the backward pass puts them, and what averages them over the ranks.
+        gradients: receives the gradients of the backward pass, and averages them over the ranks.
         rate: learning rate.
         shown: whether to draw a progress bar.
     """
@@ -125,7 +125,7 @@ def flat(network: Network) -> np.ndarray:
 
 
 def identical_on_all_ranks(array: np.ndarray) -> bool:
-    """Whether this array has the very same bytes on every rank."""
+    """Return whether this array has the very same bytes on every rank."""
     digest = np.frombuffer(hashlib.sha256(array.tobytes()).digest(), np.uint8)
     digests = [np.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, digest)
@@ -133,7 +133,7 @@ def identical_on_all_ranks(array: np.ndarray) -> bool:
 
 
 def report(network: Network, losses: np.ndarray, training: Digits, test: Digits, options: argparse.Namespace) -> bool:
-    """Compare with one process on its own, draw the loss curve, and say whether all is well. For rank 0."""
+    """Compare with one process on its own, draw the loss curve, and return whether all is well. For rank 0."""
     size = dist.get_world_size()
     alone = Network(WIDTHS, SEED)
     plan = whole_batches(len(training.labels), options, size)
@@ -154,7 +154,7 @@ def report(network: Network, losses: np.ndarray, training: Digits, test: Digits,
 
 
 def run(options: argparse.Namespace) -> bool:
-    """Train as a rank of the world; return whether this rank found everything as it should be."""
+    """Train as a rank of the world; return whether all checks of this rank passed."""
     rank, size = dist.get_rank(), dist.get_world_size()
     training, test = load()
     network = Network(WIDTHS, SEED)
@@ -174,7 +174,7 @@ def run(options: argparse.Namespace) -> bool:
 
 
 def hold(seconds: float, rank: int) -> None:
-    """Stay alive, so that one can look at the job from outside."""
+    """Stay alive, so that the job can be observed from outside."""
     if rank == 0:
         gateway = f"http://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         print(f"holding for {seconds:g} s: curl {gateway}/health", flush=True)

@@ -4,9 +4,9 @@
     rankmesh run --nproc-per-node=2 examples/torch/average_gradients.py
     python examples/torch/average_gradients.py --spawn 2    # torch.multiprocessing.spawn
 
-Every rank begins with the same parameters, as all have the same seed, and takes the same steps. What
-DistributedDataParallel does beyond that, in ddp_digits.py, is to send the gradients of many parameters together and
-while the backward pass goes on.
+Every rank begins with the same parameters, as all have the same seed, and takes the same steps.
+DistributedDataParallel, in ddp_digits.py, also sends the gradients of many parameters together, during the backward
+pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the programs of this folder share: the digits, the tutorial's network, how it is trained, how ranks start.
+"""Shared code of this folder's programs: the digits, the tutorial's network, its training, the start of the ranks.
 
 The network is the one of PyTorch's tutorial "Writing Distributed Applications", for scikit-learn's images of 8 by 8
 pixels instead of MNIST's.
@@ -22,7 +22,7 @@ TESTED = 359
 """A fifth of the 1797 images; the others are for training."""
 
 Program = Callable[[argparse.Namespace], None]
-"""What a rank does when it is in the process group."""
+"""Body of a rank, run in the process group."""
 
 
 class Net(nn.Sequential):
@@ -39,7 +39,7 @@ class Net(nn.Sequential):
 
 def load() -> tuple[TensorDataset, TensorDataset]:
     """Return scikit-learn's handwritten digits, always split the same way into training and test set."""
-    from sklearn.datasets import load_digits  # here: who only starts ranks need not wait for it
+    from sklearn.datasets import load_digits  # here: a process that only starts ranks need not wait for it
 
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SEED))
@@ -57,7 +57,7 @@ def train(
     """Train in place; rank 0 prints the mean loss of every epoch.
 
     Args:
-        model: what to train.
+        model: the network.
         training: the samples of all ranks; each takes its share of them.
         options: of the command line.
         average: called when the gradients of a step are there, for a model that does not average them itself.
@@ -81,10 +81,10 @@ def train(
 
 
 def report(model: nn.Module, parameters: dict[str, torch.Tensor], test: TensorDataset) -> None:
-    """Make sure that all ranks have the same parameters, and say how good the model is.
+    """Verify that all ranks have the same parameters, and print the model's accuracy.
 
     Args:
-        model: what was trained; every rank calls it.
+        model: the trained network; every rank calls it.
         parameters: all of them, whole, by name.
         test: the samples it has not seen.
 
@@ -116,8 +116,8 @@ def main(program: Program, parser: argparse.ArgumentParser) -> None:
     Started by torchrun or ``rankmesh run`` this process is one rank; otherwise it starts ranks itself.
 
     Args:
-        program: what each rank does; a function of a module.
-        parser: of the command line, with what only this program takes.
+        program: body of each rank; a function of a module.
+        parser: of the command line, with this program's own options.
     """
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--backend", default="rankmesh", help="of torch.distributed, for example gloo")
@@ -143,7 +143,7 @@ def run(program: Program, options: argparse.Namespace, **place: object) -> None:
     """Be a rank: join, run the program, leave.
 
     Args:
-        program: what to do.
+        program: body of the rank.
         options: of the command line.
         place: where the ranks meet and which one this is, if the environment does not say it.
     """

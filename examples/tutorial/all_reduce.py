@@ -7,7 +7,7 @@ import rankmesh as dist
 
 
 def run(rank: int, size: int) -> None:
-    """Ranks 0 and 1 add up their ones. Every rank calls new_group, also those that are not in it."""
+    """Ranks 0 and 1 add up their ones. Every rank calls new_group, also those outside the group."""
     group = dist.new_group([0, 1])
     tensor = np.ones(1)
     if rank in (0, 1):

@@ -7,7 +7,7 @@ import rankmesh as dist
 
 
 def ring_all_reduce(array: np.ndarray) -> None:
-    """Replace the array by its sum over all ranks, talking to the neighbours only.
+    """Replace the array by its sum over all ranks, with messages to the neighbours only.
 
     The array is cut into as many chunks as there are ranks. In the first half each chunk travels once round the ring
     and is added to on its way; in the second half the finished chunks travel once more. Each rank sends

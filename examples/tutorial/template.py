@@ -11,7 +11,7 @@ from collections.abc import Callable
 import rankmesh as dist
 
 Function = Callable[[int, int], None]
-"""What each rank runs, given its rank and the world size."""
+"""Body of each process, called with its rank and the world size."""
 
 
 def init_process(rank: int, size: int, port: int, function: Function) -> None:
@@ -43,7 +43,7 @@ def launch(function: Function, size: int) -> None:
 
 
 def free_port() -> int:
-    """Return a port nobody listens on, so that programs started at the same time do not meet."""
+    """Return a free port, so that programs started at the same time do not share one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

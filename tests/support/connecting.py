@@ -11,7 +11,7 @@ from rankmesh_agent.transports.base import Buffer, Connection, Listener, Pending
 SECONDS = 10.0
 
 
-def everyone(greeting: bytes) -> bool:
+def everyone(identity: bytes) -> bool:
     """Admit whoever knows the token."""
     return True
 
@@ -76,9 +76,9 @@ def look(listener: Listener, admits: Callable[[bytes], bool] = everyone) -> list
     return listener.accept(listener.descriptors(), admits)
 
 
-def connect(transport: Transport, listener: Listener, greeting: bytes = b"") -> tuple[Connection, Connection]:
+def connect(transport: Transport, listener: Listener, identity: bytes = b"") -> tuple[Connection, Connection]:
     """Return both ends of a new connection, the connecting one first."""
-    (connecting,), ((_, accepting),) = meet([transport.dial(listener.address, greeting)], listener)
+    (connecting,), ((_, accepting),) = meet([transport.dial(listener.address, identity)], listener)
     return connecting, accepting
 
 

@@ -1,4 +1,4 @@
-"""What an algorithm over messages may do: the seam between collectives and the engine."""
+"""Link: the interface between the algorithms over messages and the progress engine."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Link(ABC):
     def all_exchange(
         self, payload: memoryview | bytes = b"", each: Sequence[memoryview | bytes] | None = None
     ) -> list[memoryview | bytes]:
-        """Arrive at the call: tell everyone, with at most frames.SMALL bytes of payload, and wait for everyone.
+        """Arrive at the call: send at most frames.SMALL bytes to every rank, and wait for every rank.
 
         Args:
-            payload: what everyone is told.
-            each: what each rank is told, by rank, where that differs.
+            payload: sent to every rank.
+            each: sent to each rank, by rank, where the payloads differ.
 
         Returns:
             Every rank's payload for this one, by rank.
@@ -52,12 +52,12 @@ class Link(ABC):
     def via_root(
         self, payload: memoryview | bytes, decide: Callable[[list[memoryview | bytes]], memoryview | bytes]
     ) -> memoryview | bytes:
-        """Arrive at the call by way of rank 0, which hears from everyone and tells everyone what it makes of that.
+        """Arrive at the call via rank 0, which receives all payloads and sends its decision to every rank.
 
-        Twice as many steps as ``enter``, but 2 (size - 1) messages in place of size (size - 1).
+        Twice as many steps as ``all_exchange``, but 2 (size - 1) messages in place of size (size - 1).
 
         Args:
-            payload: what rank 0 is told, at most frames.SMALL bytes.
+            payload: sent to rank 0, at most frames.SMALL bytes.
             decide: called at rank 0 with every rank's payload, by rank; returns at most frames.SMALL bytes.
 
         Returns:
@@ -72,7 +72,7 @@ class Link(ABC):
         """Begin to send and receive, each with its rank; none of it may be touched before ``finish``.
 
         Between two ranks, messages of a call arrive in the order in which they were sent, and have the size that the
-        receiver expects. Only after ``enter``.
+        receiver expects. Only after ``all_exchange``.
         """
 
     @abstractmethod

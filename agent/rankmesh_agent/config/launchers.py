@@ -1,4 +1,4 @@
-"""Who started this process as one of several: what mpirun, mpiexec, srun and Kubernetes tell their processes.
+"""Detection of the launcher (mpirun, mpiexec, srun, Kubernetes) from the variables that it sets in its processes.
 
 Each launcher's variables are taken together. Where several launchers have left theirs, as mpirun does inside a Slurm
 job, the innermost counts: it is the one that comes first in LAUNCHERS. RANK, which torchrun and ``rankmesh run`` set,

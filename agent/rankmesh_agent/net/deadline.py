@@ -1,4 +1,4 @@
-"""A point in time by which a wait has to be over."""
+"""Deadline of a call: the point in time at which its waits end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DAY = 86400.0
 
 
 class Deadline:
-    """When to give up: made, or restarted, once at a call's start, handed down to every wait inside it."""
+    """A point in time, set once at the start of a call and passed to every wait inside it."""
 
     __slots__ = ("at", "seconds", "started")
 
@@ -18,30 +18,30 @@ class Deadline:
         self.restart(seconds)
 
     def restart(self, seconds: float) -> None:
-        """Begin anew, for another call."""
+        """Restart, for another call."""
         self.seconds = seconds
         self.started = time.monotonic()
         self.at = self.started + seconds
 
     def remaining(self) -> float:
-        """Seconds left: never below 0, nor above a day, as no system call can wait for ever."""
+        """Remaining seconds: at least 0, and at most a day, since no system call can wait for ever."""
         return min(max(0.0, self.at - time.monotonic()), _DAY)
 
     def elapsed(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self.started
 
     def expired(self) -> bool:
-        """Whether it is too late."""
+        """Whether the deadline has passed."""
         return time.monotonic() >= self.at
 
 
 def seconds_of(timeout: timedelta | float | None, default: float) -> float:
-    """Return a timeout in seconds, given as a timedelta (torch's way), as a number of seconds, or not at all.
+    """Return a timeout in seconds, given as a timedelta, as in torch, or as a number of seconds; None is ``default``.
 
     Raises:
-        TypeError: it is none of these.
-        ValueError: for a negative or NaN timeout.
+        TypeError: the timeout has another type.
+        ValueError: the timeout is negative or NaN.
     """
     if timeout is None:
         return default

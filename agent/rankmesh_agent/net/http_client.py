@@ -1,7 +1,7 @@
-"""Small questions in JSON over one HTTP connection, with what Python brings along.
+"""HTTP client for small JSON requests over one connection, on the standard library alone.
 
-Every rank asks its gateway once a second. httpx, with all that it imports, would be a quarter of what a rank's start
-takes, and nothing that it can do beyond this is needed here.
+Every rank sends a request to its gateway once a second. The import of httpx would take a quarter of a rank's start, and
+no feature beyond this is needed here.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
 
 class NoResponseError(Exception):
-    """Nobody is there, or the connection broke before the answer was here."""
+    """The server is unreachable, or the connection ended before the response was complete."""
 
 
 class HttpResponse(NamedTuple):
-    """What came back.
+    """A response.
 
     Attributes:
         status: the HTTP status.
-        body: the bytes behind it.
-        headers: the header fields, by name as the server wrote it.
+        body: the body.
+        headers: the header fields, by name in the server's spelling.
     """
 
     status: int
@@ -37,35 +37,35 @@ class HttpResponse(NamedTuple):
         """The body as JSON.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the body is not JSON.
         """
         return json.loads(self.body)
 
 
 class HttpClient:
-    """Asks one server after the other; the connection to the latest is kept. One thread at a time may use it.
+    """Client of any number of servers, which keeps the latest connection open. One thread at a time may use it.
 
     Args:
-        token: sent with each request; empty for none.
+        token: bearer token of each request; empty for none.
     """
 
     def __init__(self, token: str = "") -> None:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._place = ""
+        self._netloc = ""
         self._connection: http.client.HTTPConnection | None = None
 
     def request(self, method: str, url: str, document: Any = None, *, timeout: float) -> HttpResponse:
-        """Send a request and return the answer, whatever its status. Proxies are not asked, redirects not followed.
+        """Send a request and return the response, whatever its status, without proxies and without redirects.
 
         Args:
             method: ``"GET"``, ``"POST"``.
-            url: whom to ask.
-            document: goes along as JSON unless it is None.
-            timeout: seconds that connecting, sending, and waiting for the next piece of the answer may each take.
+            url: the URL, http only.
+            document: JSON document of the request's body; None for no body.
+            timeout: maximum seconds of each connect, send, and receive.
 
         Raises:
-            NoResponseError: there was none.
-            ValueError: it is no URL.
+            NoResponseError: no complete response has arrived.
+            ValueError: the URL is invalid.
         """
         split = urlsplit(url)
         if split.scheme != "http" or not split.hostname:
@@ -74,43 +74,43 @@ class HttpClient:
         if document is not None:
             body, headers = json.dumps(document).encode(), {**headers, "Content-Type": "application/json"}
         try:
-            connection = self._connected(split.hostname, split.port or 80, timeout)
+            connection = self._connection_to(split.hostname, split.port or 80, timeout)
             connection.request(method, f"{split.path}?{split.query}" if split.query else split.path, body, headers)
             response = connection.getresponse()
-            answer = HttpResponse(response.status, response.read(MAX_BODY_BYTES), dict(response.getheaders()))
-            if response.length:  # read() with a limit does not mind
-                raise http.client.IncompleteRead(answer.body, response.length)
-            if not response.isclosed():  # it ends where the connection does, or is more than we want to have
+            result = HttpResponse(response.status, response.read(MAX_BODY_BYTES), dict(response.getheaders()))
+            if response.length:  # read() with a limit does not raise this itself
+                raise http.client.IncompleteRead(result.body, response.length)
+            if not response.isclosed():  # the body has no length, or exceeds the limit
                 self.close()
-            return answer
+            return result
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             self.close()
             raise NoResponseError(str(error) or type(error).__name__) from error
         except BaseException:
-            self.close()  # an answer may be under way that the next question would be given
+            self.close()  # the next request must not receive this one's response
             raise
 
     def close(self) -> None:
-        """Close the connection; another question opens a new one."""
+        """Close the connection; the next request opens a new one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _connected(self, host: str, port: int, timeout: float) -> http.client.HTTPConnection:
-        """Return a connection to a server: the one that is there, if it still is."""
-        place = f"{host}:{port}"
+    def _connection_to(self, host: str, port: int, timeout: float) -> http.client.HTTPConnection:
+        """Return a connection to a server: the kept one if it is still open, else a new one."""
+        netloc = f"{host}:{port}"
         connection = self._connection
-        if connection is None or connection.sock is None or place != self._place or _readable(connection.sock):
+        if connection is None or connection.sock is None or netloc != self._netloc or _readable(connection.sock):
             self.close()
             connection = self._connection = http.client.HTTPConnection(host, port, timeout=timeout)
-            self._place = place
+            self._netloc = netloc
         else:
             connection.sock.settimeout(timeout)
         return connection
 
 
 def _readable(sock: Any) -> bool:
-    """Whether an idle connection has something to say: that the other side has closed it."""
+    """Whether an idle connection is readable, since the server has closed it."""
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
     return bool(poll.poll(0))

@@ -1,4 +1,4 @@
-"""Connection pool: each call has a connection to itself, so calls of several threads do not wait for each other."""
+"""Connection pool: each call uses a connection of its own, so calls of several threads do not wait for each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Connection(Protocol):
     """A connection, as the pool sees it."""
 
     def shutdown(self) -> None:
-        """End the connection, also for a thread that waits at it; it still has to be closed."""
+        """End the connection, which also wakes a thread that waits for it; ``close`` must follow."""
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -49,7 +49,7 @@ class ConnectionPool(Generic[C]):
             raise self._closed_error()
         connection = connect()
         self._all.add(connection)
-        if self.closed:  # meanwhile, and perhaps before close() could see this one
+        if self.closed:  # meanwhile, perhaps before close() could see this connection
             self.discard(connection)
             raise self._closed_error()
         return connection
@@ -64,19 +64,19 @@ class ConnectionPool(Generic[C]):
             self.discard(connection)
 
     def discard(self, connection: C) -> None:
-        """Close a connection whose call has failed, so that its response cannot be taken for another one's."""
+        """Close a connection whose call has failed, so that no later call receives its response."""
         self._all.discard(connection)
         connection.close()
 
     def close(self) -> None:
-        """End all connections; calls in progress fail, and their threads close what they use."""
+        """End all connections; calls in progress fail, and their threads close their connections."""
         self.closed = True
         for connection in list(self._all):
             connection.shutdown()
         self._discard_idle()
 
     def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child; the connections stay the parent's."""
+        """Close the parent's descriptors in a forked child; the parent's connections stay open."""
         for connection in list(self._all):
             connection.close()
         self._all.clear()

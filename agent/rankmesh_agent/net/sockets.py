@@ -1,4 +1,4 @@
-"""This machine's addresses and listening sockets, with errors that say who is in the way."""
+"""Addresses and listening sockets of this machine; errors name the process that holds a port."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def bind(host: str, port: int, *, purpose: str) -> socket.socket:
     """Return a TCP socket that listens on ``host``:``port`` (0: any free port).
 
     Args:
-        what: who wants to listen there, for the error message: ``"the agent listens"``.
+        purpose: start of the error message: ``"the agent listens for peers"``.
 
     Raises:
-        AddressInUseError: somebody else listens there; the message names the process where /proc tells.
-        DistNetworkError: the address is not this machine's, or cannot be resolved.
+        AddressInUseError: another process listens there; the error names it if /proc shows it.
+        DistNetworkError: the address does not belong to this machine, or cannot be resolved.
     """
-    if not 0 <= port <= _LAST_PORT:  # the C library would take it modulo 65536
+    if not 0 <= port <= _LAST_PORT:  # the C library takes it modulo 65536
         raise DistNetworkError(f"{purpose}, but {port} is not a port: it must be between 0 and {_LAST_PORT}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -42,14 +42,14 @@ def bind(host: str, port: int, *, purpose: str) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        place = f"{host}:{port}"
+        endpoint = f"{host}:{port}"
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(
-                f"{purpose}, but {place} is in use{_holder(port)}; choose another port, or end the process that "
-                "holds it",
-                address=place,
+                f"{purpose}, but {endpoint} is in use{_listening_process(port)}; choose another port, or end the "
+                "process that holds it",
+                address=endpoint,
             ) from error
-        raise DistNetworkError(f"{purpose}, but cannot use {place}: {error.strerror}", address=place) from error
+        raise DistNetworkError(f"{purpose}, but cannot use {endpoint}: {error.strerror}", address=endpoint) from error
     return listener
 
 
@@ -64,8 +64,8 @@ def url_of(listener: socket.socket, host: str | None = None) -> str:
     return url_for(host or name, port)
 
 
-def _holder(port: int) -> str:
-    """Return ' by NAME (pid N)' for the process that listens on a port, or '' where we may not look."""
+def _listening_process(port: int) -> str:
+    """Return ' by NAME (pid N)' for the process that listens on a port, '' if /proc does not show it."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -87,7 +87,7 @@ def _holder(port: int) -> str:
 
 
 def break_when_peer_vanishes(sock: socket.socket) -> None:
-    """Have a connection break within half a minute when the host at the other end vanishes without a word."""
+    """Make the kernel end a connection within half a minute after the peer's host has disappeared."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
@@ -96,10 +96,10 @@ def break_when_peer_vanishes(sock: socket.socket) -> None:
 
 
 def probe_idle_peer(sock: socket.socket) -> None:
-    """Have the kernel ask an idle connection's other end for a sign of life, for ``silence`` to tell.
+    """Make the kernel send keepalive probes to the peer of an idle connection, for ``silent_seconds``.
 
-    There is no TCP_USER_TIMEOUT as in ``notice_vanished_peer``: it would break a connection whose receiver lives, but
-    computes for long and reads nothing meanwhile.
+    This sets no TCP_USER_TIMEOUT, unlike ``break_when_peer_vanishes``: it would end a connection whose receiver
+    computes for a long time and reads nothing meanwhile.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
@@ -108,9 +108,9 @@ def probe_idle_peer(sock: socket.socket) -> None:
 
 
 def silent_seconds(sock: socket.socket) -> float:
-    """Return how many seconds ago the other end's kernel last acknowledged anything, 0.0 if nothing waits for that.
+    """Return the seconds since the peer's kernel last acknowledged a packet, 0.0 if no packet is unacknowledged.
 
-    What waits is data sent again and again, a question for room, or one for a sign of life.
+    Unacknowledged packets are retransmitted data, window probes, and keepalive probes.
     """
     retransmits, probes, last_ack = _TCP_INFO.unpack(
         sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
@@ -119,10 +119,10 @@ def silent_seconds(sock: socket.socket) -> float:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return this machine's address from which packets to ``host`` leave; nothing is sent.
+    """Return the source address of packets to ``host``; no packet is sent.
 
     Raises:
-        DistNetworkError: the name cannot be resolved, or there is no route.
+        DistNetworkError: the name cannot be resolved, or no route exists.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
@@ -130,31 +130,31 @@ def address_towards(host: str, port: int) -> str:
             probe.connect(address)
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise DistNetworkError(f"cannot find a way to {host}: {error.strerror}", address=host) from error
+        raise DistNetworkError(f"cannot find a route to {host}: {error.strerror}", address=host) from error
 
 
 def address_of_interface(name: str) -> str:
     """Return the IPv4 address of a network interface.
 
     Raises:
-        DistNetworkError: there is no such interface, or it has no address; names those there are.
+        DistNetworkError: the interface does not exist, or has no address; the error lists the interfaces.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
         except OSError as error:
-            there = ", ".join(interface for _, interface in socket.if_nameindex())
+            interfaces = ", ".join(interface for _, interface in socket.if_nameindex())
             raise DistNetworkError(
                 f"network interface {name!r} (from GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME) has no IPv4 address: "
-                f"{error.strerror}; there are {there}"
+                f"{error.strerror}; the interfaces are {interfaces}"
             ) from error
     return socket.inet_ntoa(answer[20:24])
 
 
 def reachable_addresses(host: str, advertised: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Return the addresses peers are told for a socket bound to ``host``, and the names we may be asked under.
+    """Return the addresses to advertise for a socket bound to ``host``, and the host names accepted in requests.
 
-    A wildcard address is not one to connect to: then it is this machine's name and what that resolves to.
+    Peers cannot connect to a wildcard address: its substitutes are this machine's name and the addresses of that name.
     """
     name = socket.gethostname()
     if advertised:
@@ -162,7 +162,7 @@ def reachable_addresses(host: str, advertised: tuple[str, ...]) -> tuple[list[st
     if host not in ("0.0.0.0", "::", ""):
         return [host], [name, host]
     try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
-        found = set()
-    return [*sorted(found), name], [name]
+        addresses = set()
+    return [*sorted(addresses), name], [name]

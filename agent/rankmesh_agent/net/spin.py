@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Generic, TypeVar
 
 SPIN_SECONDS = 60e-6
-"""How long one call polls: about the time that both sides need to wake up and carry out a request."""
+"""Duration of the polling of one call: about the time that both sides need to wake up and carry out a request."""
 _MAX_DOUBLINGS = 6
 
 E = TypeVar("E")

@@ -19,24 +19,24 @@ from rankmesh_agent.wire.errors import AuthenticationError
 
 Buffer = memoryview | bytes | bytearray
 SEND_SECONDS = 30.0
-"""How long the other end may receive no byte of a frame, or send none."""
+"""Seconds without a sent or received byte of a frame after which the stream fails."""
 _SLICE_SECONDS = 1
-"""How long one system call waits: the deadline is checked in between."""
-_AT_ONCE = 512
+"""Maximum duration of one system call; the deadline is checked between two calls."""
+_MAX_BUFFERS = 512
 """Buffers of one system call; the kernel accepts 1024."""
-_MOST_FDS = 4
+_MAX_FDS = 4
 
 
 class StreamClosedError(Exception):
-    """The other end has closed the connection, or it broke."""
+    """The peer has closed the connection, or the connection is lost."""
 
 
 class StreamTimeoutError(Exception):
-    """The other end sends nothing, or receives nothing, for too long."""
+    """The peer has sent or received nothing for too long."""
 
 
 class Frame(NamedTuple):
-    """A frame without its payload, and the descriptors that came along."""
+    """A frame without its payload, and the descriptors sent with it."""
 
     header: Header
     document: bytes | bytearray
@@ -65,7 +65,7 @@ class FramedStream:
 
         Raises:
             StreamClosedError: the connection has ended.
-            StreamTimeoutError: the other end receives nothing.
+            StreamTimeoutError: the peer receives nothing.
         """
         if not payload and not descriptors:
             try:
@@ -79,7 +79,7 @@ class FramedStream:
             rest: list[Buffer] = [memoryview(frame)[sent:]]
         elif descriptors:
             try:
-                socket.send_fds(self.sock, [frame], descriptors)  # short: it goes as a whole
+                socket.send_fds(self.sock, [frame], descriptors)  # short, so one call sends it entirely
             except OSError as error:
                 raise StreamClosedError(error.strerror or str(error)) from error
             rest = list(payload)
@@ -88,18 +88,18 @@ class FramedStream:
         self._send_all(rest)
 
     def _send_all(self, buffers: list[Buffer]) -> None:
-        over = Deadline(SEND_SECONDS)
+        stall = Deadline(SEND_SECONDS)
         begin = 0
         while begin < len(buffers):
             try:
-                sent = self.sock.sendmsg(buffers[begin : begin + _AT_ONCE], (), socket.MSG_NOSIGNAL)
+                sent = self.sock.sendmsg(buffers[begin : begin + _MAX_BUFFERS], (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
-                if over.expired():
-                    raise StreamTimeoutError(f"it has taken no byte for {SEND_SECONDS:g} s") from None
+                if stall.expired():
+                    raise StreamTimeoutError(f"it has received no byte for {SEND_SECONDS:g} s") from None
                 continue
             except OSError as error:
                 raise StreamClosedError(error.strerror or str(error)) from error
-            over.restart(SEND_SECONDS)
+            stall.restart(SEND_SECONDS)
             while begin < len(buffers) and sent >= len(buffers[begin]):
                 sent -= len(buffers[begin])
                 begin += 1
@@ -110,16 +110,16 @@ class FramedStream:
         """Return the next frame, without its payload.
 
         Args:
-            deadline: when to give up; None: never.
-            descriptors: whether some may come along; they are the caller's to close.
+            deadline: deadline of the wait; None for none.
+            descriptors: whether to accept descriptors; the caller closes them.
 
         Raises:
             StreamClosedError: the connection has ended.
-            StreamTimeoutError: nothing came.
-            ProtocolError: the data is no frame.
+            StreamTimeoutError: no frame has arrived.
+            ProtocolError: the data is not a frame.
         """
         fds: list[int] = []
-        data = self._first(deadline, fds if descriptors else None)
+        data = self._receive_first(deadline, fds if descriptors else None)
         if len(data) < HEADER_BYTES:
             whole = bytearray(HEADER_BYTES)
             whole[: len(data)] = data
@@ -132,19 +132,19 @@ class FramedStream:
             self.receive_into([memoryview(document)])
         return Frame(header, document, fds)
 
-    def _first(self, deadline: Deadline | None, fds: list[int] | None) -> bytes | bytearray:
+    def _receive_first(self, deadline: Deadline | None, fds: list[int] | None) -> bytes | bytearray:
         while True:
             try:
                 if fds is None:
                     data = self.sock.recv(HEADER_BYTES)
                 else:
-                    data, found, _, _ = socket.recv_fds(self.sock, HEADER_BYTES, _MOST_FDS)
+                    data, found, _, _ = socket.recv_fds(self.sock, HEADER_BYTES, _MAX_FDS)
                     fds += found
                     for descriptor in found:
                         os.set_inheritable(descriptor, False)
             except BlockingIOError:
                 if deadline is not None and deadline.expired():
-                    raise StreamTimeoutError("nothing came") from None
+                    raise StreamTimeoutError("no frame has arrived") from None
                 continue
             except OSError as error:
                 raise StreamClosedError(error.strerror or str(error)) from error
@@ -153,19 +153,19 @@ class FramedStream:
             return data
 
     def receive_into(self, views: Sequence[memoryview]) -> None:
-        """Receive a payload, which has begun to arrive.
+        """Receive a payload after its header.
 
         Raises:
             StreamClosedError, StreamTimeoutError: see receive.
         """
-        over = Deadline(SEND_SECONDS)
+        stall = Deadline(SEND_SECONDS)
         for view in views:
             rest = view
             while len(rest):
                 try:
                     count = self.sock.recv_into(rest, 0, socket.MSG_WAITALL)
                 except BlockingIOError:
-                    if over.expired():
+                    if stall.expired():
                         raise StreamTimeoutError(f"it has sent no byte for {SEND_SECONDS:g} s") from None
                     continue
                 except OSError as error:
@@ -173,10 +173,10 @@ class FramedStream:
                 if not count:
                     raise StreamClosedError("the connection has ended")
                 rest = rest[count:]
-                over.restart(SEND_SECONDS)
+                stall.restart(SEND_SECONDS)
 
     def peer_closed(self) -> bool:
-        """Return whether the other end has closed the connection; no frame may be expected from it."""
+        """Return whether the peer has closed the connection; only for an idle stream, on which no frame can arrive."""
         try:
             return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -185,7 +185,7 @@ class FramedStream:
             return True
 
     def shutdown(self) -> None:
-        """End the connection, also for a thread that waits at it; it still has to be closed."""
+        """End the connection, which also wakes a thread that waits for it; ``close`` must follow."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -194,38 +194,38 @@ class FramedStream:
         self.sock.close()
 
     def authenticate(self, token: str, *, client: bool, seconds: float) -> None:
-        """Prove knowledge of the token to the other end, and require the same of it.
+        """Run the mutual challenge: both ends prove that they know the token.
 
         Raises:
-            AuthenticationError: the other end has another token.
-            ProtocolError: the other end has another protocol, or another version of it.
+            AuthenticationError: the peer has another token.
+            ProtocolError: the peer uses another protocol, or another version of it.
             StreamClosedError, StreamTimeoutError: see receive.
         """
         challenge, deadline = handshake.Challenge(token, client=client), Deadline(seconds)
         if client:
             self.send(challenge.hello())
-            challenge.receive_hello(self._exactly(handshake.HELLO_BYTES, deadline))
+            challenge.receive_hello(self._receive_exactly(handshake.HELLO_BYTES, deadline))
             self.send(challenge.proof())
             try:
-                challenge.receive_proof(self._exactly(handshake.PROOF_BYTES, deadline))
-            except StreamClosedError:  # it hangs up without a word
+                challenge.receive_proof(self._receive_exactly(handshake.PROOF_BYTES, deadline))
+            except StreamClosedError:  # it closes the connection without an answer
                 raise AuthenticationError(
-                    "the agent refused us: RANKMESH_TOKEN must be the same there and here"
+                    "the agent refused the connection: RANKMESH_TOKEN must be the same there and here"
                 ) from None
             return
-        challenge.receive_hello(self._exactly(handshake.HELLO_BYTES, deadline))
+        challenge.receive_hello(self._receive_exactly(handshake.HELLO_BYTES, deadline))
         self.send(challenge.hello())
-        challenge.receive_proof(self._exactly(handshake.PROOF_BYTES, deadline))
+        challenge.receive_proof(self._receive_exactly(handshake.PROOF_BYTES, deadline))
         self.send(challenge.proof())
 
-    def _exactly(self, size: int, deadline: Deadline) -> bytes:
+    def _receive_exactly(self, size: int, deadline: Deadline) -> bytes:
         data = b""
         while len(data) < size:
             try:
                 more = self.sock.recv(size - len(data))
             except BlockingIOError:
                 if deadline.expired():
-                    raise StreamTimeoutError("it has not introduced itself") from None
+                    raise StreamTimeoutError("it has not completed the handshake") from None
                 continue
             except OSError as error:
                 raise StreamClosedError(error.strerror or str(error)) from error
@@ -236,21 +236,21 @@ class FramedStream:
 
 
 class ReusableBuffer:
-    """Memory that is allocated once and used for one call after the other.
+    """Memory that is allocated once and reused by later calls.
 
     Args:
-        kept: most bytes that are kept for the next.
+        max_kept: maximum size in bytes of memory kept for later calls.
     """
 
-    def __init__(self, kept: int) -> None:
-        self._kept = kept
+    def __init__(self, max_kept: int) -> None:
+        self._max_kept = max_kept
         self._memory = np.empty(0, np.uint8)
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return memory of that size, which is valid until the next call."""
+        """Return memory of this size, valid until the next call."""
         if nbytes <= self._memory.size:
             return self._memory[:nbytes]
-        made = np.empty(nbytes, np.uint8)
-        if nbytes <= self._kept:
-            self._memory = made
-        return made
+        allocated = np.empty(nbytes, np.uint8)
+        if nbytes <= self._max_kept:
+            self._memory = allocated
+        return allocated

@@ -1,4 +1,4 @@
-"""Client side of the HTTP Upgrade: a TCP connection to an HTTP port that speaks another protocol from then on."""
+"""Client side of the HTTP Upgrade: a connection to an HTTP port switches to another protocol."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def connect_upgraded(
     Args:
         url: base URL of the server.
         upgrade: the protocol. The server must not send anything in it before the client does.
-        connect_seconds: how long the connection may take.
-        seconds: how long the server may send nothing; the socket keeps it as its timeout.
+        connect_seconds: maximum duration of the connect.
+        seconds: timeout of each receive; the socket keeps it.
 
     Returns:
         The socket, and the head of the server's response.
@@ -32,7 +32,7 @@ def connect_upgraded(
     """
     split = urlsplit(url)
     if split.scheme != "http" or not split.hostname:
-        raise ValueError("it is no URL of the form http://host:port")
+        raise ValueError("the URL is not of the form http://host:port")
     sock = socket.create_connection((split.hostname, split.port or 80), connect_seconds)
     try:
         head = request_upgrade(sock, upgrade, split.netloc, seconds)
@@ -49,7 +49,7 @@ def request_upgrade(sock: socket.socket, upgrade: Upgrade, host: str, seconds: f
         sock: the connection.
         upgrade: the protocol. The server must not send anything in it before the client does.
         host: the server's host and port, as in its URL.
-        seconds: how long the server may send nothing; the socket keeps it as its timeout.
+        seconds: timeout of each receive; the socket keeps it.
 
     Returns:
         The head of the server's response.

@@ -141,8 +141,8 @@ class _Establishing:
                 self._keep(call, call.advance())
             elif call.until <= now:
                 call.give_up()
-        for greeting, connection in self._listener.accept(ready, lambda greeting: self._caller(greeting) is not None):
-            rank = self._caller(greeting)
+        for identity, connection in self._listener.accept(ready, lambda identity: self._caller(identity) is not None):
+            rank = self._caller(identity)
             assert rank is not None
             former = self.connections.pop(rank, None)
             if former is not None:
@@ -154,9 +154,9 @@ class _Establishing:
             self.connections[call.peer.rank] = connection
             self._calls.remove(call)
 
-    def _caller(self, greeting: bytes) -> int | None:
+    def _caller(self, identity: bytes) -> int | None:
         """Return the rank at the other end, None if it is not one we wait for."""
-        rank, epoch, caller, called = _IDENTITY.unpack_from(greeting)
+        rank, epoch, caller, called = _IDENTITY.unpack_from(identity)
         expected = self._higher.get(rank)
         if expected is None or epoch != self._epoch:
             return None
@@ -203,7 +203,7 @@ class _Call:
         self._me = me
         self._transport = transport
         self._deadline = deadline
-        self._greeting = _IDENTITY.pack(me.rank, epoch, me.instance.encode(), peer.instance.encode())
+        self._identity = _IDENTITY.pack(me.rank, epoch, me.instance.encode(), peer.instance.encode())
         self._turn = 0
         self._failures: dict[str, str] = {}
 
@@ -214,7 +214,7 @@ class _Call:
         self.until = time.monotonic() + seconds
         self._failures[address] = f"no answer within {min(seconds, self._deadline.remaining()):.1f} s"
         try:
-            self.attempt = self._transport.dial(address, self._greeting)
+            self.attempt = self._transport.dial(address, self._identity)
         except DistNetworkError as error:
             self._failed(str(error))
             return None

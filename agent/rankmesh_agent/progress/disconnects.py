@@ -1,8 +1,7 @@
-"""Which peers are gone without a goodbye, known at once, also while nobody calls.
+"""Monitor of disconnects: detects peers that are gone without a GOODBYE at once, also between calls.
 
-The mesh finds out when somebody waits or begins a call; a rank that computes for a minute does neither. So the kernel
-is asked to tell of one thing more about the same connections, that the other side has ended: nothing polls, and nothing
-is read here but what the mesh reads, when that happens.
+The progress engine detects a disconnect only during a wait or at the start of a call; a rank that computes for a minute
+does neither. This monitor has the kernel report the end of the same connections. It reads nothing itself.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire.schemas import LostRank
 
 _UNREAD_SECONDS = 0.3
-"""How long a peer whose connection has ended may have left us in order: what it said last may have to wait behind
-messages that nobody here takes yet. One that left in order has told the gateway by then."""
+"""Seconds that a GOODBYE of a peer whose connection has ended may stay unread, behind messages without a receiver yet.
+A peer that left in order has reported it to the gateway by then."""
 _NEVER = float("inf")
 
 
 class DisconnectMonitor:
-    """Looks out for peers that are gone.
+    """Detects peers that are gone.
 
     Args:
-        mesh: the connections to them.
+        mesh: the progress engine.
     """
 
     def __init__(self, mesh: ProgressEngine) -> None:
         self._mesh = mesh
         self._ended: dict[int, float] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._ranks = mesh.descriptors()
         self._poll = select.epoll()
         for fd in self._ranks:
@@ -40,28 +39,28 @@ class DisconnectMonitor:
         return self._poll.fileno()
 
     def poll(self) -> bool:
-        """Return whether a peer is gone that ``lost`` has not told of."""
+        """Return whether a peer has failed that ``failed_peers`` has not reported."""
         ended = {self._ranks[fd] for fd, _ in self._poll.poll(0)} - self._ended.keys()
         if ended:
             now = time.monotonic()
             self._ended |= dict.fromkeys(ended, now)
-            self._mesh.progress()  # perhaps it has said goodbye
-        return any(lost.rank not in self._told for lost in self._find())
+            self._mesh.progress()  # a GOODBYE may have arrived
+        return any(lost.rank not in self._reported for lost in self._find())
 
     def next_check(self) -> float:
-        """Return in how many seconds a connection that has ended will have done so for long enough."""
-        known = self._told | self._mesh.lost_peers.keys()
+        """Return the seconds until an ended connection counts as failed."""
+        known = self._reported | self._mesh.lost_peers.keys()
         waiting = [since for rank, since in list(self._ended.items()) if rank not in known]
         return max(0.0, min(waiting) + _UNREAD_SECONDS - time.monotonic()) if waiting else _NEVER
 
     def failed_peers(self) -> list[LostRank]:
-        """Return the peers that are gone without a goodbye, by rank."""
+        """Return the peers that are gone without a GOODBYE, by rank."""
         found = self._find()
-        self._told |= {lost.rank for lost in found}
+        self._reported |= {lost.rank for lost in found}
         return found
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Close the descriptor."""
         self._poll.close()
 
     def _find(self) -> list[LostRank]:

@@ -1,8 +1,9 @@
-"""What every point-to-point transport offers: listen, dial, and a connection; none of them ever blocks.
+"""Interface of the point-to-point transports: listener, dial, and connection. None of them blocks.
 
-A connection is an ordered, reliable stream of bytes. ``send`` and ``recv_into`` do what can be done at once; who wants
-to wait polls ``fileno()`` after ``prepare_wait()`` said that there is nothing to do. One thread at a time may send and
-one may receive. After any error the connection is closed, never used again: its peer cannot know where we stopped.
+A connection is an ordered, reliable stream of bytes. ``send`` and ``recv_into`` transfer the bytes that can
+be transferred at once. To wait, the caller polls ``fileno()`` after ``prepare_wait()`` has returned True. One thread at
+a time may send, and one may receive. After an error the connection is closed and never used again: its peer cannot know
+at which byte the stream stopped.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from rankmesh_agent.wire.errors import DistNetworkError
 
 Buffer = bytes | memoryview
 IDENTITY_BYTES = 80
-"""What a client may tell a listener about itself: of fixed size, so that no stranger decides how much is read."""
+"""Size of the identity that a client sends to a listener: fixed, so that no client decides how much is read."""
 
 
 class Connection(ABC):
     """One end of a byte stream."""
 
     medium: ClassVar[str]
-    """What carries the bytes: ``tcp``, ``segment`` or ``inproc``."""
+    """Medium of the bytes: ``tcp``, ``segment`` or ``inproc``."""
 
     peer: str
-    """The other end in words, for error messages."""
+    """Description of the peer, for error messages."""
 
     parallel_reads: bool = False
-    """Whether the host has a core for each rank, so that the one of a peer that waits can be used meanwhile."""
+    """Whether the host has a core for each rank, so that a read may use the core of a waiting peer, too."""
 
     @abstractmethod
     def send(self, buffers: Sequence[Buffer]) -> int:
-        """Take as many bytes of ``buffers``, in order, as fit now; return how many, 0 when full.
+        """Send as many bytes of ``buffers``, in order, as fit now; return their number, 0 if none fits.
 
         Raises:
             DistNetworkError: the connection is lost.
@@ -40,10 +41,10 @@ class Connection(ABC):
 
     @abstractmethod
     def recv_into(self, buffer: memoryview) -> int:
-        """Fill ``buffer`` with what is here, at most its length; return how many bytes, 0 when there is nothing yet.
+        """Receive the bytes that have arrived, at most ``len(buffer)``; return their number, 0 if none has arrived.
 
         Raises:
-            DistNetworkError: the connection is lost, and everything that came before has been received.
+            DistNetworkError: the connection is lost, and all bytes that arrived before have been received.
         """
 
     @abstractmethod
@@ -52,111 +53,111 @@ class Connection(ABC):
 
     @abstractmethod
     def events(self, writing: bool) -> int:
-        """Return the poll events that mean 'try again', to receive and, if ``writing``, to send."""
+        """Return the poll events to wait for, to receive and, if ``writing``, to send."""
 
     @abstractmethod
     def has_work(self, writing: bool) -> bool:
-        """Return whether there is something to do that poll would not tell; costs no system call."""
+        """Return whether bytes can be moved that poll does not report; makes no system call."""
 
     @abstractmethod
     def prepare_wait(self, writing: bool) -> bool:
-        """Return True if the caller may sleep in poll now; False if there already is something to do."""
+        """Return True if the caller may sleep in poll now, False if bytes can be moved already."""
 
     @abstractmethod
     def on_wakeup(self) -> None:
-        """Take note that poll reported this descriptor: called before anything is received."""
+        """Handle an event of this descriptor; called after poll has reported it, before the next receive."""
 
     def expose(self, view: memoryview) -> tuple[int, int]:
-        """Return where the peer may read ``view`` itself, and the generation of the offer; address 0 where it cannot.
+        """Return the address at which the peer may read ``view``, and its generation; address 0 if the peer cannot.
 
-        The offer stands until ``revoke``: no byte of ``view`` may change before.
+        The memory stays exposed until ``revoke``: no byte of ``view`` may change before.
         """
         return 0, 0
 
     def revoke(self) -> None:
-        """Take back all offers: called before the first of their bytes changes, whoever reads it just now."""
+        """End the exposure of all memory; called before the first exposed byte changes, even during a read."""
         return
 
     def read_exposed(self, address: int, into: int, nbytes: int) -> None:
-        """Copy bytes that the peer has offered to an address of this process; they are good if the offer ``stands``.
+        """Copy exposed bytes of the peer to an address of this process; they are valid if ``still_exposed`` afterwards.
 
         Raises:
-            DistNetworkError: they cannot be read.
+            DistNetworkError: the bytes cannot be read.
         """
-        raise DistNetworkError(f"{self.peer} offers no memory", address=self.peer)
+        raise DistNetworkError(f"{self.peer} exposes no memory", address=self.peer)
 
     def still_exposed(self, generation: int) -> bool:
-        """Return whether the peer has taken back no offer of that generation: what was read before this is good."""
+        """Return whether the peer has not revoked this generation: the bytes read before this call are valid."""
         return False
 
     def silent_seconds(self) -> float:
-        """Return for how many seconds the peer's host has left unanswered what it has to answer, 0.0 if it has not.
+        """Return the seconds for which the peer's host has left packets unanswered, 0.0 if no packet is unanswered.
 
-        A process that is busy, or stopped, is not silent: its kernel answers.
+        A busy or stopped process is not silent: its kernel answers.
         """
         return 0.0
 
     def drain(self) -> bool:
-        """Throw away what comes in; return whether the peer has got everything that was sent, so that one may close."""
+        """Discard received bytes; return whether the peer has received all sent bytes, so that this end may close."""
         return True
 
     @abstractmethod
     def close(self) -> None:
-        """Close this end. Does nothing the second time."""
+        """Close this end. A second call does nothing."""
 
     @abstractmethod
     def close_in_child(self) -> None:
-        """In a forked child: let go of the parent's connection, without the peer noticing anything."""
+        """Close the parent's descriptors in a forked child; the peer sees no change."""
 
 
 class PendingConnection(ABC):
-    """A connection that is being made, from either side: nothing in it waits."""
+    """A connection during its handshake, on either side. No method blocks."""
 
     @abstractmethod
     def fileno(self) -> int:
-        """Return a descriptor to poll for ``events()``; another one, perhaps, after each ``advance()``."""
+        """Return a descriptor to poll for ``events()``; it may change with each ``advance()``."""
 
     @abstractmethod
     def events(self) -> int:
-        """Return the poll events that mean 'go on'."""
+        """Return the poll events that the next ``advance`` waits for."""
 
     @abstractmethod
     def advance(self) -> Connection | None:
-        """Do what can be done now; return the connection as soon as both sides have it. Then this is over.
+        """Continue as far as possible; return the connection once both sides have it. No call may follow that.
 
         Raises:
-            AuthenticationError: the other side does not know the token.
-            DistNetworkError: nobody listens there, it does not speak the protocol, or does not want this connection.
+            AuthenticationError: the peer does not know the token.
+            DistNetworkError: no listener answers, it uses another protocol, or it rejects this connection.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give up."""
+        """Abandon the connection."""
 
 
 Admit = Callable[[bytes], bool]
-"""Returns whether the client that said a greeting may come in. It has passed the challenge by then."""
+"""Returns whether a client with this identity may connect. The client is authenticated by then."""
 
 
 class Listener(ABC):
-    """Where peers connect to. Nothing happens but in ``arrivals``: peers that come meanwhile wait in its queue."""
+    """A listening endpoint. All its work happens in ``accept``; between two calls, peers wait in its backlog."""
 
     address: str
-    """Where peers connect to, as Transport.dial takes it."""
+    """The address that peers pass to Transport.dial."""
 
     @abstractmethod
     def descriptors(self) -> list[int]:
-        """Return what to poll for reading; others, perhaps, after each ``arrivals``."""
+        """Return the descriptors to poll for reading; they may change with each ``accept``."""
 
     @abstractmethod
     def accept(self, ready: Container[int], admits: Admit) -> list[tuple[bytes, Connection]]:
-        """Do what can be done now; return the connections that are ready, each with its client's greeting.
+        """Continue all handshakes as far as possible; return the ready connections, each with its client's identity.
 
-        To be called now and then also when there is nothing to read: it ends what takes too long.
+        The caller calls this from time to time even if no descriptor is readable: it ends handshakes that time out.
 
         Args:
-            ready: the descriptors that can be read.
-            admits: says who may come in.
+            ready: the descriptors that are readable.
+            admits: decides by identity which clients may connect.
 
         Raises:
             DistNetworkError: the listener is closed.
@@ -164,35 +165,35 @@ class Listener(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop listening. Does nothing the second time."""
+        """Stop listening. A second call does nothing."""
 
 
 class Transport(ABC):
-    """A way to reach peers."""
+    """A means of connecting to peers."""
 
     @abstractmethod
     def listen(self, address: str) -> Listener:
         """Listen at ``address``.
 
         Raises:
-            AddressInUseError: somebody else listens there.
+            AddressInUseError: another socket listens there.
             DistNetworkError: the address cannot be used.
         """
 
     @abstractmethod
-    def dial(self, address: str, greeting: bytes = b"") -> PendingConnection:
+    def dial(self, address: str, identity: bytes = b"") -> PendingConnection:
         """Begin to connect to a listener.
 
         Args:
-            address: where it listens.
-            greeting: what it is told as soon as it knows that we belong here, at most GREETING_BYTES; shorter ones
-                arrive with zeros behind them.
+            address: the listener's address.
+            identity: identity of this client, at most IDENTITY_BYTES; padded with zeros. The listener looks at it only
+                after it has authenticated this client.
 
         Raises:
-            DistNetworkError: there can be nobody.
+            DistNetworkError: no listener can have this address.
         """
 
 
-def connection_lost(peer: str, why: str = "closed by the other side") -> DistNetworkError:
-    """Return the error of a connection that ended."""
+def connection_lost(peer: str, why: str = "closed by the peer") -> DistNetworkError:
+    """Return the error of a connection that has ended."""
     return DistNetworkError(f"connection to {peer} lost: {why}", address=peer)

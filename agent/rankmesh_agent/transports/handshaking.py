@@ -1,8 +1,8 @@
-"""The first words on a socket, before it is a connection: any number of such conversations go on in one thread.
+"""Driver of handshakes: any number of them run in one thread, without blocking.
 
-What one side says is a *script*: a generator that yields what to say and how many bytes to hear next, is sent these,
-and returns the connection that came of it. It reads like a call that waits for each answer, and closing it undoes what
-it has begun.
+One side of a handshake is a *script*: a generator that yields the bytes to send and the number of bytes to receive,
+gets the received bytes from ``send()``, and returns the connection. It reads like blocking code; closing it releases
+its resources.
 """
 
 from __future__ import annotations
@@ -14,66 +14,66 @@ from rankmesh_agent.transports.base import Connection, PendingConnection
 from rankmesh_agent.wire.errors import DistNetworkError
 
 Script = Generator[tuple[bytes, int], bytes, Connection]
-"""Yields what to say and how many bytes to hear; an error of the connection is thrown into it."""
+"""Yields the bytes to send and the number of bytes to receive. An error of the connection is thrown into it."""
 
 
 class Handshake(PendingConnection):
-    """One side of a conversation.
+    """One side of a handshake.
 
     Args:
-        connection: what carries the words.
-        script: this side's part.
+        connection: the connection that carries it.
+        script: this side's script.
     """
 
     def __init__(self, connection: Connection, script: Script) -> None:
         self.connection = connection
         self.started = False
-        """Whether anything has been said or heard."""
+        """Whether any byte has been sent or received."""
         self._script = script
-        self._take(next(script))
+        self._begin_step(next(script))
 
-    def _take(self, line: tuple[bytes, int]) -> None:
-        saying, hearing = line
-        self._unsaid = memoryview(saying)
-        self._heard = bytearray(hearing)
-        self._unheard = memoryview(self._heard)
+    def _begin_step(self, step: tuple[bytes, int]) -> None:
+        outgoing, expected = step
+        self._unsent = memoryview(outgoing)
+        self._received = bytearray(expected)
+        self._unfilled = memoryview(self._received)
 
     def fileno(self) -> int:
         return self.connection.fileno()
 
     def events(self) -> int:
-        return select.POLLOUT if self._unsaid else select.POLLIN
+        return select.POLLOUT if self._unsent else select.POLLIN
 
     def advance(self) -> Connection | None:
-        """Say and hear what can be said and heard now; see Attempt.advance. Who has just spoken does not listen yet."""
+        """Continue as far as possible; see PendingConnection.advance. A call that sends does not receive yet."""
         try:
             while True:
-                if self._unsaid:
-                    self._say()
-                    if self._unsaid or self._unheard:
+                if self._unsent:
+                    self._send()
+                    if self._unsent or self._unfilled:
                         return None
-                if self._unheard and not self._hear():
+                if self._unfilled and not self._receive():
                     return None
-                self._take(self._script.send(bytes(self._heard)))
+                self._begin_step(self._script.send(bytes(self._received)))
         except StopIteration as end:
             connection: Connection = end.value
             return connection
 
-    def _say(self) -> None:
-        sent = self.connection.send([self._unsaid])
-        self._unsaid = self._unsaid[sent:]
+    def _send(self) -> None:
+        sent = self.connection.send([self._unsent])
+        self._unsent = self._unsent[sent:]
         self.started = self.started or sent > 0
 
-    def _hear(self) -> bool:
-        """Return whether all of what comes next is here."""
+    def _receive(self) -> bool:
+        """Return whether all bytes of this step have arrived."""
         try:
-            received = self.connection.recv_into(self._unheard)
+            received = self.connection.recv_into(self._unfilled)
         except DistNetworkError as error:
             self._script.throw(error)
-            raise AssertionError("a script that goes on without its connection") from error
-        self._unheard = self._unheard[received:]
+            raise AssertionError("a script continued without its connection") from error
+        self._unfilled = self._unfilled[received:]
         self.started = self.started or received > 0
-        return not self._unheard
+        return not self._unfilled
 
     def close(self) -> None:
         self._script.close()

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: two bounded queues of bytes, without sockets. For tests and for teaching."""
+"""Transport between threads of one process: two bounded byte queues, without sockets. For tests and for teaching."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUEUE_BYTES = 1 << 20
 
 
 class _Queue:
-    """Bytes on their way from one end to the other."""
+    """The bytes in flight in one direction."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -37,27 +37,29 @@ class InprocConnection(Connection):
     """One end of two queues, with an eventfd to sleep on."""
 
     medium: ClassVar[str] = "inproc"
-    peer = "the other end in this process"
+    peer = "the peer in this process"
 
-    def __init__(self, incoming: _Queue, outgoing: _Queue, bell: int, other_bell: int, lock: threading.Lock) -> None:
-        self._lock = lock  # both ends have the same
+    def __init__(
+        self, incoming: _Queue, outgoing: _Queue, eventfd: int, peer_eventfd: int, lock: threading.Lock
+    ) -> None:
+        self._lock = lock  # shared by both ends
         self._incoming = incoming
         self._outgoing = outgoing
-        self._bell = bell
-        self._other_bell = other_bell
+        self._eventfd = eventfd
+        self._peer_eventfd = peer_eventfd
         self._open = True
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         sent = 0
         with self._lock:
-            if self._incoming.closed or not self._open:  # the other side has closed, or this one
+            if self._incoming.closed or not self._open:  # the peer has closed, or this end
                 raise connection_lost(self.peer)
             for buffer in buffers:
                 piece = memoryview(buffer).cast("B")[: QUEUE_BYTES - len(self._outgoing.data)]
                 self._outgoing.data += piece
                 sent += len(piece)
             if sent:
-                os.eventfd_write(self._other_bell, 1)
+                os.eventfd_write(self._peer_eventfd, 1)
         return sent
 
     def recv_into(self, buffer: memoryview) -> int:
@@ -72,11 +74,11 @@ class InprocConnection(Connection):
             buffer[:received] = self._incoming.data[:received]
             del self._incoming.data[:received]
             if not self._incoming.closed:
-                os.eventfd_write(self._other_bell, 1)
+                os.eventfd_write(self._peer_eventfd, 1)
         return received
 
     def fileno(self) -> int:
-        return self._bell
+        return self._eventfd
 
     def events(self, writing: bool) -> int:
         return select.POLLIN
@@ -91,7 +93,7 @@ class InprocConnection(Connection):
 
     def on_wakeup(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._eventfd)
 
     def close(self) -> None:
         with self._lock:
@@ -99,32 +101,34 @@ class InprocConnection(Connection):
                 return
             self._open = False
             self._outgoing.closed = True
-            if self._incoming.closed:  # the last one out
-                os.close(self._bell)
-                os.close(self._other_bell)
+            if self._incoming.closed:  # both ends are closed now
+                os.close(self._eventfd)
+                os.close(self._peer_eventfd)
             else:
-                os.eventfd_write(self._other_bell, 1)
+                os.eventfd_write(self._peer_eventfd, 1)
 
     def close_in_child(self) -> None:
-        os.close(self._bell)
+        os.close(self._eventfd)
 
     def wake_peer(self) -> None:
-        """Wake the other end, if it is there."""
+        """Wake the other end, unless it is closed."""
         with self._lock:
             if not self._incoming.closed:
-                os.eventfd_write(self._other_bell, 1)
+                os.eventfd_write(self._peer_eventfd, 1)
 
 
 def connected_pair() -> tuple[InprocConnection, InprocConnection]:
     """Return two connected ends."""
-    there, back = _Queue(), _Queue()
-    mine, yours = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+    forward, backward = _Queue(), _Queue()
+    first, second = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
     lock = threading.Lock()
-    return InprocConnection(back, there, mine, yours, lock), InprocConnection(there, back, yours, mine, lock)
+    return InprocConnection(backward, forward, first, second, lock), InprocConnection(
+        forward, backward, second, first, lock
+    )
 
 
 class PendingInprocConnection(PendingConnection):
-    """A client's end, until the listener has looked at it."""
+    """A client's end, until the listener has accepted or rejected it."""
 
     def __init__(self, connection: InprocConnection) -> None:
         self.connection = connection
@@ -140,7 +144,7 @@ class PendingInprocConnection(PendingConnection):
         self.connection.on_wakeup()
         if self.admitted:
             return self.connection
-        self.connection.recv_into(memoryview(b""))  # raises if the listener has closed the other end
+        self.connection.recv_into(memoryview(b""))  # raises if the listener has closed its end
         return None
 
     def close(self) -> None:
@@ -148,25 +152,25 @@ class PendingInprocConnection(PendingConnection):
 
 
 class InprocListener(Listener):
-    """A name in the transport's table."""
+    """A listener, registered by address in its transport."""
 
     def __init__(self, address: str, listeners: dict[str, InprocListener]) -> None:
         self.address = address
-        self._waiting: deque[tuple[bytes, InprocConnection, PendingInprocConnection]] = deque()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._backlog: deque[tuple[bytes, InprocConnection, PendingInprocConnection]] = deque()
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._listeners = listeners
 
     def descriptors(self) -> list[int]:
-        return [self._bell]
+        return [self._eventfd]
 
-    def wait(self, greeting: bytes, connection: InprocConnection, attempt: PendingInprocConnection) -> None:
-        """Put the other end of a client's connection in the queue."""
+    def enqueue(self, identity: bytes, connection: InprocConnection, pending: PendingInprocConnection) -> None:
+        """Append the listener's end of a client's connection to the backlog."""
         with self._lock:
             if self._closed:
-                raise _nobody(self.address)
-            self._waiting.append((greeting, connection, attempt))
-            os.eventfd_write(self._bell, 1)
+                raise _no_listener(self.address)
+            self._backlog.append((identity, connection, pending))
+            os.eventfd_write(self._eventfd, 1)
 
     def accept(self, ready: Container[int], admits: Admit) -> list[tuple[bytes, Connection]]:
         arrived: list[tuple[bytes, Connection]] = []
@@ -174,13 +178,13 @@ class InprocListener(Listener):
             if self._closed:
                 raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
-            waiting, self._waiting = self._waiting, deque()
-        for greeting, connection, attempt in waiting:
-            if admits(greeting):
-                attempt.admitted = True
+                os.eventfd_read(self._eventfd)
+            backlog, self._backlog = self._backlog, deque()
+        for identity, connection, pending in backlog:
+            if admits(identity):
+                pending.admitted = True
                 connection.wake_peer()
-                arrived.append((greeting, connection))
+                arrived.append((identity, connection))
             else:
                 connection.close()
         return arrived
@@ -190,8 +194,8 @@ class InprocListener(Listener):
             if self._closed:
                 return
             del self._listeners[self.address]
-            os.close(self._bell)
-        for _, connection, _ in self._waiting:
+            os.close(self._eventfd)
+        for _, connection, _ in self._backlog:
             connection.close()
 
     @property
@@ -200,7 +204,7 @@ class InprocListener(Listener):
 
 
 class InprocTransport(Transport):
-    """Reaches listeners of this very object; nobody has to prove anything."""
+    """Transport to the listeners of this object; it needs no authentication."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, InprocListener] = {}
@@ -212,20 +216,20 @@ class InprocTransport(Transport):
             raise AddressInUseError(f"{address} is in use in this process", address=address)
         return listener
 
-    def dial(self, address: str, greeting: bytes = b"") -> PendingConnection:
+    def dial(self, address: str, identity: bytes = b"") -> PendingConnection:
         listener = self._listeners.get(address)
         if listener is None:
-            raise _nobody(address)
+            raise _no_listener(address)
         here, there = connected_pair()
-        attempt = PendingInprocConnection(here)
+        pending = PendingInprocConnection(here)
         try:
-            listener.wait(greeting.ljust(IDENTITY_BYTES, b"\0"), there, attempt)
+            listener.enqueue(identity.ljust(IDENTITY_BYTES, b"\0"), there, pending)
         except BaseException:
             here.close()
             there.close()
             raise
-        return attempt
+        return pending
 
 
-def _nobody(address: str) -> DistNetworkError:
-    return DistNetworkError(f"cannot connect to {address}: nobody listens there", address=address)
+def _no_listener(address: str) -> DistNetworkError:
+    return DistNetworkError(f"cannot connect to {address}: no listener there", address=address)

@@ -1,7 +1,7 @@
-"""Reading another process's memory: one copy where shared memory needs two, with process_vm_readv(2) through ctypes.
+"""Reads of another process's memory: one copy where shared memory needs two, with process_vm_readv(2) through ctypes.
 
 The kernel allows it between processes of one user that may trace each other. Containers and security modules often
-forbid it, so whoever wants to use it asks ``allowed`` first, by reading something that only the right process has.
+forbid it, so a caller calls ``can_read`` first, which reads a nonce that only the right process has.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy.typing as npt
 from rankmesh_agent.wire.errors import DistNetworkError
 
 CHUNK_BYTES = 8 << 20
-"""Bytes of one system call: between two of them Ctrl-C and other threads get through."""
+"""Bytes of one system call: between two calls, Ctrl-C and other threads get their turn."""
 
 
-_LONG = 8 << 20
-"""Bytes from which it is worth starting a thread."""
+_PARALLEL_BYTES = 8 << 20
+"""Minimum size in bytes for which a second thread pays."""
 _PAGE = 4096
 
 
-# None where the C library does not know it: it is not Linux.
+# None if the C library lacks it: the system is not Linux.
 _readv: Any = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
 if _readv is not None:
     _readv.argtypes = (
@@ -34,12 +34,12 @@ if _readv is not None:
     )  # fmt: skip
     _readv.restype = ctypes.c_ssize_t
 _Vectors = ctypes.c_size_t * 4
-"""Two iovec: address and length here, address and length there."""
+"""Two iovec: local address and length, remote address and length."""
 _VECTOR = ctypes.sizeof(_Vectors) // 2
 
 
 def address_of(view: memoryview | npt.NDArray[Any]) -> int:
-    """Return where the contiguous bytes of ``view`` begin in this process."""
+    """Return the address of the contiguous bytes of ``view`` in this process."""
     array = view if isinstance(view, np.ndarray) else np.frombuffer(view, np.uint8)
     return int(array.__array_interface__["data"][0])
 
@@ -47,34 +47,34 @@ def address_of(view: memoryview | npt.NDArray[Any]) -> int:
 def read_into(pid: int, address: int, into: memoryview | npt.NDArray[Any], *, parallel: bool = False) -> None:
     """Fill ``into`` with another process's memory.
 
-    The other process must keep the memory as it is meanwhile: nothing tells a reader that it has changed.
+    The other process must not change the memory meanwhile: a reader cannot detect a change.
 
     Args:
-        pid: the process, as this one's process table knows it.
-        address: where to begin in it.
+        pid: the process, in the process namespace of this one.
+        address: the first byte, in that process.
         into: contiguous and writable, of any dtype.
         parallel: see ``read``.
 
     Raises:
-        DistNetworkError: the process is gone, has no such memory, or must not be read; ``into`` may be half filled.
+        DistNetworkError: the process is gone, has no such memory, or must not be read; ``into`` may be partly filled.
     """
     if into.nbytes:
         read(pid, address, address_of(into), into.nbytes, parallel=parallel)
 
 
 def read(pid: int, address: int, into: int, nbytes: int, *, parallel: bool = False) -> None:
-    """Do what read_into does, to an address of this process whose ``nbytes`` bytes stay where they are.
+    """Read as read_into does, to an address of this process whose ``nbytes`` bytes stay allocated.
 
     Args:
-        parallel: have a second thread read the second half, if it is long: for who knows of a core without work, that
-            of the rank that waits until its memory has been read, say.
+        parallel: whether a second thread reads the second half of a long read. This pays if a core is idle, such as
+            that of the rank that waits for the read.
 
     Raises:
         DistNetworkError: see read_into.
     """
     if _readv is None:
-        raise _refused(pid, address, errno.ENOSYS)
-    if not parallel or nbytes < _LONG:
+        raise _read_error(pid, address, errno.ENOSYS)
+    if not parallel or nbytes < _PARALLEL_BYTES:
         _read(pid, address, into, nbytes)
         return
     half = nbytes // 2 // _PAGE * _PAGE
@@ -91,7 +91,7 @@ def read(pid: int, address: int, into: int, nbytes: int, *, parallel: bool = Fal
     try:
         _read(pid, address, into, half)
     finally:
-        second.join()  # nobody else may touch ``into`` before, also after Ctrl-C
+        second.join()  # ``into`` is in use until then, also after Ctrl-C
     if failures:
         raise failures[0]
 
@@ -104,17 +104,17 @@ def _read(pid: int, address: int, into: int, nbytes: int) -> None:
         begin = ctypes.addressof(vectors)
         count = _readv(pid, begin, 1, begin + _VECTOR, 1, 0)
         if count <= 0:
-            raise _refused(pid, address + done, ctypes.get_errno() if count else errno.EFAULT)
+            raise _read_error(pid, address + done, ctypes.get_errno() if count else errno.EFAULT)
         done += count
 
 
 def can_read(pid: int, address: int, expected: bytes) -> bool:
-    """Return whether this process may read that one's memory, and it is the right one: ``expected`` is at ``address``.
+    """Return whether this process may read another one's memory, and finds ``expected`` at ``address``.
 
     Args:
-        pid: the process; in another process namespace the number may mean another one, or none.
-        address: where it says that ``expected`` is.
-        expected: what nobody else would have there: a nonce.
+        pid: the process; in another process namespace the number may belong to another process, or to none.
+        address: the address of ``expected``, as that process has reported it.
+        expected: a nonce, which no other process has there.
     """
     if not 0 < pid < 1 << 31 or not 0 < address < 1 << 63:
         return False
@@ -126,5 +126,5 @@ def can_read(pid: int, address: int, expected: bytes) -> bool:
     return found == expected
 
 
-def _refused(pid: int, address: int, number: int) -> DistNetworkError:
+def _read_error(pid: int, address: int, number: int) -> DistNetworkError:
     return DistNetworkError(f"cannot read the memory of process {pid} at {address:#x}: {os.strerror(number)}")

@@ -1,4 +1,4 @@
-"""Shared memory of a whole group: its slots, and the memory that its ranks expose to each other."""
+"""Shared memory of a group: its slots, and the memory windows that its ranks expose to each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Segment(Slots):
     """One rank's view of its group's shared memory; see Slots.
 
     Attributes:
-        windows: the memory that the ranks can read of each other.
+        windows: the memory that the ranks expose to each other.
     """
 
     def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, oversubscribed: bool) -> None:

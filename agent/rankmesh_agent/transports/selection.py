@@ -10,7 +10,7 @@ from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import Member
 
 _RING_BUDGET = 8 << 20
-"""Bytes of all rings of a rank."""
+"""Total size of the rings of a rank, in bytes."""
 _MAX_RING, _MIN_RING = 1 << 19, 1 << 16
 
 
@@ -18,8 +18,8 @@ class TransportSelector:
     """Transports of one rank.
 
     Args:
-        settings: of the job.
-        world_size: ranks in the job.
+        settings: settings of the job.
+        world_size: number of ranks in the job.
     """
 
     def __init__(self, settings: Settings, world_size: int) -> None:
@@ -27,20 +27,20 @@ class TransportSelector:
         self._world_size = world_size
 
     def listen(self, host: str) -> Listener:
-        """Return a listener on a free port for peers of this host and of others."""
+        """Return a listener on a free port, for peers on this host and on others."""
         return self._transport(same_host=self._settings.transport != "tcp").listen(f"{host}:0")
 
     def transport(self, member: Member, peer: Member) -> Transport:
         """Return the transport from a member to a peer.
 
         Raises:
-            DistNetworkError: RANKMESH_TRANSPORT=shm, and they do not share memory.
+            DistNetworkError: RANKMESH_TRANSPORT is shm, and the two ranks do not share memory.
         """
         same_host = peer.host_id == member.host_id
         if self._settings.transport == "shm" and not same_host:
             raise DistNetworkError(
                 f"RANKMESH_TRANSPORT=shm, but {peer.described()} is on another host than {member.described()}, or "
-                "sees another RANKMESH_SHM_DIR; leave RANKMESH_TRANSPORT out",
+                "sees another RANKMESH_SHM_DIR; unset RANKMESH_TRANSPORT",
                 ranks=[peer.rank],
             )
         return self._transport(same_host=same_host and self._settings.transport != "tcp")

@@ -1,7 +1,7 @@
-"""Memory that processes of one host share, and the futex they sleep on: libc through ctypes, no compiled code.
+"""Shared memory of the processes of one host, and the futex they sleep on: libc through ctypes, no compiled code.
 
-A file is made in a tmpfs, mapped by everyone concerned and unlinked at once, so that nothing is left behind however the
-processes end. Room is reserved when it is made: writing to a full tmpfs would kill the process with SIGBUS.
+One process creates a file in a tmpfs, all processes map it, and its name is unlinked at once, so no file remains
+however the processes end. Creation reserves the space: a write to a full tmpfs would kill the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import numpy.typing as npt
 from rankmesh_agent.wire.errors import DistNetworkError
 
 CACHE_LINE = 64
-"""Bytes of a cache line: what two processes write must not share one."""
+"""Bytes of a cache line: words that two processes write must not share one."""
 
 _FUTEX = 202  # x86-64
 _WAIT, _WAKE = 0, 1
-_EVERYONE = 0x7FFFFFFF
+_ALL_WAITERS = 0x7FFFFFFF
 _NAME = re.compile(r"rankmesh-[A-Za-z0-9_.-]{1,128}")
 
 
@@ -47,8 +47,8 @@ _syscall.restype = ctypes.c_long
 def unsupported() -> str:
     """Return why this machine cannot share memory between ranks, or '' if it can.
 
-    The algorithms store data, then a flag, and rely on others seeing them in that order. x86-64 promises it; elsewhere
-    every flag would need a fence that Python cannot give.
+    The algorithms store data, then a flag, and rely on other cores seeing both in that order. x86-64 guarantees it;
+    other architectures need a fence at every flag, which Python does not have.
     """
     if sys.platform != "linux":
         return f"shared memory needs Linux, this is {sys.platform}"
@@ -58,33 +58,33 @@ def unsupported() -> str:
 
 
 def futex_wake(address: int) -> None:
-    """Wake every thread, of any process, that sleeps on the 32-bit word at ``address``."""
-    _syscall(_FUTEX, address, _WAKE, _EVERYONE, None, None, 0)
+    """Wake all threads, of any process, that sleep on the 32-bit word at ``address``."""
+    _syscall(_FUTEX, address, _WAKE, _ALL_WAITERS, None, None, 0)
 
 
 def futex_wait(address: int, value: int, timeout: ctypes._Pointer[_Timespec] | None) -> None:
     """Sleep until woken, unless the word at ``address`` no longer is ``value``; at most ``timeout``.
 
-    May return early without a reason (a signal, for one): the caller looks at the word again.
+    It may return early, on a signal for example: the caller reads the word again.
     """
     _syscall(_FUTEX, address, _WAIT, value & 0xFFFFFFFF, timeout, None, 0)
 
 
 def timespec_of(seconds: float) -> ctypes._Pointer[_Timespec]:
-    """Return a timeout for ``sleep``; make it once, use it often."""
+    """Return a timeout for ``futex_wait``; callers build it once and reuse it."""
     whole = int(seconds)
     return ctypes.pointer(_Timespec(whole, int((seconds - whole) * 1e9)))
 
 
 class Mapping:
-    """A piece of memory shared between processes.
+    """A file of shared memory, mapped.
 
     Attributes:
-        name: the file's name in its directory; peers open it by that.
-        path: where it was made.
-        bytes: the memory as an array of uint8.
-        address: where it begins in this process.
-        descriptor: of the file, as long as this object lives; -1 if it was not to be kept.
+        name: the file's name in its directory; peers open it by this name.
+        path: the file's path.
+        bytes: the memory, uint8.
+        address: address of the first byte in this process.
+        descriptor: the file's descriptor, open as long as this object lives; -1 without ``keep``.
     """
 
     def __init__(self, directory: str, name: str, descriptor: int, size: int, *, keep: bool = False) -> None:
@@ -99,10 +99,10 @@ class Mapping:
 
     @classmethod
     def create(cls, directory: str, job: str, size: int, *, keep: bool = False) -> Mapping:
-        """Make a new file of ``size`` zero bytes and map it.
+        """Create a file of ``size`` zero bytes and map it.
 
         Raises:
-            DistNetworkError: there is no room, or no such directory; says how to get room.
+            DistNetworkError: the tmpfs is full (the error names the remedy), or the directory is missing.
         """
         name = f"rankmesh-{re.sub(r'[^A-Za-z0-9_.-]', '_', job)[:64]}-{secrets.token_hex(8)}"
         path = f"{directory}/{name}"
@@ -110,8 +110,8 @@ class Mapping:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise DistNetworkError(
-                f"cannot make shared memory in {directory}: {error.strerror}; set RANKMESH_SHM_DIR to a tmpfs one may "
-                "write to, or RANKMESH_TRANSPORT=tcp"
+                f"cannot make shared memory in {directory}: {error.strerror}; set RANKMESH_SHM_DIR to a writable "
+                "tmpfs, or RANKMESH_TRANSPORT=tcp"
             ) from error
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -133,10 +133,10 @@ class Mapping:
 
     @classmethod
     def open(cls, directory: str, name: str, size: int, *, keep: bool = False) -> Mapping:
-        """Map the file another process made.
+        """Map a file that another process has created.
 
         Raises:
-            DistNetworkError: there is no such file here, or it is not what was announced.
+            DistNetworkError: the file does not exist here, or differs from its announcement.
         """
         if not _NAME.fullmatch(name):
             raise DistNetworkError(f"{name!r} is not a name of shared memory")
@@ -155,27 +155,27 @@ class Mapping:
 
     @classmethod
     def from_descriptor(cls, descriptor: int, size: int) -> Mapping:
-        """Map a file that another process has open and passed on; the descriptor is this object's to close.
+        """Map a file whose descriptor another process has sent; this method closes the descriptor.
 
         Raises:
-            DistNetworkError: it is not what was announced.
+            DistNetworkError: the file differs from its announcement.
         """
         try:
             if os.fstat(descriptor).st_size != size:
-                raise DistNetworkError(f"shared memory that was passed on has not the announced size of {size} bytes")
+                raise DistNetworkError(f"received shared memory has not the announced size of {size} bytes")
             return cls("", "", descriptor, size)
         except OSError as error:
-            raise DistNetworkError(f"cannot map shared memory that was passed on: {error.strerror}") from error
+            raise DistNetworkError(f"cannot map received shared memory: {error.strerror}") from error
         finally:
             os.close(descriptor)
 
     @classmethod
     def anonymous(cls, size: int) -> Mapping:
-        """Map ``size`` zero bytes that no other process sees: what a rank shares with itself."""
+        """Map ``size`` zero bytes that no other process sees, for a rank alone in its group."""
         return cls("", "", -1, size)
 
     def unlink(self) -> None:
-        """Remove the file's name, if it has one; the memory stays for those who mapped it."""
+        """Remove the file's name, if it has one; existing mappings remain valid."""
         if not self.name:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -183,9 +183,9 @@ class Mapping:
 
 
 def host_id(directory: str) -> str:
-    """Return a name that is equal for two processes exactly when they see the same shared memory directory.
+    """Return a name that is equal for two processes exactly if they see the same shared memory directory.
 
-    The kernel's boot id tells machines apart, the directory's device and inode containers and mount namespaces.
+    The kernel's boot id distinguishes machines; the directory's device and inode distinguish mount namespaces.
     """
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = boot.read_text().strip() if boot.exists() else platform.node()

@@ -1,20 +1,21 @@
-"""Two rings in shared memory, one a direction, with the socket that set them up as doorbell and sign of life.
+"""Two rings in shared memory, one for each direction; the socket of their handshake is the doorbell and reports exits.
 
 ::
 
-    line 0   head     bytes ever written   (the producer's), its pid, where it has the memory, its generation
-    line 1   tail     bytes ever read      (the consumer's), whether it can read the producer's memory
-    line 2   reader asleep: the producer rings when it has written
-    line 3   writer asleep: the consumer rings when it has made room
+    line 0   head     total bytes written  (the producer's), its pid, the address of its mapping, its generation
+    line 1   tail     total bytes read     (the consumer's), whether it can read the producer's memory
+    line 2   reader sleeps: the producer rings the doorbell when it has written
+    line 3   writer sleeps: the consumer rings the doorbell when it has made room
     line 4…  data
 
-Only the producer stores head and only the consumer stores tail, each after the bytes it speaks for. A side that wants
-to sleep raises its flag, looks again, then polls the socket; the other side looks at the flag after each store. Both
-put a lock operation between store and look, which x86 executes as a full fence, so one of the two sees the other.
+Only the producer stores head and only the consumer stores tail, each after the bytes that it counts. Before it sleeps,
+a side sets its flag, checks the ring again, then polls the socket; the other side checks the flag after each store.
+Both place a lock operation between the store and the check, which x86 executes as a full fence, so one of the two sees
+the other's store.
 
-Where the kernel lets the consumer read the producer's memory, large messages need no ring: the producer offers them and
-the consumer copies them itself. The *generation* counts how often the producer has taken its offers back. It counts
-before it changes the bytes, and the consumer looks after it has read them, so it never takes changed bytes for good.
+Where the kernel lets the consumer read the producer's memory, large messages bypass the ring: the producer exposes them
+and the consumer copies them itself. The *generation* counts the producer's revocations. The producer increments it
+before it changes the bytes, and the consumer checks it after the read, so the consumer detects changed bytes.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from rankmesh_agent.wire.errors import DistNetworkError
 
 RING_BYTES = 1 << 18
 _DATA = 4 * CACHE_LINE
-_HEAD, _TAIL, _READER, _WRITER = (line * CACHE_LINE // 8 for line in range(4))
+_HEAD, _TAIL, _READER_SLEEPS, _WRITER_SLEEPS = (line * CACHE_LINE // 8 for line in range(4))
 _PID, _ADDRESS, _GENERATION = (_HEAD + word for word in range(1, 4))
-_READS = _TAIL + 1
+_CAN_READ = _TAIL + 1
 _GENERATIONS = 1 << 32
 _NONCE = 16
-"""Bytes that the connecting side puts at the beginning of its ring: who has them there has this memory."""
+"""Bytes that the client writes at the beginning of its ring, by which a peer recognizes the memory."""
 _LARGE = 1 << 15
-"""Copies above this go through NumPy, which lets other threads run meanwhile."""
+"""Size above which NumPy copies, which releases the interpreter lock."""
 _fence = threading.Lock()
 
 
 class _Ring:
-    """One direction: a view of its lines and its data."""
+    """The ring of one direction: a view of its lines and its data."""
 
     def __init__(self, mapping: Mapping, offset: int, capacity: int) -> None:
         memory = mapping.bytes.data[offset : offset + _DATA + capacity]
@@ -58,15 +59,15 @@ class _Ring:
         self.capacity = capacity
 
     def readable(self) -> int:
-        """Bytes to read now."""
+        """Number of bytes to read."""
         return self.words[_HEAD] - self.words[_TAIL]
 
     def writable(self) -> int:
-        """Room to write now."""
+        """Number of free bytes."""
         return self.capacity - self.readable()
 
     def write(self, buffers: Sequence[Buffer]) -> int:
-        """Append what fits of ``buffers``; return how many bytes."""
+        """Append as many bytes of ``buffers`` as fit; return their number."""
         words, capacity = self.words, self.capacity
         begin = head = words[_HEAD]
         room = capacity - (head - words[_TAIL])
@@ -90,7 +91,7 @@ class _Ring:
         return head - begin
 
     def read(self, into: memoryview) -> int:
-        """Fill ``into`` with what is there; return how many bytes."""
+        """Read at most ``len(into)`` bytes; return their number."""
         words = self.words
         tail = words[_TAIL]
         length = words[_HEAD] - tail
@@ -127,39 +128,39 @@ class RingConnection(Connection):
     """One end of a pair of rings.
 
     Args:
-        mapping: memory of twice ``_DATA`` + capacity bytes; the first ring carries what the connecting side sends.
+        mapping: memory of twice ``_DATA`` + capacity bytes; the client writes to the first ring.
         capacity: bytes of data in each ring.
         doorbell: the socket between the two processes.
-        client: whether this side connected.
+        client: whether this side is the client.
     """
 
     medium: ClassVar[str] = "segment"
 
     def __init__(self, mapping: Mapping, capacity: int, doorbell: TcpConnection, *, client: bool) -> None:
         self.peer = doorbell.peer
-        there, back = (_Ring(mapping, direction * (_DATA + capacity), capacity) for direction in range(2))
-        self._out, self._in = (there, back) if client else (back, there)
+        first, second = (_Ring(mapping, direction * (_DATA + capacity), capacity) for direction in range(2))
+        self._out, self._in = (first, second) if client else (second, first)
         self._doorbell = doorbell
-        self._gone: DistNetworkError | None = None
+        self._lost: DistNetworkError | None = None
         self._pid = self._in.words[_PID]
-        self._in.words[_READS] = process_vm.can_read(
+        self._in.words[_CAN_READ] = process_vm.can_read(
             self._pid, self._in.words[_ADDRESS] + _DATA, mapping.bytes[_DATA : _DATA + _NONCE].tobytes()
         )
 
     def send(self, buffers: Sequence[Buffer]) -> int:
-        if self._gone is not None:
-            raise self._gone
+        if self._lost is not None:
+            raise self._lost
         sent = self._out.write(buffers)
         if sent:
-            self._ring(self._out, _READER)
+            self._ring_doorbell(self._out, _READER_SLEEPS)
         return sent
 
     def recv_into(self, buffer: memoryview) -> int:
         received = self._in.read(buffer)
         if received:
-            self._ring(self._in, _WRITER)
-        elif self._gone is not None and not self._in.readable():
-            raise self._gone
+            self._ring_doorbell(self._in, _WRITER_SLEEPS)
+        elif self._lost is not None and not self._in.readable():
+            raise self._lost
         return received
 
     def fileno(self) -> int:
@@ -169,12 +170,12 @@ class RingConnection(Connection):
         return select.POLLIN
 
     def has_work(self, writing: bool) -> bool:
-        return bool(self._gone is not None or self._in.readable() or (writing and self._out.writable()))
+        return bool(self._lost is not None or self._in.readable() or (writing and self._out.writable()))
 
     def prepare_wait(self, writing: bool) -> bool:
-        self._in.words[_READER] = 1
+        self._in.words[_READER_SLEEPS] = 1
         if writing:
-            self._out.words[_WRITER] = 1
+            self._out.words[_WRITER_SLEEPS] = 1
         with _fence:
             pass
         return not self.has_work(writing)
@@ -185,10 +186,10 @@ class RingConnection(Connection):
             while self._doorbell.recv_into(rings) == len(rings):
                 pass
         except DistNetworkError as error:
-            self._gone = error
+            self._lost = error
 
     def expose(self, view: memoryview) -> tuple[int, int]:
-        if not self._out.words[_READS]:
+        if not self._out.words[_CAN_READ]:
             return 0, 0
         return process_vm.address_of(view), self._out.words[_GENERATION]
 
@@ -202,35 +203,35 @@ class RingConnection(Connection):
         return self._in.words[_GENERATION] == generation
 
     def close(self) -> None:
-        self._gone = connection_lost(self.peer, "closed here")
+        self._lost = connection_lost(self.peer, "closed here")
         self.revoke()
         self._doorbell.close()
 
     def close_in_child(self) -> None:
         self._doorbell.close_in_child()
 
-    def _ring(self, ring: _Ring, sleeper: int) -> None:
+    def _ring_doorbell(self, ring: _Ring, sleeper: int) -> None:
         with _fence:
             pass
         if ring.words[sleeper]:
             ring.words[sleeper] = 0
-            with contextlib.suppress(DistNetworkError):  # a full socket rings too; a lost one shows when we receive
+            with contextlib.suppress(DistNetworkError):  # a full socket wakes, too; the next receive reports a lost one
                 self._doorbell.send([b"!"])
 
 
-def _introduce(mapping: Mapping, offset: int) -> None:
-    """Tell the peer, in the ring that this side will write to, where to read this process's memory."""
+def _publish_address(mapping: Mapping, offset: int) -> None:
+    """Write this process's pid and mapping address to its outgoing ring, for the peer's reads of its memory."""
     words = mapping.bytes.data[offset : offset + CACHE_LINE].cast("Q")
     words[_PID], words[_ADDRESS] = os.getpid(), mapping.address
 
 
 class _RingOffer(Proposal):
-    """Proposes two rings in memory that was made for them, whose name is gone as soon as both sides have it.
+    """Proposal of two rings in new shared memory, whose name is unlinked once both sides have mapped it.
 
     Args:
         mapping: the memory.
         ring_bytes: bytes of data in each ring.
-        strict: whether to raise instead of staying on TCP.
+        strict: whether to raise rather than fall back to TCP.
     """
 
     def __init__(self, mapping: Mapping, ring_bytes: int, *, strict: bool) -> None:
@@ -239,11 +240,11 @@ class _RingOffer(Proposal):
         self._strict = strict
         nonce = mapping.name[-_NONCE:].encode()
         mapping.bytes[_DATA : _DATA + len(nonce)] = np.frombuffer(nonce, np.uint8)
-        _introduce(mapping, 0)
+        _publish_address(mapping, 0)
         self.proposal = PROPOSAL.pack(1, ring_bytes, mapping.name.encode(), nonce)
 
-    def resolve(self, connection: TcpConnection, taken: bool) -> Connection:
-        if taken:
+    def resolve(self, connection: TcpConnection, accepted: bool) -> Connection:
+        if accepted:
             return RingConnection(self._mapping, self._ring_bytes, connection, client=True)
         if self._strict:
             raise DistNetworkError(
@@ -251,21 +252,21 @@ class _RingOffer(Proposal):
                 "ranks must see the same RANKMESH_SHM_DIR",
                 address=connection.peer,
             )
-        return super().resolve(connection, taken)
+        return super().resolve(connection, accepted)
 
     def close(self) -> None:
         self._mapping.unlink()
 
 
 class RingTransport(TcpTransport):
-    """Reaches processes of the same host through shared memory, set up over TCP; others, and as a fallback, over TCP.
+    """Transport through shared memory on the same host, set up over TCP; TCP to other hosts, and as a fallback.
 
     Args:
         token: the job's secret.
-        directory: where shared memory is made.
+        directory: directory of the shared memory files.
         job: the job's name, part of the files' names.
         ring_bytes: bytes of data in each ring.
-        strict: whether to raise instead of staying on TCP when memory cannot be shared.
+        strict: whether to raise rather than fall back to TCP if the processes cannot share memory.
     """
 
     def __init__(
@@ -289,15 +290,15 @@ class RingTransport(TcpTransport):
         return _RingOffer(mapping, self._ring_bytes, strict=self._strict)
 
     def _accept_proposal(self, connection: TcpConnection, proposal: bytes) -> tuple[Connection, bool]:
-        wanted, ring_bytes, name, nonce = PROPOSAL.unpack(proposal)
+        proposed, ring_bytes, name, nonce = PROPOSAL.unpack(proposal)
         mapping = None
-        if wanted and CACHE_LINE <= ring_bytes <= 1 << 30 and not unsupported():
+        if proposed and CACHE_LINE <= ring_bytes <= 1 << 30 and not unsupported():
             with contextlib.suppress(DistNetworkError, UnicodeDecodeError):
                 mapping = Mapping.open(self._directory, name.rstrip(b"\0").decode("ascii"), 2 * (_DATA + ring_bytes))
-        said = nonce.rstrip(b"\0")
-        if mapping is None or mapping.bytes[_DATA : _DATA + len(said)].tobytes() != said:
+        expected = nonce.rstrip(b"\0")
+        if mapping is None or mapping.bytes[_DATA : _DATA + len(expected)].tobytes() != expected:
             return super()._accept_proposal(connection, proposal)
-        _introduce(mapping, _DATA + ring_bytes)
+        _publish_address(mapping, _DATA + ring_bytes)
         return RingConnection(mapping, ring_bytes, connection, client=False), True
 
     def _size(self) -> int:

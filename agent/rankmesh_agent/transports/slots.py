@@ -1,19 +1,20 @@
-"""Shared memory of a whole group: a flag and two slots a rank.
+"""Slots of a group's shared memory: a flag and two slots for each rank.
 
 ::
 
-    line r             rank r: steps posted, the fingerprints of its two latest calls, whether anyone sleeps until it
-                       posts, whether it has left a call half-way (8 bytes each)
+    line r             rank r: steps posted, the fingerprints of its two latest calls, whether a rank sleeps until it
+                       posts, whether it has left a call before its end (8 bytes each)
     line-aligned       notes, NOTES words for each rank: [turn 0: rank 0, rank 1, …] [turn 1: rank 0, rank 1, …]
     4096-aligned       slots: [turn 0: rank 0, rank 1, …] [turn 1: rank 0, rank 1, …]
 
-A *step* is: write into your own slot, or note, count up your flag and wake whoever sleeps on it, wait until every flag
-has reached the count. Slots and notes are used in turn, which makes one wait a step enough: before a rank can write a
-slot again it has passed the wait of the step between, so all others have finished reading.
+In a *step* a rank writes into its own slot or note, increments its count, wakes the ranks that sleep on it, and waits
+until every count has reached the same value. Slots and notes alternate between two turns, so one wait for each step is
+enough: before a rank writes a slot again, it has passed the wait of the step between, so all others have finished
+reading.
 
-Waking is a system call, so who goes to sleep says so first: it raises 'anyone sleeps', looks at the count again and
-sleeps; who posts stores the count and looks at 'anyone sleeps'. Both put a lock operation in between, which x86
-executes as a full fence, so one of the two sees the other.
+A wakeup is a system call, so a rank makes it only for sleepers. Before it sleeps, a rank sets the sleepers flag, checks
+the count again and sleeps; a rank that posts stores the count and checks the flag. Both place a lock operation in
+between, which x86 executes as a full fence, so one of the two sees the other's store.
 """
 
 from __future__ import annotations
@@ -32,43 +33,43 @@ from rankmesh_agent.wire.errors import DistBackendError
 
 _PAGE = 4096
 _WORDS = CACHE_LINE // 8
-_ASLEEP, _LEFT = 3, 4
-"""Which word of a line: 0 is the count, 1 and 2 are fingerprints."""
-_SUSPECT_SECONDS = 2.0
-"""How long a rank that has left a call may take to be known as failed."""
-_LEAST_LANE = 64
+_SLEEPERS, _LEFT = 3, 4
+"""Words of a line; word 0 is the count, words 1 and 2 are fingerprints."""
+_DETECTION_SECONDS = 2.0
+"""Maximum delay until the failure of a rank that has left a call is detected."""
+_MIN_LANE_BYTES = 64
 NOTES = 4
-"""Words of a rank's note for each rank."""
+"""Words for each rank in a rank's note."""
 _YIELDS = 20
-"""How often a rank that shares its core looks before it sleeps, each time after the others had their turn."""
-_ROUNDS, _LOOKS = 64, 16
-"""How often where the core is its own, and how often of these before it offers the core: what else runs on the host,
-threads of the ranks' own among it, may keep the one that is waited for from its core. More seldom is no better there,
-and every time would cost a system call as long as the wait."""
+"""Checks before a rank on an oversubscribed host sleeps, each after a yield of the core."""
+_SPIN_ROUNDS, _SPINS = 64, 16
+"""Rounds before a rank with a core of its own sleeps, and checks in each round, which ends with a yield of the core:
+other threads of the host, those of the ranks included, may occupy the core of the awaited rank. Fewer yields are no
+faster, and a yield after every check costs a system call as long as the wait."""
 _fence = threading.Lock()
 SLICE_SECONDS = 0.05
-"""How long a sleep lasts at most: between two of them Ctrl-C, aborts, dead peers and the deadline are noticed."""
+"""Maximum duration of one sleep: between two sleeps, Ctrl-C, aborts, failed peers and the deadline are detected."""
 
 Typed = npt.NDArray[Any]
 Check = Callable[[Callable[[], list[int]]], None]
 
 
 class CallMismatchError(Exception):
-    """The ranks of a group did not make the same call. For the engine, which says who called what."""
+    """The ranks of a group have made different calls. The caller adds the call of each rank."""
 
 
 class Slots:
     """One rank's view of its group's shared memory.
 
     Args:
-        mapping: memory of ``size_of(...)`` bytes, zero at first.
-        rank: this rank in the group.
-        size: ranks in the group.
+        mapping: memory of ``bytes_for(...)`` bytes, initially zero.
+        rank: this process's group rank.
+        size: number of ranks in the group.
         slot_bytes: bytes of a slot.
-        crowded: whether the host has more ranks than cores: then a rank that waits gives its core away.
+        oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
 
     Attributes:
-        crowded: see above.
+        oversubscribed: see above.
         mapping: the memory.
     """
 
@@ -80,7 +81,7 @@ class Slots:
         self._words = mapping.bytes.data[: size * CACHE_LINE].cast("Q")
         self._addresses = [mapping.address + rank * CACHE_LINE for rank in range(size)]
         self._address = self._addresses[rank]
-        self._mine = rank * _WORDS
+        self._own_line = rank * _WORDS
         self._others = [(other * _WORDS, other) for other in range(size) if other != rank]
         self.oversubscribed = oversubscribed
         self._steps = 0
@@ -106,19 +107,19 @@ class Slots:
     @staticmethod
     def min_slot_bytes(size: int) -> int:
         """Return the smallest slot in which every rank has a lane, whatever the dtype."""
-        return _round_up(size * _LEAST_LANE)
+        return _round_up(size * _MIN_LANE_BYTES)
 
     @staticmethod
     def bytes_for(size: int, slot_bytes: int) -> int:
-        """Return the bytes a segment for ``size`` ranks takes."""
+        """Return the size in bytes of the memory for ``size`` ranks."""
         return _head_bytes(size) + 2 * size * slot_bytes
 
     def lane(self, dtype: np.dtype[Any]) -> int:
-        """Return how many elements of a slot each rank gets when it is split evenly."""
+        """Return the number of elements for each rank in a slot that is split evenly."""
         return self.slot_bytes // (dtype.itemsize * self.size)
 
     def slots(self, dtype: np.dtype[Any], count: int) -> list[Typed]:
-        """Return everyone's slots of the next turn as arrays of ``count`` elements, by rank. Begins a step."""
+        """Begin a step; return the slots of all ranks in the next turn, by rank, as arrays of ``count`` elements."""
         turn = self._turn = self._turn ^ 1
         known = self._views[turn]
         views = known.get((dtype, count))
@@ -130,46 +131,47 @@ class Slots:
         return views
 
     def notes(self) -> list[memoryview]:
-        """Return everyone's notes of the turn that ``slots`` began, as bytes, by rank: NOTES words for each rank."""
+        """Return the notes of all ranks in the current turn, by rank, as bytes: NOTES words for each rank."""
         return self._notes[self._turn]
 
     def scratch(self, dtype: np.dtype[Any], count: int) -> Typed:
-        """Return an array of this rank's own to work in, until the next one is asked for; made once."""
+        """Return private scratch memory, which is valid until the next call of this method; it is allocated once."""
         nbytes = count * dtype.itemsize
         if self._scratch.size < nbytes:
             self._scratch = np.empty(nbytes, np.uint8)
         return self._scratch[:nbytes].view(dtype)
 
     def begin(self, seq: int, fingerprint: int, check: Check) -> None:
-        """Begin call number ``seq``: its first ``step`` compares everyone's fingerprint.
+        """Begin call number ``seq``; its first ``step`` compares the fingerprints of all ranks.
 
         Args:
-            seq: the call's number, counted the same at all ranks.
-            fingerprint: of the call.
-            check: called with what tells the ranks still missing, every SLICE_SECONDS of a wait; it raises to end it.
+            seq: the call's number, the same at all ranks.
+            fingerprint: fingerprint of the call.
+            check: called every SLICE_SECONDS of a wait with a function that returns the missing ranks; it raises to
+                end the wait.
         """
-        self._word = 1 + (seq & 1)  # the previous call's fingerprint may still be looked at
-        self._words[self._mine + self._word] = fingerprint
+        self._word = 1 + (seq & 1)  # other ranks may still read the previous call's fingerprint
+        self._words[self._own_line + self._word] = fingerprint
         self._fingerprint = fingerprint
         self._compared = False
         self._check = check
 
     def step(self, wait_for: Container[int] | None = None) -> None:
-        """End a step: show the others what was written to the slot, and wait until theirs can be read.
+        """End a step: publish this rank's slot, and wait until the slots of the other ranks can be read.
 
         Args:
-            wait_for: in a step without slots, not the first of a call, the ranks whose word counts here; None: all.
+            wait_for: the ranks to wait for, in a step without slots that is not the first of a call; None: all.
 
         Raises:
-            CallMismatchError: in a call's first step, when the ranks did not make the same call.
+            CallMismatchError: the ranks have made different calls; raised in a call's first step.
         """
         self._steps = steps = self._steps + 1
-        words, mine = self._words, self._mine
-        words[mine] = steps
+        words, own = self._words, self._own_line
+        words[own] = steps
         with _fence:
             pass
-        if words[mine + _ASLEEP]:
-            words[mine + _ASLEEP] = 0
+        if words[own + _SLEEPERS]:
+            words[own + _SLEEPERS] = 0
             futex_wake(self._address)
         if wait_for is not None:
             for line, other in self._others:
@@ -184,58 +186,58 @@ class Slots:
             word, fingerprint = self._word, self._fingerprint
             for line, _ in self._others:
                 if words[line + word] != fingerprint:
-                    self._turn = 0  # different calls may have left it different; nobody reads a slot now
+                    self._turn = 0  # different calls may have left different turns; no rank reads a slot now
                     raise CallMismatchError
 
     def _wait(self, line: int, other: int, steps: int) -> None:
         words = self._words
-        # Falling asleep and being woken takes longer than most steps: look around a little before.
+        # A sleep and a wakeup take longer than most steps: spin first.
         if self.oversubscribed:
             for _ in range(_YIELDS):
                 os.sched_yield()
                 if words[line] >= steps:
                     return
         else:
-            for _ in range(_ROUNDS):
-                for _ in range(_LOOKS):
+            for _ in range(_SPIN_ROUNDS):
+                for _ in range(_SPINS):
                     if words[line] >= steps:
                         return
                 os.sched_yield()
         address = self._addresses[other]
         while True:
-            words[line + _ASLEEP] = 1
+            words[line + _SLEEPERS] = 1
             with _fence:
                 pass
-            if (seen := words[line]) >= steps:
+            if (count := words[line]) >= steps:
                 return
-            futex_wait(address, seen, self._slice)
-            if words[line] == seen:
+            futex_wait(address, count, self._slice)
+            if words[line] == count:
                 self._check(self.missing)
 
     def mark_left(self) -> None:
-        """Tell the others that this rank has left a call half-way: the group has failed."""
-        self._words[self._mine + _LEFT] = 1
+        """Record that this rank has left a call before its end: the group has failed."""
+        self._words[self._own_line + _LEFT] = 1
 
     def left_ranks(self) -> list[int]:
-        """Return the group ranks that have left a call half-way."""
+        """Return the group ranks that have left a call before its end."""
         return [other for line, other in self._others if self._words[line + _LEFT]]
 
     def raise_departed(self, other: int) -> NoReturn:
-        """Raise why a rank is not in the call any more, as soon as that is known.
+        """Raise the error that explains a rank's departure from the call, once it is known.
 
         Raises:
-            DistBackendError: the rank failed, left, or gave up.
+            DistBackendError: the rank has failed, left, or aborted the call.
         """
-        end = time.monotonic() + _SUSPECT_SECONDS
+        end = time.monotonic() + _DETECTION_SECONDS
         while time.monotonic() < end:
             self._check(lambda: [other])
-            time.sleep(_SUSPECT_SECONDS / 1000)
+            time.sleep(_DETECTION_SECONDS / 1000)
         raise DistBackendError(
             f"group rank {other} left the call, or its memory could no longer be read; no reason given"
         )
 
     def missing(self) -> list[int]:
-        """Return the group ranks that have not come as far as this one."""
+        """Return the group ranks that have not reached this step."""
         return [other for line, other in self._others if self._words[line] < self._steps]
 
 

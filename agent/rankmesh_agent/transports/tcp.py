@@ -1,14 +1,14 @@
-"""Sockets, with the mutual challenge of wire.handshake at the start of each.
+"""TCP transport; each connection starts with the mutual challenge of wire.handshake.
 
 ::
 
     client → server   HELLO
     server → client   HELLO
-    client → server   PROOF   PROPOSAL   GREETING
+    client → server   PROOF   PROPOSAL   IDENTITY
     server → client   PROOF   ANSWER
 
-Two round trips: what the client proposes and who it is go along with its proof, hold no secrets, and are looked at only
-if that is right. The client in turn believes the answer only if the server's proof is right.
+These are two round trips: the client's proposal and identity travel with its proof. They hold no secrets, and the
+server reads them only if the proof is valid. The client in turn reads the answer only if the server's proof is valid.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from rankmesh_agent.wire import handshake
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
 
 HANDSHAKE_SECONDS = 10.0
-"""How long a stranger may take to prove that it belongs here."""
+"""Maximum duration of the handshake of a client that is not yet authenticated."""
 MAX_HANDSHAKES = 128
-"""How many may be at it at once; more are closed unheard."""
+"""Maximum number of concurrent handshakes; further connections are closed at once."""
 SOCKET_BUFFER = 4 << 20
-_SHORT_OF_SOMETHING_SECONDS = 0.05
-_MOST_BUFFERS = 1024
-"""What one system call takes (IOV_MAX)."""
+_EXHAUSTED_RETRY_SECONDS = 0.05
+_IOV_MAX = 1024
+"""Buffers of one system call (IOV_MAX)."""
 
 PROPOSAL = struct.Struct("!BQ160s32s")
-"""What the client says with its proof: 1 and size, name and nonce of a shared memory file, or 0 to stay on TCP."""
+"""The client sends this with its proof: 1 and size, name and nonce of a shared memory file, or 0 to stay on TCP."""
 ACCEPTED, DECLINED, REJECTED = b"\1", b"\0", b"\2"
-"""What the server answers with its own: it takes the proposal, it stays on TCP, or it does not admit the client."""
+"""The server's answer, with its own proof: the proposal is accepted, it is declined, or the client is rejected."""
 
 AcceptProposal = Callable[["TcpConnection", bytes], tuple[Connection, bool]]
 
@@ -72,14 +72,14 @@ class TcpConnection(Connection):
         self._fileno = sock.fileno()
 
     def configure_for_data(self) -> None:
-        """Make room for arrays: this is not only a doorbell, or somebody at the door."""
+        """Enlarge the socket buffers and probe an idle peer: this connection carries arrays, not only a handshake."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
         probe_idle_peer(self.socket)
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         try:
-            return self.socket.sendmsg(buffers[:_MOST_BUFFERS])
+            return self.socket.sendmsg(buffers[:_IOV_MAX])
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -115,7 +115,7 @@ class TcpConnection(Connection):
         return silent_seconds(self.socket)
 
     def drain(self) -> bool:
-        # Closing over unread bytes, or before ours are acknowledged, may reset the connection and lose what we sent.
+        # A close with unread bytes, or before an acknowledgement, may reset the connection and lose sent bytes.
         scratch = bytearray(1 << 16)
         try:
             with contextlib.suppress(BlockingIOError):
@@ -124,7 +124,7 @@ class TcpConnection(Connection):
                         break
             return int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder) == 0
         except OSError:
-            return True  # reset: there is nobody to wait for
+            return True  # the connection is reset: no acknowledgement will come
 
     def close(self) -> None:
         if self.socket.fileno() >= 0:
@@ -138,183 +138,183 @@ class TcpConnection(Connection):
 
 
 class Proposal:
-    """What a client proposes once it has passed the challenge: this one, to stay on the socket."""
+    """A client's proposal for the connection after the handshake; this one is to stay on the socket."""
 
     proposal = PROPOSAL.pack(0, 0, b"", b"")
 
-    def resolve(self, connection: TcpConnection, taken: bool) -> Connection:
+    def resolve(self, connection: TcpConnection, accepted: bool) -> Connection:
         """Return the connection to use.
 
         Args:
             connection: the socket.
-            taken: whether the listener has taken the proposal.
+            accepted: whether the listener has accepted the proposal.
         """
         connection.configure_for_data()
         return connection
 
     def close(self) -> None:
-        """Undo what the proposal needed, whether anything came of it or not."""
+        """Release the resources of the proposal, accepted or not."""
 
 
 class PendingTcpConnection(PendingConnection):
-    """Connects to the first of an address's sockets that answers, and has a conversation there.
+    """Connects to the first socket address of a host that answers, and runs the handshake there.
 
     Args:
         address: host and port.
-        script: this side's part of the conversation, on a socket.
+        script: returns this side's script for a connection.
     """
 
     def __init__(self, address: str, script: Callable[[TcpConnection], Script]) -> None:
         self._address = address
         self._script = script
-        self._places = _resolve(address)
-        self._conversation = self._call()
+        self._socket_addresses = _resolve(address)
+        self._handshake = self._connect_next()
 
     def fileno(self) -> int:
-        return self._conversation.fileno()
+        return self._handshake.fileno()
 
     def events(self) -> int:
-        return self._conversation.events()
+        return self._handshake.events()
 
     def advance(self) -> Connection | None:
         while True:
             try:
-                return self._conversation.advance()
+                return self._handshake.advance()
             except DistNetworkError as error:
-                if self._conversation.started:
+                if self._handshake.started:
                     raise
-                if not self._places:
+                if not self._socket_addresses:
                     raise _unreachable(self._address, error.__cause__ or error) from error
-            self._conversation.close()
-            self._conversation = self._call()
+            self._handshake.close()
+            self._handshake = self._connect_next()
 
     def close(self) -> None:
-        self._conversation.close()
+        self._handshake.close()
 
-    def _call(self) -> Handshake:
-        family, place = self._places.pop(0)
+    def _connect_next(self) -> Handshake:
+        family, socket_address = self._socket_addresses.pop(0)
         try:
             sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError as error:
             raise _unreachable(self._address, error) from error
         try:
             with contextlib.suppress(BlockingIOError):
-                sock.connect(place)
-        except (OSError, OverflowError) as error:  # the latter: no such port
-            if not self._places:
+                sock.connect(socket_address)
+        except (OSError, OverflowError) as error:  # OverflowError: the port is out of range
+            if not self._socket_addresses:
                 sock.close()
                 raise _unreachable(self._address, error) from error
             sock.close()
-            return self._call()
+            return self._connect_next()
         connection = TcpConnection(sock, self._address)
         return Handshake(connection, self._script(connection))
 
 
-class _Stranger(Handshake):
-    """Somebody who has to prove that they belong here.
+class _IncomingHandshake(Handshake):
+    """Handshake of a client that has connected to a listener.
 
     Args:
-        connection: to them.
-        script: returns this side's part of the conversation, which notes what they greet with.
+        connection: the connection to the client.
+        script: returns the server's script, which records the client's identity.
     """
 
-    def __init__(self, connection: TcpConnection, script: Callable[[_Stranger], Script]) -> None:
+    def __init__(self, connection: TcpConnection, script: Callable[[_IncomingHandshake], Script]) -> None:
         super().__init__(connection, script(self))
-        self.greeting = b""
+        self.identity = b""
         self.deadline = Deadline(HANDSHAKE_SECONDS)
 
 
 class TcpListener(Listener):
-    """Challenges everyone who comes, all at once: a silent stranger holds up nobody."""
+    """Authenticates all clients concurrently: a client that sends nothing delays no other."""
 
-    def __init__(self, listening: socket.socket, token: str, upgrade: AcceptProposal) -> None:
+    def __init__(self, listening: socket.socket, token: str, accept_proposal: AcceptProposal) -> None:
         host, port = listening.getsockname()[:2]
         self.address = f"{host}:{port}"
         listening.setblocking(False)
         self._socket = listening
         self._token = token
-        self._upgrade = upgrade
+        self._accept_proposal = accept_proposal
         self._fileno = listening.fileno()
-        self._strangers: dict[int, _Stranger] = {}
+        self._handshakes: dict[int, _IncomingHandshake] = {}
 
     def descriptors(self) -> list[int]:
-        return [self._fileno, *self._strangers]
+        return [self._fileno, *self._handshakes]
 
     def accept(self, ready: Container[int], admits: Admit) -> list[tuple[bytes, Connection]]:
         if self._socket.fileno() < 0:
             raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
         arrived: list[tuple[bytes, Connection]] = []
-        for fd, stranger in list(self._strangers.items()):
+        for fd, incoming in list(self._handshakes.items()):
             if fd in ready:
-                self._hear(fd, stranger, arrived)
-            if fd in self._strangers and stranger.deadline.expired():
-                self._hang_up(fd)
+                self._advance(fd, incoming, arrived)
+            if fd in self._handshakes and incoming.deadline.expired():
+                self._close_handshake(fd)
         if self._fileno in ready:
-            self._let_in(admits)
+            self._accept_clients(admits)
         return arrived
 
     def close(self) -> None:
-        for fd in list(self._strangers):
-            self._hang_up(fd)
+        for fd in list(self._handshakes):
+            self._close_handshake(fd)
         self._socket.close()
 
-    def _let_in(self, admits: Admit) -> None:
+    def _accept_clients(self, admits: Admit) -> None:
         while True:
             try:
-                sock, place = self._socket.accept()
+                sock, socket_address = self._socket.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    time.sleep(_SHORT_OF_SOMETHING_SECONDS)  # it stays in the queue: trying at once would only spin
+                    time.sleep(_EXHAUSTED_RETRY_SECONDS)  # the client stays in the backlog; an immediate retry spins
                     return
-                continue  # that one peer gave up while it waited
-            if len(self._strangers) < MAX_HANDSHAKES:
-                self._challenge(sock, f"{place[0]}:{place[1]}", admits)
+                continue  # this client has closed its connection in the backlog
+            if len(self._handshakes) < MAX_HANDSHAKES:
+                self._start_handshake(sock, f"{socket_address[0]}:{socket_address[1]}", admits)
             else:
                 sock.close()
 
-    def _challenge(self, sock: socket.socket, peer: str, admits: Admit) -> None:
+    def _start_handshake(self, sock: socket.socket, peer: str, admits: Admit) -> None:
         try:
             connection = TcpConnection(sock, peer)
-        except OSError:  # it has gone again
+        except OSError:  # the client has closed the connection already
             sock.close()
             return
-        stranger = _Stranger(connection, lambda them: self._welcome(them, connection, admits))
-        self._strangers[connection.fileno()] = stranger
-        self._hear(connection.fileno(), stranger, [])  # what it says first is here already, as a rule
+        incoming = _IncomingHandshake(connection, lambda incoming: self._server_script(incoming, connection, admits))
+        self._handshakes[connection.fileno()] = incoming
+        self._advance(connection.fileno(), incoming, [])  # its first message has usually arrived
 
-    def _hear(self, fd: int, stranger: _Stranger, arrived: list[tuple[bytes, Connection]]) -> None:
+    def _advance(self, fd: int, incoming: _IncomingHandshake, arrived: list[tuple[bytes, Connection]]) -> None:
         try:
-            connection = stranger.advance()
+            connection = incoming.advance()
         except (DistError, OSError):
-            # A port scan, an old version, a wrong token, silence: it learns nothing more.
-            self._hang_up(fd)
+            # A port scan, an old version, a wrong token, a closed connection: the client gets no answer.
+            self._close_handshake(fd)
         else:
             if connection is not None:
-                del self._strangers[fd]
-                arrived.append((stranger.greeting, connection))
+                del self._handshakes[fd]
+                arrived.append((incoming.identity, connection))
 
-    def _hang_up(self, fd: int) -> None:
-        self._strangers.pop(fd).close()
+    def _close_handshake(self, fd: int) -> None:
+        self._handshakes.pop(fd).close()
 
-    def _welcome(self, them: _Stranger, connection: TcpConnection, admits: Admit) -> Script:
+    def _server_script(self, incoming: _IncomingHandshake, connection: TcpConnection, admits: Admit) -> Script:
         challenge = handshake.Challenge(self._token, client=False)
         challenge.receive_hello((yield b"", handshake.HELLO_BYTES))
-        said = yield challenge.hello(), handshake.PROOF_BYTES + PROPOSAL.size + IDENTITY_BYTES
-        proof, proposal, greeting = _split(said, handshake.PROOF_BYTES, PROPOSAL.size)
+        message = yield challenge.hello(), handshake.PROOF_BYTES + PROPOSAL.size + IDENTITY_BYTES
+        proof, proposal, identity = _split(message, handshake.PROOF_BYTES, PROPOSAL.size)
         challenge.receive_proof(proof)
-        if not admits(greeting):
+        if not admits(identity):
             yield challenge.proof() + REJECTED, 0
-            raise DistNetworkError(f"{connection.peer} is not who is waited for", address=connection.peer)
-        them.greeting = greeting
-        upgraded, taken = self._upgrade(connection, proposal)
-        yield challenge.proof() + (ACCEPTED if taken else DECLINED), 0
-        return upgraded
+            raise DistNetworkError(f"{connection.peer} is not an expected rank", address=connection.peer)
+        incoming.identity = identity
+        agreed, accepted = self._accept_proposal(connection, proposal)
+        yield challenge.proof() + (ACCEPTED if accepted else DECLINED), 0
+        return agreed
 
 
 class TcpTransport(Transport):
-    """Reaches peers on any host.
+    """Transport to peers on any host.
 
     Args:
         token: the job's secret.
@@ -327,46 +327,46 @@ class TcpTransport(Transport):
         host, port = split_address(address)
         return TcpListener(bind(host, port, purpose="the agent listens for peers"), self._token, self._accept_proposal)
 
-    def dial(self, address: str, greeting: bytes = b"") -> PendingConnection:
-        greeting = greeting.ljust(IDENTITY_BYTES, b"\0")
-        return PendingTcpConnection(address, lambda connection: self._introduce(connection, greeting))
+    def dial(self, address: str, identity: bytes = b"") -> PendingConnection:
+        identity = identity.ljust(IDENTITY_BYTES, b"\0")
+        return PendingTcpConnection(address, lambda connection: self._client_script(connection, identity))
 
-    def _introduce(self, connection: TcpConnection, greeting: bytes) -> Script:
+    def _client_script(self, connection: TcpConnection, identity: bytes) -> Script:
         challenge = handshake.Challenge(self._token, client=True)
         challenge.receive_hello((yield challenge.hello(), handshake.HELLO_BYTES))
         with contextlib.closing(self._offer()) as offer:
             try:
-                said = yield challenge.proof() + offer.proposal + greeting, handshake.PROOF_BYTES + len(ACCEPTED)
+                reply = yield challenge.proof() + offer.proposal + identity, handshake.PROOF_BYTES + len(ACCEPTED)
             except DistNetworkError as error:
-                # The server closes without a word when our proof was wrong.
+                # The server closes the connection without an answer if the client's proof is wrong.
                 raise AuthenticationError(
-                    f"{connection.peer} refused us: RANKMESH_TOKEN must be the same on every rank",
+                    f"{connection.peer} refused the connection: RANKMESH_TOKEN must be the same on every rank",
                     address=connection.peer,
                 ) from error
-            proof, answer = _split(said, handshake.PROOF_BYTES)
+            proof, answer = _split(reply, handshake.PROOF_BYTES)
             challenge.receive_proof(proof)
             if answer == REJECTED:
                 raise DistNetworkError(
-                    f"who answers at {connection.peer} does not wait for this rank: another process has that address",
+                    f"the process at {connection.peer} does not wait for this rank: another process has that address",
                     address=connection.peer,
                 )
             return offer.resolve(connection, answer == ACCEPTED)
 
     def _offer(self) -> Proposal:
-        """Return what to propose."""
+        """Return the proposal of this transport."""
         return Proposal()
 
     def _accept_proposal(self, connection: TcpConnection, proposal: bytes) -> tuple[Connection, bool]:
-        """Return the connection to use, and whether it is the proposed one."""
+        """Return the connection to use, and whether the proposal is accepted."""
         connection.configure_for_data()
         return connection, False
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``; an IPv6 host may stand in brackets.
+    """Return host and port of ``host:port``; an IPv6 host may be in brackets.
 
     Raises:
-        ValueError: there is no port.
+        ValueError: the port is missing.
     """
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit():
@@ -375,7 +375,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _split(data: bytes, *lengths: int) -> list[bytes]:
-    """Return pieces of these lengths, and the rest."""
+    """Return slices of these lengths, and the rest."""
     pieces, begin = [], 0
     for length in lengths:
         pieces.append(data[begin : begin + length])
@@ -384,17 +384,17 @@ def _split(data: bytes, *lengths: int) -> list[bytes]:
 
 
 def _resolve(address: str) -> list[tuple[int, Any]]:
-    """Return families and socket addresses of ``host:port``, the first to be tried first."""
+    """Return families and socket addresses of ``host:port``, in the order of the connection attempts."""
     host, port = split_address(address)
     for family, numeric in ((socket.AF_INET, host), (socket.AF_INET6, host)):
-        with contextlib.suppress(OSError, UnicodeError):  # it is a name: not for inet_pton
+        with contextlib.suppress(OSError, UnicodeError):  # a name, not a numeric address
             socket.inet_pton(family, numeric)
             return [(family, (host, port))]
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, OverflowError, UnicodeError) as error:  # the latter two: no such port, no such name
+    except (OSError, OverflowError, UnicodeError) as error:  # OverflowError: no such port; UnicodeError: no such name
         raise _unreachable(address, error) from error
-    return [(family, place) for family, _, _, _, place in found]
+    return [(family, socket_address) for family, _, _, _, socket_address in found]
 
 
 def _unreachable(address: str, error: BaseException) -> DistNetworkError:

@@ -1,13 +1,13 @@
-"""What the ranks of a segment let each other read of their own memory, which saves the copies through the slots.
+"""Memory windows: arrays that the ranks of a segment expose to each other, which saves the copies through the slots.
 
-*Registered* arrays lie in shared memory that all ranks have mapped. Any other array can be read with process_vm_readv
-where the kernel allows it. Before anything is read, each rank tells where what it shows lies::
+*Registered* arrays lie in shared memory that all ranks have mapped. Other arrays can be read with process_vm_readv if
+the kernel allows it. Before the first read, each rank publishes the locations of its exposed arrays::
 
-    note of rank r     for each rank, by rank: region and offset in it, or ORDINARY and address, or NOTHING and 0
+    note of rank r     for each rank, by rank: region and offset in it, or PRIVATE and address, or NOT_EXPOSED and 0
                        (8 bytes each)
 
-A rank may change what it shows when those it shows something to have said that they have read it: ``Shown.done``. A
-rank that leaves the call before that, by an error or Ctrl-C, says so, too, and then nothing that was read counts.
+A rank may change an exposed array when its readers have reported that they have read it: ``Exposure.complete``. A rank
+that leaves the call earlier, on an error or Ctrl-C, reports that, too; all bytes read in this call are then invalid.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Typed = npt.NDArray[Any]
 _WORD = np.dtype(np.uint64)
 _PAGE = 4096
 PRIVATE, NOT_EXPOSED = 0, -1
-"""In place of a region's number, which counts from one."""
+"""Values in place of a region's number; these numbers start at 1."""
 
 
 class Region:
-    """Shared memory with an array of every rank, all of one size.
+    """Registered memory: an array for each rank, all of the same size.
 
     Args:
         mapping: the memory.
-        rank: this rank.
-        size: ranks in the group.
+        rank: this process's group rank.
+        size: number of ranks in the group.
     """
 
     def __init__(self, mapping: Mapping, rank: int, size: int) -> None:
@@ -51,33 +51,33 @@ class Region:
 
     @staticmethod
     def bytes_for(size: int, nbytes: int) -> int:
-        """Return the bytes of memory for an array of ``nbytes`` at each rank."""
+        """Return the size in bytes of a region with an array of ``nbytes`` for each rank."""
         return size * max(_PAGE, -(-nbytes // _PAGE) * _PAGE)
 
     def own_array(self, rank: int, nbytes: int) -> Typed:
-        """Return this rank's array, as bytes; the region is in use as long as anything refers to it."""
+        """Return this rank's array, as bytes; the region is in use as long as the array or a view of it exists."""
         own = np.frombuffer(self.parts[rank].data, np.uint8)[:nbytes]
-        base = own.base  # what NumPy makes the base of every view of it
+        base = own.base  # the base that NumPy gives to every view
         assert isinstance(base, np.ndarray)
         self._own = weakref.ref(base)
         return own
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody still has this rank's array, or a view of it."""
+        """Whether this rank's array, or a view of it, still exists."""
         return self._own is not None and self._own() is not None
 
 
 class MemoryWindows:
-    """One rank's side.
+    """One rank's view of the memory windows of its group.
 
     Args:
-        segment: tells the others where things lie, and when they have been read.
+        segment: the slots through which ranks publish locations and report completed reads.
 
     Attributes:
-        reads: whether every rank may read the memory of every other: the same at all of them.
-        regions: registered memory by number: the same at all ranks.
-        pids: of all ranks.
+        can_read: whether every rank may read the memory of every other rank; the same at all ranks.
+        regions: registered memory by number; the same at all ranks.
+        pids: the pids of all ranks, by rank.
     """
 
     def __init__(self, segment: Slots) -> None:
@@ -85,33 +85,33 @@ class MemoryWindows:
         self.regions: dict[int, Region] = {}
         self.pids: list[int] = []
         self._segment = segment
-        self._made = 0
+        self._region_count = 0
 
     @property
     def usable(self) -> bool:
-        """Whether it may be worth the step to show something: the same at all ranks."""
+        """Whether any array can be exposed, which justifies a step for it; the same at all ranks."""
         return self.can_read or bool(self.regions)
 
     def add(self, mapping: Mapping) -> Region:
-        """Take memory into use, at all ranks in the same order."""
-        self._made += 1
-        region = self.regions[self._made] = Region(mapping, self._segment.rank, self._segment.size)
+        """Register a region; all ranks register their regions in the same order."""
+        self._region_count += 1
+        region = self.regions[self._region_count] = Region(mapping, self._segment.rank, self._segment.size)
         return region
 
     def locations(self, arrays: Sequence[Typed | None]) -> list[int]:
-        """Return what the others are told: two words for each rank, by rank.
+        """Return the note that publishes ``arrays``: two words for each rank, by rank.
 
         Args:
-            arrays: for each rank, by rank, what it may read, contiguous; None, or empty, where that is nothing.
+            arrays: the array that each rank may read, by rank, contiguous; None or empty for none.
         """
         words: list[int] = []
         last: Typed | None = None
-        place = nothing = NOT_EXPOSED, 0
+        location = none = NOT_EXPOSED, 0
         for array in arrays:
             if array is not last:
-                place = self._locate(array) if array is not None and array.size else nothing
+                location = self._locate(array) if array is not None and array.size else none
                 last = array
-            words += place
+            words += location
         return words
 
     def _locate(self, array: Typed) -> tuple[int, int]:
@@ -122,10 +122,10 @@ class MemoryWindows:
         return PRIVATE, address
 
     def expose(self, arrays: Sequence[Typed | None]) -> Exposure:
-        """Tell each rank where what is for it lies; ends a step.
+        """Publish the location of each rank's array; ends a step.
 
         Args:
-            arrays: see ``places``.
+            arrays: see ``locations``.
         """
         segment = self._segment
         row = struct.Struct(f"={2 * segment.size}q")
@@ -136,89 +136,89 @@ class MemoryWindows:
         return Exposure(segment, self, [row.unpack_from(note) for note in notes])
 
     def probe_reads(self) -> None:
-        """Find out, with all others, whether process_vm_readv is allowed; two steps."""
+        """Find out whether process_vm_readv is allowed between all ranks; a collective call of three steps."""
         segment = self._segment
         nonce = np.frombuffer(os.urandom(16), np.uint8)
-        mine = np.array([os.getpid(), process_vm.address_of(nonce)], _WORD)
+        own = np.array([os.getpid(), process_vm.address_of(nonce)], _WORD)
         slots = segment.slots(np.dtype(np.uint8), 32)
-        slots[segment.rank][:16] = mine.view(np.uint8)
+        slots[segment.rank][:16] = own.view(np.uint8)
         slots[segment.rank][16:] = nonce
         segment.step()
-        said = [(slot[:16].view(_WORD).tolist(), slot[16:].tobytes()) for slot in slots]
-        self.pids = [pid for (pid, _), _ in said]
-        allowed = all(process_vm.can_read(pid, address, expected) for (pid, address), expected in said)
+        probes = [(slot[:16].view(_WORD).tolist(), slot[16:].tobytes()) for slot in slots]
+        self.pids = [pid for (pid, _), _ in probes]
+        allowed = all(process_vm.can_read(pid, address, expected) for (pid, address), expected in probes)
         verdicts = segment.slots(np.dtype(np.uint8), 1)
         verdicts[segment.rank][:] = allowed
         segment.step()
         self.can_read = all(verdict[0] for verdict in verdicts)
-        segment.step()  # before the nonce goes
+        segment.step()  # all reads of the nonce end before it is freed
 
 
 class Exposure:
-    """What all ranks show in one call.
+    """The arrays that all ranks expose in one call.
 
     Args:
-        segment: whose ranks.
-        windows: of the segment.
-        table: everyone's ``Windows.places``, by rank.
+        segment: the slots of the group.
+        windows: the memory windows of the segment.
+        table: ``MemoryWindows.locations`` of all ranks, by rank.
     """
 
     def __init__(self, segment: Slots, windows: MemoryWindows, table: Sequence[Sequence[int]]) -> None:
         self.mapped = not any(PRIVATE in row[::2] for row in table)
-        """Whether all of it is registered."""
+        """Whether all exposed arrays are registered."""
         self.readable = self.mapped or windows.can_read
-        """Whether every rank can read what is for it: the same at all of them."""
+        """Whether every rank can read the arrays exposed to it; the same at all ranks."""
         self.any_exposed = any(region != NOT_EXPOSED for row in table for region in row[::2])
-        """Whether there is anything to read for anyone."""
+        """Whether any array is exposed to any rank."""
         rank = segment.rank
         self._segment = segment
         self._regions = windows.regions
-        self._places = [(row[2 * rank], row[2 * rank + 1]) for row in table]
+        self._locations = [(row[2 * rank], row[2 * rank + 1]) for row in table]
         self._pids = windows.pids
         self._readers = [reader for reader, region in enumerate(table[rank][::2]) if region != NOT_EXPOSED]
 
     def has_from(self, owner: int) -> bool:
-        """Return whether a rank shows something to this one."""
-        return self._places[owner][0] != NOT_EXPOSED
+        """Return whether a rank exposes an array to this one."""
+        return self._locations[owner][0] != NOT_EXPOSED
 
     def view(self, owner: int, like: Typed) -> Typed:
-        """Return what a rank shows to this one, if it is registered: of ``like``'s dtype and length."""
-        region, offset = self._places[owner]
+        """Return the registered array that a rank exposes to this one, with the dtype and length of ``like``."""
+        region, offset = self._locations[owner]
         if region == NOT_EXPOSED:
             return like[:0]
         return self._regions[region].parts[owner][offset : offset + like.nbytes].view(like.dtype)
 
     def read(self, owner: int, begin: int, into: Typed, *, owner_idle: bool = False) -> None:
-        """Fill ``into`` from element ``begin`` of what a rank shows to this one.
+        """Fill ``into`` from element ``begin`` of the array that a rank exposes to this one.
 
         Args:
             owner: the rank.
             begin: the first element.
-            into: where to.
-            alone: whether the owner only waits meanwhile.
+            into: the destination.
+            owner_idle: whether the owner only waits meanwhile, so that its core is free.
 
         Raises:
             DistBackendError: the rank is gone.
         """
         if not into.size:
             return
-        region, where = self._places[owner]
-        where += begin * into.itemsize
+        region, start = self._locations[owner]
+        start += begin * into.itemsize
         if region != PRIVATE:
-            into[:] = self._regions[region].parts[owner][where : where + into.nbytes].view(into.dtype)
+            into[:] = self._regions[region].parts[owner][start : start + into.nbytes].view(into.dtype)
             return
         try:
             process_vm.read_into(
-                self._pids[owner], where, into, parallel=owner_idle and not self._segment.oversubscribed
+                self._pids[owner], start, into, parallel=owner_idle and not self._segment.oversubscribed
             )
         except DistNetworkError:
             self._segment.raise_departed(owner)
 
     def complete(self) -> None:
-        """End the last step: this rank has read, and what it showed may change, because its readers have read it.
+        """End the last step: all reads of this rank's arrays have ended, so it may change them.
 
         Raises:
-            DistBackendError: a rank has left the call before, so what was read may be anything.
+            DistBackendError: a rank has left the call before its end, so the bytes read from it may be invalid.
         """
         self._segment.step(self._readers)
         for owner in self._segment.left_ranks():

@@ -1,1 +1,1 @@
-"""What crosses process boundaries, in bytes and words; standard library and NumPy only, imported by everything."""
+"""Formats of everything that crosses process boundaries; imports the standard library and NumPy only."""

@@ -47,7 +47,9 @@ _TYPES: tuple[tuple[int, str, np.dtype[Any], Family], ...] = (
     (28, "opaque128", np.dtype("V16"), "opaque"),
 )  # fmt: skip
 
-_PADDED_ITEMSIZE = 16 if np.finfo(np.longdouble).nmant == 63 else 0
+PADDED = (np.longdouble, np.clongdouble) if np.finfo(np.longdouble).nmant == 63 else ()
+"""Types whose elements contain padding bytes: 80-bit numbers in 16 bytes."""
+_PADDED_ITEMSIZE = 16
 """Bytes of an x87 extended number, which has 10 bytes and 6 of padding; 0 where longdouble is another format."""
 
 NONE = 0
@@ -114,7 +116,7 @@ def zero_padding(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     Only longdouble and clongdouble have padding, and NumPy leaves it uninitialised: sent as it is, it would disclose
     memory of this process.
     """
-    if array.dtype.char not in "gG" or not _PADDED_ITEMSIZE:
+    if array.dtype.type not in PADDED:
         return array
     if not array.flags.writeable:
         array = array.copy()

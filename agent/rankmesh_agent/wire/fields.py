@@ -1,4 +1,4 @@
-"""What the fields of JSON bodies are, beyond their Python types, for the framework that checks and documents them.
+"""Field types of JSON bodies: constraints beyond the Python types, for the framework that validates and documents.
 
 Pydantic asks what stands in ``Annotated`` by these methods' names, so the ground floor need not import it.
 """

@@ -1,4 +1,4 @@
-"""What an agent has counted, put together for its metrics."""
+"""Statistics of an agent, as its metrics report them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a client asks an agent's HTTP port for another protocol: Upgrade, RFC 9110, section 7.8. Pure.
+"""HTTP Upgrade (RFC 9110, section 7.8), by which a client changes to another protocol on an HTTP port. Pure.
 
 So whoever does not know the protocol answers in HTTP, and an agent needs one port.
 """

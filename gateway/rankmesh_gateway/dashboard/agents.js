@@ -5,7 +5,7 @@ import { byId, foreign, h, keep, say, show } from "./dom.js";
 import { age, natural } from "./format.js";
 import { badge } from "./marks.js";
 
-/** Shows the agents, as they were at `at` (performance.now()). */
+/** Shows the agents of an overview of time `at` (performance.now()). */
 export function showAgents(agents, at) {
   const rows = agents.map((entry) => ({ ...entry, at }));
   rows.sort((a, b) => natural(a.agent.name, b.agent.name) || natural(a.agent.id, b.agent.id));

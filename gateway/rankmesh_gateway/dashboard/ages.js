@@ -1,4 +1,4 @@
-// Ages that go on counting between two reports, and when none come any more.
+// Ages that count on between two reports, and when reports cease.
 
 import { say } from "./dom.js";
 import { age } from "./format.js";
@@ -6,13 +6,13 @@ import { age } from "./format.js";
 const TICK_MS = 500;
 const counting = new Map();
 
-/** Shows an age that was `seconds` at the moment `at` (performance.now()), and goes on. */
+/** Shows an age that was `seconds` at time `at` (performance.now()), and counts on. */
 export function counts(element, seconds, at, words = age) {
   counting.set(element, { born: at - seconds * 1000, words });
   say(element, words((performance.now() - at) / 1000 + seconds));
 }
 
-/** The element shows something else from now on. */
+/** Stops the count of an element, which shows something else from now on. */
 export function stops(element) {
   counting.delete(element);
 }

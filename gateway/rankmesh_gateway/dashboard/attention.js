@@ -11,7 +11,7 @@ const HELD_UP_S = 10;
 
 let known = null;
 
-/** Shows what is wrong, as it was at `at` (performance.now()); returns how many ranks have failed lately. */
+/** Shows the failures and suspects of an overview of time `at` (performance.now()); returns the number of failures. */
 export function showAttention(overview, at) {
   const found = [...failedRanks(overview), ...failedAgents(overview), ...failedGroups(overview), ...heldUp(overview)];
   const items = found.slice(0, MOST).map((each) => ({ ...each, at }));
@@ -27,7 +27,7 @@ export function showAttention(overview, at) {
 
 function failedRanks({ ranks }) {
   const wrong = ranks.filter(({ state, heartbeat_age: age }) => state === "suspect" || (state === "failed" && age < LATELY_S));
-  wrong.sort((a, b) => b.heartbeat_age - a.heartbeat_age); // the first to fail is often why the others did
+  wrong.sort((a, b) => b.heartbeat_age - a.heartbeat_age); // the first failure is often the cause of the others
   return wrong.map(({ job, epoch, state, heartbeat_age: silence, reason, member }) => ({
     key: JSON.stringify(["rank", job, epoch, member.rank, member.instance, state]),
     state,
@@ -79,7 +79,7 @@ function line({ state }) {
   return [h("li", { "data-state": state }, mark(state), h("span", {}, text, silence)), update];
 }
 
-/** Says what is new; what had failed before this page was opened is on it. */
+/** Announces new failures; those before the page was opened are only shown. */
 function announce(failures) {
   const fresh = known === null ? [] : failures.filter((each) => !known.has(each.key));
   known = new Set(failures.map((each) => each.key));
@@ -89,7 +89,7 @@ function announce(failures) {
   }
 }
 
-/** Says something to screen readers. */
+/** Announces a text to screen readers. */
 export function tell(text) {
   say(byId("announcer"), text);
 }

@@ -1,4 +1,4 @@
-// Groups: what carries them, how fast they go, where each member is.
+// Groups: medium, rates, and the state of each member.
 
 import { byId, foreign, h, keep, say, set, show } from "./dom.js";
 import { bytes, count, many, natural } from "./format.js";
@@ -7,7 +7,7 @@ import { mark } from "./marks.js";
 const MOST = 200;
 const COLUMNS = 4;
 
-/** Shows the groups; `stateOf(job, epoch, rank)` tells how a member is. */
+/** Shows the groups; `stateOf(job, epoch, rank)` returns a member's state. */
 export function showGroups(groups, stateOf) {
   const sorted = [...groups].sort(inOrder);
   const rows = sorted.slice(0, MOST).map((group) => ({ ...group, stateOf }));
@@ -18,7 +18,7 @@ export function showGroups(groups, stateOf) {
   say(byId("groups-note"), more ? `and ${many(more, "group")} more` : rows.length ? "" : "No group yet.");
 }
 
-/** The failed ones first, then by job, its world before the others. */
+/** Failed groups first, then by job, its world before the others. */
 function inOrder(a, b) {
   const failed = (b.failure !== "") - (a.failure !== "");
   const world = (b.name === "world") - (a.name === "world");

@@ -7,13 +7,13 @@ import { badge, ORDER } from "./marks.js";
 
 const COLUMNS = ["Rank", "State", "Heartbeat", "Process", "Agent"];
 
-/** Shows the ranks, as they were at `at` (performance.now()). */
+/** Shows the ranks of an overview of time `at` (performance.now()). */
 export function showRanks(ranks, at) {
   show(byId("no-ranks"), ranks.length === 0);
   keep(byId("hosts"), hostsOf(ranks, at), (host) => host.key, hostCard);
 }
 
-/** The hosts by name, each with its jobs and their ranks; of a job that is over, only how many ranks it had here. */
+/** The hosts by name, each with its jobs and their ranks; of an ended job, only the number of its ranks here. */
 function hostsOf(ranks, at) {
   const running = new Set(ranks.filter((rank) => rank.state !== "left").map(world));
   const hosts = new Map();
@@ -91,7 +91,7 @@ function rankRow() {
   return [element, update];
 }
 
-/** Why a rank left or failed, below it. */
+/** The reason of a rank that left or failed, below it. */
 function reasonRow() {
   const reason = h("td", { class: "reason", colspan: COLUMNS.length - 1 });
   const element = h("tr", { class: "below" }, h("td"), reason);

@@ -8,7 +8,7 @@ import { age, bytes, many, ranks as rankList } from "./format.js";
 const BRIEF_S = 2;
 const LONG_S = 5;
 
-/** The operations that keep ranks waiting; the others complete before one could read them. */
+/** The operations that keep ranks waiting; the others complete before a reader could see them. */
 export const lasting = (inflight) => inflight.filter((each) => each.age >= BRIEF_S);
 
 /** Shows what is in flight, as it was at `at` (performance.now()). */
@@ -58,7 +58,7 @@ function row() {
   return [element, update];
 }
 
-/** A member that makes another call at its turn. */
+/** A member that makes another call at the same sequence number. */
 function differs([rank]) {
   const op = foreign();
   return [h("li", {}, `rank ${rank} does `, op), ([, other]) => say(op, other)];

@@ -72,7 +72,7 @@ function onEvent({ id, event, data }) {
   }
 }
 
-/** Something has changed: sees at once what, instead of with the next overview. */
+/** Fetches an overview at once after an event, instead of with the stream's next one. */
 async function look() {
   refresh = 0;
   const asked = feed;
@@ -83,7 +83,7 @@ async function look() {
       showOverview(body);
     }
   } catch {
-    // the stream tells what is wrong, and brings the next overview
+    // the stream reports the error, and brings the next overview
   }
 }
 
@@ -94,10 +94,10 @@ function showOverview(body) {
   const overview = { ranks: [], agents: [], groups: [], inflight: [], store: [], rates: {}, gateway: {}, ...body };
   if (gateway && overview.gateway.id !== gateway) {
     shownTime = 0;
-    addNote("The gateway was started anew: what it tells from here on is what ranks report to it since.");
+    addNote("The gateway was started anew: its data from here on are the ranks' reports since then.");
   }
   if (overview.time < shownTime) {
-    return; // asked for before the one that is shown
+    return; // requested before the one that is shown
   }
   shownTime = overview.time;
   gateway = overview.gateway.id;
@@ -150,7 +150,7 @@ function onState(state) {
       return `connection lost since ${since} (${ago}): ${state.reason}; ${left > 0 ? `next try in ${left} s` : "trying"}`;
     });
     if (!lost) {
-      tell(`The connection to the gateway is lost: ${state.reason}. What is shown is from ${since}.`);
+      tell(`The connection to the gateway is lost: ${state.reason}. The data shown are from ${since}.`);
     }
     lost = true;
   } else if (state.kind === "refused") {
@@ -178,9 +178,9 @@ byId("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const field = byId("token");
   const token = field.value.trim();
-  // What a header may hold; a token with anything else could not be the gateway's.
+  // The characters of a header value; a token with others cannot be the gateway's.
   if (!/^[\x21-\x7e]+$/.test(token)) {
-    say(byId("token-error"), "A token is made of letters, digits and signs, without spaces.");
+    say(byId("token-error"), "A token consists of letters, digits and signs, without spaces.");
     field.focus();
     return;
   }

@@ -28,16 +28,16 @@ const EVENTS = {
   "agent-lost": "failed",
 };
 
-/** The order in which states are counted up. */
+/** The order of states in counts. */
 export const ORDER = ["failed", "suspect", "joining", "alive", "leased", "free", "left"];
 
-/** The states of which people want to hear at once. */
+/** Whether a state is announced at once. */
 export const isBad = (state) => state === "failed";
 
 /** An event of a failure. */
 export const isFailure = (event) => EVENTS[event] === "failed";
 
-/** A state's mark, which says nothing to a screen reader. */
+/** A state's mark, hidden from screen readers. */
 export function mark(state) {
   const [shape, tone] = STATES[state] ?? ["ring", "quiet"];
   return svg("svg", { class: "mark", "data-tone": tone, "aria-hidden": "true" }, svg("use", { href: `#mark-${shape}` }));
@@ -46,7 +46,7 @@ export function mark(state) {
 /** An event's mark. */
 export const markOf = (event) => mark(EVENTS[event] ?? event);
 
-/** A state with its word: the element, and what shows another state in it. */
+/** A state with its word: the element, and the function that updates it. */
 export function badge(state = "") {
   const word = h("span");
   const element = h("span", { class: "state" }, mark(state), word);

@@ -3,7 +3,7 @@
 import { byId, foreign, h, keep, say, show } from "./dom.js";
 import { many, natural } from "./format.js";
 
-/** Shows the keys: `[{job, keys, names}]`, of which names may be the first only. */
+/** Shows the keys: `[{job, keys, names}]`, where `names` may be the first ones only. */
 export function showStore(store) {
   const jobs = [...store].sort((a, b) => natural(a.job, b.job));
   keep(byId("store"), jobs, (each) => each.job, jobKeys);

@@ -6,7 +6,7 @@ const FIRST_ANSWER_MS = 30000;
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 10000;
 
-/** The gateway refuses: asking again would not help. */
+/** The gateway rejects the request, and would reject it again. */
 export class RefusedError extends Error {
   constructor(status, detail) {
     super(detail);
@@ -14,7 +14,7 @@ export class RefusedError extends Error {
   }
 }
 
-/** Asks the gateway for something, with the token if there is one. */
+/** Sends a request to the gateway, with the token if there is one. */
 export async function ask(path, token, options = {}) {
   const headers = { ...(token ? { Authorization: `Bearer ${token}` } : {}), ...options.headers };
   const answer = await fetch(path, { cache: "no-store", credentials: "omit", ...options, headers });
@@ -29,7 +29,7 @@ export async function ask(path, token, options = {}) {
   throw new Error(detail);
 }
 
-/** Takes a stream's text apart, as it comes in pieces; calls `found({id, event, data})` for each event. */
+/** Parses a stream's text, which arrives in pieces; calls `found({id, event, data})` for each event. */
 export class Parser {
   constructor(found) {
     this.found = found;
@@ -75,11 +75,11 @@ export class Parser {
 }
 
 /**
- * The gateway's events, for as long as it takes.
+ * The gateway's events, with reconnection.
  *
  * `onEvent({id, event, data})` gets each event; `onState(state)` gets the state of the connection:
  * `{kind: "connecting"}`, `{kind: "live"}`, `{kind: "lost", since, retryAt, reason}` (performance.now()), or
- * `{kind: "refused", error}`, after which nothing more happens.
+ * `{kind: "refused", error}`, which is the last state.
  */
 export class Feed {
   constructor(path, token, onEvent, onState) {
@@ -109,7 +109,7 @@ export class Feed {
     }
   }
 
-  /** Ends for good. */
+  /** Ends the stream. */
   stop() {
     this.stopped = true;
     this.cut.abort();
@@ -121,7 +121,7 @@ export class Feed {
     this.wake();
   }
 
-  /** Reads until the connection breaks; returns why. */
+  /** Reads until the connection breaks; returns the reason. */
   async #read() {
     const cut = new AbortController();
     const { signal } = cut;
@@ -156,7 +156,7 @@ export class Feed {
       }
     } catch (error) {
       const reason = signal.aborted ? signal.reason : error;
-      // What fetch() throws tells people nothing.
+      // The message of fetch()'s TypeError does not help users.
       return reason instanceof TypeError ? new Error("the gateway cannot be reached") : reason;
     } finally {
       clearTimeout(watch);
@@ -173,7 +173,7 @@ export class Feed {
     }
   }
 
-  /** Waits before the next attempt, longer each time, and not all pages of a gateway in step. */
+  /** Waits before the next attempt, longer each time, and at random, so that not all pages of a gateway reconnect at once. */
   async #pause(reason) {
     const longest = Math.min(FIRST_PAUSE_MS * 2 ** this.failures, LONGEST_PAUSE_MS);
     const pause = longest * (0.75 + Math.random() / 4);

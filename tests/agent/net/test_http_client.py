@@ -84,7 +84,7 @@ def asker() -> Iterator[HttpClient]:
 def test_the_connection_is_kept_and_the_token_goes_along(server, asker):
     server.answers = [OK, OK]
     for _ in range(2):
-        answer = asker.ask("POST", f"{server.url}/v1/join", {"rank": 0}, timeout=10)
+        answer = asker.request("POST", f"{server.url}/v1/join", {"rank": 0}, timeout=10)
         assert (answer.status, answer.json()) == (200, {"a": 1})
     assert server.connections == 1
     head, _, body = server.heard[1].partition(b"\r\n\r\n")
@@ -105,44 +105,44 @@ def test_without_a_token_or_a_document_neither_goes_along(server):
 
 def test_one_that_the_server_has_closed_is_opened_again(server, asker):
     server.answers = [OK, OK]
-    asker.ask("GET", server.url + "/", timeout=10)
+    asker.request("GET", server.url + "/", timeout=10)
     asker._connection.sock.shutdown(socket.SHUT_RDWR)  # as if it had been idle for too long
     assert server.closed.wait(10)
-    assert asker.ask("GET", server.url + "/", timeout=10).status == 200
+    assert asker.request("GET", server.url + "/", timeout=10).status == 200
     assert server.connections == 2
 
 
 def test_whatever_the_status_it_is_an_answer(server, asker):
     server.answers = [b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n\r\nclosing", OK]
-    answer = asker.ask("POST", server.url + "/", {}, timeout=10)
+    answer = asker.request("POST", server.url + "/", {}, timeout=10)
     assert (answer.status, answer.body) == (503, b"closing")
     with pytest.raises(ValueError, match="Expecting value"):
         answer.json()
-    assert asker.ask("POST", server.url + "/", {}, timeout=10).status == 200
+    assert asker.request("POST", server.url + "/", {}, timeout=10).status == 200
 
 
 @pytest.mark.parametrize("answer", [None, b"220 smtp.example.com\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n"])
 def test_no_answer_or_none_in_http_then_another_question(server, asker, answer):
     server.answers = [None if answer is None else answer + b"Connection: close\r\n\r\n", OK]
     with pytest.raises(NoResponseError):
-        asker.ask("GET", server.url + "/", timeout=10)
-    assert asker.ask("GET", server.url + "/", timeout=10).status == 200
+        asker.request("GET", server.url + "/", timeout=10)
+    assert asker.request("GET", server.url + "/", timeout=10).status == 200
 
 
 def test_nobody_there(asker):
     with pytest.raises(NoResponseError, match="Connection refused"):
-        asker.ask("GET", f"http://127.0.0.1:{free_port()}/", timeout=10)
+        asker.request("GET", f"http://127.0.0.1:{free_port()}/", timeout=10)
 
 
 def test_somebody_who_says_nothing_and_the_late_answer_is_not_the_next_ones(asker):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         with pytest.raises(NoResponseError, match="timed out"):
-            asker.ask("GET", url, timeout=0.05)
+            asker.request("GET", url, timeout=0.05)
         assert asker._connection is None
 
 
 @pytest.mark.parametrize("url", ["no url", "http://[", "https://127.0.0.1:1/", "http:///path", "http://a:99999/"])
 def test_what_is_no_url(asker, url):
     with pytest.raises(ValueError, match=r"URL|port|Port"):
-        asker.ask("GET", url, timeout=1)
+        asker.request("GET", url, timeout=1)

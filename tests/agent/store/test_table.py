@@ -7,7 +7,9 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from rankmesh_agent.store import idempotency
 from rankmesh_agent.store.commands import Add, Delete, MultiSet, Set
+from rankmesh_agent.store.idempotency import ReplyCache
 from rankmesh_agent.store.table import Table
 
 
@@ -155,3 +157,19 @@ def test_closing_cancels_all_waits(table):
     assert table._pending_pops == {}
     Set("a", b"1").apply(table)
     assert watch(table, "a").result(0) == {"a": b"1"}
+
+
+def test_a_value_passes_by_a_pop_that_was_cancelled_just_now() -> None:
+    table = Table()
+    table._remove_pop = lambda key, pop: None  # type: ignore[method-assign]  # it waits for the lock that push has
+    table.pop("queue").cancel()
+    table.push("queue", b"value")
+    assert table.pop_one("queue") == b"value"
+
+
+def test_replies_are_kept_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "MAX_REPLIES", 3)
+    replies = ReplyCache[int, str]()
+    for number in range(5):
+        replies.add(number, "reply")
+    assert [replies.get(number) for number in range(5)] == [None, None, "reply", "reply", "reply"]

@@ -395,23 +395,23 @@ def test_connecting_to_nobody(transport, listener):
         dial(transport, listener.address)
 
 
-@pytest.mark.parametrize("greeting", [b"", b"hello", bytes(range(IDENTITY_BYTES))])
-def test_who_comes_says_who_it_is(transport, listener, greeting):
+@pytest.mark.parametrize("identity", [b"", b"hello", bytes(range(IDENTITY_BYTES))])
+def test_who_comes_says_who_it_is(transport, listener, identity):
     asked = []
 
-    def admits(greeting: bytes) -> bool:
-        asked.append(greeting)
+    def admits(identity: bytes) -> bool:
+        asked.append(identity)
         return True
 
-    (connecting,), ((said, accepting),) = meet([transport.dial(listener.address, greeting)], listener, admits=admits)
+    (connecting,), ((said, accepting),) = meet([transport.dial(listener.address, identity)], listener, admits=admits)
     with contextlib.closing(connecting), contextlib.closing(accepting):
-        assert asked == [said] == [greeting.ljust(IDENTITY_BYTES, b"\0")]
+        assert asked == [said] == [identity.ljust(IDENTITY_BYTES, b"\0")]
 
 
 def test_who_is_not_admitted_is_told_and_is_no_arrival(transport, listener, shm):
     for _ in range(2):
         with pytest.raises(DistNetworkError) as caught:
-            meet([transport.dial(listener.address, b"me")], listener, arrivals=0, admits=lambda greeting: False)
+            meet([transport.dial(listener.address, b"me")], listener, arrivals=0, admits=lambda identity: False)
         assert not isinstance(caught.value, AuthenticationError)
     assert list(shm.iterdir()) == []
     for closes in connect(transport, listener):
@@ -423,7 +423,7 @@ def test_many_come_and_some_are_admitted(transport, listener):
     made, arrived, refused = [], [], 0
     deadline = Deadline(10)
     while len(arrived) + refused < 20 or len(made) < 10:
-        arrived += look(listener, lambda greeting: greeting[0] % 2 == 0)
+        arrived += look(listener, lambda identity: identity[0] % 2 == 0)
         for attempt in list(attempts):
             try:
                 connection = attempt.advance()
@@ -436,7 +436,7 @@ def test_many_come_and_some_are_admitted(transport, listener):
                     made.append(connection)
                     attempts.remove(attempt)
         assert not deadline.expired()
-    assert sorted(greeting[0] for greeting, _ in arrived) == list(range(0, 20, 2))
+    assert sorted(identity[0] for identity, _ in arrived) == list(range(0, 20, 2))
     for connection in [*made, *(connection for _, connection in arrived)]:
         connection.close()
 

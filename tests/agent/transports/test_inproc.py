@@ -41,5 +41,5 @@ def test_names_of_listeners_are_free_text():
     transport = InprocTransport()
     with contextlib.closing(transport.listen("rank 0")) as listener:
         assert listener.address == "rank 0"
-        with pytest.raises(DistNetworkError, match="cannot connect to rank 1: nobody listens there"):
+        with pytest.raises(DistNetworkError, match="cannot connect to rank 1: no listener there"):
             transport.dial("rank 1")

@@ -166,7 +166,9 @@ def test_other_threads_run_meanwhile():
     assert steps
 
 
-@pytest.mark.parametrize("nbytes", [process_vm._LONG - 1, process_vm._LONG, 3 * process_vm._LONG + 12345])
+@pytest.mark.parametrize(
+    "nbytes", [process_vm._PARALLEL_BYTES - 1, process_vm._PARALLEL_BYTES, 3 * process_vm._PARALLEL_BYTES + 12345]
+)
 def test_two_threads_read_a_half_each(nbytes: int) -> None:
     with showing(nbytes) as (pid, address):
         into = np.zeros(nbytes, np.uint8)
@@ -176,7 +178,7 @@ def test_two_threads_read_a_half_each(nbytes: int) -> None:
 
 
 def test_what_the_second_thread_cannot_read_is_told() -> None:
-    nbytes = 2 * process_vm._LONG
+    nbytes = 2 * process_vm._PARALLEL_BYTES
     with showing(nbytes) as (pid, address):
         far = np.empty(1 << 34, np.uint8)  # never touched: only its addresses count
         with pytest.raises(DistNetworkError, match="cannot read the memory"):

@@ -187,8 +187,8 @@ class Proposing(TcpTransport, Proposal):
     def _offer(self):
         return self
 
-    def resolve(self, connection, taken):
-        self.taken = taken
+    def resolve(self, connection, accepted):
+        self.taken = accepted
         return connection
 
 

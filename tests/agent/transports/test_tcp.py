@@ -195,23 +195,23 @@ def test_all_of_a_crowd_get_in_together(listener):
         for _ in range(20):
             strangers.enter_context(stranger(listener.address))
         made, arrived = meet([transport.dial(listener.address, bytes([number])) for number in range(50)], listener)
-        assert sorted(greeting[0] for greeting, _ in arrived) == list(range(50))
-        by_greeting = {greeting[0]: connection for greeting, connection in arrived}
+        assert sorted(identity[0] for identity, _ in arrived) == list(range(50))
+        by_identity = {identity[0]: connection for identity, connection in arrived}
         for number, connection in enumerate(made):
             send_all(connection, bytes([number]), Deadline(10))
-            assert recv_exactly(by_greeting[number], 1, Deadline(10)) == bytes([number])
-        for connection in [*made, *by_greeting.values()]:
+            assert recv_exactly(by_identity[number], 1, Deadline(10)) == bytes([number])
+        for connection in [*made, *by_identity.values()]:
             connection.close()
 
 
 def test_who_is_not_waited_for_is_told_so(listener):
     with pytest.raises(DistNetworkError, match="does not wait for this rank") as caught:
-        meet([TcpTransport("secret").dial(listener.address)], listener, arrivals=0, admits=lambda greeting: False)
+        meet([TcpTransport("secret").dial(listener.address)], listener, arrivals=0, admits=lambda identity: False)
     assert not isinstance(caught.value, AuthenticationError)
 
 
 def test_who_is_not_known_is_not_asked_who_it_is(listener):
-    def never(greeting: bytes) -> bool:
+    def never(identity: bytes) -> bool:
         raise AssertionError
 
     with pytest.raises(AuthenticationError):

@@ -69,3 +69,13 @@ def test_the_agent_of_a_lost_rank_is_suspect_until_its_next_heartbeat(pair, ask,
     clock.advance(IN_TRANSIT_SECONDS)
     pair.agents.heartbeat(agent)
     assert pair.agents.entries()[0].state == "free"
+
+
+def test_the_first_report_of_a_loss_and_the_first_leave_count(pair, ask, clock):
+    record = pair._jobs["job"].epochs[1].records[1]
+    assert record.report_lost("seen by rank 0", clock())
+    assert not record.report_lost("seen by rank 2", clock())
+    assert record.reason == "seen by rank 0"
+    pair.leave(ask.leave(1, reason="first"))
+    pair.leave(ask.leave(1, reason="second"))
+    assert pair.ranks()[1].reason == "first"

@@ -1,4 +1,4 @@
-"""Who shares a host with whom, and what the members of a group can do together because of it."""
+"""Layout of a group over hosts, and the link that its hierarchical algorithms run over."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def layout_of(hosts: Sequence[Hashable]) -> Layout:
 class HierarchicalLink:
     """What a group on several hosts communicates over: its Link, and the shared memory of this rank's host.
 
-    As many members of each host as the smallest host has are its *carriers*. The carriers with the same place on
-    their hosts form a *column*: an array's bytes are split among the columns, so that every rank of the smallest host
+    As many members of each host as the smallest host has are its *leaders*. The leaders with the same local rank on
+    their hosts form a *rail*: an array's bytes are split among the rails, so that every rank of the smallest host
     does its share of what passes between hosts, and each byte passes between two ranks only.
 
     Args:
@@ -42,13 +42,13 @@ class HierarchicalLink:
         rank: this rank in the group.
         size: ranks in the group.
         host: number of this rank's host.
-        here: the group ranks on it.
-        place: this rank's place among them, which is its rank in ``local``.
-        carriers: carriers of a host.
-        column: the ranks of this rank's column, by host; none if it is no carrier.
-        elsewhere: the numbers of the other hosts.
-        desks: for each of this host's members, the ranks it stands for here: itself, then some of other hosts.
-        widest_desk: how many ranks one stands for at most, on any host.
+        local_ranks: the group ranks on it.
+        local_rank: this rank's position among them, which is its rank in ``local``.
+        leaders: number of leaders on each host.
+        rail: the ranks of this rank's rail, by host; empty if it is no leader.
+        other_hosts: the numbers of the other hosts.
+        proxied: for each of this host's members, the ranks it is the proxy of: itself, then some of other hosts.
+        max_proxied: the largest number of ranks that one rank is the proxy of, on any host.
     """
 
     def __init__(self, link: Link, local: Segment, layout: Layout) -> None:
@@ -76,6 +76,6 @@ class HierarchicalLink:
         return self._homes[rank][0]
 
     def proxy(self, host: int, rank: int) -> int:
-        """Return the rank that stands for ``rank`` on a host: itself at home, elsewhere one of about the same place."""
+        """Return the proxy of ``rank`` on a host: itself on its own host, elsewhere a rank of similar position."""
         there = self.layout[host]
         return there[self._homes[rank][1] % len(there)]
