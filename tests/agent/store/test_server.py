@@ -47,8 +47,6 @@ from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
     DistNetworkError,
-    KeyNotFoundError,
-    NotANumberError,
     ProtocolError,
     QueueEmptyError,
 )
@@ -402,14 +400,6 @@ class TestUnauthenticatedClients:
         one.send(Get("none", 30.0))
         assert one.is_closed()
         wait_until(lambda: owned.table._watches == {}, "the end of the wait")
-
-    def test_errors_are_responses(self, raw):
-        one = raw()
-        with pytest.raises(NotANumberError):
-            one.ask(Add("k"))
-        with pytest.raises(KeyNotFoundError):
-            one.ask(Get("none", 0.01))
-        assert one.ask(Get("k")) == b"v"
 
 
 class TestTokens:
