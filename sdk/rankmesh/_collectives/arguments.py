@@ -15,7 +15,7 @@ from rankmesh._session.process_group import Group, NonMember
 from rankmesh._session.ranks import as_int
 from rankmesh._session.session import communicator_of
 from rankmesh._tensors.buffers import device_of, flat_in, flat_out
-from rankmesh._tensors.layout import SUPPORTED, Array, WriteBack
+from rankmesh._tensors.layout import UNPADDED, Array, WriteBack
 from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.pending import Details
@@ -53,7 +53,7 @@ def in_place(
         comm = communicator(group, called, tensor, level=4)
     if comm is None:
         return None, np.empty(0), _NO_OPTIONS
-    if type(tensor) is np.ndarray and tensor.flags.carray and tensor.dtype in SUPPORTED:
+    if type(tensor) is np.ndarray and tensor.flags.carray and tensor.dtype in UNPADDED:
         array: Array = tensor if tensor.ndim == 1 else tensor.reshape(-1)
     else:
         array, write_back = flat_out(tensor, "tensor", comm)

@@ -273,7 +273,7 @@ class _Encoder:
             return
         self._out += b"n"
         self._dtype(name)
-        self._out += obj.tobytes()
+        self._out += dtypes.zero_padding(np.array([obj])).tobytes()
 
     def array(self, obj: npt.NDArray[Any]) -> None:
         """Write a NumPy array."""
@@ -290,7 +290,9 @@ class _Encoder:
             self._number(length)
         self._out += bytes(-(self._before + len(self._out)) % _ALIGNMENT)
         if obj.nbytes:
-            self._bulk(np.ascontiguousarray(obj.T if fortran else obj).reshape(-1).view(np.uint8).data)
+            self._bulk(
+                dtypes.zero_padding(np.ascontiguousarray(obj.T if fortran else obj).reshape(-1)).view(np.uint8).data
+            )
         self._remember(obj)
 
     def made(self, obj: Any) -> None:

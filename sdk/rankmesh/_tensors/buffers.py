@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh._tensors.buffer import Buffer, ExportedBuffer, NumpyBuffer
-from rankmesh._tensors.layout import SUPPORTED, Array, WriteBack
+from rankmesh._tensors.layout import UNPADDED, Array, WriteBack
 from rankmesh._tensors.torch_buffer import TorchBuffer
 from rankmesh_agent.group.communicator import Communicator
 
@@ -64,7 +64,7 @@ def flat_in(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
     on_device = comm is not None and comm.on_device
     if type(tensor) is np.ndarray and tensor.ndim == 1 and not on_device:  # nearly all: without a Buffer
         array: Array = tensor
-        if array.flags.c_contiguous and array.dtype in SUPPORTED:
+        if array.flags.c_contiguous and array.dtype in UNPADDED:
             return array
     return buffer_of(tensor, name).flat_in(on_device)
 
@@ -84,7 +84,7 @@ def flat_out(tensor: Any, name: str, comm: Communicator | None = None) -> tuple[
     on_device = comm is not None and comm.on_device
     if type(tensor) is np.ndarray and tensor.ndim == 1 and not on_device:  # nearly all: without a Buffer
         array: Array = tensor
-        if array.flags.carray and array.dtype in SUPPORTED:
+        if array.flags.carray and array.dtype in UNPADDED:
             return array, None
     return buffer_of(tensor, name).flat_out(on_device)
 

@@ -17,6 +17,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import rankmesh as dist
+from rankmesh._collectives.arguments import in_place
 from rankmesh._tensors.buffers import flat_in, flat_out
 from rankmesh._tensors.layout import describe, shape_of
 from rankmesh_agent.wire.dtypes import FROM_NAME
@@ -465,3 +466,23 @@ def test_what_has_no_shape_is_described_by_its_type(thing: object) -> None:
     if not isinstance(thing, type):
         with pytest.raises(TypeError):
             shape_of(thing)
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant != 63, reason="longdouble has no padding here")
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+@pytest.mark.parametrize(
+    "elements",
+    [
+        lambda array: flat_in(array, "x"),
+        lambda array: flat_out(array, "x")[0],
+        lambda array: in_place(None, "all_reduce", array, None, False)[1],
+        lambda array: flat_in(array[..., ::2], "x"),
+    ],
+    ids=["in", "out", "in place", "strided"],
+)
+@pytest.mark.usefixtures("alone")
+def test_the_padding_of_a_longdouble_is_zeroed(elements, shape, dtype):
+    array = np.full(shape, 1.5, dtype)
+    array.reshape(-1).view(np.uint8).reshape(-1, 16)[:, 10:] = 0xFF
+    assert not elements(array).view(np.uint8).reshape(-1, 16)[:, 10:].any()
