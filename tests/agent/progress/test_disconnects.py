@@ -120,7 +120,7 @@ def test_one_whose_last_words_nobody_reads_yet(monkeypatch):
             until_news(vigil)
             (lost,) = vigil.failed_peers()
             assert lost.rank == 1
-            assert "nobody has read yet" in lost.cause
+            assert "have not been read yet" in lost.cause
             assert vigil.next_check() == float("inf")
         finally:
             vigil.close()
