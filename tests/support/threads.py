@@ -105,7 +105,7 @@ class World:
             if self.communicators[rank] is not None:
                 self.communicators[rank].close()
             if self.meshes[rank] is not None:
-                self.meshes[rank].close(patience=0.5)
+                self.meshes[rank].close(timeout=0.5)
 
         in_threads(self.size, end)
 

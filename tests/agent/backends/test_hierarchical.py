@@ -227,7 +227,7 @@ def test_different_calls_are_told_to_every_rank_and_the_group_goes_on(quartet: W
 
 def local(members: LocalCommunicator) -> Any:
     """Return the memory a rank shares with those of its host."""
-    return members.queue.backend._hosts.local  # type: ignore[attr-defined]
+    return members.queue.backend._topology.local  # type: ignore[attr-defined]
 
 
 def test_an_error_half_way_is_told_to_the_ranks_of_all_hosts(quartet: World) -> None:

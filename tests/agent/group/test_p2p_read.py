@@ -231,7 +231,7 @@ def test_a_sender_that_leaves_while_it_is_read_fails_the_receive(pair: World, re
         if members.rank == 0:
             members.send(np.ones(COUNT), 1, 0, LATER)
             assert begun.wait(TIMEOUT)
-            members.engine.close("it had enough", patience=0.1)
+            members.engine.close("it had enough", timeout=0.1)
             left.set()
         else:
             with pytest.raises(DistBackendError, match=r"rank 0 .*left \(it had enough\)"):

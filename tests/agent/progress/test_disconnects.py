@@ -114,7 +114,7 @@ def test_one_whose_last_words_nobody_reads_yet(monkeypatch):
             until_news(monitor)
             (lost,) = monitor.failed_peers()
             assert lost.rank == 1
-            assert "nobody has read yet" in lost.cause
+            assert "have not been read yet" in lost.cause
             assert monitor.next_check() == float("inf")
         finally:
             monitor.close()

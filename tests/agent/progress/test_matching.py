@@ -266,11 +266,11 @@ def test_a_small_message_that_waits_behind_others_is_taken_back(trio: World) -> 
                 works.append(isend(members, np.full(EAGER // 8, float(number)), 1))
                 if peer.outgoing:
                     break
-            before = matching.accounts[1].available
+            before = matching.credits[1].available
             if peer.outgoing and before >= EAGER:  # its connection takes no more
                 with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
                     send(members, np.full(EAGER // 8, -1.0), 1, timeout=0)
-                assert matching.accounts[1].available == before
+                assert matching.credits[1].available == before
             works.append(isend(members, np.array([len(works)]), 1, tag=1))
             sent.set()
             for work in works:
