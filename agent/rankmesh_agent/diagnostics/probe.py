@@ -258,7 +258,7 @@ def _fetch(connection: http.client.HTTPConnection, nbytes: int, headers: dict[st
             ) from None
         raise _PathError(
             "answer",
-            f"{peer} accepts connections, but does not respond within {deadline.seconds:g} s: the process is stopped "
+            f"{peer} accepts connections, but does not answer within {deadline.seconds:g} s: the process is stopped "
             "or too busy, or the path broke meanwhile",
         ) from None
     except (OSError, http.client.HTTPException) as error:
