@@ -13,8 +13,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Not those of what comes before a rank is there (init methods, launcher, command line), nor of calls that are refused
 # before anything is sent.
-ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,batch collectives ctrl_c failure gather_scatter groups groups_shrink objects \
-	p2p registered stores_agent work)
+ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) \
+	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
+	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
 .PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
 
