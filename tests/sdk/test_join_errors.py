@@ -137,40 +137,6 @@ def test_a_rank_that_gave_up_can_join_again_at_the_same_gateway(ranks: Ranks, ga
     assert started[1].said["ranks"] == [0]
 
 
-def test_nobody_at_the_gateways_address(ranks: Ranks) -> None:
-    nowhere, somewhere = free_port(), free_port()
-    failing = {"init_method": f"http://127.0.0.1:{nowhere}", "rank": 1, "world_size": 2, "timeout": 1}
-    working = {"init_method": f"tcp://127.0.0.1:{somewhere}", "rank": 0, "world_size": 1}
-    (rank,) = ranks.run(fail_then_work, 1, uses=[joined, until_joined, work], failing=failing, working=working)
-    said = rank.said
-    assert said["error"] == "GatewayUnreachableError"
-    assert "TimeoutError" in said["is"]
-    assert str(nowhere) in said["address"]
-    assert f"127.0.0.1:{nowhere}" in said["text"]
-    assert said["seconds"] < SOON
-
-
-def test_nobody_else_at_the_file(ranks: Ranks) -> None:
-    failing = {"init_method": f"file://{ranks.folder}/meet", "rank": 1, "world_size": 2, "timeout": 3}
-    working = {"init_method": f"file://{ranks.folder}/meet", "rank": 0, "world_size": 1}
-    (rank,) = ranks.run(fail_then_work, 1, uses=[work], failing=failing, working=working)
-    assert rank.said["error"] == "JoinTimeoutError"
-    assert rank.said["ranks"] == [0]
-    assert rank.said["seconds"] < SOON
-    assert not (ranks.folder / "meet").exists()
-
-
-def test_nobody_hosts_in_the_multicast_group(ranks: Ranks) -> None:
-    method = f"tcp://239.255.41.7:{free_port()}"
-    failing = {"init_method": method, "rank": 1, "world_size": 2, "timeout": 1}
-    working = {"init_method": method, "rank": 0, "world_size": 1}
-    env = {"RANKMESH_BIND": "127.0.0.1"}
-    (rank,) = ranks.run(fail_then_work, 1, env=env, uses=[work], failing=failing, working=working)
-    assert rank.said["error"] == "GatewayUnreachableError"
-    assert "rank 0" in rank.said["text"]
-    assert rank.said["seconds"] < SOON
-
-
 # Ranks that do not agree
 
 
@@ -278,78 +244,58 @@ def test_settings_that_differ_are_named_on_every_rank(ranks: Ranks, variable: st
         assert started.said["seconds"] < SOON
 
 
-# Somebody else at the address
+# One rank, and another process at its address, or none
 
 
-def port_taken(me: Me, port: int, free: int) -> None:
-    options = {"rank": 0, "world_size": 1}
-    failing = {**options, "init_method": f"tcp://127.0.0.1:{port}", "timeout": 60}
-    fail_then_work(me, failing, {**options, "init_method": f"tcp://127.0.0.1:{free}"})
+def fail_and_work_in_turn(me: Me, cells: dict[str, dict]) -> None:
+    """Join in vain and then properly, one cell after the other; say the errors by cell."""
+    for name, cell in cells.items():
+        os.environ["RANKMESH_BIND"] = cell["bind"]
+        before = me.resources()
+        failure = me.attempt(dist.init_process_group, **cell["failing"], world_size=2)
+        assert not dist.is_initialized()
+        assert me.resources() == before, name
+        me.say(**{name: failure})
+        os.environ["RANKMESH_BIND"] = "127.0.0.1"
+        work(me, {"init_method": cell["then"], "rank": 0, "world_size": 1})
 
 
-def test_rank_0_finds_its_port_taken_and_says_by_whom(ranks: Ranks) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as foreign:
-        port = foreign.getsockname()[1]
-        (rank,) = ranks.run(port_taken, 1, uses=USES, port=port, free=free_port())
-    said = rank.said
-    assert said["error"] == "AddressInUseError"
-    assert said["address"] == f"127.0.0.1:{port}"
-    assert f"pid {os.getpid()}" in said["text"]
-    assert said["seconds"] < SOON
-
-
-def test_rank_0_finds_a_web_server_at_its_port(ranks: Ranks) -> None:
-    with plain_http_server() as port:
-        (rank,) = ranks.run(port_taken, 1, uses=USES, port=port, free=free_port())
-    assert rank.said["error"] == "AddressInUseError"
-    assert f"pid {os.getpid()}" in rank.said["text"]
-
-
-def rank_1_elsewhere(me: Me, port: int, free: int) -> None:
-    failing = {"init_method": f"tcp://127.0.0.1:{port}", "rank": 1, "world_size": 2, "timeout": 2}
-    fail_then_work(me, failing, {"init_method": f"tcp://127.0.0.1:{free}", "rank": 0, "world_size": 1})
-
-
-def test_another_rank_finds_a_web_server_at_the_gateways_address(ranks: Ranks) -> None:
-    with plain_http_server() as port:
-        (rank,) = ranks.run(rank_1_elsewhere, 1, uses=USES, port=port, free=free_port())
-    said = rank.said
-    assert "DistNetworkError" in said["is"]
-    assert "not a RankMesh gateway" in said["text"]
-    assert f"127.0.0.1:{port}" in said["text"]
-    assert said["seconds"] < SOON
-
-
-def test_another_rank_finds_a_listener_that_says_nothing(ranks: Ranks) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        (rank,) = ranks.run(rank_1_elsewhere, 1, uses=USES, port=port, free=free_port())
-    said = rank.said
-    assert said["error"] == "GatewayUnreachableError"
-    assert f"127.0.0.1:{port}" in said["text"]
-    assert said["seconds"] < SOON, "the timeout given was 2 s"
-
-
-# What has to be said first
-
-
-def refused(me: Me, options: dict) -> None:
-    os.environ["RANKMESH_BIND"] = "0.0.0.0"
-    before = me.resources()
-    me.say(**me.attempt(dist.init_process_group, **options))
-    del os.environ["RANKMESH_BIND"]
-    assert me.resources() == before
-    work(me, {"init_method": options["init_method"], "rank": 0, "world_size": 1})
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_listening_for_other_machines_needs_a_token(ranks: Ranks, rank: int) -> None:
-    options = {"init_method": f"tcp://127.0.0.1:{free_port()}", "rank": rank, "world_size": 2, "timeout": 5}
-    (process,) = ranks.run(refused, 1, uses=[work], options=options)
-    said = process.said
-    assert said["error"] == "ValueError"
-    assert "RANKMESH_TOKEN" in said["text"]
-    assert "0.0.0.0" in said["text"]
+def test_a_rank_that_cannot_join_says_why_in_time_and_can_join_then(ranks: Ranks) -> None:
+    meet, group, nobody = f"file://{ranks.folder}/meet", f"tcp://239.255.41.7:{free_port()}", f"127.0.0.1:{free_port()}"
+    with plain_http_server() as port, socket.create_server(("127.0.0.1", 0)) as listener:
+        web, silent = f"127.0.0.1:{port}", f"127.0.0.1:{listener.getsockname()[1]}"
+        in_use, no_gateway = "AddressInUseError", "GatewayUnreachableError"
+        ours, needed = f"pid {os.getpid()}", ["RANKMESH_TOKEN", "0.0.0.0"]
+        table: dict[str, tuple[str, int, str, list[str]]] = {
+            "nobody at the address": (f"http://{nobody}", 1, no_gateway, [nobody]),
+            "nobody at the file": (meet, 1, "JoinTimeoutError", ["0"]),
+            "nobody in the group": (group, 1, no_gateway, ["rank 0"]),
+            "a silent listener": (f"tcp://{silent}", 1, no_gateway, [silent]),
+            "a web server": (f"tcp://{web}", 1, "DistNetworkError", ["not a RankMesh gateway", web]),
+            "a silent listener at rank 0's": (f"tcp://{silent}", 0, in_use, [silent, ours]),
+            "a web server at rank 0's": (f"tcp://{web}", 0, in_use, [web, ours]),
+            "no token": (f"tcp://{nobody}", 1, "ValueError", needed),
+            "no token at rank 0": (f"tcp://{nobody}", 0, "ValueError", needed),
+        }
+        cells = {
+            name: {
+                "failing": {"init_method": method, "rank": rank, "timeout": 1 if rank else 60},
+                "then": method if method in (meet, group, f"tcp://{nobody}") else f"tcp://127.0.0.1:{free_port()}",
+                "bind": "0.0.0.0" if texts is needed else "127.0.0.1",
+            }
+            for name, (method, rank, _, texts) in table.items()
+        }
+        (process,) = ranks.run(fail_and_work_in_turn, 1, uses=[work], cells=cells)
+    for name, (_, _, error, texts) in table.items():
+        said = process.said[name]
+        assert error in said["is"], (name, said)
+        assert all(text in said["text"] for text in texts), (name, said)
+        assert said["seconds"] < SOON, name
+    assert "TimeoutError" in process.said["nobody at the address"]["is"]
+    assert nobody in process.said["nobody at the address"]["address"]
+    assert process.said["a silent listener at rank 0's"]["address"] == silent
+    assert process.said["nobody at the file"]["ranks"] == [0]
+    assert not (ranks.folder / "meet").exists()
 
 
 def test_listening_for_other_machines_works_with_a_token(ranks: Ranks) -> None:
@@ -364,28 +310,21 @@ def by_tcp(me: Me, port: int) -> None:
 # Ctrl-C
 
 
-def impatient(me: Me, method: str, rank: int) -> None:
-    before = me.resources()
-    me.interrupt_when_waiting()
-    failure = me.attempt(dist.init_process_group, init_method=method, rank=rank, world_size=2)
-    me.say(**failure)
-    assert me.resources() == before
-    work(me, {"init_method": method, "rank": 0, "world_size": 1})
+def impatient(me: Me, waits: list) -> None:
+    for method, rank in waits:
+        before = me.resources()
+        me.interrupt_when_waiting()
+        failure = me.attempt(dist.init_process_group, init_method=method, rank=rank, world_size=2)
+        assert failure["error"] == "KeyboardInterrupt", failure
+        assert failure["seconds"] < 15
+        wait_until(lambda before=before: me.resources() == before, "all threads of the join to end")
+        work(me, {"init_method": method, "rank": 0, "world_size": 1})
 
 
-WAITS = {
-    "for others": ("tcp://127.0.0.1:{port}", 0),
-    "for an answer in the multicast group": ("tcp://239.255.41.7:{port}", 1),
-}
-
-
-@pytest.mark.parametrize(("method", "own"), WAITS.values(), ids=WAITS)
-def test_ctrl_c_ends_a_join(ranks: Ranks, method: str, own: int) -> None:
-    env = {"RANKMESH_BIND": "127.0.0.1"}
-    (rank,) = ranks.run(impatient, 1, env=env, uses=[work], method=method.format(port=free_port()), rank=own)
-    said = rank.said
-    assert said["error"] == "KeyboardInterrupt"
-    assert said["at"] - said["interrupted_at"] < 10
+def test_ctrl_c_ends_a_join(ranks: Ranks) -> None:
+    """A join that waits for others, and one that waits for an answer in the multicast group."""
+    waits = [(f"tcp://{host}:{free_port()}", rank) for host, rank in (("127.0.0.1", 0), ("239.255.41.7", 1))]
+    ranks.run(impatient, 1, env={"RANKMESH_BIND": "127.0.0.1"}, uses=[work], waits=waits)
 
 
 # Arguments, which are looked at before anything is started

@@ -1,1 +1,1 @@
-"""The launcher: arguments → plan → ranks, supervised by one event loop, then a report."""
+"""Launcher of ranks: arguments → plan → ranks, supervised by one event loop, then a report."""

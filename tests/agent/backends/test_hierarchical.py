@@ -233,7 +233,7 @@ def test_a_mismatch_touches_no_array(quartet: World) -> None:
 
 def local(members: LocalCommunicator) -> Any:
     """Return the memory a rank shares with those of its host."""
-    return members.queue.backend._hosts.local  # type: ignore[attr-defined]
+    return members.queue.backend._topology.local  # type: ignore[attr-defined]
 
 
 def test_an_error_half_way_is_told_to_the_ranks_of_all_hosts(quartet: World) -> None:

@@ -17,7 +17,7 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError, GroupAbortedError
 from rankmesh_agent.wire.ops import ReduceOp
-from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, FlightRecord, InFlight
+from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, FlightRecord, InFlight
 from rankmesh_agent.wire.stats import BOUNDS
 
 SECONDS = 20.0
@@ -98,11 +98,11 @@ def test_queued_calls_are_in_flight_behind_the_one_that_runs_with_the_numbers_th
 
 def test_a_group_lists_only_so_many_calls(pair: World) -> None:
     first, second = pair.communicators
-    works = [first.barrier(LATER) for _ in range(MOST_IN_FLIGHT + 10)]
+    works = [first.barrier(LATER) for _ in range(MAX_IN_FLIGHT + 10)]
     found = first.info().inflight
-    assert len(found) == MOST_IN_FLIGHT
+    assert len(found) == MAX_IN_FLIGHT
     assert [each.seq for each in found] == sorted(each.seq for each in found)
-    assert len(first.in_flight()) >= MOST_IN_FLIGHT
+    assert len(first.in_flight()) >= MAX_IN_FLIGHT
     for _ in works:
         second.barrier(NOW)
     assert works[-1] is not None

@@ -31,6 +31,7 @@ from __future__ import annotations
 import atexit, json, os, signal, sys, threading, time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 import numpy as np
 import rankmesh as dist
 import rankmesh.multiprocessing as mp
@@ -87,52 +88,39 @@ def write_pid(i: int) -> None:
     os.replace(f"begun.{i}", f"pid.{i}")
 
 
-def tell(error: BaseException, began: float) -> None:
-    """Print what a failed spawn raised."""
+def description(error: BaseException, began: float) -> dict[str, Any]:
+    """Return what a failed spawn raised."""
     names = ("error_index", "error_pid", "exit_code", "signal_name")
     what = {name: getattr(error, name, None) for name in names}
-    print(json.dumps({"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - began, **what}))
+    return {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - began, **what}
 
 
 # What the processes are told
 
 
-def write_arguments(i: int, *rest: object) -> None:
-    Path(f"told.{i}").write_text(json.dumps(rest))
+def write_given(i: int, name: str, *rest: object) -> None:
+    Path(f"{name}.{i}").write_text(json.dumps([os.environ["RANKMESH_TOKEN"], *rest]))
 
 
-def spawn_with_arguments(method: str) -> None:
-    assert mp.start_processes(write_arguments, args=("a", [1, 2]), nprocs=3, start_method=method) is None
+def spawn_thrice(method: str) -> None:
+    before = dict(os.environ)
+    assert mp.start_processes(write_given, args=("first", "a", [1, 2]), nprocs=3, start_method=method) is None
+    mp.start_processes(write_given, args=("second",), nprocs=2, start_method=method)
+    assert os.environ == before
+    os.environ["RANKMESH_TOKEN"] = "given"
+    mp.spawn(write_given, args=("given",), nprocs=1)
 
 
 @processes
 @pytest.mark.parametrize("method", METHODS)
-def test_each_process_gets_its_index_and_the_arguments(ranks: Ranks, method: str) -> None:
-    run(ranks, spawn_with_arguments, write_arguments, method=method)
-    told = {path.name: json.loads(path.read_text()) for path in ranks.folder.glob("told.*")}
-    assert told == {f"told.{i}": ["a", [1, 2]] for i in range(3)}
-
-
-def write_token(i: int, name: str) -> None:
-    Path(f"{name}.{i}").write_text(os.environ["RANKMESH_TOKEN"])
-
-
-def spawn_twice() -> None:
-    before = dict(os.environ)
-    mp.spawn(write_token, args=("first",), nprocs=2)
-    mp.spawn(write_token, args=("second",), nprocs=2)
-    assert os.environ == before
-    os.environ["RANKMESH_TOKEN"] = "given"
-    mp.spawn(write_token, args=("given",), nprocs=1)
-
-
-@processes
-def test_the_processes_share_a_fresh_token_unless_one_is_set(ranks: Ranks) -> None:
-    run(ranks, spawn_twice, write_token)
-    tokens = {(ranks.folder / f"{name}.{i}").read_text() for name in ("first", "second") for i in range(2)}
-    assert len(tokens) == 1
-    assert re.fullmatch("[0-9a-f]{64}", tokens.pop())
-    assert (ranks.folder / "given.0").read_text() == "given"
+def test_each_process_gets_its_index_the_arguments_and_a_token(ranks: Ranks, method: str) -> None:
+    """The token is fresh and the same for all that a program starts, unless one is set."""
+    run(ranks, spawn_thrice, write_given, method=method)
+    names = [*(f"first.{i}" for i in range(3)), "second.0", "second.1", "given.0"]
+    told = {name: json.loads((ranks.folder / name).read_text()) for name in names}
+    token = told["first.0"][0]
+    assert re.fullmatch("[0-9a-f]{64}", token)
+    assert list(told.values()) == [[token, "a", [1, 2]]] * 3 + [[token]] * 2 + [["given"]]
 
 
 def be_a_rank(i: int, size: int) -> None:
@@ -195,63 +183,83 @@ def fail(i: int, how: str) -> None:
             os.kill(os.getpid(), signal.SIGRTMIN + 3)
 
 
-def spawn_failing(how: str, method: str) -> None:
-    began = time.monotonic()
-    try:
-        mp.start_processes(fail, args=(how,), nprocs=3, start_method=method)
-    except mp.ProcessException as error:
-        tell(error, began)
-    assert not mp.active_children()
+def nothing(i: int) -> None:
+    pass
+
+
+def spawn_failing(hows: list[str], method: str) -> None:
+    """Let process 1 fail in one way after the other; print by way what was raised, and what is left of it."""
+    told = {}
+    for how in ("well", *hows):
+        began = time.monotonic()
+        try:
+            mp.start_processes(
+                nothing if how == "well" else fail, args=(how,) * (how != "well"), nprocs=3, start_method=method
+            )
+        except mp.ProcessException as error:
+            told[how] = description(error, began)
+        started = [int(path.read_text()) for path in Path().glob("pid.*")]
+        told.setdefault(how, {}).update(
+            pids=started,
+            alive=[pid for pid in started if alive(pid)],
+            children=len(mp.active_children()),
+            descriptors=len(os.listdir("/proc/self/fd")),
+        )
+        for path in Path().glob("pid.*"):
+            path.unlink()
+    print(json.dumps(told))
+
+
+RAISED = {
+    "raise": "\nValueError: no such file: weights.npy\n",
+    "unpicklable": "Unpicklable: out of ideas\n",
+    "base": "\nBaseException: not even an Exception\n",
+    "long": "xxxx!\n",
+}
+EXITED = {
+    "kill": (-signal.SIGKILL, "SIGKILL"),
+    "exit": (3, None),
+    "abrupt": (4, None),
+    "say why": (1, None),
+    "real-time": (-signal.SIGRTMIN - 3, f"<Unknown signal {signal.SIGRTMIN + 3}>"),
+}
 
 
 @processes
 @pytest.mark.parametrize(
-    ("how", "end", "method"),
+    ("method", "hows"),
     [
-        *(("raise", "\nValueError: no such file: weights.npy\n", method) for method in METHODS),
-        ("unpicklable", "Unpicklable: out of ideas\n", "spawn"),
-        ("base", "\nBaseException: not even an Exception\n", "fork"),
-        ("long", "xxxx!\n", "fork"),
+        ("spawn", ["raise", "kill", "unpicklable", "exit", "say why"]),
+        ("fork", ["raise", "kill", "base", "long", "abrupt", "real-time"]),
+        ("forkserver", ["raise", "kill"]),
     ],
 )
-def test_an_exception_comes_back_with_its_traceback(ranks: Ranks, how: str, end: str, method: str) -> None:
-    said = run(ranks, spawn_failing, write_pid, Unpicklable, fail, tell, how=how, method=method)
-    assert (said["error"], said["error_index"]) == ("ProcessRaisedException", 1)
-    assert said["text"].startswith(f"process 1 (pid {said['error_pid']}) raised:\n\nTraceback (most recent call last):")
-    assert ", in fail\n" in said["text"]
-    assert said["text"].endswith(end)
-    assert said["seconds"] < SOON
-    assert said["error_pid"] in pids(ranks, 3)
-    assert not any(alive(pid) for pid in pids(ranks, 3))
-
-
-@processes
-@pytest.mark.parametrize(
-    ("how", "code", "name", "method"),
-    [
-        *(("kill", -signal.SIGKILL, "SIGKILL", method) for method in METHODS),
-        ("exit", 3, None, "spawn"),
-        ("abrupt", 4, None, "fork"),
-        ("real-time", -signal.SIGRTMIN - 3, f"<Unknown signal {signal.SIGRTMIN + 3}>", "fork"),
-    ],
-)
-def test_an_exit_code_or_signal_comes_back(ranks: Ranks, how: str, code: int, name: str | None, method: str) -> None:
-    said = run(ranks, spawn_failing, write_pid, Unpicklable, fail, tell, how=how, method=method)
-    assert (said["error"], said["error_index"]) == ("ProcessExitedException", 1)
-    assert (said["exit_code"], said["signal_name"]) == (code, name)
-    assert said["text"].endswith(f"terminated with signal {name}" if name else f"terminated with exit code {code}")
-    assert said["seconds"] < SOON
-    assert not any(alive(pid) for pid in pids(ranks, 3))
-
-
-@processes
-def test_what_a_process_said_as_it_exited_is_on_standard_error(ranks: Ranks) -> None:
-    started = program(ranks, spawn_failing, write_pid, Unpicklable, fail, tell, how="say why", method="spawn")
+def test_a_failure_comes_back_and_nothing_is_left(ranks: Ranks, method: str, hows: list[str]) -> None:
+    started = program(
+        ranks, spawn_failing, alive, write_pid, Unpicklable, fail, nothing, description, hows=hows, method=method
+    )
     ranks.wait([started])
     helpers_end(ranks)
     assert started.code == 0, started
-    assert started.stderr == "no space left\n"
-    assert (started.said["error"], started.said["exit_code"]) == ("ProcessExitedException", 1)
+    assert started.stderr == ("no space left\n" if "say why" in hows else "")
+    for how in hows:
+        said = started.said[how]
+        assert (said["error_index"], len(said["pids"])) == (1, 3)
+        assert said["error_pid"] in said["pids"]
+        if how in RAISED:
+            assert said["error"] == "ProcessRaisedException"
+            beginning = f"process 1 (pid {said['error_pid']}) raised:\n\nTraceback (most recent call last):"
+            assert said["text"].startswith(beginning)
+            assert ", in fail\n" in said["text"]
+            assert said["text"].endswith(RAISED[how])
+        else:
+            code, name = EXITED[how]
+            assert (said["error"], said["exit_code"], said["signal_name"]) == ("ProcessExitedException", code, name)
+            assert said["text"].endswith(f"terminated with {f'signal {name}' if name else f'exit code {code}'}")
+        assert said["seconds"] < SOON
+        assert (said["alive"], said["children"]) == ([], 0)
+    descriptors = {each["descriptors"] for each in started.said.values()}
+    assert len(descriptors) == 1, "the first call starts the standard library's helpers, no other adds any"
 
 
 def fail_slowly(i: int, how: str) -> None:
@@ -271,13 +279,13 @@ def spawn_failing_slowly(how: str) -> None:
     try:
         mp.spawn(fail_slowly, args=(how,), nprocs=2)
     except mp.ProcessException as error:
-        tell(error, began)
+        print(json.dumps(description(error, began)))
 
 
 @processes
 @pytest.mark.parametrize(("how", "end"), [("raise", "ValueError: this was first\n"), ("exit", "with exit code 5")])
 def test_the_first_failure_is_raised_although_another_process_ended_before(ranks: Ranks, how: str, end: str) -> None:
-    said = run(ranks, spawn_failing_slowly, fail_slowly, tell, how=how)
+    said = run(ranks, spawn_failing_slowly, fail_slowly, description, how=how)
     assert said["error_index"] == 1
     assert said["text"].endswith(end)
 
@@ -302,12 +310,12 @@ def wait_for_failing_ranks(size: int, port: int) -> None:
         while not context.join(grace_period=60):
             pass
     except mp.ProcessException as error:
-        tell(error, began)
+        print(json.dumps(description(error, began)))
 
 
 @processes
 def test_the_other_ranks_hear_of_an_exception_before_they_are_ended(ranks: Ranks) -> None:
-    said = run(ranks, wait_for_failing_ranks, raise_among_ranks, tell, size=3, port=free_port())
+    said = run(ranks, wait_for_failing_ranks, raise_among_ranks, description, size=3, port=free_port())
     assert (said["error"], said["error_index"]) == ("ProcessRaisedException", 1)
     for other in (0, 2):
         heard = (ranks.folder / f"heard.{other}").read_text()
@@ -334,12 +342,12 @@ def end_the_stubborn() -> None:
             while not context.join(grace_period=0.3):
                 pass
         except mp.ProcessRaisedException as error:
-            tell(error, began)
+            print(json.dumps(description(error, began)))
 
 
 @processes
 def test_who_heeds_no_signal_is_killed_and_joining_again_tells_the_same(ranks: Ranks) -> None:
-    started = program(ranks, end_the_stubborn, write_pid, ignore_signals, tell)
+    started = program(ranks, end_the_stubborn, write_pid, ignore_signals, description)
     ranks.wait([started])
     helpers_end(ranks)
     first, again = map(json.loads, started.stdout.splitlines())
@@ -412,9 +420,15 @@ def wait_for_the_slow(method: str, in_a_loop: bool) -> None:
 
 @processes
 @pytest.mark.parametrize(
-    ("method", "in_a_loop"), [("spawn", False), ("spawn", True), ("fork", False), ("forkserver", False)]
+    ("method", "in_a_loop", "to_all"),
+    [
+        ("spawn", False, True),
+        ("spawn", True, False),
+        ("fork", False, False),
+        ("fork", True, True),
+        ("forkserver", False, True),
+    ],
 )
-@pytest.mark.parametrize("to_all", [False, True], ids=["kill", "terminal"])
 def test_ctrl_c_ends_all_in_order(ranks: Ranks, method: str, in_a_loop: bool, to_all: bool) -> None:
     started = program(ranks, wait_for_the_slow, write_pid, clean_up_slowly, method=method, in_a_loop=in_a_loop)
     children = pids(ranks, 3)
@@ -519,34 +533,6 @@ def test_the_processes_outlive_the_thread_that_started_them(ranks: Ranks) -> Non
 
 
 # What is left
-
-
-def nothing(i: int) -> None:
-    pass
-
-
-def count_descriptors(method: str) -> None:
-    counts = []
-    for how in (None, None, "raise", "kill"):
-        try:
-            if how is None:
-                mp.start_processes(nothing, nprocs=3, start_method=method)
-            else:
-                mp.start_processes(fail, args=(how,), nprocs=3, start_method=method)
-        except mp.ProcessException:
-            pass
-        for path in Path().glob("pid.*"):
-            path.unlink()
-        counts.append(len(os.listdir("/proc/self/fd")))
-    print(json.dumps({"counts": counts, "children": len(mp.active_children())}))
-
-
-@processes
-@pytest.mark.parametrize("method", METHODS)
-def test_no_descriptor_is_left(ranks: Ranks, method: str) -> None:
-    said = run(ranks, count_descriptors, write_pid, Unpicklable, fail, nothing, method=method)
-    assert said["children"] == 0
-    assert len(set(said["counts"])) == 1, "the first call starts the standard library's helpers, no other adds any"
 
 
 class PickledOnce:
