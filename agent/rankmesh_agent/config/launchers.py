@@ -109,24 +109,24 @@ class Launcher(ABC):
             rank: the variable that has the rank.
             world_size: the variable that has the world size.
         """
-        seen = describe_set(environ, rank, world_size)
-        said = integer(environ, "WORLD_SIZE", at_least=1)
+        found = describe_set(environ, rank, world_size)
+        declared = integer(environ, "WORLD_SIZE", at_least=1)
         if self.rank is None or self.world_size is None:
             missing = rank if self.rank is None else world_size
-            return self.without_rank(f"{self.name} started this process ({seen}), but {missing} is missing")
+            return self.without_rank(f"{self.name} started this process ({found}), but {missing} is missing")
         if self.rank >= self.world_size:
-            return self.without_rank(f"{self.name} started this process ({seen}): there is no such rank")
-        if said not in (None, self.world_size):
-            why = (
-                f"WORLD_SIZE={said}, but {self.name} started {self.world_size} processes ({seen}): unset WORLD_SIZE, "
-                "or start as many"
+            return self.without_rank(f"{self.name} started this process ({found}): there is no such rank")
+        if declared not in (None, self.world_size):
+            problem = (
+                f"WORLD_SIZE={declared}, but {self.name} started {self.world_size} processes ({found}): unset "
+                "WORLD_SIZE, or start as many"
             )
-            return replace(self, problem=why)
+            return replace(self, problem=problem)
         return self
 
-    def without_rank(self, why: str) -> Self:
+    def without_rank(self, problem: str) -> Self:
         """Return the same as a launcher that does not say who this process is."""
-        return replace(self, rank=None, world_size=None, problem=why)
+        return replace(self, rank=None, world_size=None, problem=problem)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Pmi(Launcher):
         ).validated(environ, *names)
 
     def _identity(self) -> str:
-        return str(_starter("PMI_RANK")) if self.one_host else ""
+        return str(_launcher_pid("PMI_RANK")) if self.one_host else ""
 
     def _number(self) -> int:
         return int(self._identity())
@@ -222,9 +222,11 @@ class Slurm(Launcher):
             if integer(environ, "SLURM_NTASKS") == 1 and environ.get("SLURM_PROCID"):
                 task = cls(integer(environ, "SLURM_PROCID"), 1, local_rank, local_world_size=1, job_id=job)
                 return task.validated(environ, "SLURM_PROCID", "SLURM_NTASKS")
-            seen = describe_set(environ, "SLURM_JOB_ID", "SLURM_PROCID", world_size, "SLURM_LOCALID")
-            why = f"this process runs in a Slurm job ({seen}), but not as a task of srun: start it with 'srun python …'"
-            return cls(local_rank=local_rank, problem=why)
+            found = describe_set(environ, "SLURM_JOB_ID", "SLURM_PROCID", world_size, "SLURM_LOCALID")
+            problem = (
+                f"this process runs in a Slurm job ({found}), but not as a task of srun: start it with 'srun python …'"
+            )
+            return cls(local_rank=local_rank, problem=problem)
         return cls(
             rank=integer(environ, "SLURM_PROCID"),
             world_size=integer(environ, world_size, at_least=1),
@@ -290,7 +292,7 @@ def detect_launcher(environ: Mapping[str, str]) -> Launcher | None:
     Raises:
         ValueError: a variable of its has no number in it.
     """
-    return next((there for kind in LAUNCHERS if (there := kind.detect(environ)) is not None), None)
+    return next((launcher for kind in LAUNCHERS if (launcher := kind.detect(environ)) is not None), None)
 
 
 def first_host_in(nodes: str) -> str:
@@ -340,7 +342,7 @@ def _tasks_on(node: int | None, tasks: str) -> int | None:
     return None
 
 
-def _starter(variable: str) -> int:
+def _launcher_pid(variable: str) -> int:
     """Return the id of the closest process above this one that does not have a variable: its launcher.
 
     Between the two there may be shells, which inherit the variable.

@@ -105,10 +105,10 @@ class Settings:
         rank, local_rank = integer(environ, "RANK"), integer(environ, "LOCAL_RANK")
         world_size = integer(environ, "WORLD_SIZE", at_least=1)
         launcher = detect_launcher(environ) if rank is None else None
-        told = launcher if rank is None else _told_of(rank, environ)
-        if told is not None:
-            rank, world_size = None if told.problem else told.rank, world_size or told.world_size
-            local_rank = told.local_rank if local_rank is None else local_rank
+        source = launcher if rank is None else _launcher_of(rank, environ)
+        if source is not None:
+            rank, world_size = None if source.problem else source.rank, world_size or source.world_size
+            local_rank = source.local_rank if local_rank is None else local_rank
         return cls(
             rank=rank,
             world_size=world_size,
@@ -188,14 +188,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _told_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:
+def _launcher_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that gave this rank, None if none did: RANK may be another launcher's, inside of this one.
 
     Who set RANK needs no launcher, so what one may have left is not an error.
     """
     with contextlib.suppress(ValueError):
-        there = detect_launcher(environ)
-        return there if there is not None and not there.problem and there.rank == rank else None
+        launcher = detect_launcher(environ)
+        return launcher if launcher is not None and not launcher.problem and launcher.rank == rank else None
     return None
 
 

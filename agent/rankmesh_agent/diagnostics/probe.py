@@ -166,14 +166,14 @@ def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:
         with _connected(peer.hostname or "", peer.port or 80, deadline, reply) as connection:
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             for _ in range(_ROUND_TRIPS):
-                took = _fetch(connection, 0, headers, deadline)
-                reply.round_trip = min(took, reply.round_trip or took)
+                seconds_taken = _fetch(connection, 0, headers, deadline)
+                reply.round_trip = min(seconds_taken, reply.round_trip or seconds_taken)
             if nbytes:
-                took = _fetch(connection, nbytes, headers, deadline)
-                reply.bytes, reply.seconds = nbytes, max(1e-9, took - (reply.round_trip or 0.0))
+                seconds_taken = _fetch(connection, nbytes, headers, deadline)
+                reply.bytes, reply.seconds = nbytes, max(1e-9, seconds_taken - (reply.round_trip or 0.0))
         reply.reached = True
-    except _PathError as end:
-        reply.stage, reply.error = end.stage, end.reason
+    except _PathError as error:
+        reply.stage, reply.error = error.stage, error.reason
     return reply
 
 
@@ -191,7 +191,7 @@ def _connected(host: str, port: int, deadline: Deadline, reply: ProbeReply) -> I
         try:
             sock.connect(address[4])
         except OSError as error:
-            raise _not_connected(error, address[4][0], port, deadline) from error
+            raise _connect_error(error, address[4][0], port, deadline) from error
         reply.connect = time.perf_counter() - began
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sock = sock
@@ -201,7 +201,7 @@ def _connected(host: str, port: int, deadline: Deadline, reply: ProbeReply) -> I
         sock.close()
 
 
-def _not_connected(error: OSError, host: object, port: int, deadline: Deadline) -> _PathError:
+def _connect_error(error: OSError, host: object, port: int, deadline: Deadline) -> _PathError:
     if isinstance(error, TimeoutError):
         return _PathError(
             "connect",

@@ -61,7 +61,7 @@ from rankmesh_agent.wire.store_frames import (
     encode_request,
     unix_socket_of,
 )
-from rankmesh_agent.wire.upgrade import switched
+from rankmesh_agent.wire.upgrade import is_complete
 
 
 class Raw:
@@ -79,7 +79,7 @@ class Raw:
         try:
             self.sock.sendall(UPGRADE.request(split.netloc))
             head = b""
-            while not switched(head):
+            while not is_complete(head):
                 head += self.read(1)
             self.unix_socket = unix_socket_of(head)
             if token is not None:
