@@ -1,4 +1,4 @@
-# What a person does daily. Every target sets up the virtual environment it needs; PYTHON chooses the interpreter.
+# Daily commands. Every target sets up the virtual environment that it needs; PYTHON selects the interpreter.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -8,13 +8,14 @@ RUNS   ?= 1
 RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together.
 PARALLEL ?= --numprocesses 4 --dist loadfile
-# Where the environment forbids it (a container's often does), each process that a test starts compiles everything anew.
+# If the environment forbids bytecode files, as many containers do, each process of a test compiles everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Not those of what comes before a rank is there (init methods, launcher, command line), nor of calls that are refused
-# before anything is sent.
-ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,batch collectives ctrl_c failure gather_scatter groups groups_shrink objects \
-	p2p registered stores_agent work)
+# Without the tests of init methods, launcher and command line, which run before a rank has joined, and of calls that
+# fail before any data is sent.
+ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) \
+	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
+	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
 .PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
 
@@ -39,16 +40,16 @@ test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the s
 test-torch-suite: $(VENV)/.torch  ## Run all of torch's own distributed tests, over gloo too; writes docs/torch-suite.md
 	PYTHONPATH=tests $(BIN)/python -m support.torch_suite $(ARGS)
 
-# RANKMESH_REQUIRE_MPI=1 makes it an error that there is no MPI; else the tests are skipped and say so.
+# RANKMESH_REQUIRE_MPI=1 makes a missing MPI an error; otherwise the tests are skipped with a reason.
 test-mpi: $(VENV)/.mpi  ## Run the tests that need MPI: backend "mpi", under mpirun
 	$(BIN)/python -m pytest tests/mpi --numprocesses 2 --dist loadfile $(ARGS)
 
-# RANKMESH_REQUIRE_BROWSER=1 makes it an error that there is no Chromium; else the tests are skipped and say so.
+# RANKMESH_REQUIRE_BROWSER=1 makes a missing Chromium an error; otherwise the tests are skipped with a reason.
 test-browser: $(VENV)/.browser  ## Run the dashboard's tests; need Chromium (apt-get install chromium)
 	$(BIN)/python -m pytest tests/dashboard $(PARALLEL) $(ARGS)
 
-# Over the double of CuPy where CuPy finds no GPU; then ARGS=-rs says which tests have to have one.
-test-gpu: $(VENV)/.dev  ## Run the tests of arrays on GPUs, on NVIDIA's where there are some (pip install '.[gpu]')
+# Over the double of CuPy if CuPy finds no GPU; then ARGS=-rs lists the tests that need one.
+test-gpu: $(VENV)/.dev  ## Run the tests of arrays on GPUs, on NVIDIA's where available (pip install '.[gpu]')
 	RANKMESH_TEST_GPU=all $(BIN)/python -m pytest tests/gpu $(PARALLEL) $(ARGS)
 
 test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts-howto.md on two test hosts; needs root and iproute2
@@ -77,7 +78,7 @@ dashboard-screenshot: $(VENV)/.browser  ## Write docs/dashboard.png from a job t
 	$(BIN)/python docs/dashboard.py
 
 # AGENTS writes compose.override.yaml, which every "docker compose" in this folder reads from then on.
-cluster:  ## Start a gateway and four agents in containers, AGENTS=6 of them if you like; say how to use them
+cluster:  ## Start a gateway and four agents in containers, AGENTS=6 of them for example; print their use
 ifdef AGENTS
 	$(PYTHON) docker/agents.py $(AGENTS) >compose.override.yaml
 endif

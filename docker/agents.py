@@ -35,7 +35,7 @@ def override(agents: int) -> str:
 
 
 def main() -> None:
-    """Print what the command line asks for."""
+    """Print the override for the command line's number of agents."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("agents", type=int, help=f"how many, 1 to {MOST}")
     agents = parser.parse_args().agents

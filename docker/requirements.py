@@ -1,4 +1,4 @@
-"""Print what pyproject.toml, in this folder, asks for: the dependencies, and those of the extras named as arguments."""
+"""Print the dependencies in this folder's pyproject.toml, and those of the extras named as arguments."""
 
 import sys
 import tomllib

@@ -185,7 +185,7 @@ def torch_names() -> list[str]:
 
 
 def torch_object(name: str) -> Any:
-    """Return what a dotted name stands for in torch.distributed; an object without arguments if it is gone there."""
+    """Return the object of a dotted name in torch.distributed; one without arguments if torch no longer has it."""
     found: Any = sys.modules["torch.distributed"]
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -233,7 +233,7 @@ def page() -> str:
             "",
             *table(("torch", "here", "", ""), beside),
             "",
-            "## What torch has not",
+            "## Names that torch does not have",
             "",
             *table(("name", ""), ((f"`{name}`", words) for name, words in OURS.items())),
             "",

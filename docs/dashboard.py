@@ -48,7 +48,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 def running(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """A Python process, killed at the end."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **variables}
-    # What the others say when one is killed at the end is of no use to anybody.
+    # The errors of ranks whose peers are killed at the end are of no use.
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen([sys.executable, *arguments], env=environment, text=True, **streams)
     try:

@@ -16,7 +16,7 @@ BEGIN, END = "<!-- imports: begin -->", "<!-- imports: end -->"
 
 
 def parts(graph: grimp.ImportGraph) -> dict[str, set[str]]:
-    """Return what each part imports; parts are the modules and packages directly under the three packages."""
+    """Return each part's imports; parts are the modules and packages directly under the three packages."""
     found: dict[str, set[str]] = {}
     children = sorted(child for package in PACKAGES for child in graph.find_children(package))
     for part in children:

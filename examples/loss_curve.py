@@ -19,7 +19,7 @@ def draw(runs: Mapping[str, np.ndarray], *, epochs: int, title: str, path: Path)
     Args:
         runs: name and loss of every step; the same number of steps in each epoch.
         epochs: how many epochs the steps make.
-        title: what the picture shows.
+        title: title of the picture.
         path: where it goes; folders are made.
     """
     figure = Figure(figsize=(8, 4.5), layout="constrained")  # and not pyplot, which may want a screen

@@ -80,7 +80,7 @@ class Network:
         return float(np.mean(logits.argmax(axis=1) == labels))
 
     def _inputs_of_layers(self, samples: np.ndarray) -> list[np.ndarray]:
-        """Return what goes into each layer, and at the end the logits that come out of the last one."""
+        """Return the input of each layer, and at the end the logits, the last layer's output."""
         values = [samples]
         for layer in self.layers:
             values.append(values[-1] @ layer.weights + layer.biases)

@@ -61,7 +61,7 @@ def load() -> tuple[Digits, Digits]:
 def batches(samples: int, options: argparse.Namespace, *, rank: int, size: int) -> Iterator[np.ndarray]:
     """Yield the indices of a rank's part of each batch: another order every epoch, and equally many on all ranks.
 
-    The last batch of an epoch holds what is left. Where the samples cannot be shared out evenly, the epoch's first ones
+    The last batch of an epoch holds the rest. Where the samples cannot be shared out evenly, the epoch's first ones
     come once more.
     """
     sampler = DistributedSampler(range(samples), num_replicas=size, rank=rank, seed=SEED)
@@ -103,10 +103,10 @@ def train(
     """Train in place and return the mean loss of every step over our samples.
 
     Args:
-        network: what to train.
+        network: the network.
         digits: the training set.
         plan: the indices of our samples of every step.
-        gradients: where the backward pass puts them, and what averages them over the ranks.
+        gradients: receives the gradients of the backward pass, and averages them over the ranks.
         rate: learning rate.
         shown: whether to draw a progress bar.
     """

@@ -116,8 +116,8 @@ def main(program: Program, parser: argparse.ArgumentParser) -> None:
     Started by torchrun or ``rankmesh run`` this process is one rank; otherwise it starts ranks itself.
 
     Args:
-        program: what each rank does; a function of a module.
-        parser: of the command line, with what only this program takes.
+        program: body of each rank; a function of a module.
+        parser: of the command line, with this program's own options.
     """
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--backend", default="rankmesh", help="of torch.distributed, for example gloo")
@@ -143,7 +143,7 @@ def run(program: Program, options: argparse.Namespace, **place: object) -> None:
     """Be a rank: join, run the program, leave.
 
     Args:
-        program: what to do.
+        program: body of the rank.
         options: of the command line.
         place: where the ranks meet and which one this is, if the environment does not say it.
     """

@@ -1,11 +1,11 @@
-"""Train the tutorial's network with its parameters sharded over the ranks (FSDP2), and keep them in a checkpoint.
+"""Train the tutorial's network with its parameters sharded over the ranks (FSDP2), and save them in a checkpoint.
 
     torchrun --nproc-per-node=2 examples/torch/fsdp_digits.py
     rankmesh run --nproc-per-node=2 examples/torch/fsdp_digits.py
     python examples/torch/fsdp_digits.py --spawn 2          # torch.multiprocessing.spawn
 
-Every rank holds a part of each parameter, gathers the whole of a layer's when the layer is computed, and gets its part
-of the mean gradient afterwards. Each writes what it holds to the checkpoint; read into a new network, it is the same.
+Every rank holds a part of each parameter, gathers the whole of a layer's when the layer is computed, and receives its
+part of the mean gradient afterwards. Each writes its parts to the checkpoint; a new network that reads it is the same.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -66,12 +65,9 @@ def raises_timeout(call: Callable[[], object], *named: str) -> None:
 
 
 class TestValues:
-    @pytest.mark.parametrize("value", ["", "text", "grüße", b"\x00\xff", bytearray(b"array"), memoryview(b"view")])
-    def test_text_and_buffers_come_back_as_bytes(self, store, value):
-        assert store.set("k", value) is None
-        assert store.get("k") == (value.encode() if isinstance(value, str) else bytes(value))
-
-    def test_a_large_value(self, store):
+    def test_text_and_a_large_value(self, store):
+        store.set("k", "grüße")
+        assert store.get("k") == "grüße".encode()
         store.set("k", bytes(5 << 20))
         assert len(store.get("k")) == 5 << 20
 
@@ -135,21 +131,6 @@ class TestTheStore:
         assert first.result(10) is second.result(10) is None
         raises_timeout(lambda: store.barrier("alone", 2, timedelta(seconds=0.05)))
 
-    def test_threads(self, store):
-        def work(index: int) -> None:
-            for _ in range(20):
-                store.add("n", 1)
-            store.set(f"done/{index}", str(index))
-            store.wait([f"done/{other}" for other in range(8)])
-
-        threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert store.get("n") == b"160"
-        assert store.multi_get([f"done/{index}" for index in range(8)]) == [b"%d" % index for index in range(8)]
-
 
 WRONG = [
     (lambda store: store.set(1, "v"), TypeError, "key must be a str, got int"),
@@ -194,21 +175,3 @@ def test_wrong_calls_change_nothing(store, kind):
             store.set("", "v")
     assert store.list_keys() == []
     store.set("k", "v")
-
-
-def test_unsupported_methods_of_a_file_store(tmp_path):
-    inner = dist.FileStore(str(tmp_path / "store"), 1)
-    inner.set("k", "v")
-    for store in (inner, dist.PrefixStore("p", inner)):
-        for call in (
-            lambda: store.delete_key("k"),  # noqa: B023
-            lambda: store.queue_push("q", "v"),  # noqa: B023
-            lambda: store.queue_pop("q"),  # noqa: B023
-            lambda: store.queue_len("q"),  # noqa: B023
-        ):
-            with pytest.raises(dist.UnsupportedStoreError, match=r"FileStore has no (queue_|delete_key)") as caught:
-                call()
-            assert isinstance(caught.value, NotImplementedError)
-            assert isinstance(caught.value, dist.DistStoreError)
-    assert inner.list_keys() == ["k"]
-    inner.close()

@@ -68,7 +68,6 @@ class World:
         ]
         self.recorders = [FlightRecorder() for _ in range(size)]
         self.meshes: list[ProgressEngine] = [None] * size  # type: ignore[list-item]
-        self.recorders = [FlightRecorder() for _ in range(size)]
         self.communicators: list[LocalCommunicator] = [None] * size  # type: ignore[list-item]
 
         def connect(rank: int) -> None:
@@ -106,7 +105,7 @@ class World:
             if self.communicators[rank] is not None:
                 self.communicators[rank].close()
             if self.meshes[rank] is not None:
-                self.meshes[rank].close(patience=0.5)
+                self.meshes[rank].close(timeout=0.5)
 
         in_threads(self.size, end)
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.fingerprint import raise_mismatch
-from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink
+from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink
 from rankmesh_agent.collectives.reduction import ignore_fp_errors
-from rankmesh_agent.collectives.select import OVER_HOSTS, Algorithm, Medium, algorithm
+from rankmesh_agent.collectives.select import HIERARCHICAL, Algorithm, Medium, algorithm
 from rankmesh_agent.progress.message_link import MessageLink, VerifiedLink
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.slots import CallMismatchError
@@ -72,16 +72,16 @@ class HierarchicalCpuBackend(Backend):
 
     Args:
         link: messages among the members.
-        hosts: the same link, and the segment of this rank's host.
+        topology: the same link, and the segment of this rank's host.
     """
 
     name: ClassVar[str] = "mesh"
     medium = "shm+tcp"
     allocates = True
 
-    def __init__(self, link: MessageLink, hosts: HierarchicalLink) -> None:
+    def __init__(self, link: MessageLink, topology: HierarchicalLink) -> None:
         self._link = link
-        self._hosts: HierarchicalLink | None = hosts
+        self._topology: HierarchicalLink | None = topology
         self._context = ignore_fp_errors()
 
     def algorithm(self, call: Call) -> Algorithm:
@@ -90,20 +90,20 @@ class HierarchicalCpuBackend(Backend):
         return algorithm(call.kind, "hosts", call.nbytes, self._link.size)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
-        hosts = self._hosts
-        if hosts is None:
+        topology = self._topology
+        if topology is None:
             raise GroupAbortedError("the group has been destroyed")
-        here = hosts.local_ranks
+        here = topology.local_ranks
         try:
             self._link.begin(context.seq, context.call.fingerprint, context.wait)
-            hosts.local.begin(
+            topology.local.begin(
                 context.seq,
                 context.call.fingerprint,
                 lambda missing: context.check(lambda: [here[local] for local in missing()]),
             )
-            self._context.run(algorithm, hosts if algorithm in OVER_HOSTS else self._link, *arguments)
+            self._context.run(algorithm, topology if algorithm in HIERARCHICAL else self._link, *arguments)
         except CallMismatchError:
             raise_mismatch(self._link, context)
 
     def close(self) -> None:
-        self._hosts = None
+        self._topology = None

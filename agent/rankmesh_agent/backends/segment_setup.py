@@ -6,7 +6,7 @@ import logging
 import struct
 from typing import NamedTuple
 
-from rankmesh_agent.collectives.hierarchical.hosts import Layout
+from rankmesh_agent.collectives.hierarchical.topology import Layout
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping

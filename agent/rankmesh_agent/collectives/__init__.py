@@ -1,7 +1,7 @@
-"""One file a collective, one short function an algorithm, over a Link (messages) or a Segment (shared memory).
+"""Algorithms of the collectives: one file for each collective, one function for each algorithm.
 
-``select`` is the one table that picks the algorithm, by the ``limits`` that were measured; ``reduction`` has the
-arithmetic. Every algorithm begins by finding out that all ranks make the same call: over a Link with ``enter`` or
-``consult``, over a Segment in its first ``step``. ``hierarchical`` has those for several ranks on several
-hosts, which begin as over a Link.
+An algorithm runs over a Link (messages) or a Segment (shared memory). ``select`` chooses the algorithm by the
+thresholds measured in ``thresholds``; ``reduction`` does the arithmetic. Every algorithm begins with a check that all
+ranks make the same call: over a Link in ``all_exchange`` or ``via_root``, over a Segment in the first ``step``.
+``hierarchical`` has the algorithms for several ranks on each of several hosts, which begin as those over a Link do.
 """

@@ -1,4 +1,4 @@
-"""all_gather: every rank ends with every rank's array. The arrays may differ in length."""
+"""all_gather: every rank receives the arrays of all ranks. The arrays may differ in length."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from rankmesh_agent.transports.segment import Segment
 
 
 def over_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> None:
-    """Chunk by chunk: all write, all read everything.
+    """In chunks, each rank writes its array to its slot and reads the slots of the other ranks.
 
     Steps: 1 a chunk of the longest array, at least 1. Each rank writes its bytes once and reads all ranks'.
     """
     rank = segment.rank
-    widest = max(output.size for output in outputs)
-    room = segment.slot_bytes // array.itemsize
-    for begin in range(0, widest or 1, room):
-        part = array[begin : begin + room]
-        slots = segment.slots(array.dtype, min(room, widest - begin))
+    longest = max(output.size for output in outputs)
+    capacity = segment.slot_bytes // array.itemsize
+    for begin in range(0, longest or 1, capacity):
+        part = array[begin : begin + capacity]
+        slots = segment.slots(array.dtype, min(capacity, longest - begin))
         slots[rank][: part.size] = part
         segment.step()
         for owner, output in enumerate(outputs):
             if owner != rank:
-                wanted = output[begin : begin + room]
+                wanted = output[begin : begin + capacity]
                 wanted[:] = slots[owner][: wanted.size]
     outputs[rank][:] = array
 
 
 def direct_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> None:
-    """All read everyone's array where it lies.
+    """Each rank reads the arrays of the other ranks from their memory.
 
     Steps: 2. Each rank reads all others' bytes once. If they cannot, 1 step more than over_segment.
     """
     rank = segment.rank
-    others = [(rank + step) % segment.size for step in range(1, segment.size)]  # not all at the same one at once
+    others = [(rank + step) % segment.size for step in range(1, segment.size)]  # each rank starts at another one
     if any(np.may_share_memory(array, outputs[owner]) for owner in others):
         array = array.copy()
-    shown = segment.windows.expose([array] * segment.size)
-    if not shown.readable:
+    exposure = segment.windows.expose([array] * segment.size)
+    if not exposure.readable:
         over_segment(segment, outputs, array)
         return
     for owner in others:
-        shown.read(owner, 0, outputs[owner])
-    shown.complete()
+        exposure.read(owner, 0, outputs[owner])
+    exposure.complete()
     outputs[rank][:] = array
 
 
 def small_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
-    """Everyone sends its array along as it arrives.
+    """Each rank sends its array with its arrival message.
 
     Steps: 1. Each rank sends (size - 1) times its bytes. At most frames.SMALL bytes.
     """
@@ -59,7 +59,7 @@ def small_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
 
 
 def direct_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
-    """Everyone sends its array to everyone, straight into their outputs.
+    """Each rank sends its array to every other rank, directly into the outputs.
 
     Steps: 1. Each rank sends (size - 1) times its bytes and receives all others'.
     """

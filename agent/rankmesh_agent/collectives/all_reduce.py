@@ -1,4 +1,4 @@
-"""all_reduce: every rank ends with the reduction of all ranks' arrays."""
+"""all_reduce: every rank receives the reduction of the arrays of all ranks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
 _TINY = 1 << 10
-"""Bytes up to which a list takes longer to make than a third array in the cache costs."""
+"""Bytes up to which building a list costs more than a third array in the cache."""
 
 
 def small_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
-    """All write, all read everything and reduce it themselves.
+    """Each rank writes its array to its slot, reads the slots of all ranks and reduces them itself.
 
     Steps: 1. Each rank writes its bytes once and reads all ranks' once. At most a slot.
     """
@@ -32,21 +32,21 @@ def small_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
     slots[rank][:] = array
     segment.step()
     if rank <= 1 and array.nbytes > _TINY:
-        # The result may take the place of the first part, and of the second: two arrays in the cache, not three.
+        # The result may overwrite the first or the second part: two arrays in the cache instead of three.
         slots = slots.copy()
         slots[rank] = array
     combine(op, slots, array)
 
 
 def chunked_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
-    """Chunk by chunk: all write the others' shares, each rank reduces its own and writes it, all read the others'.
+    """In chunks, each rank writes the other ranks' shards, reduces and writes its own one, and reads the results.
 
     Steps: 2 a chunk. Each rank writes its bytes once and reads 2 (size - 1) / size of them.
     """
     rank = segment.rank
-    room = segment.slot_bytes // array.itemsize
-    scratch = segment.scratch(array.dtype, -(-min(room, array.size) // segment.size) if rank > 1 else 0)
-    for chunk in chunks(array.size, room):
+    capacity = segment.slot_bytes // array.itemsize
+    scratch = segment.scratch(array.dtype, -(-min(capacity, array.size) // segment.size) if rank > 1 else 0)
+    for chunk in chunks(array.size, capacity):
         part = array[chunk]
         split = shards(part.size, segment.size)
         mine = split[rank]
@@ -65,23 +65,23 @@ def chunked_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
 
 
 def registered_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
-    """Each rank reduces its share straight from everyone's arrays, and writes it into all of them.
+    """Each rank reduces its shard directly from all ranks' registered arrays and writes the result into all of them.
 
     Steps: 2. Each rank reads and writes as many bytes as it has. If an array is not registered, 1 step more than
     chunked_segment.
     """
-    shown = segment.windows.expose([array] * segment.size)
-    if not shown.mapped:
+    exposure = segment.windows.expose([array] * segment.size)
+    if not exposure.mapped:
         chunked_segment(segment, array, op)
         return
-    for parts, reduced in reduce_exposed(segment, shown, array, op):
+    for parts, reduced in reduce_exposed(segment, exposure, array, op):
         for part in parts:
             part[:] = reduced
-    shown.complete()
+    exposure.complete()
 
 
 def small_link(link: Link, array: Array, op: ReduceOp) -> None:
-    """Everyone sends everything to everyone.
+    """Each rank sends its array to every other rank.
 
     Steps: 1. Each rank sends and receives (size - 1) times its bytes. At most frames.SMALL bytes.
     """
@@ -91,10 +91,10 @@ def small_link(link: Link, array: Array, op: ReduceOp) -> None:
 
 
 def star_link(link: Link, array: Array, op: ReduceOp) -> None:
-    """Everyone sends everything to rank 0, which reduces it and sends everyone the result.
+    """Each rank sends its array to rank 0, which reduces the arrays and sends the result to every rank.
 
-    Steps: 2. Each rank sends and receives its bytes once, rank 0 (size - 1) times: fewer messages than small_link in
-    all, which is what counts where ranks share cores. At most frames.SMALL bytes.
+    Steps: 2. Each rank sends and receives its bytes once, rank 0 (size - 1) times: fewer messages in total than
+    small_link, the dominant cost where ranks share cores. At most frames.SMALL bytes.
     """
 
     def reduced(arrived: list[memoryview | bytes]) -> memoryview:
@@ -108,31 +108,31 @@ def star_link(link: Link, array: Array, op: ReduceOp) -> None:
 
 
 def direct_link(link: Link, array: Array, op: ReduceOp) -> None:
-    """Piece by piece, each rank reduces its share and sends it to all, while the next piece is under way.
+    """Each rank reduces its shard in pieces and sends each result to all ranks during the exchange of the next piece.
 
     Steps: one a piece, and 1 more. Each rank sends and receives 2 (size - 1) / size of its bytes, as round a ring, but
-    a share is reduced in rank order by one rank: no transport gives another result, and float16 is rounded once.
+    one rank reduces a shard in rank order: the result equals that of the other transports, and float16 is rounded once.
     """
     link.all_exchange()
     split = [array[share] for share in shards(array.size, link.size)]
     mine = split[link.rank]
     others = link.others()
-    under_way: deque[Exchange] = deque()
+    pending: deque[Exchange] = deque()
     for piece, reduced in reduce_chunks(link, mine, split, op):
         sends = [(rank, as_bytes(reduced)) for rank in others]
-        under_way.append(link.start(sends, [(rank, as_bytes(split[rank][piece])) for rank in others]))
-        if len(under_way) > MAX_UNFINISHED:
-            link.finish(under_way.popleft())
-    for gathering in under_way:
-        link.finish(gathering)
+        pending.append(link.start(sends, [(rank, as_bytes(split[rank][piece])) for rank in others]))
+        if len(pending) > MAX_UNFINISHED:
+            link.finish(pending.popleft())
+    for exchange in pending:
+        link.finish(exchange)
 
 
 def ring_link(link: Link, array: Array, op: ReduceOp) -> None:
-    """Each share goes round once to be reduced, and once more as the result; every rank sends to the next one alone.
+    """Ring algorithm: each shard travels the ring once as a partial sum and once as the result.
 
-    A share is reduced in the order of the ring, from another rank on for each: sums may differ from another algorithm's
-    in their last bits, but are the same on all ranks. What has to be wider on its way than it is, such as float16,
-    would be twice as many bytes: that takes direct_link.
+    Every rank sends to its successor only. The reduction of a shard follows the order of the ring, and each shard
+    starts at another rank: the last bits of a sum may differ from those of another algorithm, but are the same on all
+    ranks. direct_link replaces the ring for dtypes with wider partial results, such as float16: those double the bytes.
 
     Steps: 2 (size - 1), and 1 more. Each rank sends and receives 2 (size - 1) / size of its bytes.
     """
@@ -140,22 +140,23 @@ def ring_link(link: Link, array: Array, op: ReduceOp) -> None:
         direct_link(link, array, op)
         return
     rank, size = link.rank, link.size
-    following, previous = (rank + 1) % size, (rank - 1) % size
+    successor, predecessor = (rank + 1) % size, (rank - 1) % size
     split = [array[share] for share in shards(array.size, size)]
     link.all_exchange()
     for step in range(1, size):
         sent, mine = split[rank - step + 1], split[rank - step]
-        _reduce_received(link, following, sent, previous, mine, op, last=step == size - 1)
+        _reduce_received(link, successor, sent, predecessor, mine, op, last=step == size - 1)
     for step in range(1, size):
         sent, received = split[(rank - step + 2) % size], split[(rank - step + 1) % size]
-        link.exchange([(following, as_bytes(sent))], [(previous, as_bytes(received))])
+        link.exchange([(successor, as_bytes(sent))], [(predecessor, as_bytes(received))])
 
 
 def halving_link(link: Link, array: Array, op: ReduceOp) -> None:
-    """Neighbours swap halves of what they have, reduce them, and go on with those at twice the distance; then back.
+    """Recursive halving and doubling: neighbours exchange halves and reduce them, then ranks at twice the distance.
 
-    The order of reduction is that of a tree; for that, and for what has to be wider on its way, see ring_link. Where
-    the ranks are no power of two some would have to send all their bytes in addition: that takes direct_link as well.
+    After the last reduction, the ranks exchange the results in reverse. The reduction follows the order of a tree, see
+    ring_link for the consequences. direct_link replaces this algorithm for dtypes with wider partial results, and for
+    numbers of ranks that are no power of two, where some ranks would send all their bytes in addition.
 
     Steps: 2 log2 size, and 1 more. Each rank sends and receives 2 (size - 1) / size of its bytes, in as many messages.
     """
@@ -176,14 +177,14 @@ def halving_link(link: Link, array: Array, op: ReduceOp) -> None:
 
 
 def _reduce_received(link: Link, to: int, sent: Array, source: int, mine: Array, op: ReduceOp, *, last: bool) -> None:
-    """Send an array to a rank and reduce what another one sends with ``mine``, piece by piece, into ``mine``.
+    """Send an array to a rank and reduce an array received from another rank into ``mine``, in pieces.
 
     Args:
-        last: nothing is missing after this.
+        last: whether this is the last reduction step.
     """
     piece = CHUNK_BYTES // mine.itemsize
-    room = min(piece, mine.size)
-    rows = link.scratch(2 * room * mine.itemsize).view(mine.dtype).reshape(2, room)
+    capacity = min(piece, mine.size)
+    rows = link.scratch(2 * capacity * mine.itemsize).view(mine.dtype).reshape(2, capacity)
 
     def start(number: int) -> Exchange:
         part = slice(number * piece, (number + 1) * piece)

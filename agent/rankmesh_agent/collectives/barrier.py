@@ -1,4 +1,4 @@
-"""barrier: no rank goes on before all have come."""
+"""barrier: every rank waits until all ranks have arrived."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def over_segment(segment: Segment) -> None:
 
 
 def direct_link(link: Link) -> None:
-    """One message without data to everyone.
+    """One message without data to every other rank.
 
     Steps: 1. Each rank sends and receives (size - 1) headers.
     """
@@ -23,8 +23,8 @@ def direct_link(link: Link) -> None:
 
 
 def star_link(link: Link) -> None:
-    """One message without data to rank 0, which answers when it has everyone's.
+    """One message without data to rank 0, which replies when it has received one from every rank.
 
-    Steps: 2. Each rank sends and receives a header, rank 0 (size - 1): fewer messages in all than direct_link.
+    Steps: 2. Each rank sends and receives a header, rank 0 (size - 1): fewer messages in total than direct_link.
     """
     link.via_root(b"", lambda _: b"")

@@ -1,4 +1,4 @@
-"""broadcast: every rank ends with the root's array."""
+"""broadcast: every rank receives the root's array."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from rankmesh_agent.transports.segment import Segment
 
 
 def over_segment(segment: Segment, array: Array, root: int) -> None:
-    """Chunk by chunk: the root writes, the others read.
+    """In chunks, the root writes to its slot and the other ranks read it.
 
     Steps: 1 a chunk, at least 1. The root writes its bytes once, the others read them once.
     """
     sending = segment.rank == root
     for chunk in chunks(array.size, segment.slot_bytes // array.itemsize) or [slice(0, 0)]:
         part = array[chunk]
-        shown = segment.slots(array.dtype, part.size)[root]
+        slot = segment.slots(array.dtype, part.size)[root]
         if sending:
-            shown[:] = part
+            slot[:] = part
         segment.step()
         if not sending:
-            part[:] = shown
+            part[:] = slot
 
 
 def direct_segment(segment: Segment, array: Array, root: int) -> None:
-    """The others read the root's array where it lies.
+    """The other ranks read the array from the root's memory.
 
     Steps: 2. The others read its bytes once. If they cannot, 1 step more than over_segment.
     """
     sending = segment.rank == root
-    shown = segment.windows.expose([array if sending else None] * segment.size)
-    if not shown.readable:
+    exposure = segment.windows.expose([array if sending else None] * segment.size)
+    if not exposure.readable:
         over_segment(segment, array, root)
         return
     if not sending:
-        shown.read(root, 0, array, owner_idle=segment.size == 2)
-    shown.complete()
+        exposure.read(root, 0, array, owner_idle=segment.size == 2)
+    exposure.complete()
 
 
 def small_link(link: Link, array: Array, root: int) -> None:
-    """The root sends its array along as it arrives.
+    """The root sends its array with its arrival message.
 
     Steps: 1. The root sends (size - 1) times its bytes. At most frames.SMALL bytes.
     """
@@ -51,7 +51,7 @@ def small_link(link: Link, array: Array, root: int) -> None:
 
 
 def scatter_link(link: Link, array: Array, root: int) -> None:
-    """The root scatters shares, then all gather them (van de Geijn).
+    """The root scatters shards, then all ranks gather them (van de Geijn).
 
     Steps: 2. The root sends 2 (size - 1) / size of its bytes, the others (size - 1) / size and receive all once;
     a tree would have the root send its bytes log2(size) times.

@@ -1,11 +1,12 @@
-"""float16 to float32 and back, and sums of float16, bit for bit as NumPy makes them, in a fraction of the time.
+"""Conversions between float16 and float32, and sums of float16, bit for bit as in NumPy, in a fraction of its time.
 
-NumPy converts one element at a time (1.4 to 3 ns); these are its vector loops over pieces that stay in the cache. A
-float16 whose bits are moved to the place of a float32's is 2**112 times too small, subnormal or not: *scaled*. Sums can
-be made of scaled numbers, as nothing is lost: all are multiples of 2**-136, float32's last bit is worth 2**-149. They
-are rounded as integers, subnormal or not, and their bits moved back. One multiplication makes them the numbers they
-stand for. Those that come from elsewhere are rounded before they are scaled, by adding and subtracting a number whose
-last bit is the last bit wanted. Pieces with infinity or NaN, or that become so, are left to NumPy.
+NumPy converts one element at a time (1.4 to 3 ns); this module uses NumPy's vector loops over pieces that stay in the
+cache. The bits of a float16, shifted to their place in a float32, are 2**112 times too small, subnormal or not: the
+number is *scaled*. Sums of scaled numbers are exact: all are multiples of 2**-136, and the last bit of a float32 is
+worth 2**-149. The module rounds them as integers, subnormal or not, and shifts their bits back. One multiplication
+restores the unscaled numbers. Other float32 numbers are rounded before they are scaled: the module adds and subtracts a
+number whose last bit is the last bit of the result. NumPy handles pieces that have, or whose sums have, infinity or
+NaN.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ Array = npt.NDArray[Any]
 
 _HALF = np.dtype(np.float16)
 _PIECE = 1 << 16
-"""Elements: two pieces of float32 are half of a usual L2 cache, and a call of NumPy's counts for little."""
-_FEW = 1 << 12
-"""Elements that NumPy converts before a dozen vector loops have begun."""
+"""Elements: two pieces of float32 are half of a usual L2 cache, and the overhead of a NumPy call is small."""
+_SMALL = 1 << 12
+"""Elements that NumPy converts before a dozen vector loops have started."""
 _UP, _DOWN = np.float32(2.0**112), np.float32(2.0**-112)
 _SHIFT = np.int32(13)
 _SIGN_AND_NUMBER = np.int32(0x8FFFE000 - (1 << 32))
-"""The bits of a float32 that a float16 has: shifted there, its sign has been copied into the three between, too."""
+"""The bits of a float32 that a float16 has; the arithmetic shift also copied the sign into the three bits between."""
 _INFINITE = 0x7C00
-_MOST = 2047 << 30
-"""The largest float16, as ``_largest`` counts."""
+_LARGEST = 2047 << 30
+"""The largest float16, in the unit of ``_largest``."""
 _TOO_LARGE = np.float32(65520 * 2.0**-112).view(np.int32)
-"""The bits of what is rounded to infinity, scaled."""
+"""Bits of the least scaled number that rounds to infinity."""
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _BELOW_HALF = np.int32((1 << 12) - 1)
 _SIGN_AND_LAST = np.int32(1 << 28 | 1)
-"""Of a scaled number shifted to float16's place, the last bit, and the sign where it will be that of the float16."""
+"""The last bit of a scaled number shifted to float16's place, and the sign at the place of the float16's sign."""
 _EXPONENT = np.int32(0x7F800000)
-_LEAST = np.float32(2.0**-14)
-"""The least normal float16: below it the last bit stays where it is."""
+_SMALLEST_NORMAL = np.float32(2.0**-14)
+"""The least normal float16: below it, the value of the last bit is constant."""
 _INFINITE_EXPONENT = (127 + 16) << 23
-"""The exponent's bits from 65536 on, which is infinite; what is rounded up to it becomes infinity as it is packed."""
+"""Exponent bits of 65536, which is infinite as float16; numbers rounded up to it become infinity in the conversion."""
 _ROUNDING = np.int32((13 << 23) + (1 << 22))
-"""Makes 2**e the number 1.5 * 2**(e + 13), whose last bit is worth 2**(e - 10)."""
+"""Changes 2**e to 1.5 * 2**(e + 13), whose last bit is worth 2**(e - 10)."""
 _SIGN = np.int32(0x8000)
 
 
@@ -58,11 +59,11 @@ _scratch = _Scratch()
 
 
 def widen(array: Array, out: Array | None = None) -> Array:
-    """Convert an array to the dtype that it is accumulated in.
+    """Convert an array to its accumulation dtype.
 
     Args:
         array: one-dimensional, contiguous, of a dtype in WIDE.
-        out: where the result goes: contiguous, of the same length. A new array by default.
+        out: destination, contiguous and of the same length; a new array by default.
 
     Returns:
         The array in its accumulation dtype.
@@ -79,9 +80,9 @@ def widen(array: Array, out: Array | None = None) -> Array:
 
 
 def narrow(wide: Array, out: Array) -> None:
-    """Round an array in its accumulation dtype to the narrow dtype of ``out``, which is contiguous and as long.
+    """Round an array in its accumulation dtype to the narrow dtype of ``out``, which is contiguous and of equal length.
 
-    ``wide`` may be changed. Overflow and NaN are reported according to the caller's ``numpy.errstate``.
+    This function may change ``wide``. The caller's ``numpy.errstate`` determines the report of overflow and NaN.
     """
     if out.dtype == _HALF:
         _narrow_halves(wide, out)
@@ -92,8 +93,8 @@ def narrow(wide: Array, out: Array) -> None:
 
 
 def _widen_halves(halves: Array, out: Array) -> None:
-    """Convert contiguous float16 to as many float32."""
-    if halves.size < _FEW:
+    """Convert contiguous float16 to float32."""
+    if halves.size < _SMALL:
         out[:] = halves
         return
     for begin in range(0, halves.size, _PIECE):
@@ -106,8 +107,8 @@ def _widen_halves(halves: Array, out: Array) -> None:
 
 
 def _narrow_halves(wide: Array, out: Array) -> None:
-    """Round contiguous float32 to as many float16, half to even; ``wide`` is used as scratch."""
-    if out.size < _FEW:
+    """Round contiguous float32 to float16, half to even; ``wide`` serves as scratch memory."""
+    if out.size < _SMALL:
         out[:] = wide
         return
     for begin in range(0, out.size, _PIECE):
@@ -118,10 +119,10 @@ def _narrow_halves(wide: Array, out: Array) -> None:
         if rounding.max() >= _INFINITE_EXPONENT:
             halves[:] = piece
             continue
-        np.right_shift(bits, 16, out=signs)  # they are kept apart, as what is rounded to zero loses its sign
+        np.right_shift(bits, 16, out=signs)  # separate: a number rounded to zero loses its sign
         np.bitwise_and(signs, _SIGN, out=signs)
         rounder = rounding.view(np.float32)
-        np.maximum(rounder, _LEAST, out=rounder)
+        np.maximum(rounder, _SMALLEST_NORMAL, out=rounder)
         np.add(rounding, _ROUNDING, out=rounding)
         np.add(piece, rounder, out=piece)
         np.subtract(piece, rounder, out=piece)
@@ -135,14 +136,14 @@ def add(parts: Sequence[Array], out: Array, divisor: int = 1) -> None:
     """Add contiguous float16 arrays in order, in float32, divide, and round once.
 
     Args:
-        parts: at least two, of one length.
-        out: where the result goes; may be one of them.
-        divisor: a power of two, not above 2**13.
+        parts: at least two arrays of equal length.
+        out: destination; may be one of ``parts``.
+        divisor: a power of two, at most 2**13.
     """
     for begin in range(0, out.size, _PIECE):
         pieces = [part[begin : begin + _PIECE] for part in parts]
         halves = out[begin : begin + _PIECE]
-        if halves.size < _FEW or not _add_scaled(pieces, halves, divisor):
+        if halves.size < _SMALL or not _add_scaled(pieces, halves, divisor):
             total = _scratch.numbers[0, : halves.size]
             total[:] = pieces[0]
             for piece in pieces[1:]:
@@ -151,15 +152,15 @@ def add(parts: Sequence[Array], out: Array, divisor: int = 1) -> None:
 
 
 def _add_scaled(pieces: Sequence[Array], out: Array, divisor: int) -> bool:
-    """Do what ``add`` does; return False, and do nothing, if there is infinity or NaN, or would be."""
+    """Add scaled numbers, as ``add`` does; return False, without an effect, if an input or a sum is infinite or NaN."""
     total, other = _scratch.numbers[:, : out.size]
-    most = 0
+    bound = 0
     wide = total
     for piece in pieces:
         largest = _largest(piece)
         if largest is None:
             return False
-        most += largest
+        bound += largest
         _unpack(piece, wide)
         if wide is other:
             np.add(total, other, out=total)
@@ -167,9 +168,9 @@ def _add_scaled(pieces: Sequence[Array], out: Array, divisor: int) -> bool:
     if divisor > 1:
         np.multiply(total, np.float32(1 / divisor), out=total)
     bits, rest = total.view(np.int32), other.view(np.int32)
-    if most > divisor * _MOST and np.bitwise_and(bits, _MAGNITUDE, out=rest).max() >= _TOO_LARGE:
+    if bound > divisor * _LARGEST and np.bitwise_and(bits, _MAGNITUDE, out=rest).max() >= _TOO_LARGE:
         return False
-    # Half to even: a half less the least bit, and that one too where the last bit is set, is carried or not.
+    # Half to even: add a half less the least bit, and the least bit too where the last bit of the result is set.
     np.right_shift(bits, _SHIFT, out=rest)
     np.bitwise_and(rest, _SIGN_AND_LAST, out=rest)
     np.add(bits, _BELOW_HALF, out=bits)
@@ -182,13 +183,13 @@ def _add_scaled(pieces: Sequence[Array], out: Array, divisor: int) -> bool:
 def _largest(halves: Array) -> int | None:
     """Return an upper bound of float16's magnitudes, in 2**-25, exact for normal ones; None for infinity and NaN."""
     positive = int(np.maximum.reduce(halves.view(np.int16)))
-    either = int(np.maximum.reduce(halves.view(np.uint16)))  # a negative one, if there is any
+    either = int(np.maximum.reduce(halves.view(np.uint16)))  # a negative number, if there are any
     bits = max(positive, either & 0x7FFF)
     return None if bits >= _INFINITE else (1024 | bits & 1023) << (bits >> 10)
 
 
 def _unpack(halves: Array, out: Array) -> None:
-    """Make finite float16 scaled float32."""
+    """Convert finite float16 to scaled float32."""
     bits = out.view(np.int32)
     bits[:] = halves.view(np.int16)
     np.left_shift(bits, _SHIFT, out=bits)

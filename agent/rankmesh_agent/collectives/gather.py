@@ -1,4 +1,4 @@
-"""gather: the root ends with every rank's array."""
+"""gather: the root receives the arrays of all ranks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rankmesh_agent.transports.segment import Segment
 
 
 def over_segment(segment: Segment, outputs: Sequence[Array], array: Array, root: int) -> None:
-    """Chunk by chunk: all but the root write, the root reads.
+    """In chunks, all ranks except the root write to their slots, and the root reads them.
 
     Steps: 1 a chunk, at least 1. Each rank writes its bytes once; the root reads all.
     """
     rank = segment.rank
-    room = segment.slot_bytes // array.itemsize
-    for begin in range(0, array.size or 1, room):
-        part = array[begin : begin + room]
+    capacity = segment.slot_bytes // array.itemsize
+    for begin in range(0, array.size or 1, capacity):
+        part = array[begin : begin + capacity]
         slots = segment.slots(array.dtype, part.size)
         if rank != root:
             slots[rank][:] = part
@@ -26,33 +26,33 @@ def over_segment(segment: Segment, outputs: Sequence[Array], array: Array, root:
         if rank == root:
             for owner, output in enumerate(outputs):
                 if owner != rank:
-                    output[begin : begin + room] = slots[owner]
+                    output[begin : begin + capacity] = slots[owner]
     if rank == root:
         outputs[rank][:] = array
 
 
 def direct_segment(segment: Segment, outputs: Sequence[Array], array: Array, root: int) -> None:
-    """The root reads everyone's array where it lies.
+    """The root reads the arrays from the memory of the other ranks.
 
     Steps: 2. The root reads all others' bytes once. If it cannot, 1 step more than over_segment.
     """
     receiving = segment.rank == root
-    shown = segment.windows.expose(
+    exposure = segment.windows.expose(
         [array if owner == root and not receiving else None for owner in range(segment.size)]
     )
-    if not shown.readable:
+    if not exposure.readable:
         over_segment(segment, outputs, array, root)
         return
     if receiving:
         for owner, output in enumerate(outputs):
             if owner != root:
-                shown.read(owner, 0, output, owner_idle=True)
+                exposure.read(owner, 0, output, owner_idle=True)
         outputs[root][:] = array
-    shown.complete()
+    exposure.complete()
 
 
 def small_link(link: Link, outputs: Sequence[Array], array: Array, root: int) -> None:
-    """Everyone sends its array along to the root as it arrives.
+    """Each rank sends its array to the root with its arrival message.
 
     Steps: 1. Each rank sends its bytes once, the root receives all. At most frames.SMALL bytes.
     """
@@ -63,7 +63,7 @@ def small_link(link: Link, outputs: Sequence[Array], array: Array, root: int) ->
 
 
 def direct_link(link: Link, outputs: Sequence[Array], array: Array, root: int) -> None:
-    """Everyone sends its array to the root, straight into its output.
+    """Each rank sends its array to the root, directly into the root's output.
 
     Steps: 1. Each rank sends its bytes once, the root receives all.
     """

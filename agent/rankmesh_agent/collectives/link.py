@@ -13,11 +13,11 @@ Array = npt.NDArray[Any]
 """A one-dimensional, contiguous array of a supported dtype."""
 
 CHUNK_BYTES = 1 << 20
-"""Bytes received before they are reduced. They would be in the cache still if they were fewer, but each piece is a
-time to sleep and be woken, which costs more: 64 MiB among 4 ranks on 2 cores take a fifth less processor time than by
-pieces of a quarter."""
+"""Bytes that a rank receives before it reduces them. Fewer would still be in the cache, but each piece costs a sleep
+and a wakeup, which cost more: with 64 MiB among 4 ranks on 2 cores, this size takes a fifth less processor time than
+pieces of a quarter of it."""
 Exchange = Any
-"""Something that a Link has begun to send and receive."""
+"""Handle of the sends and receives that ``Link.start`` has begun."""
 
 
 class Link(ABC):
@@ -38,11 +38,11 @@ class Link(ABC):
         """Arrive at the call: send at most frames.SMALL bytes to every rank, and wait for every rank.
 
         Args:
-            payload: sent to every rank.
-            each: sent to each rank, by rank, where the payloads differ.
+            payload: bytes for every rank.
+            each: bytes for each rank, by rank, where the payloads differ.
 
         Returns:
-            Every rank's payload for this one, by rank.
+            The payload from every rank, by rank.
 
         Raises:
             CollectiveMismatchError: the ranks did not make the same call.
@@ -54,14 +54,14 @@ class Link(ABC):
     ) -> memoryview | bytes:
         """Arrive at the call via rank 0, which receives all payloads and sends its decision to every rank.
 
-        Twice as many steps as ``all_exchange``, but 2 (size - 1) messages in place of size (size - 1).
+        This takes twice the steps of ``all_exchange``, but 2 (size - 1) messages in place of size (size - 1).
 
         Args:
-            payload: sent to rank 0, at most frames.SMALL bytes.
-            decide: called at rank 0 with every rank's payload, by rank; returns at most frames.SMALL bytes.
+            payload: bytes for rank 0, at most frames.SMALL.
+            decide: callback of rank 0 that maps the payloads, by rank, to at most frames.SMALL bytes.
 
         Returns:
-            What ``decide`` returned at rank 0.
+            The result of ``decide`` at rank 0.
 
         Raises:
             CollectiveMismatchError: the ranks did not make the same call.
@@ -69,47 +69,47 @@ class Link(ABC):
 
     @abstractmethod
     def start(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> Exchange:
-        """Begin to send and receive, each with its rank; none of it may be touched before ``finish``.
+        """Begin sends and receives, each with the group rank of its peer; ``finish`` returns the buffers to the caller.
 
-        Between two ranks, messages of a call arrive in the order in which they were sent, and have the size that the
-        receiver expects. Only after ``all_exchange``.
+        The caller must have called ``all_exchange``. Between two ranks, messages of a call arrive in the order of the
+        sends, and their sizes equal those of the receives.
         """
 
     @abstractmethod
     def finish(self, exchange: Exchange) -> None:
-        """Return when all of it has been sent and received."""
+        """Wait until all sends and receives of an exchange are complete."""
 
     def exchange(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> None:
-        """Send and receive at once; return when all is done."""
+        """Send and receive at the same time; return when both are complete."""
         self.finish(self.start(sends, receives))
 
     @abstractmethod
     def scratch(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return memory for the rest of the call; the same for every call, so that it is made once."""
+        """Return memory for the rest of the call; every call reuses it."""
 
     def others(self) -> list[int]:
-        """Return the other ranks, the next one first, so that not everyone turns to rank 0 at once."""
+        """Return the other ranks, beginning with the successor, so that the ranks do not all address rank 0 first."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
 
 def pipelined(link: Link, count: int, start: Callable[[int], Exchange]) -> Iterator[int]:
-    """Yield the number of each of ``count`` exchanges when it is done; the next one is under way by then.
+    """Yield the number of each of ``count`` exchanges when it is complete, after the next one has started.
 
     Args:
-        link: the ranks.
-        count: how many.
-        start: begins the one with this number, and returns what ``Link.start`` did.
+        link: messages among the ranks.
+        count: number of exchanges.
+        start: begins the exchange of a number and returns its handle, see ``Link.start``.
     """
-    under_way = start(0) if count else None
+    pending = start(0) if count else None
     for number in range(count):
-        following = start(number + 1) if number + 1 < count else None
-        link.finish(under_way)
+        upcoming = start(number + 1) if number + 1 < count else None
+        link.finish(pending)
         yield number
-        under_way = following
+        pending = upcoming
 
 
 def as_bytes(array: Array) -> memoryview:
-    """Return the bytes of an array, writable if it is."""
+    """Return the bytes of an array as a view, writable if the array is."""
     return array.view(np.uint8).data
 
 
@@ -120,5 +120,5 @@ def shards(count: int, size: int) -> list[slice]:
 
 
 def chunks(count: int, piece: int) -> list[slice]:
-    """Return slices of at most ``piece`` elements that cover ``count``; none for an empty array."""
+    """Return slices of at most ``piece`` elements that cover ``count`` elements; none for an empty array."""
     return [slice(begin, min(begin + piece, count)) for begin in range(0, count, piece)]

@@ -1,4 +1,4 @@
-"""reduce: the root ends with the reduction of all ranks' arrays; the others' stay as they are."""
+"""reduce: the root receives the reduction of the arrays of all ranks; the arrays of the other ranks stay unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankmesh_agent.wire.ops import ReduceOp
 
 
 def small_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> None:
-    """All write, the root reads everything and reduces it.
+    """Each rank writes its array to its slot; the root reads all slots and reduces them.
 
     Steps: 1. Each rank writes its bytes once, the root reads all ranks' once. At most a slot.
     """
@@ -24,15 +24,15 @@ def small_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> No
 
 
 def chunked_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> None:
-    """Chunk by chunk: all write the others' shares, each rank reduces its own and writes it, the root reads them.
+    """In chunks, each rank writes the other ranks' shards, reduces its own shard and writes the result for the root.
 
     Steps: 2 a chunk. Each rank writes its bytes once and reads (size - 1) / size of them; the root writes
     (size - 1) / size of them and reads them twice.
     """
     rank = segment.rank
-    room = segment.slot_bytes // array.itemsize
-    scratch = segment.scratch(array.dtype, -(-min(room, array.size) // segment.size))
-    for chunk in chunks(array.size, room):
+    capacity = segment.slot_bytes // array.itemsize
+    scratch = segment.scratch(array.dtype, -(-min(capacity, array.size) // segment.size))
+    for chunk in chunks(array.size, capacity):
         part = array[chunk]
         split = shards(part.size, segment.size)
         mine = split[rank]
@@ -49,22 +49,22 @@ def chunked_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> 
 
 
 def registered_segment(segment: Segment, array: Array, op: ReduceOp, root: int) -> None:
-    """Each rank reduces its share straight from everyone's arrays, and writes it into the root's.
+    """Each rank reduces its shard directly from the registered arrays of all ranks and writes it into the root's array.
 
     Steps: 2. Each rank reads its bytes and writes 1/size of them. If an array is not registered, 1 step more than
     chunked_segment.
     """
-    shown = segment.windows.expose([array] * segment.size)
-    if not shown.mapped:
+    exposure = segment.windows.expose([array] * segment.size)
+    if not exposure.mapped:
         chunked_segment(segment, array, op, root)
         return
-    for parts, reduced in reduce_exposed(segment, shown, array, op):
+    for parts, reduced in reduce_exposed(segment, exposure, array, op):
         parts[root][:] = reduced
-    shown.complete()
+    exposure.complete()
 
 
 def small_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
-    """Everyone sends its array along to the root as it arrives.
+    """Each rank sends its array to the root with its arrival message.
 
     Steps: 1. Each rank sends its bytes once, the root receives all. At most frames.SMALL bytes.
     """
@@ -75,7 +75,7 @@ def small_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
 
 
 def direct_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
-    """Piece by piece, each rank reduces its share and sends it to the root, while the next piece is under way.
+    """Each rank reduces its shard in pieces and sends each result to the root during the exchange of the next piece.
 
     Steps: one a piece, and 1 more. Each rank sends its bytes once; the root receives 2 (size - 1) / size of its own.
     """
@@ -83,12 +83,12 @@ def direct_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
     split = [array[share] for share in shards(array.size, link.size)]
     at_root = link.rank == root
     others = link.others()
-    last: Exchange = None
+    pending: Exchange = None
     for piece, reduced in reduce_chunks(link, split[root] if at_root else None, split, op):
         sends = [] if at_root else [(root, as_bytes(reduced))]
-        gathering = link.start(sends, [(rank, as_bytes(split[rank][piece])) for rank in others] if at_root else [])
-        if last is not None:
-            link.finish(last)
-        last = gathering
-    if last is not None:
-        link.finish(last)
+        exchange = link.start(sends, [(rank, as_bytes(split[rank][piece])) for rank in others] if at_root else [])
+        if pending is not None:
+            link.finish(pending)
+        pending = exchange
+    if pending is not None:
+        link.finish(pending)

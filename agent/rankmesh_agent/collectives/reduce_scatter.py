@@ -1,4 +1,4 @@
-"""reduce_scatter: every rank ends with the reduction of one of the arrays that each rank has for it."""
+"""reduce_scatter: each rank receives the reduction of the arrays that all ranks contribute for it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rankmesh_agent.transports.windows import Exposure
 from rankmesh_agent.wire.ops import ReduceOp
 
 MAX_UNFINISHED = 2
-"""Pieces that may still be on their way to the others when the next one is reduced."""
+"""Maximum number of reduced pieces in transit while the next piece is reduced."""
 
 
 def over_segment(segment: Segment, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
-    """Chunk by chunk: all write a lane of their slot for each other rank, which reduces the lanes that are for it.
+    """In chunks, each rank writes one lane of its slot for every other rank and reduces the lanes written for it.
 
     Steps: 1 a chunk of the longest output, at least 1. Each rank writes and reads (size - 1) / size of its bytes.
     """
     rank = segment.rank
     lane = segment.lane(output.dtype)
-    widest = max(part.size for part in inputs)
-    for begin in range(0, widest or 1, lane):
+    longest = max(part.size for part in inputs)
+    for begin in range(0, longest or 1, lane):
         slots = segment.slots(output.dtype, lane * segment.size)
         mine = slots[rank]
         for owner, part in enumerate(inputs):
@@ -40,39 +40,39 @@ def over_segment(segment: Segment, output: Array, inputs: Sequence[Array], op: R
 
 
 def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
-    """Each rank reduces what is for it where it lies, or piece by piece as it reads it.
+    """Each rank reduces its inputs in the memory of the other ranks, or in pieces as it reads them.
 
     Steps: 2. Each rank reads (size - 1) / size of its bytes. If they cannot, 1 step more than over_segment.
     """
     rank, size = segment.rank, segment.size
     if any(np.may_share_memory(output, part) for part in inputs):
         inputs = [part.copy() for part in inputs]
-    shown = segment.windows.expose(inputs)
-    if not shown.readable:
+    exposure = segment.windows.expose(inputs)
+    if not exposure.readable:
         over_segment(segment, output, inputs, op)
         return
-    mapped = [shown.view(owner, output) for owner in range(size)] if shown.mapped else []
-    room = CACHE_BYTES // output.itemsize
-    for piece in chunks(output.size, room):
+    mapped = [exposure.view(owner, output) for owner in range(size)] if exposure.mapped else []
+    capacity = CACHE_BYTES // output.itemsize
+    for piece in chunks(output.size, capacity):
         wanted = output[piece]
         if mapped:
-            parts = [theirs[piece] for theirs in mapped]
+            parts = [view[piece] for view in mapped]
         else:
-            scratch = segment.scratch(output.dtype, size * room)
-            parts = [scratch[owner * room : owner * room + wanted.size] for owner in range(size)]
+            scratch = segment.scratch(output.dtype, size * capacity)
+            parts = [scratch[owner * capacity : owner * capacity + wanted.size] for owner in range(size)]
             parts[rank] = inputs[rank][piece]
             for owner in range(size):
                 if owner != rank:
-                    shown.read(owner, piece.start, parts[owner])
+                    exposure.read(owner, piece.start, parts[owner])
         combine(op, parts, wanted)
-    shown.complete()
+    exposure.complete()
 
 
 def write_other_shards(segment: Segment, slots: Sequence[Array], part: Array, mine: slice) -> list[Array]:
-    """Write the others' shares of an array to this rank's slot; return everyone's part of this rank's share, by rank.
+    """Write the other ranks' shards of an array to this rank's slot; return all parts of this rank's shard, by rank.
 
-    Ends a step. The result had better go to memory of this rank's own first, and to a slot by a copy: adding up into
-    memory that another core has read took half as long again, for 1 MiB and 2 ranks.
+    This function ends a step. The caller should reduce into private memory and copy the result to a slot: a reduction
+    directly into memory that another core has read took half as long again, for 1 MiB and 2 ranks.
     """
     rank = segment.rank
     slots[rank][: mine.start] = part[: mine.start]
@@ -82,23 +82,20 @@ def write_other_shards(segment: Segment, slots: Sequence[Array], part: Array, mi
 
 
 def reduce_exposed(
-    segment: Segment, shown: Exposure, array: Array, op: ReduceOp
+    segment: Segment, exposure: Exposure, array: Array, op: ReduceOp
 ) -> Iterator[tuple[Sequence[Array], Array]]:
-    """Reduce this rank's share of everyone's registered arrays; yield piece by piece where it lies, and the result.
-
-    The result is in memory that the next piece takes: it is the caller's to write it where it belongs.
-    """
-    everyone = [shown.view(owner, array) for owner in range(segment.size)]
+    """Reduce this rank's shard of the registered arrays; yield each piece's parts in those arrays, and the result."""
+    views = [exposure.view(owner, array) for owner in range(segment.size)]
     mine = shards(array.size, segment.size)[segment.rank]
     for piece in chunks(mine.stop - mine.start, CACHE_BYTES // array.itemsize):
-        parts = [theirs[mine][piece] for theirs in everyone]
+        parts = [view[mine][piece] for view in views]
         reduced = segment.scratch(array.dtype, parts[0].size)
         combine(op, parts, reduced)
         yield parts, reduced
 
 
 def small_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
-    """Everyone sends each rank what is for it along as it arrives.
+    """Each rank sends every other rank its input with the arrival message.
 
     Steps: 1. Each rank sends (size - 1) / size of its bytes. At most frames.SMALL bytes a rank.
     """
@@ -108,7 +105,7 @@ def small_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp)
 
 
 def direct_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
-    """Everyone sends each rank what is for it; that is reduced piece by piece, in the cache.
+    """Each rank sends every other rank its input; the receiver reduces the inputs in pieces, in the cache.
 
     Steps: 1 a piece. Each rank sends (size - 1) / size of its bytes and receives (size - 1) times its output.
     """
@@ -120,22 +117,22 @@ def direct_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp
 def reduce_chunks(
     link: Link, output: Array | None, inputs: Sequence[Array], op: ReduceOp
 ) -> Iterator[tuple[slice, Array]]:
-    """Exchange and reduce, after the arrival; yield each piece of the inputs, and what this rank has reduced of it.
+    """Exchange and reduce, after the arrival; yield each piece's slice of the inputs, and this rank's reduced piece.
 
-    The next piece is on its way while this one is reduced and used. Ranks whose input is shorter yield empty arrays.
+    The next piece is in transit while this one is reduced and used. Ranks whose input is shorter yield empty arrays.
 
     Args:
-        link: the ranks.
-        output: where the result goes, may be this rank's own one of ``inputs``; None for memory that holds a piece
-            until the next but one is yielded.
-        inputs: what each rank is to reduce.
-        op: how.
+        link: messages among the ranks.
+        output: destination of the result; it may be this rank's own input. None selects memory that holds a piece until
+            the piece after the next is yielded.
+        inputs: arrays for each rank to reduce.
+        op: reduction operation.
     """
     rank, size = link.rank, link.size
     mine = inputs[rank]
     piece = max(1, CHUNK_BYTES // mine.itemsize)
-    room = min(piece, mine.size)
-    rows = link.scratch(2 * size * room * mine.itemsize).view(mine.dtype).reshape(2, size, room)
+    capacity = min(piece, mine.size)
+    rows = link.scratch(2 * size * capacity * mine.itemsize).view(mine.dtype).reshape(2, size, capacity)
     others = link.others()
 
     def start(number: int) -> Exchange:

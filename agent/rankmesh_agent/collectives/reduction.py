@@ -1,4 +1,4 @@
-"""The arithmetic of reductions: the only place with any."""
+"""Arithmetic of the reductions; no other module of the collectives computes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FAMILIES: dict[ReduceOp, frozenset[str]] = {
     ReduceOp.BXOR: frozenset({"bool", "int"}),
     ReduceOp.PREMUL_SUM: frozenset({"int", "float", "complex"}),
 }
-_PLAIN: dict[tuple[ReduceOp, np.dtype[Any]], np.ufunc] = {
+_SINGLE_UFUNC: dict[tuple[ReduceOp, np.dtype[Any]], np.ufunc] = {
     (op, dtype): ufunc
     for op, ufunc in _UFUNCS.items()
     for dtype in FROM_CODE.values()
@@ -46,11 +46,11 @@ _PLAIN: dict[tuple[ReduceOp, np.dtype[Any]], np.ufunc] = {
     and dtype not in WIDE
     and not (op is ReduceOp.PRODUCT and family(dtype) == "complex")
 }
-"""Reductions that are nothing but one ufunc, applied to the arrays as they are: nearly all calls, and the short way."""
+"""Fast path: reductions that consist of one ufunc on the arrays as they are; nearly all calls."""
 _HALVES = frozenset({np.dtype(np.float16), COMPLEX32})
 _INT, _UINT = np.dtype(np.int64), np.dtype(np.uint64)
 CACHE_BYTES = 1 << 18
-"""Bytes of each array to reduce at a time, where it is free to choose: all of them stay in the cache."""
+"""Bytes of each array that an algorithm reduces at a time, where it has the choice: all arrays stay in the cache."""
 _WIDE_PIECE = 1 << 16
 """Elements widened at a time: 256 KiB of float32, which stay in the cache."""
 
@@ -64,10 +64,10 @@ _scratch = _Scratch()
 
 
 def ignore_fp_errors() -> contextvars.Context:
-    """Return a context in which arithmetic neither warns nor raises; for one thread at a time.
+    """Return a context in which arithmetic neither warns nor raises, for one thread at a time.
 
-    Infinity is the answer on every rank; the user's numpy.seterr must not make one of them raise half-way. Entering a
-    context takes a tenth of the time that numpy.errstate does.
+    Every rank must return infinity; a user's numpy.seterr must not make one of them raise in the middle of a call.
+    Entering a context takes a tenth of the time of numpy.errstate.
     """
     context = contextvars.Context()
     context.run(np.seterr, all="ignore")
@@ -75,22 +75,21 @@ def ignore_fp_errors() -> contextvars.Context:
 
 
 def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
-    """Reduce ``parts``, one a rank, in rank order, into ``out``.
+    """Reduce ``parts``, one for each rank, in rank order, into ``out``.
 
-    The order is fixed, so the result is the same bit for bit wherever and by whomever it is computed. Types narrower
-    than float32 are accumulated in float32 and rounded once; the average of integers is accumulated in 64 bits and
-    rounded towards zero, as NCCL does. Other integers wrap around; NaN is propagated by MIN and MAX. SUM of bool is
-    'or', PRODUCT is 'and'.
+    The order is fixed, so every rank computes the same result bit for bit. Types narrower than float32 accumulate in
+    float32 and round once. The average of integers accumulates in 64 bits and rounds towards zero, as in NCCL. Other
+    integers wrap around; MIN and MAX propagate NaN. SUM of bool is 'or', PRODUCT is 'and'.
+
+    The context's ``numpy.errstate`` determines the report of overflow and NaN, see ``ignore_fp_errors``.
 
     Args:
-        op: how, one that ``refuse`` lets through. PREMUL_SUM adds: ``premultiplied`` comes before.
-        parts: at least one array of ``out``'s dtype and length; none may overlap ``out`` but the first two,
-            and these only if they are it.
-        out: where the result goes.
-
-    Overflow and NaN are reported the way the context's ``numpy.errstate`` says: see ``quiet``.
+        op: an operation that ``check_op`` accepts. PREMUL_SUM only adds: the caller applies ``premultiplied`` before.
+        parts: at least one array of ``out``'s dtype and length; only the first two may overlap ``out``, and only if
+            they are ``out`` itself.
+        out: destination.
     """
-    ufunc = _PLAIN.get((op, out.dtype))
+    ufunc = _SINGLE_UFUNC.get((op, out.dtype))
     if ufunc is not None and len(parts) > 1:
         ufunc(parts[0], parts[1], out=out)
         for part in parts[2:]:
@@ -101,7 +100,7 @@ def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
             out[:] = parts[0]
         return
     if out.size == 1 and op is ReduceOp.PRODUCT and family(out.dtype) == "complex":
-        # NumPy rounds a single complex product one way where the output is an operand, and another where it is not.
+        # NumPy rounds a single complex product differently if the output is an operand.
         pair = np.empty(2, out.dtype)
         combine(op, [part.repeat(2) for part in parts], pair)
         out[:] = pair[:1]
@@ -127,25 +126,25 @@ def combine(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
 
 
 def combine_in_place(op: ReduceOp, parts: list[Array], rank: int, out: Array) -> None:
-    """Do what ``combine`` does, also where ``out`` is part number ``rank``."""
+    """Reduce as ``combine`` does; ``out`` may also be part number ``rank``."""
     if rank > 1 and np.may_share_memory(parts[rank], out):
         parts[rank] = parts[rank].copy()
     combine(op, parts, out)
 
 
 def partial_dtype(op: ReduceOp, dtype: np.dtype[Any], members: int) -> np.dtype[Any]:
-    """Return the dtype of partial results, from which the rest of a reduction loses nothing.
+    """Return the dtype of partial results in which the rest of a reduction loses no precision.
 
     Args:
-        op: how.
-        dtype: of the arrays.
-        members: ranks whose arrays are reduced in all.
+        op: reduction operation.
+        dtype: dtype of the arrays.
+        members: total number of ranks in the reduction.
     """
     if op is ReduceOp.AVG and dtype.kind in "iu":
         needed = 8 * dtype.itemsize + (members - 1).bit_length()
         return np.dtype(f"{dtype.kind}{next((bits for bits in (16, 32) if bits >= needed), 64) // 8}")
     if op in (ReduceOp.MIN, ReduceOp.MAX):
-        return dtype  # they choose, nothing is rounded
+        return dtype  # the result is one of the operands: no rounding
     return WIDE.get(dtype, dtype)
 
 
@@ -155,7 +154,8 @@ def combine_to_partial(op: ReduceOp, parts: Sequence[Array], out: Array) -> None
     Args:
         op: see ``combine``.
         parts: at least one array.
-        out: of ``partial_dtype`` and of their length; overlaps none of them, but see ``combine`` if it is their dtype.
+        out: array of ``partial_dtype`` and of equal length; overlaps none of them, but see ``combine`` for equal
+            dtypes.
     """
     plain = ReduceOp.SUM if op is ReduceOp.AVG else op
     if parts[0].dtype == out.dtype:
@@ -174,10 +174,10 @@ def combine_partials(op: ReduceOp, partials: Sequence[Array], members: int, out:
 
     Args:
         op: see ``combine``.
-        partials: what ``combine_some`` made, at least one; none overlaps ``out``, but see ``combine`` if they have its
-            dtype.
-        members: ranks whose arrays were reduced in all.
-        out: where the result goes.
+        partials: results of ``combine_to_partial``, at least one; none overlaps ``out``, but see ``combine`` for equal
+            dtypes.
+        members: total number of ranks in the reduction.
+        out: destination.
     """
     average = op is ReduceOp.AVG
     plain = ReduceOp.SUM if average else op
@@ -201,7 +201,7 @@ def combine_partials(op: ReduceOp, partials: Sequence[Array], members: int, out:
 
 
 def premultiplied(factor: complex, array: Array) -> Array:
-    """Return a copy of ``array`` multiplied by ``factor``, rounded once to its own dtype: of a DeviceArray, too."""
+    """Return a copy of an array, NumPy or DeviceArray, multiplied by ``factor`` and rounded once to its own dtype."""
     if not isinstance(array, np.ndarray):
         from rankmesh_agent.device import arithmetic
 
@@ -216,25 +216,25 @@ def premultiplied(factor: complex, array: Array) -> Array:
 
 
 def check_op(op: ReduceOp | PremulSum, dtype: np.dtype[Any]) -> None:
-    """Refuse a reduction that has no meaning.
+    """Check that a reduction is defined for a dtype.
 
     Raises:
         TypeError: the operation is not defined for the dtype, or its factor does not fit it.
     """
     if op is ReduceOp.PREMUL_SUM:
         raise TypeError("ReduceOp.PREMUL_SUM needs its factor: pass ReduceOp.PREMUL_SUM(0.5), for example")
-    named = ReduceOp.PREMUL_SUM if isinstance(op, PremulSum) else op
-    kind = family(dtype)
-    if kind not in _FAMILIES[named]:
-        raise TypeError(f"ReduceOp.{named.name} is not defined for {display(dtype)}{_WHY.get(kind, '')}")
+    kind = ReduceOp.PREMUL_SUM if isinstance(op, PremulSum) else op
+    category = family(dtype)
+    if category not in _FAMILIES[kind]:
+        raise TypeError(f"ReduceOp.{kind.name} is not defined for {display(dtype)}{_REASONS.get(category, '')}")
     if isinstance(op, PremulSum):
-        _refuse_factor(op.factor, kind, dtype)
+        _check_factor(op.factor, category, dtype)
 
 
-def _refuse_factor(factor: complex, kind: str, dtype: np.dtype[Any]) -> None:
-    if isinstance(factor, complex) and kind != "complex":
+def _check_factor(factor: complex, category: str, dtype: np.dtype[Any]) -> None:
+    if isinstance(factor, complex) and category != "complex":
         raise TypeError(f"PREMUL_SUM of {display(dtype)} needs a real factor, got {factor!r}")
-    if kind == "int":
+    if category == "int":
         if not isinstance(factor, int):
             raise TypeError(f"PREMUL_SUM of {dtype} needs a factor of type int, got {factor!r}")
         limits = np.iinfo(dtype)
@@ -242,15 +242,15 @@ def _refuse_factor(factor: complex, kind: str, dtype: np.dtype[Any]) -> None:
             raise TypeError(f"the factor {factor} of PREMUL_SUM does not fit into {dtype}")
 
 
-_WHY = {
+_REASONS = {
     "complex": ": complex numbers have no order and no bits to combine",
-    "float": ": it combines the bits of integers and bool",
-    "opaque": ": it is moved as it is, without arithmetic",
+    "float": ": it is a bitwise operation on integers and bool",
+    "opaque": ": opaque elements are only copied, without arithmetic",
 }
 
 
 def _accumulator(dtype: np.dtype[Any], average: bool) -> np.dtype[Any] | None:
-    """Return the dtype to accumulate in, None for the arrays' own."""
+    """Return the dtype of the accumulator, None for the dtype of the arrays."""
     if average and dtype.kind in "iu":
         return _INT if dtype.kind == "i" else _UINT
     return WIDE.get(dtype)
@@ -274,14 +274,14 @@ def _combine_wide(ufunc: np.ufunc, parts: list[Array], out: Array, wide: np.dtyp
 
 
 def _mean(total: Array, members: int) -> Array:
-    """Return sums of integers, of 64 bits, divided and rounded towards zero; may change them."""
+    """Divide 64-bit sums of integers and round towards zero; may change ``total``."""
     if total.dtype == _INT:
         total += np.where(total < 0, members - 1, 0)  # floor division then rounds towards zero
     return total // members
 
 
 def _widened(array: Array, out: Array) -> Array:
-    """Return an array in the dtype of partial results, in ``out``."""
+    """Convert an array to the dtype of partial results, in ``out``, and return ``out``."""
     if array.dtype in WIDE:
         return widen(array, out)
     out[:] = array

@@ -1,4 +1,4 @@
-"""scatter: every rank ends with its own one of the root's arrays."""
+"""scatter: each rank receives one of the root's arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankmesh_agent.transports.segment import Segment
 
 
 def over_segment(segment: Segment, output: Array, inputs: Sequence[Array], root: int) -> None:
-    """Chunk by chunk: the root writes a lane of its slot for each rank, which reads it.
+    """In chunks, the root writes one lane of its slot for each rank, and each rank reads its lane.
 
     Steps: 1 a chunk, at least 1. The root writes the others' bytes once, they read theirs.
     """
@@ -32,28 +32,28 @@ def over_segment(segment: Segment, output: Array, inputs: Sequence[Array], root:
 
 
 def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], root: int) -> None:
-    """Everyone reads its own one of the root's arrays where it lies.
+    """Each rank reads its array from the root's memory.
 
     Steps: 2. Each rank reads its bytes once. If they cannot, 1 step more than over_segment.
     """
     sending = segment.rank == root
-    shown = segment.windows.expose(inputs if sending else [None] * segment.size)
-    if not shown.readable:
+    exposure = segment.windows.expose(inputs if sending else [None] * segment.size)
+    if not exposure.readable:
         over_segment(segment, output, inputs, root)
         return
-    # The root copies its own while the others read, unless that would change what they read.
+    # The root copies its own array while the others read, unless the copy would overwrite an array that they read.
     early = sending and not any(np.may_share_memory(output, part) for part in inputs if part is not inputs[root])
     if early:
         output[:] = inputs[root]
     elif not sending:
-        shown.read(root, 0, output)
-    shown.complete()
+        exposure.read(root, 0, output)
+    exposure.complete()
     if sending and not early:
         output[:] = inputs[root]
 
 
 def small_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -> None:
-    """The root sends each rank its array along as it arrives.
+    """The root sends each rank its array with its arrival message.
 
     Steps: 1. The root sends all bytes once, the others receive theirs. At most frames.SMALL bytes a rank.
     """
@@ -62,7 +62,7 @@ def small_link(link: Link, output: Array, inputs: Sequence[Array], root: int) ->
 
 
 def direct_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -> None:
-    """The root sends each rank its array, straight into its output.
+    """The root sends each rank its array, directly into the rank's output.
 
     Steps: 1. The root sends all bytes once, the others receive theirs.
     """

@@ -1,7 +1,7 @@
-"""The one table that picks an algorithm: (collective, medium) → by bytes a rank contributes and ranks in the group.
+"""Selection of a call's algorithm by collective, medium, bytes that a rank contributes, and group size.
 
-Here are the algorithms, from the one for the smallest arrays to the one for any, and how much each can take at all;
-from where on the next one is faster was measured and is in ``limits``.
+The table lists the algorithms from the one for the smallest arrays to the one for any array, and the most bytes that
+each can take. ``thresholds`` has the measured sizes from which the next algorithm is faster.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import OpType
 
 Medium = Literal["segment", "reads", "registered", "link", "hosts"]
-"""What a group communicates over: shared memory; the same where the ranks can also read each other's own memory; the
-same with registered arrays; messages; messages between hosts, and shared memory inside them."""
+"""Medium of a group: shared memory; shared memory where the ranks can also read each other's private memory; the same
+with registered arrays; messages; messages between hosts, and shared memory inside each host."""
 Algorithm = Callable[..., None]
 
-_ALWAYS = math.inf
+_ANY = math.inf
 _SLOT = -1.0
-"""The bytes of a slot of the group's shared memory, whatever they are."""
+"""Stands for the size of a slot of the group's shared memory, in bytes."""
 _DIRECT: tuple[Medium, Medium] = ("reads", "registered")
 _TABLE: dict[tuple[OpType, Medium], tuple[tuple[float, Algorithm], ...]] = {
-    # Reducing everything everywhere costs size times the additions, but one step less: worth it in the L2 cache.
-    (OpType.ALL_REDUCE, "segment"): ((_SLOT, all_reduce.small_segment), (_ALWAYS, all_reduce.chunked_segment)),
+    # A reduction of all arrays at every rank takes size times the additions, but one step less: faster in the L2 cache.
+    (OpType.ALL_REDUCE, "segment"): ((_SLOT, all_reduce.small_segment), (_ANY, all_reduce.chunked_segment)),
     (OpType.ALL_REDUCE, "link"): (
         (SMALL, all_reduce.small_link),
         (SMALL, all_reduce.star_link),
-        (_ALWAYS, all_reduce.halving_link),
-        (_ALWAYS, all_reduce.ring_link),
-        (_ALWAYS, all_reduce.direct_link),
+        (_ANY, all_reduce.halving_link),
+        (_ANY, all_reduce.ring_link),
+        (_ANY, all_reduce.direct_link),
     ),
-    (OpType.REDUCE, "segment"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.chunked_segment)),
-    # What is registered needs no copies, and where nothing is reduced the copy into a slot can be saved anyway.
+    (OpType.REDUCE, "segment"): ((_SLOT, reduce.small_segment), (_ANY, reduce.chunked_segment)),
+    # Registered arrays need no copies, and calls without a reduction need no copy into a slot in any case.
     **{
-        (kind, medium): ((_ALWAYS, short), (_ALWAYS, direct))
+        (kind, medium): ((_ANY, short), (_ANY, direct))
         for kind, short, direct in (
             (OpType.BROADCAST, broadcast.over_segment, broadcast.direct_segment),
             (OpType.ALL_GATHER, all_gather.over_segment, all_gather.direct_segment),
@@ -63,33 +63,36 @@ _TABLE: dict[tuple[OpType, Medium], tuple[tuple[float, Algorithm], ...]] = {
         )
         for medium in _DIRECT
     },
-    (OpType.ALL_REDUCE, "registered"): ((_SLOT, all_reduce.small_segment), (_ALWAYS, all_reduce.registered_segment)),
-    (OpType.REDUCE, "registered"): ((_SLOT, reduce.small_segment), (_ALWAYS, reduce.registered_segment)),
-    (OpType.REDUCE, "link"): ((SMALL, reduce.small_link), (_ALWAYS, reduce.direct_link)),
-    (OpType.BROADCAST, "segment"): ((_ALWAYS, broadcast.over_segment),),
-    (OpType.BROADCAST, "link"): ((SMALL, broadcast.small_link), (_ALWAYS, broadcast.scatter_link)),
-    (OpType.ALL_GATHER, "segment"): ((_ALWAYS, all_gather.over_segment),),
-    (OpType.ALL_GATHER, "link"): ((SMALL, all_gather.small_link), (_ALWAYS, all_gather.direct_link)),
-    (OpType.GATHER, "segment"): ((_ALWAYS, gather.over_segment),),
-    (OpType.GATHER, "link"): ((SMALL, gather.small_link), (_ALWAYS, gather.direct_link)),
-    (OpType.SCATTER, "segment"): ((_ALWAYS, scatter.over_segment),),
-    (OpType.SCATTER, "link"): ((SMALL, scatter.small_link), (_ALWAYS, scatter.direct_link)),
-    (OpType.REDUCE_SCATTER, "segment"): ((_ALWAYS, reduce_scatter.over_segment),),
-    (OpType.REDUCE_SCATTER, "link"): ((SMALL, reduce_scatter.small_link), (_ALWAYS, reduce_scatter.direct_link)),
-    (OpType.ALL_TO_ALL, "segment"): ((_ALWAYS, all_to_all.over_segment),),
-    (OpType.ALL_TO_ALL, "link"): ((_ALWAYS, all_to_all.over_link),),
-    (OpType.BARRIER, "segment"): ((_ALWAYS, barrier.over_segment),),
-    (OpType.BARRIER, "link"): ((_ALWAYS, barrier.direct_link), (_ALWAYS, barrier.star_link)),
-    # What is different for every rank has to pass between hosts in any case: that goes over the link alone.
-    (OpType.ALL_REDUCE, "hosts"): ((SMALL, all_reduce.small_link), (_ALWAYS, all_reduce_hosts.over_hosts)),
-    (OpType.REDUCE, "hosts"): ((SMALL, reduce.small_link), (_ALWAYS, reduce_hosts.over_hosts)),
-    (OpType.BROADCAST, "hosts"): ((SMALL, broadcast.small_link), (_ALWAYS, broadcast_hosts.over_hosts)),
-    (OpType.ALL_GATHER, "hosts"): ((SMALL, all_gather.small_link), (_ALWAYS, all_gather_hosts.over_hosts)),
-    (OpType.REDUCE_SCATTER, "hosts"): ((SMALL, reduce_scatter.small_link), (_ALWAYS, reduce_scatter_hosts.over_hosts)),
+    (OpType.ALL_REDUCE, "registered"): ((_SLOT, all_reduce.small_segment), (_ANY, all_reduce.registered_segment)),
+    (OpType.REDUCE, "registered"): ((_SLOT, reduce.small_segment), (_ANY, reduce.registered_segment)),
+    (OpType.REDUCE, "link"): ((SMALL, reduce.small_link), (_ANY, reduce.direct_link)),
+    (OpType.BROADCAST, "segment"): ((_ANY, broadcast.over_segment),),
+    (OpType.BROADCAST, "link"): ((SMALL, broadcast.small_link), (_ANY, broadcast.scatter_link)),
+    (OpType.ALL_GATHER, "segment"): ((_ANY, all_gather.over_segment),),
+    (OpType.ALL_GATHER, "link"): ((SMALL, all_gather.small_link), (_ANY, all_gather.direct_link)),
+    (OpType.GATHER, "segment"): ((_ANY, gather.over_segment),),
+    (OpType.GATHER, "link"): ((SMALL, gather.small_link), (_ANY, gather.direct_link)),
+    (OpType.SCATTER, "segment"): ((_ANY, scatter.over_segment),),
+    (OpType.SCATTER, "link"): ((SMALL, scatter.small_link), (_ANY, scatter.direct_link)),
+    (OpType.REDUCE_SCATTER, "segment"): ((_ANY, reduce_scatter.over_segment),),
+    (OpType.REDUCE_SCATTER, "link"): ((SMALL, reduce_scatter.small_link), (_ANY, reduce_scatter.direct_link)),
+    (OpType.ALL_TO_ALL, "segment"): ((_ANY, all_to_all.over_segment),),
+    (OpType.ALL_TO_ALL, "link"): ((_ANY, all_to_all.over_link),),
+    (OpType.BARRIER, "segment"): ((_ANY, barrier.over_segment),),
+    (OpType.BARRIER, "link"): ((_ANY, barrier.direct_link), (_ANY, barrier.star_link)),
+    # Data that differs for every rank must cross between hosts in any case: these calls use only the link.
+    (OpType.ALL_REDUCE, "hosts"): ((SMALL, all_reduce.small_link), (_ANY, all_reduce_hosts.over_hosts)),
+    (OpType.REDUCE, "hosts"): ((SMALL, reduce.small_link), (_ANY, reduce_hosts.over_hosts)),
+    (OpType.BROADCAST, "hosts"): ((SMALL, broadcast.small_link), (_ANY, broadcast_hosts.over_hosts)),
+    (OpType.ALL_GATHER, "hosts"): ((SMALL, all_gather.small_link), (_ANY, all_gather_hosts.over_hosts)),
+    (OpType.REDUCE_SCATTER, "hosts"): (
+        (SMALL, reduce_scatter.small_link),
+        (_ANY, reduce_scatter_hosts.over_hosts),
+    ),
 }
 
-OVER_HOSTS: frozenset[Algorithm] = frozenset(rows[-1][1] for (_, medium), rows in _TABLE.items() if medium == "hosts")
-"""The algorithms that take a Hosts; the others for a group on several hosts take its Link."""
+HIERARCHICAL: frozenset[Algorithm] = frozenset(rows[-1][1] for (_, medium), rows in _TABLE.items() if medium == "hosts")
+"""Algorithms that take a HierarchicalLink; the other algorithms of a group on several hosts take its Link."""
 
 
 def algorithm(kind: OpType, medium: Medium, nbytes: int, size: int, slot_bytes: int | None = None) -> Algorithm:
@@ -97,27 +100,27 @@ def algorithm(kind: OpType, medium: Medium, nbytes: int, size: int, slot_bytes: 
 
     Args:
         kind: the collective.
-        medium: what the group communicates over.
+        medium: medium of the group.
         nbytes: bytes each rank contributes.
         size: ranks in the group.
-        slot_bytes: bytes of a segment's slot: the algorithms for small arrays need it all at once.
+        slot_bytes: bytes of a segment's slot; the algorithms for small arrays need it for the whole array.
     """
     rows = _rows(kind, medium, size, slot_bytes)
     return next((found for limit, found in rows[:-1] if nbytes <= limit), rows[-1][1])
 
 
 def algorithms() -> list[tuple[OpType, Medium, Algorithm]]:
-    """Return every algorithm the table can pick, for tests and benchmarks."""
+    """Return every algorithm of the table, for tests and benchmarks."""
     return [(kind, medium, found) for (kind, medium), rows in _TABLE.items() for _, found in rows]
 
 
 def table_row(kind: OpType, medium: Medium) -> Medium:
-    """Return whose row of the table a medium takes: its own, or the simpler one's it is a kind of."""
+    """Return the medium whose row of the table applies: the medium itself, or the simpler one that it extends."""
     return medium if (kind, medium) in _TABLE else "link" if medium == "hosts" else "segment"
 
 
 def candidates(kind: OpType, medium: Medium, slot_bytes: int | None = None) -> tuple[tuple[float, Algorithm], ...]:
-    """Return the algorithms for a collective in the table's order, each with the bytes it can take at all."""
+    """Return the algorithms for a collective in the table's order, each with the most bytes that it can take."""
     slot = math.inf if slot_bytes is None else slot_bytes
     row = _TABLE[kind, table_row(kind, medium)]
     return tuple((slot if capable is _SLOT else capable, found) for capable, found in row)
@@ -125,7 +128,7 @@ def candidates(kind: OpType, medium: Medium, slot_bytes: int | None = None) -> t
 
 @cache
 def _rows(kind: OpType, medium: Medium, size: int, slot_bytes: int | None) -> tuple[tuple[float, Algorithm], ...]:
-    """Return the row of the table with its limits as they were measured."""
+    """Return the row of the table with its measured thresholds."""
     measured = LIMITS.get((kind.name, table_row(kind, medium)), {})
     return tuple(
         (min(capable, _for_size(measured[found.__name__], size)) if found.__name__ in measured else capable, found)
@@ -134,5 +137,5 @@ def _rows(kind: OpType, medium: Medium, size: int, slot_bytes: int | None) -> tu
 
 
 def _for_size(limits: Mapping[int, int], size: int) -> int:
-    """Return the limit for the largest group measured that is not larger than this one, else for the smallest."""
+    """Return the threshold of the largest measured group not larger than this one, else that of the smallest."""
     return limits[max((measured for measured in limits if measured <= size), default=min(limits))]

@@ -1,10 +1,10 @@
-"""Up to how many bytes a rank contributes the table of ``select`` takes each algorithm, -1 for never.
+"""Measured thresholds of ``select``: the most bytes a rank contributes to each algorithm, -1 for an unused one.
 
-Written by ``python -m benchmarks.tune --write``: the sizes from which the next algorithm was measured to be faster. An
-algorithm that is not here is limited by what ``select`` says alone; no limit here goes beyond that.
+``python -m benchmarks.tune --write`` writes this file: the sizes from which the next algorithm was faster. Only the
+table of ``select`` limits an algorithm that is missing here; no threshold here exceeds that limit.
 
 Measured: 2026-11-21 on AMD EPYC, 2 cores, Linux 6.18.44-fc-v669.
-Rows that one host cannot show, or whose medium was not there, are as they were.
+Rows that a single host cannot measure, or whose medium was not available, keep their earlier values.
 """
 
 from __future__ import annotations

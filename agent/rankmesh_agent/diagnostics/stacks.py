@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from rankmesh_agent.wire.schemas import StackFrame, ThreadStack
 
-_MOST_FRAMES = 200
-"""Frames of one thread; of more, the innermost."""
+_MAX_FRAMES = 200
+"""Maximum frames of one thread; of a deeper stack, the innermost ones."""
 
 
 def stacks() -> list[ThreadStack]:
@@ -20,7 +20,7 @@ def stacks() -> list[ThreadStack]:
     found = []
     for ident, innermost in sys._current_frames().items():
         thread = threads.get(ident)
-        calls = list(traceback.walk_stack(innermost))[:_MOST_FRAMES]
+        calls = list(traceback.walk_stack(innermost))[:_MAX_FRAMES]
         frames = [
             StackFrame(
                 frame.f_code.co_filename,
@@ -39,10 +39,10 @@ def stacks() -> list[ThreadStack]:
 
 def as_text(found: Sequence[ThreadStack]) -> str:
     """Return stacks as text, in the format of tracebacks."""
-    return "\n".join(_thread(each) for each in found)
+    return "\n".join(_thread_text(each) for each in found)
 
 
-def _thread(stack: ThreadStack) -> str:
+def _thread_text(stack: ThreadStack) -> str:
     lines = [f"Thread {stack.name!r} (id {stack.native_id}{', daemon' if stack.daemon else ''}):"]
     for frame in stack.frames:
         lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')

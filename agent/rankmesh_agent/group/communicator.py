@@ -25,7 +25,7 @@ from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.progress.message_link import VerifiedLink
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
-from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, GroupInfo
+from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, GroupInfo
 
 Array = np.ndarray[Any, Any]
 # Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
@@ -158,7 +158,7 @@ class Communicator(ABC):
         failure = "" if state.failure is None else state.failure.message
         nbytes = sum(stats.nbytes for stats in self.op_stats().values())
         now = time.monotonic()
-        active = [in_flight(record, now) for record in self.active_records()[:MOST_IN_FLIGHT]]
+        active = [in_flight(record, now) for record in self.active_records()[:MAX_IN_FLIGHT]]
         ranks = list(self.ranks)
         return GroupInfo(state.id, self.name, ranks, state.seq, self.medium, last, failure, nbytes, active)
 

@@ -19,7 +19,7 @@ import numpy as np
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import Call
-from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT, FlightRecord, FlightState, InFlight
+from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, FlightRecord, FlightState, InFlight
 from rankmesh_agent.wire.stats import BOUNDS, OperationStats
 
 DEFAULT_CAPACITY = 1000
@@ -29,7 +29,7 @@ MAX_GROUPS = 100
 OTHER_GROUPS = "(other)"
 ENDED_GROUPS = "(ended)"
 """Label of the statistics of all groups that have ended: sums over groups never go down."""
-_SWEEP_SIZE = 2 * MOST_IN_FLIGHT
+_SWEEP_SIZE = 2 * MAX_IN_FLIGHT
 """Messages that a log holds before a new one makes it look for those that have ended."""
 
 

@@ -13,7 +13,7 @@ from rankmesh_agent.backends.base import Backend, MessageTransport
 from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
 from rankmesh_agent.backends.segment_setup import SegmentOptions, create_segment
 from rankmesh_agent.backends.self import SelfBackend
-from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink, layout_of
+from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink, layout_of
 from rankmesh_agent.collectives.link import as_bytes
 from rankmesh_agent.group.call_queue import CallQueue, Options
 from rankmesh_agent.group.communicator import Communicator

@@ -82,7 +82,7 @@ def _protocol_with(upgrades: ConnectionHandlers) -> type[asyncio.Protocol]:
                 super().data_received(data)
                 return
             self._head += data
-            matches = {upgrade.asked_for(self._head): handler for upgrade, handler in upgrades.items()}
+            matches = {upgrade.is_requested(self._head): handler for upgrade, handler in upgrades.items()}
             if True not in matches and None in matches:
                 return  # too little of the head has come to decide
             head, self._head = self._head, None

@@ -6,7 +6,7 @@ import socket
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
-from rankmesh_agent.wire.upgrade import Upgrade, switched
+from rankmesh_agent.wire.upgrade import Upgrade, is_complete
 
 _READ_BYTES = 1 << 14
 
@@ -63,7 +63,7 @@ def request_upgrade(sock: socket.socket, upgrade: Upgrade, host: str, seconds: f
     break_when_peer_vanishes(sock)
     sock.sendall(upgrade.request(host))
     head = b""
-    while not switched(head):
+    while not is_complete(head):
         received = sock.recv(_READ_BYTES)
         if not received:
             raise ConnectionResetError("the server closed the connection")

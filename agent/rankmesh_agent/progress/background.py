@@ -52,7 +52,7 @@ class BackgroundProgress:
 
     Attributes:
         driving: whether this thread drives the engine now.
-        resting: whether this thread waits to be needed.
+        resting: whether this thread sleeps until it is needed.
     """
 
     def __init__(self, engine: Driver) -> None:

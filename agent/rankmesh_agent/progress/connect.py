@@ -1,11 +1,11 @@
-"""Connect every pair of ranks: the second half of a join.
+"""Connections between all pairs of ranks: the second half of a join.
 
-Each rank listens before it joins, so everyone in the peer table can be reached. The higher rank of a pair connects.
-The transport has challenged both sides by then; an identity of fixed size says which rank, of which process, calls
-whom: an address that meanwhile belongs to another process is noticed.
+Each rank listens before it joins, so all ranks in the peer table are reachable. The higher rank of a pair connects.
+After the transport's mutual challenge, the client sends an identity of fixed size: its rank, the epoch, and the
+instances of both processes. So the listener rejects a client whose target address now belongs to another process.
 
-One thread does it all, the caller's: it sleeps until one of the connections under way, to us or from us, can go on.
-So a world of many ranks takes few turns, however slow a single peer is.
+The caller's thread makes all connections: it sleeps until one of them, outgoing or incoming, can continue. So a world
+of many ranks takes few iterations, however slow a single peer is.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _RETRY_SECONDS = 0.1
 _MAX_NAMED = 4
 """Ranks named in an error about settings."""
 _SLICE_SECONDS = 0.1
-"""How long a sleep lasts at most: what takes too long is noticed between two of them."""
-_TRY_SECONDS = 10.0
-"""How long a peer may take to answer at one address, where it has others."""
+"""Maximum duration of one sleep: timeouts are checked between two sleeps."""
+_ATTEMPT_SECONDS = 10.0
+"""Timeout of one address, if the peer has several."""
 
 
 def connect_all(
@@ -42,204 +42,204 @@ def connect_all(
 
     Args:
         me: this process.
-        members: everyone, this process included.
+        members: all ranks, this process included.
         epoch: the job's epoch.
-        listener: where higher ranks connect to us.
-        transport_to: the transport for a member.
-        deadline: when to give up.
+        listener: the listener to which higher ranks connect.
+        transport_to: returns the transport to a member.
+        deadline: deadline of all connections.
 
     Raises:
-        DistNetworkError: a pair could not be connected (names it, and the addresses that were tried), or settings that
-            have to be the same on all ranks differ.
+        DistNetworkError: a pair cannot be connected (the error names it, and the addresses tried), or settings that
+            must be the same on all ranks differ.
     """
     check_settings(members)
     lower = [member for member in members if member.rank < me.rank]
-    calls = [_Call(me, peer, epoch, transport_to(peer), deadline) for peer in lower]
-    establishing = _Establishing(me, members, epoch, listener, calls)
+    dials = [_Dial(me, peer, epoch, transport_to(peer), deadline) for peer in lower]
+    connector = _Connector(me, members, epoch, listener, dials)
     try:
-        while not establishing.complete:
+        while not connector.complete:
             if deadline.expired():
-                raise establishing.late(deadline)
-            establishing.advance(deadline)
+                raise connector.timeout_error(deadline)
+            connector.advance(deadline)
     except BaseException:
-        establishing.close()
+        connector.close()
         raise
-    return establishing.connections
+    return connector.connections
 
 
 def check_settings(members: Sequence[Member]) -> None:
-    """Check that all ranks have the settings that have to be the same.
+    """Check that the settings that must be the same on all ranks are the same.
 
     Raises:
-        DistNetworkError: they differ; names the variable, and the ranks that have each value.
+        DistNetworkError: they differ; the error names the variable, and the ranks with each value.
     """
     eager: dict[object, list[Member]] = {}
     forced: dict[object, list[Member]] = {}
     for member in members:
         if member.eager_bytes >= 0:
             eager.setdefault(member.eager_bytes, []).append(member)
-        if member.transport in ("tcp", "shm"):  # auto goes along with either
+        if member.transport in ("tcp", "shm"):  # auto is compatible with both
             forced.setdefault(member.transport, []).append(member)
     for variable, found in (("RANKMESH_EAGER_BYTES", eager), ("RANKMESH_TRANSPORT", forced)):
         if len(found) > 1:
-            values = "; ".join(f"{value} on {_ranks_in_words(having)}" for value, having in found.items())
+            values = "; ".join(f"{value} on {_described(having)}" for value, having in found.items())
             raise DistNetworkError(
-                f"{variable} differs between ranks: {values}. Set it to the same value on every rank, or leave it out.",
+                f"{variable} differs between ranks: {values}. Set it to the same value on every rank, or unset it.",
                 ranks=[member.rank for member in min(found.values(), key=len)],
             )
 
 
-def _ranks_in_words(members: Sequence[Member]) -> str:
-    """Return the members in words, all of them if they are few."""
+def _described(members: Sequence[Member]) -> str:
+    """Return descriptions of the members, at most _MAX_NAMED of them."""
     more = len(members) - _MAX_NAMED
     named = ", ".join(member.described() for member in members[:_MAX_NAMED])
     return f"{named} and {more} more" if more > 0 else named
 
 
-class _Establishing:
-    """All the connections that are being made, and those there are.
+class _Connector:
+    """The outgoing and incoming connections of this process during a join.
 
     Attributes:
-        connections: those that are ready, by rank.
+        connections: the ready connections, by rank.
     """
 
     def __init__(
-        self, me: Member, members: Sequence[Member], epoch: int, listener: Listener, calls: Sequence[_Call]
+        self, me: Member, members: Sequence[Member], epoch: int, listener: Listener, dials: Sequence[_Dial]
     ) -> None:
         self.connections: dict[int, Connection] = {}
         self._me = me
         self._higher = {member.rank: member for member in members if member.rank > me.rank}
-        self._size = len(self._higher) + len(calls)
+        self._size = len(self._higher) + len(dials)
         self._epoch = epoch
         self._listener = listener
-        self._calls = list(calls)
+        self._dials = list(dials)
 
     @property
     def complete(self) -> bool:
         return len(self.connections) == self._size
 
     def advance(self, deadline: Deadline) -> None:
-        """Sleep until something can go on, and do so."""
+        """Sleep until a connection can continue, then continue it."""
         now = time.monotonic()
         rest = _SLICE_SECONDS
         poll = select.poll()
         for fd in self._listener.descriptors():
             poll.register(fd, select.POLLIN)
-        under_way: dict[int, _Call] = {}
-        for call in list(self._calls):
-            if call.attempt is None and call.again <= now:
-                self._keep(call, call.begin())
-            if call.attempt is not None:
-                fd = call.attempt.fileno()
-                under_way[fd] = call
-                poll.register(fd, call.attempt.events())
+        under_way: dict[int, _Dial] = {}
+        for dial in list(self._dials):
+            if dial.pending is None and dial.retry_at <= now:
+                self._add(dial, dial.begin())
+            if dial.pending is not None:
+                fd = dial.pending.fileno()
+                under_way[fd] = dial
+                poll.register(fd, dial.pending.events())
             else:
-                rest = min(rest, max(0.0, call.again - now))
+                rest = min(rest, max(0.0, dial.retry_at - now))
         ready = {fd for fd, _ in poll.poll(1000 * min(rest, deadline.remaining()))}
-        for fd, call in under_way.items():
+        for fd, dial in under_way.items():
             if fd in ready:
-                self._keep(call, call.advance())
-            elif call.until <= now:
-                call.give_up()
-        for identity, connection in self._listener.accept(ready, lambda identity: self._caller(identity) is not None):
-            rank = self._caller(identity)
+                self._add(dial, dial.advance())
+            elif dial.abandon_at <= now:
+                dial.abandon()
+        for identity, connection in self._listener.accept(ready, lambda identity: self._rank_of(identity) is not None):
+            rank = self._rank_of(identity)
             assert rank is not None
-            former = self.connections.pop(rank, None)
-            if former is not None:
-                former.close()  # the peer gave that one up and called again
+            previous = self.connections.pop(rank, None)
+            if previous is not None:
+                previous.close()  # the peer has abandoned that connection and made this one
             self.connections[rank] = connection
 
-    def _keep(self, call: _Call, connection: Connection | None) -> None:
+    def _add(self, dial: _Dial, connection: Connection | None) -> None:
         if connection is not None:
-            self.connections[call.peer.rank] = connection
-            self._calls.remove(call)
+            self.connections[dial.peer.rank] = connection
+            self._dials.remove(dial)
 
-    def _caller(self, identity: bytes) -> int | None:
-        """Return the rank at the other end, None if it is not one we wait for."""
-        rank, epoch, caller, called = _IDENTITY.unpack_from(identity)
+    def _rank_of(self, identity: bytes) -> int | None:
+        """Return the rank of a client, None if this process does not expect it."""
+        rank, epoch, instance, peer_instance = _IDENTITY.unpack_from(identity)
         expected = self._higher.get(rank)
         if expected is None or epoch != self._epoch:
             return None
-        if (caller, called) != (expected.instance.encode(), self._me.instance.encode()):
+        if (instance, peer_instance) != (expected.instance.encode(), self._me.instance.encode()):
             return None
         return int(rank)
 
-    def late(self, deadline: Deadline) -> DistNetworkError:
-        """Return the error that says who is missing."""
-        if self._calls:
-            return self._calls[0].error()
+    def timeout_error(self, deadline: Deadline) -> DistNetworkError:
+        """Return the error that names the missing ranks."""
+        if self._dials:
+            return self._dials[0].error()
         missing = [member for rank, member in self._higher.items() if rank not in self.connections]
         names = ", ".join(member.described() for member in missing)
         return DistNetworkError(
             f"rank {self._me.rank} at {', '.join(self._me.addresses)} was not reached by {names} within "
-            f"{deadline.seconds:.0f} s, although all have joined: did they fail, or is the address one they "
-            "cannot reach?",
+            f"{deadline.seconds:.0f} s, although all have joined: have they failed, or is this address unreachable "
+            "for them?",
             ranks=[member.rank for member in missing],
         )
 
     def close(self) -> None:
-        """Give up: close what there is."""
-        for call in self._calls:
-            call.close()
+        """Abandon the join: close all connections."""
+        for dial in self._dials:
+            dial.close()
         for connection in self.connections.values():
             connection.close()
 
 
-class _Call:
-    """The way to a lower rank: its addresses, one after the other, again and again.
+class _Dial:
+    """The outgoing connection to a lower rank: tries its addresses in turn, repeatedly.
 
     Attributes:
         peer: the rank.
-        attempt: what is under way, None before the first and while resting between two.
-        again: when to begin, again.
-        until: when to give up the attempt.
+        pending: the current attempt, None between two attempts.
+        retry_at: time of the next attempt.
+        abandon_at: time at which the current attempt ends.
     """
 
     def __init__(self, me: Member, peer: Member, epoch: int, transport: Transport, deadline: Deadline) -> None:
         self.peer = peer
-        self.attempt: PendingConnection | None = None
-        self.again = 0.0
-        self.until = 0.0
+        self.pending: PendingConnection | None = None
+        self.retry_at = 0.0
+        self.abandon_at = 0.0
         self._me = me
         self._transport = transport
         self._deadline = deadline
         self._identity = _IDENTITY.pack(me.rank, epoch, me.instance.encode(), peer.instance.encode())
-        self._turn = 0
+        self._address_index = 0
         self._failures: dict[str, str] = {}
 
     def begin(self) -> Connection | None:
         """Try the next address."""
-        address = self.peer.addresses[self._turn]
-        seconds = self._deadline.remaining() if len(self.peer.addresses) == 1 else _TRY_SECONDS
-        self.until = time.monotonic() + seconds
+        address = self.peer.addresses[self._address_index]
+        seconds = self._deadline.remaining() if len(self.peer.addresses) == 1 else _ATTEMPT_SECONDS
+        self.abandon_at = time.monotonic() + seconds
         self._failures[address] = f"no answer within {min(seconds, self._deadline.remaining()):.1f} s"
         try:
-            self.attempt = self._transport.dial(address, self._identity)
+            self.pending = self._transport.dial(address, self._identity)
         except DistNetworkError as error:
             self._failed(str(error))
             return None
         return self.advance()
 
     def advance(self) -> Connection | None:
-        """Go on with the attempt; return the connection if it is ready."""
-        assert self.attempt is not None
+        """Continue the attempt; return the connection once it is ready."""
+        assert self.pending is not None
         try:
-            connection = self.attempt.advance()
+            connection = self.pending.advance()
         except AuthenticationError:
             raise
         except DistNetworkError as error:
             self._failed(str(error))
             return None
         if connection is not None:
-            self.attempt = None
+            self.pending = None
         return connection
 
-    def give_up(self) -> None:
-        """End an attempt that takes too long."""
-        self._failed(self._failures[self.peer.addresses[self._turn]])
+    def abandon(self) -> None:
+        """End an attempt that has timed out."""
+        self._failed(self._failures[self.peer.addresses[self._address_index]])
 
     def error(self) -> DistNetworkError:
-        """Return what to say when the rank could not be reached."""
+        """Return the error of a rank that cannot be reached."""
         failures = "; ".join(f"{address}: {why}" for address, why in self._failures.items())
         return DistNetworkError(
             f"rank {self._me.rank} on {self._me.host} cannot reach {self.peer.described()} ({failures}); if those are "
@@ -249,14 +249,14 @@ class _Call:
         )
 
     def close(self) -> None:
-        """End the attempt that is under way, if one is."""
-        attempt, self.attempt = self.attempt, None
-        if attempt is not None:
-            attempt.close()
+        """End the current attempt, if any."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.close()
 
     def _failed(self, why: str) -> None:
-        """Turn to the next address: at once, unless it is the first one's turn again."""
+        """Select the next address: at once, or after a delay once all have failed."""
         self.close()
-        self._failures[self.peer.addresses[self._turn]] = why
-        self._turn = (self._turn + 1) % len(self.peer.addresses)
-        self.again = time.monotonic() + (0.0 if self._turn else _RETRY_SECONDS)
+        self._failures[self.peer.addresses[self._address_index]] = why
+        self._address_index = (self._address_index + 1) % len(self.peer.addresses)
+        self.retry_at = time.monotonic() + (0.0 if self._address_index else _RETRY_SECONDS)

@@ -22,14 +22,14 @@ class DisconnectMonitor:
     """Detects peers that are gone.
 
     Args:
-        mesh: the progress engine.
+        engine: the progress engine.
     """
 
-    def __init__(self, mesh: ProgressEngine) -> None:
-        self._mesh = mesh
+    def __init__(self, engine: ProgressEngine) -> None:
+        self._engine = engine
         self._ended: dict[int, float] = {}
         self._reported: set[int] = set()
-        self._ranks = mesh.descriptors()
+        self._ranks = engine.descriptors()
         self._poll = select.epoll()
         for fd in self._ranks:
             self._poll.register(fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
@@ -44,12 +44,12 @@ class DisconnectMonitor:
         if ended:
             now = time.monotonic()
             self._ended |= dict.fromkeys(ended, now)
-            self._mesh.progress()  # a GOODBYE may have arrived
+            self._engine.progress()  # a GOODBYE may have arrived
         return any(lost.rank not in self._reported for lost in self._find())
 
     def next_check(self) -> float:
         """Return the seconds until an ended connection counts as failed."""
-        known = self._reported | self._mesh.lost_peers.keys()
+        known = self._reported | self._engine.lost_peers.keys()
         waiting = [since for rank, since in list(self._ended.items()) if rank not in known]
         return max(0.0, min(waiting) + _UNREAD_SECONDS - time.monotonic()) if waiting else _NEVER
 
@@ -64,10 +64,10 @@ class DisconnectMonitor:
         self._poll.close()
 
     def _find(self) -> list[LostRank]:
-        said = dict(self._mesh.lost_peers)
-        found = {rank: lost.cause for rank, lost in said.items() if not lost.clean}
+        lost_peers = dict(self._engine.lost_peers)
+        found = {rank: lost.cause for rank, lost in lost_peers.items() if not lost.clean}
         before = time.monotonic() - _UNREAD_SECONDS
         for rank, since in list(self._ended.items()):
-            if rank not in said and since <= before:
-                found[rank] = "its connection has ended, and nobody has read yet what it sent last"
+            if rank not in lost_peers and since <= before:
+                found[rank] = "its connection has ended, and its last bytes have not been read yet"
         return [LostRank(rank, cause) for rank, cause in sorted(found.items())]

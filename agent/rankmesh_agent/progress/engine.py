@@ -30,13 +30,13 @@ from rankmesh_agent.wire.frames import Header, Opcode
 
 _DRAIN_SECONDS = 0.001
 SILENT_SECONDS = 8.0
-"""Seconds that a peer's host may leave unanswered what it has to answer; with the time before, about FAILED_SECONDS."""
+"""Seconds that a peer's host may leave packets unanswered; with the time before, about FAILED_SECONDS."""
 _SPINS_WITH_POLL = 10
 """Spins of a wait before it sleeps, where each spin is a system call."""
 _SPINS = 200
-"""Spins where most are no system call, and the core is this rank's own: about as long as to fall asleep and wake up."""
+"""Spins where most make no system call and the rank has its own core: about the duration of a sleep and a wakeup."""
 _POLL_INTERVAL = 8
-"""One of so many polls asks epoll, and frees the lock, while there is work that needs no epoll."""
+"""Interval, in polls, at which a busy engine polls epoll and releases the lock."""
 
 
 class Disconnect:
@@ -83,7 +83,7 @@ class ProgressEngine:
         self.epoch = epoch
         self.eager_limit = eager_limit
         self.lost_peers: dict[int, Disconnect] = {}
-        # Reentrant because it knows its owner, which a wait that Ctrl-C interrupts has to ask.
+        # Reentrant because an RLock knows its owner, which a wait interrupted by Ctrl-C needs.
         self.lock = threading.RLock()
         self.calls = 0
         self.polls = 0
@@ -94,7 +94,7 @@ class ProgressEngine:
         self._closed = False
         self._oversubscribed = oversubscribed
         self._peers = {peer: FramedConnection(peer, conn, eager_limit) for peer, conn in connections.items()}
-        # Connections that hold bytes which epoll does not report have to be asked before each sleep.
+        # These connections hold bytes that epoll does not report: each sleep checks them first.
         self._shared = [peer for peer in self._peers.values() if peer.connection.medium != "tcp"]
         self._ready: set[FramedConnection] = set()
         self._poller = Poller(self.lock)
@@ -151,13 +151,13 @@ class ProgressEngine:
         try:
             peer.send(buffers, transfer)
         except DistNetworkError:
-            peer.stop_sending()  # what it sent before is still to be received, perhaps a GOODBYE
+            peer.stop_sending()  # its earlier frames can still be received, perhaps a GOODBYE
         except BaseException as error:
             self._abort_connection(peer, error)
             raise
         if peer.outgoing and not queued and not peer.corked:
             self._update_events(peer)
-            # A sleeping driver of shared memory waits for data; it has not asked for room to send yet.
+            # A sleeping driver of shared memory waits for data only, not yet for room to send.
             if peer in self._shared:
                 self._poller.wake_sleeper()
 
@@ -172,13 +172,13 @@ class ProgressEngine:
         return None
 
     def resume(self, rank: int) -> None:
-        """Go on receiving from a peer that was paused because a buffer was missing."""
+        """Resume receiving from a peer that was paused because a buffer was missing."""
         peer = self._peers.get(rank)
         if peer is not None and peer.paused and rank not in self.lost_peers:
             self._receive(peer)
 
     def expose(self, rank: int, view: memoryview) -> tuple[int, int]:
-        """Let a peer read ``view`` itself, if it can; see Connection.expose."""
+        """Expose ``view`` to a peer's reads, if the peer can read it; see Connection.expose."""
         return (0, 0) if rank in self.lost_peers else self._peers[rank].connection.expose(view)
 
     def revoke(self, rank: int) -> None:
@@ -194,7 +194,7 @@ class ProgressEngine:
             self._poller.wake_sleeper()
 
     def cancel_remote_read(self, rank: int, group: int, seq: int) -> None:
-        """Stop reading a message that its sender has withdrawn."""
+        """End the read of a message that its sender has withdrawn."""
         peer = self._peers[rank]
         peer.remote_reads = deque(read for read in peer.remote_reads if (read.group, read.seq) != (group, seq))
 
@@ -232,12 +232,12 @@ class ProgressEngine:
             if not self.driven and not self._closed:
                 self.poll_once(0)
 
-    def flush(self, patience: float) -> None:
-        """Give queued frames, such as an ABORT, at most ``patience`` seconds to leave."""
-        self.wait(self._all_flushed, Deadline(patience))
+    def flush(self, timeout: float) -> None:
+        """Send the queued frames, such as an ABORT, within at most ``timeout`` seconds."""
+        self.wait(self._all_flushed, Deadline(timeout))
 
     def fail_silent_hosts(self) -> None:
-        """Declare peers failed whose hosts have answered nothing for SILENT_SECONDS; to be called every second.
+        """Declare peers failed whose hosts have answered nothing for SILENT_SECONDS; called every second.
 
         TCP itself gives up only after a quarter of an hour.
         """
@@ -335,7 +335,7 @@ class ProgressEngine:
 
     def _sleep(self, timeout: float) -> tuple[list[FramedConnection], list[tuple[int, int]]]:
         """Spin, then sleep; return the ready peers and the events of epoll as soon as there are any."""
-        # To fall asleep and wake up takes longer than most messages: spin for a moment first.
+        # A sleep and a wakeup take longer than most messages: spin first.
         polling = len(self._shared) < len(self._peers)
         for turn in range(_SPINS_WITH_POLL if polling or self._oversubscribed else _SPINS):
             if self._oversubscribed or turn % _POLL_INTERVAL == 0:
@@ -344,7 +344,7 @@ class ProgressEngine:
             events = self._poller.poll(0) if polling or turn % _POLL_INTERVAL == 0 else []
             if ready or events:
                 return ready, events
-        # Only now: a peer that writes to a ring whose reader has declared that it sleeps has to ring its doorbell.
+        # Only now: once a reader has declared that it sleeps, its peer must ring the doorbell at each write.
         lost = self.lost_peers
         ready = [
             peer
@@ -415,7 +415,7 @@ class ProgressEngine:
             self._poller.update(peer)
 
     def _stop_polling(self, peer: FramedConnection) -> None:
-        """Stop polling a connection that has ended, though its last bytes may have to wait for their buffer."""
+        """Stop polling a connection that has ended; its last bytes may still wait for their buffer."""
         peer.at_eof = True
         self._poller.remove(peer)
 
@@ -442,13 +442,13 @@ class ProgressEngine:
 
     # The end
 
-    def close(self, reason: str = "", patience: float = 2.0, *, failed: bool = False) -> None:
-        """Send a GOODBYE to every peer, flush the queues, and close. Does nothing the second time.
+    def close(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:
+        """Send a GOODBYE to every peer, flush the queues, and close. A second call does nothing.
 
         Args:
-            reason: for the errors of peers that still wait for this rank.
-            patience: seconds to wait for peers that do not take what is queued for them.
-            failed: whether the peers are to consider this rank failed rather than gone.
+            reason: reason in the errors of peers that still wait for this rank.
+            timeout: maximum seconds to wait for peers that do not receive their queued frames.
+            failed: whether the peers shall consider this rank failed rather than gone.
         """
         with self.lock:
             if self._closed:
@@ -457,7 +457,7 @@ class ProgressEngine:
             header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=int(failed), length=len(payload))
             for rank in self._peers:
                 self.send(rank, [header, payload])
-        deadline = Deadline(patience)
+        deadline = Deadline(timeout)
         self.wait(self._all_flushed, deadline)
         with self._changed:
             self._closed = True
@@ -468,12 +468,12 @@ class ProgressEngine:
             background.join()
         with self._changed:
             self._changed.wait_for(lambda: not self.driven, SLICE_SECONDS * 10)
-            open_ones = undrained = [
+            open_connections = undrained = [
                 peer.connection for rank, peer in self._peers.items() if rank not in self.lost_peers
             ]
             while (undrained := [conn for conn in undrained if not conn.drain()]) and not deadline.expired():
                 time.sleep(_DRAIN_SECONDS)
-            for connection in open_ones:
+            for connection in open_connections:
                 connection.close()
             self._poller.close()
 
@@ -490,7 +490,7 @@ class ProgressEngine:
 
 
 class _GoodbyeSink(FrameSink):
-    """Receives GOODBYE frames: the peer is gone, but has not failed unless its frame says so."""
+    """Receives GOODBYE frames: the peer is gone; it has failed only if the frame's flag is set."""
 
     def __init__(self, on_goodbye: Callable[[int, str, bool], None]) -> None:
         self._on_goodbye = on_goodbye

@@ -16,16 +16,16 @@ from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode
 
 _AHEAD_BYTES = HEADER_BYTES + (1 << 12)
-"""Bytes received at once where a frame for a posted buffer may begin: the rest of its payload then needs no copy."""
+"""Bytes of one receive where a frame for a posted buffer may begin: the rest of its payload then needs no copy."""
 _STAGING_BYTES = HEADER_BYTES + frames.SMALL
 REMOTE_READ_BYTES = 32 << 20
-"""Bytes read from one peer's memory before the other peers have their turn."""
+"""Bytes read from one peer's memory before the engine turns to the other peers."""
 _ACK_BATCH_BYTES = 1 << 18
-"""Bytes of short messages read from a peer's memory before they are acknowledged, all at once."""
+"""Bytes of short messages read from a peer's memory before they are acknowledged together."""
 _MAX_FRAMES = 64
 """Queued frames sent at once."""
 _TURN_BYTES = 8 << 20
-"""Bytes received from one peer before the other peers have their turn."""
+"""Bytes received from one peer before the engine turns to the other peers."""
 
 
 class Transfer:
@@ -43,11 +43,11 @@ class RemoteRead:
     """A message read from the peer's memory.
 
     Args:
-        group: id of its group.
-        seq: its number.
-        exposed: its address and the generation of its exposure.
+        group: id of the message's group.
+        seq: the message's number.
+        exposed: the message's address and the generation of its exposure.
         view: the buffer to fill.
-        on_done: called with whether the whole message has been read and is valid, with the engine's lock held.
+        on_done: called, with the engine's lock held, with whether the message has been read completely and is valid.
     """
 
     __slots__ = ("_address", "_generation", "_into", "_read", "_view", "group", "on_done", "seq")
@@ -74,7 +74,7 @@ class RemoteRead:
         try:
             connection.read_exposed(self._address + self._read, self._into + self._read, step)
         except DistNetworkError:
-            return False  # the message may still be sent; if the peer is gone, the connection reports it
+            return False  # the peer may still send the message; the connection reports a lost peer
         self._read += step
         return None if self._read < len(self._view) else connection.still_exposed(self._generation)
 
@@ -106,12 +106,12 @@ class FramedConnection:
         rank: the peer's global rank.
         connection: the byte stream.
         paused: whether a frame has arrived whose buffer has not been posted.
-        at_eof: whether the peer has closed the connection: only bytes that are already here can be received.
-        unanswered_since: time when the peer's host was first seen to leave something unanswered, None while it answers.
+        at_eof: whether the peer has closed the connection: only bytes that have arrived can be received.
+        unanswered_since: time of the first check with packets unanswered by the peer's host, None while it answers.
         corked: whether frames are queued rather than sent, because more may follow at once.
         outgoing: the queued frames.
-        custom_events: whether epoll waits for other events than "something to receive".
-        remote_reads: the messages to read from the peer's memory, one after the other.
+        custom_events: whether epoll waits for events other than received bytes.
+        remote_reads: the messages to read from the peer's memory, in order.
     """
 
     def __init__(self, rank: int, connection: Connection, eager_limit: int) -> None:
@@ -129,7 +129,7 @@ class FramedConnection:
         self._head_begun = False
         """Whether some bytes of the first queued frame have been sent."""
         self._eager_limit = eager_limit
-        # Memory that is not zeroed takes no room before it is used: in a large world most peers never send much.
+        # Memory that is not zeroed occupies no pages before its first use: in a large world most peers send little.
         self._staging = np.empty(max(_STAGING_BYTES, HEADER_BYTES + eager_limit), np.uint8).data
         self._begin = 0
         self._end = 0
@@ -139,10 +139,10 @@ class FramedConnection:
         self._to_discard = 0
         self._drained = False
         self._posted = False
-        """Whether the last frame's payload may have gone straight into an array: that of the next one may, too."""
+        """Whether the last frame's payload may have had a posted buffer: the next one's may have one, too."""
 
     def discard_group(self, group: int) -> None:
-        """Discard the frame that is arriving for a group: its buffers must not be written to any more."""
+        """Discard the partly received frame of a group: no bytes may be written to its buffers any more."""
         if self._header is not None and self._header.group == group:
             self._to_discard = self._header.length - self._filled
             self._header = self._target = None
@@ -168,7 +168,7 @@ class FramedConnection:
         self._queued_while_corked = False
 
     def send(self, buffers: Sequence[Buffer], transfer: Transfer | None) -> None:
-        """Send what can be sent now, queue the rest."""
+        """Send as many bytes as possible, queue the rest."""
         if self._broken:
             return
         if self.corked or self.outgoing:
@@ -193,7 +193,7 @@ class FramedConnection:
         return None
 
     def stop_sending(self) -> None:
-        """Send nothing any more: the connection is broken, but what it holds can still be received."""
+        """Drop all frames from now on: the connection is broken, but bytes that have arrived can still be received."""
         self._broken = True
         self.outgoing.clear()
 
@@ -219,7 +219,7 @@ class FramedConnection:
                     transfer.done = True
 
     def receive(self, sink_for: SinkFor) -> bool:
-        """Receive what has arrived, as far as there are buffers for it; return whether there may be more."""
+        """Receive the bytes that have arrived, as far as buffers are posted; return whether there may be more."""
         budget = _TURN_BYTES
         self._drained = False
         while budget > 0:
@@ -235,13 +235,13 @@ class FramedConnection:
                 self._posted = header.opcode is not Opcode.ENTER
                 received = HEADER_BYTES
                 if self._begin + header.length <= self._end and header.opcode not in frames.POSTED:
-                    received += header.length  # the whole frame is here: the usual case
+                    received += header.length  # the whole frame has arrived: the usual case
                     self._deliver(header, sink_for(self.rank, header))
                 else:
                     self._header = header
                     self._filled = 0
             elif self._drained:
-                return False  # the last read took less than it could: another one would be a wasted system call
+                return False  # the last receive returned fewer bytes than it could: another one would be in vain
             else:
                 received = self._fill()
             if not received:

@@ -20,7 +20,7 @@ from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.frames import Header, Opcode
 
 Wait = Callable[[Callable[[], bool], Callable[[], list[int]]], None]
-"""Waits until the first is true, or raises once it cannot become true; the second names the missing group ranks."""
+"""Waits until the first returns true, or raises once it cannot; the second returns the missing group ranks."""
 
 Payload = memoryview | bytes
 
@@ -52,21 +52,21 @@ class VerifiedLink(Link):
         """Begin call number ``seq``.
 
         Args:
-            seq: the call's number, counted the same at all ranks.
-            fingerprint: of the call; ``all_exchange`` compares those of all ranks.
+            seq: the call's number, the same at all ranks.
+            fingerprint: fingerprint of the call; ``all_exchange`` compares the fingerprints of all ranks.
             wait: see Wait.
         """
 
     @abstractmethod
     def exchange_descriptions(self, payload: Payload) -> list[Payload]:
-        """Exchange descriptions after a mismatch, at whatever point of the call it showed; return one a rank."""
+        """Exchange descriptions after a mismatch, at any point of the call; return one for each rank."""
 
 
 class MessageLink(VerifiedLink):
     """The messages of a group during its calls.
 
     Args:
-        mesh: the progress engine.
+        engine: the progress engine.
         group: id of the group.
         ranks: global ranks of the members, by group rank.
         rank: this process's group rank.
@@ -75,15 +75,15 @@ class MessageLink(VerifiedLink):
         progress: the latest calls that the other ranks have reported, by group rank; see report_progress.
     """
 
-    def __init__(self, mesh: ProgressEngine, group: int, ranks: Sequence[int], rank: int) -> None:
+    def __init__(self, engine: ProgressEngine, group: int, ranks: Sequence[int], rank: int) -> None:
         self.rank = rank
         self.size = len(ranks)
-        self._mesh = mesh
+        self._engine = engine
         self._group = group
         self._ranks = tuple(ranks)
         self._others = self.others()
         self._group_rank = {member: number for number, member in enumerate(ranks)}
-        # Peers are at most one round ahead: they need the arrival of this rank to go on.
+        # Peers are at most one round ahead: they need the arrival of this rank to continue.
         self._arrived: dict[tuple[int, int], dict[int, tuple[int, Payload]]] = {}
         self._posted: defaultdict[int, deque[tuple[int, memoryview, Transfer]]] = defaultdict(deque)
         self._seq = 0
@@ -91,15 +91,15 @@ class MessageLink(VerifiedLink):
         """The latest call in which other ranks found a mismatch."""
         self._round = 0
         self._fingerprint = 0
-        self._wait: Wait = _never
+        self._wait: Wait = _outside_call
         self._scratch = np.empty(0, np.uint8)
         self.progress: dict[int, CallProgress] = {}
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
-        """Begin call number ``seq``; see Rounds."""
+        """See VerifiedLink."""
         if seq != self._seq:
             for part in range(self._round):
-                self._arrived.pop((self._seq, part), None)  # arrivals that came after the previous call was over
+                self._arrived.pop((self._seq, part), None)  # arrivals received after the end of the previous call
         self._seq = seq
         self._round = 0
         self._fingerprint = fingerprint
@@ -109,7 +109,7 @@ class MessageLink(VerifiedLink):
         """Arrive; see Link.all_exchange.
 
         Raises:
-            CallMismatchError: the ranks did not make the same call.
+            CallMismatchError: the ranks have made different calls.
         """
         arrived = self._exchange_with_all(self._round, payload, each)
         self._round += 1
@@ -120,54 +120,56 @@ class MessageLink(VerifiedLink):
         """Arrive via rank 0; see Link.via_root. Rank 0 receives every arrival, whatever the call, and compares them.
 
         Raises:
-            CallMismatchError: the ranks did not make the same call.
+            CallMismatchError: the ranks have made different calls.
         """
         part, self._round = self._round, self._round + 1
         if self.rank:
             return self._query_root(part, payload)
         arrivals = self._arrivals_at(part)
         self._wait(
-            self._announcing(
+            self._or_announce(
                 part, lambda: len(arrivals) == len(self._others) or self._mismatched == self._seq, self._others
             ),
             lambda: [member for member in self._others if member not in arrivals],
         )
         arrived = {0: (self._fingerprint, payload), **self._arrived.pop((self._seq, part))}
         self._compare(arrived)
-        answer = decide([arrived[member][1] for member in range(self.size)])
-        going: list[tuple[int, Transfer]] = []
-        with self._mesh.lock:
-            self._send_arrival(self._others, _RESPONSE - part, answer, going)
-        self.finish(going)
-        return answer
+        response = decide([arrived[member][1] for member in range(self.size)])
+        pending_sends: list[tuple[int, Transfer]] = []
+        with self._engine.lock:
+            self._send_arrival(self._others, _RESPONSE - part, response, pending_sends)
+        self.finish(pending_sends)
+        return response
 
     def _query_root(self, part: int, payload: Payload) -> Payload:
         """Send ``payload`` to rank 0 and return its response."""
-        going: list[tuple[int, Transfer]] = []
-        arrivals, answers = self._arrivals_at(part), self._arrivals_at(_RESPONSE - part)
-        with self._mesh.lock:
-            self._send_arrival((0,), part, payload, going)
+        pending_sends: list[tuple[int, Transfer]] = []
+        arrivals, responses = self._arrivals_at(part), self._arrivals_at(_RESPONSE - part)
+        with self._engine.lock:
+            self._send_arrival((0,), part, payload, pending_sends)
 
-        def answered() -> bool:
-            return (bool(answers) and all(transfer.done for _, transfer in going)) or self._mismatched == self._seq
+        def responded() -> bool:
+            return (
+                bool(responses) and all(transfer.done for _, transfer in pending_sends)
+            ) or self._mismatched == self._seq
 
         def missing() -> list[int]:
-            lost = self._mesh.lost_peers
+            lost = self._engine.lost_peers
             if self._ranks[0] in lost:
                 return [0]
-            # Another rank that has left may have had its response: rank 0 knows.
+            # Another rank that has left may have received its response: rank 0 knows.
             return [
                 member for member in self._others if member not in arrivals and self._ranks[member] not in lost
             ] or [0]
 
-        self._wait(self._announcing(part, answered, [member for member in self._others if member]), missing)
+        self._wait(self._or_announce(part, responded, [member for member in self._others if member]), missing)
         self._arrived.pop((self._seq, part), None)
         arrived = self._arrived.pop((self._seq, _RESPONSE - part))
         if not arrived:
             raise CallMismatchError
         return arrived[0][1]
 
-    def _announcing(self, part: int, ready: Callable[[], bool], members: Sequence[int]) -> Callable[[], bool]:
+    def _or_announce(self, part: int, ready: Callable[[], bool], members: Sequence[int]) -> Callable[[], bool]:
         """Return ``ready`` with a side effect: after some time this rank announces itself to ``members``."""
         until = time.monotonic() + max(_ANNOUNCE_SECONDS, _ANNOUNCE_SECONDS_EACH * self.size)
 
@@ -190,20 +192,23 @@ class MessageLink(VerifiedLink):
     def _exchange_with_all(
         self, part: int, payload: Payload, each: Sequence[Payload] | None = None
     ) -> dict[int, tuple[int, Payload]]:
-        """Send to all, wait for all; return the payloads by rank. Some are missing only after a mismatch."""
-        going: list[tuple[int, Transfer]] = []
+        """Send to all ranks and wait for all; return the payloads by rank. Some are missing only after a mismatch."""
+        pending_sends: list[tuple[int, Transfer]] = []
         expected = len(self._others)
         describing = part == _DESCRIPTIONS
-        with self._mesh.lock:
+        with self._engine.lock:
             arrivals = self._arrived.setdefault((self._seq, part), {})
             if each is None:
-                self._send_arrival(self._others, part, payload, going)
+                self._send_arrival(self._others, part, payload, pending_sends)
             else:
                 for member in self._others:
-                    self._send_arrival((member,), part, each[member], going)
+                    self._send_arrival((member,), part, each[member], pending_sends)
         self._wait(
             lambda: (
-                (len(arrivals) == expected and (not going or all(transfer.done for _, transfer in going)))
+                (
+                    len(arrivals) == expected
+                    and (not pending_sends or all(transfer.done for _, transfer in pending_sends))
+                )
                 or (self._mismatched == self._seq and not describing)
             ),
             lambda: [member for member in self._others if member not in arrivals],
@@ -213,7 +218,7 @@ class MessageLink(VerifiedLink):
         return arrived
 
     def _arrivals_at(self, part: int) -> dict[int, tuple[int, Payload]]:
-        with self._mesh.lock:
+        with self._engine.lock:
             return self._arrived.setdefault((self._seq, part), {})
 
     def _compare(self, arrived: dict[int, tuple[int, Payload]]) -> None:
@@ -225,37 +230,37 @@ class MessageLink(VerifiedLink):
                 raise CallMismatchError
 
     def _send_arrival(
-        self, members: Sequence[int], part: int, payload: Payload, going: list[tuple[int, Transfer]]
+        self, members: Sequence[int], part: int, payload: Payload, pending_sends: list[tuple[int, Transfer]]
     ) -> None:
-        """Send an ENTER; add what is not sent at once to ``going``. With the engine's lock held."""
+        """Send an ENTER; append unfinished transfers to ``pending_sends``. With the engine's lock held."""
         header = frames.encode(
-            Opcode.ENTER, 0, self._group, self._mesh.epoch, part, self._seq, 0, len(payload), self._fingerprint
+            Opcode.ENTER, 0, self._group, self._engine.epoch, part, self._seq, 0, len(payload), self._fingerprint
         )
         buffers = [header, payload] if len(payload) else [header]
         for member in members:
             transfer = Transfer()
-            self._mesh.send(self._ranks[member], buffers, transfer)
+            self._engine.send(self._ranks[member], buffers, transfer)
             if not transfer.done:
-                going.append((member, transfer))
+                pending_sends.append((member, transfer))
 
     def start(
         self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]
     ) -> list[tuple[int, Transfer]]:
         """Begin to send and receive; see Link.start."""
-        going: list[tuple[int, Transfer]] = []
-        coming: list[tuple[int, Transfer]] = []
-        with self._mesh.lock:
+        pending_sends: list[tuple[int, Transfer]] = []
+        pending_receives: list[tuple[int, Transfer]] = []
+        with self._engine.lock:
             for member, view in receives:
                 if len(view):
-                    coming.append((member, transfer := Transfer()))
+                    pending_receives.append((member, transfer := Transfer()))
                     self._posted[self._ranks[member]].append((self._seq, view, transfer))
             for member, view in sends:
                 if len(view):
-                    going.append((member, transfer := Transfer()))
-                    self._mesh.send(self._ranks[member], [self._part(len(view)), view], transfer)
-            for member, _ in coming:
-                self._mesh.resume(self._ranks[member])
-        return coming + going
+                    pending_sends.append((member, transfer := Transfer()))
+                    self._engine.send(self._ranks[member], [self._part(len(view)), view], transfer)
+            for member, _ in pending_receives:
+                self._engine.resume(self._ranks[member])
+        return pending_receives + pending_sends
 
     def finish(self, exchange: list[tuple[int, Transfer]]) -> None:
         """Wait for an exchange; see Link.finish."""
@@ -273,21 +278,21 @@ class MessageLink(VerifiedLink):
             self._scratch = np.empty(nbytes, np.uint8)
         return self._scratch[:nbytes]
 
-    def report_progress(self, seq: int, fingerprint: int, words: str) -> None:
+    def report_progress(self, seq: int, fingerprint: int, description: str) -> None:
         """Report this rank's latest call to the other ranks, without waiting; see CallProgress."""
-        payload = words.encode()[: frames.SMALL]
+        payload = description.encode()[: frames.SMALL]
         header = frames.encode(
             Opcode.ENTER,
             group=self._group,
-            epoch=self._mesh.epoch,
+            epoch=self._engine.epoch,
             part=_PROGRESS,
             seq=seq,
             length=len(payload),
             fingerprint=fingerprint,
         )
-        with self._mesh.lock:
+        with self._engine.lock:
             for member in self._others:
-                self._mesh.send(self._ranks[member], [header, payload])
+                self._engine.send(self._ranks[member], [header, payload])
 
     def lagging(self, seq: int) -> list[int]:
         """Return the other ranks that have not reported call number ``seq`` or a later one."""
@@ -307,11 +312,11 @@ class MessageLink(VerifiedLink):
         """Receive an ENTER, or note that a PART is complete."""
         if header.opcode is Opcode.ENTER:
             if header.part == _PROGRESS:
-                words = bytes(payload).decode(errors="replace")
-                self.progress[self._group_rank[rank]] = CallProgress(header.seq, header.fingerprint, words)
+                description = bytes(payload).decode(errors="replace")
+                self.progress[self._group_rank[rank]] = CallProgress(header.seq, header.fingerprint, description)
                 return
             if header.seq < self._seq:
-                return  # the call is over: it did not need this announcement
+                return  # the call has ended without this announcement
             if header.part == _DESCRIPTIONS:
                 self._mismatched = header.seq
             arrived = self._arrived.setdefault((header.seq, header.part), {})
@@ -323,12 +328,12 @@ class MessageLink(VerifiedLink):
         return frames.encode(
             Opcode.PART,
             group=self._group,
-            epoch=self._mesh.epoch,
+            epoch=self._engine.epoch,
             seq=self._seq,
             length=length,
             fingerprint=self._fingerprint,
         )
 
 
-def _never(ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+def _outside_call(ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
     raise AssertionError("a message outside a call")

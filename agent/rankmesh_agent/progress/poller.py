@@ -35,21 +35,21 @@ class Poller:
         return self._asleep
 
     def add(self, peer: FramedConnection) -> None:
-        """Report when there is something to receive."""
+        """Report received bytes of a connection."""
         fd = peer.connection.fileno()
         self.peers[fd] = peer
         self._masks[fd] = peer.connection.events(False)
         self._epoll.register(fd, self._masks[fd])
 
     def remove(self, peer: FramedConnection) -> None:
-        """Report a connection no longer."""
+        """Stop reporting events of a connection."""
         fd = peer.connection.fileno()
         if self.peers.pop(fd, None) is not None:
             del self._masks[fd]
             self._epoll.unregister(fd)
 
     def update(self, peer: FramedConnection) -> None:
-        """Report room to send while something is queued, and nothing to receive while the connection is paused."""
+        """Report room to send while frames are queued, and no received bytes while the connection is paused."""
         peer.custom_events = peer.paused or bool(peer.outgoing)
         connection = peer.connection
         fd = connection.fileno()
@@ -61,7 +61,7 @@ class Poller:
             self._epoll.modify(fd, mask)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
-        """Return file descriptors and their events, after at most ``timeout`` seconds; the lock is free meanwhile."""
+        """Return file descriptors and their events, after at most ``timeout`` seconds; releases the lock meanwhile."""
         interrupted: KeyboardInterrupt | None = None
         try:
             self._asleep = timeout > 0

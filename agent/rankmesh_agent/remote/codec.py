@@ -15,7 +15,7 @@ from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.wire.dtypes import FROM_CODE, NONE, code_of
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, from_code
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
-from rankmesh_agent.wire.schemas import MOST_IN_FLIGHT
+from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT
 
 _BUILTIN_ERRORS: dict[str, type[BaseException]] = {
     kind.__name__: kind
@@ -87,7 +87,7 @@ def report_to_json(queue: CallQueue, state: GroupState, ended: Sequence[Record])
         state: of the group.
         ended: its calls that have ended since the last report.
     """
-    in_flight = [entry for entry in queue.active_records() if isinstance(entry[1], Call)][:MOST_IN_FLIGHT]
+    in_flight = [entry for entry in queue.active_records() if isinstance(entry[1], Call)][:MAX_IN_FLIGHT]
     latest = in_flight[0] if in_flight else ended[-1] if ended else None
     if latest is None or not isinstance(latest[1], Call):
         return None

@@ -80,7 +80,7 @@ class SessionServer:
         try:
             sock.settimeout(CHALLENGE_SECONDS)
             break_when_peer_vanishes(sock)
-            sock.sendall(attach_frames.UPGRADE.switching())
+            sock.sendall(attach_frames.UPGRADE.response())
         except OSError:
             sock.close()
             return

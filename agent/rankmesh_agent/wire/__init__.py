@@ -1,1 +1,1 @@
-"""Formats of everything that crosses process boundaries; imports the standard library and NumPy only."""
+"""Formats of all data that crosses process boundaries; imports the standard library, NumPy and ml_dtypes only."""

@@ -1,6 +1,6 @@
-"""Frames between a process and the standalone agent that it is attached to. Pure: no input or output happens here.
+"""Frames between a process and the standalone agent that it is attached to. Pure: this module performs no I/O.
 
-They go over the agent's unix socket, or over its HTTP port after an HTTP Upgrade. The challenge of ``wire.handshake``
+The frames use the agent's unix socket, or its HTTP port after an HTTP Upgrade. The challenge of ``wire.handshake``
 precedes the frames. On each connection the client has one request at a time in progress; before the response, the agent
 may request details in turn::
 
@@ -24,11 +24,11 @@ may request details in turn::
             44      8 x   lengths  elements of each array: of those that are filled, then of those that are read
                     rest  subject  further arguments on which the ranks must agree (wire.ops.Call), in UTF-8
 
-All numbers are in network byte order. Both lengths are checked against a limit before anything is allocated.
+All numbers are in network byte order. The receiver checks both lengths against a limit before it allocates memory.
 
-The first frame of a connection is its purpose. ACQUIRE: the client leases the agent for one rank of a job; the
-connection is then the lease, which ends with it, however the client ends. OPEN_STREAM: one of any number of connections
-for the calls of a lease, so that those of several threads do not wait for each other.
+The first frame of a connection states its purpose. ACQUIRE: the client leases the agent for one rank of a job. The
+connection is then the lease, and the lease ends with it, for any end of the client. OPEN_STREAM: one of any number of
+connections for the calls of a lease, so that the calls of several threads do not wait for each other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HEADER = struct.Struct("!BBxxIQ")
 HEADER_BYTES = HEADER.size
 CALL = struct.Struct("!QdqQiBBHHH")
 MAX_DOCUMENT = (1 << 20) + store_frames.MAX_BYTES
-"""Most bytes of a document: commands to the store are the largest."""
+"""Maximum bytes of a document; commands of the store are the largest."""
 MAX_PAYLOAD = 1 << 42
 NO_OP = 255
 
@@ -62,7 +62,7 @@ class Request(enum.IntEnum):
     """Requests of a client."""
 
     ACQUIRE = 1
-    """Lease the agent; over the connection that is the lease, as the next five."""
+    """Lease the agent; the connection becomes the lease, and carries the next five requests."""
     RELEASE = 2
     """End the lease."""
     ABORT = 3
@@ -70,11 +70,11 @@ class Request(enum.IntEnum):
     CANCEL = 4
     """Abandon messages."""
     ABORT_PENDING_GROUPS = 5
-    """End the groups that are being made."""
+    """End the groups whose creation is not complete."""
     REPORT = 6
-    """Report the calls that the client has made itself; the response has the groups' failures."""
+    """Report the calls that the client has executed itself; the response has the groups' failures."""
     OPEN_STREAM = 16
-    """Use the connection for calls; all that follow are sent over such a connection."""
+    """Use the connection for calls; all requests below use such a connection."""
     CALL = 17
     """Run a collective."""
     SEND = 18
@@ -88,7 +88,7 @@ class Request(enum.IntEnum):
     FAILURE = 24
     """Return a group's failure."""
     CHECK_PEERS = 25
-    """Check whether a call that the client makes itself can complete."""
+    """Check whether a call that the client executes itself can complete."""
     VERIFY = 26
     """Compare the fingerprints of such a call among the members."""
     EXCHANGE_DESCRIPTIONS = 27
@@ -108,13 +108,13 @@ class Response(enum.IntEnum):
     ERROR = 129
     """An error: its code or type, message and details."""
     PENDING = 130
-    """Not complete yet; of VERIFY: the calls differ."""
+    """Not complete yet; in response to VERIFY: the calls differ."""
     NEED_NOTE = 131
-    """A request in turn, for details of the call."""
+    """A request of the agent for details of the call."""
 
 
 class Header(NamedTuple):
-    """Header of a frame; see the module."""
+    """Header of a frame; see the module for its fields."""
 
     kind: int
     flags: int
@@ -123,7 +123,7 @@ class Header(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A collective or a message; see the module."""
+    """A collective or a message; see the module for its fields."""
 
     group: int
     seconds: float
@@ -139,20 +139,20 @@ class Call(NamedTuple):
 
 
 def encode(kind: int, document: bytes = b"", payload: int = 0, flags: int = 0) -> bytes:
-    """Return a frame but for its payload."""
+    """Return a frame without its payload."""
     return HEADER.pack(kind, flags, len(document), payload) + document
 
 
 def decode(data: bytes | bytearray) -> Header:
-    """Return the header that a frame begins with.
+    """Return the header at the start of a frame.
 
     Raises:
-        ProtocolError: a length over its limit.
+        ProtocolError: a length exceeds its limit.
     """
     header = Header(*HEADER.unpack_from(data))
     if header.document > MAX_DOCUMENT or header.payload > MAX_PAYLOAD:
         raise ProtocolError(
-            f"a frame of an attached process would have a document of {header.document} bytes and a payload of "
+            f"a frame of an attached process announces a document of {header.document} bytes and a payload of "
             f"{header.payload}; at most {MAX_DOCUMENT} and {MAX_PAYLOAD} are allowed"
         )
     return header
@@ -170,7 +170,7 @@ def decode_call(document: bytes | bytearray) -> Call:
     """Return the call that a document describes.
 
     Raises:
-        ProtocolError: it describes none.
+        ProtocolError: the document has another layout.
     """
     try:
         group, seconds, tag, number, rank, what, op, dtype, outputs, inputs = CALL.unpack_from(document)
@@ -183,15 +183,15 @@ def decode_call(document: bytes | bytearray) -> Call:
 
 
 def encode_json(document: Any) -> bytes:
-    """Return a document in JSON."""
+    """Return a document as JSON."""
     return json.dumps(document).encode()
 
 
 def decode_json(document: bytes | bytearray) -> dict[str, Any]:
-    """Return a document in JSON, an object.
+    """Return the JSON object of a document.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the document is not a JSON object.
     """
     try:
         found = json.loads(document)

@@ -1,7 +1,8 @@
-"""Element types: their numbers on the wire, their names, and what arithmetic they have.
+"""Element types: their codes on the wire, their names, and the arithmetic that they support.
 
-NumPy's numbers and bool; bfloat16 and the float8 types of ml_dtypes; complex32, a record of two float16 here, as NumPy
-has no such number; and opaque bytes, which carry element types that nobody computes with: they are moved, not reduced.
+The types are NumPy's numbers and bool; bfloat16 and the float8 types of ml_dtypes; complex32, here a record of two
+float16, as NumPy has no such type; and opaque bytes for element types without arithmetic: collectives copy them, but do
+not reduce them.
 """
 
 from __future__ import annotations
@@ -50,25 +51,25 @@ _TYPES: tuple[tuple[int, str, np.dtype[Any], Family], ...] = (
 PADDED = (np.longdouble, np.clongdouble) if np.finfo(np.longdouble).nmant == 63 else ()
 """Types whose elements contain padding bytes: 80-bit numbers in 16 bytes."""
 _PADDED_ITEMSIZE = 16
-"""Bytes of an x87 extended number, which has 10 bytes and 6 of padding; 0 where longdouble is another format."""
+"""Bytes of an x87 extended number, which has 10 bytes and 6 of padding; 0 where longdouble has another format."""
 
 NONE = 0
-"""The code of a frame that carries no array."""
+"""The code of a frame without an array."""
 
 FROM_CODE: dict[int, np.dtype[Any]] = {code: dtype for code, _, dtype, _ in _TYPES}
 """Element type by wire code. Codes are never reused."""
 
 FROM_NAME: dict[str, np.dtype[Any]] = {name: dtype for _, name, dtype, _ in _TYPES}
-"""Element type by the name it has in messages to users."""
+"""Element type by its name in messages to users."""
 
 OPAQUE: frozenset[np.dtype[Any]] = frozenset(dtype for _, _, dtype, family in _TYPES if family == "opaque")
-"""Element types that are moved, not reduced."""
+"""Element types that collectives copy but do not reduce."""
 
 WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
     **{dtype: np.dtype(np.float32) for _, _, dtype, family in _TYPES if family == "float" and dtype.itemsize <= 2},
     COMPLEX32: np.dtype(np.complex64),
 }
-"""What an element type too narrow to accumulate in is accumulated in."""
+"""Accumulation dtype of each element type that is too narrow to accumulate in."""
 
 # int64 and longlong are two type numbers of the same bytes: dtype equality makes them one key here.
 _CODES: dict[np.dtype[Any], int] = {dtype: code for code, _, dtype, _ in _TYPES}
@@ -91,7 +92,7 @@ def code_of(dtype: np.dtype[Any]) -> int:
 
 
 def family(dtype: np.dtype[Any]) -> Family:
-    """Return which arithmetic an element type has; ``dtype.kind`` cannot tell for those of ml_dtypes.
+    """Return the kind of arithmetic of an element type; ``dtype.kind`` does not distinguish the types of ml_dtypes.
 
     Raises:
         KeyError: the type has no code.
@@ -100,21 +101,21 @@ def family(dtype: np.dtype[Any]) -> Family:
 
 
 def display(dtype: np.dtype[Any]) -> str:
-    """Return an element type's name for messages: ``float32``, ``bfloat16``, ``complex32``, ``opaque8``."""
+    """Return the name of an element type for messages: ``float32``, ``bfloat16``, ``complex32``, ``opaque8``."""
     return _NAMES.get(dtype) or str(dtype)
 
 
 def name_of(code: int) -> str:
-    """Return an element type's name for messages, also when the code is not known here."""
+    """Return the name of an element type for messages; accepts unknown codes."""
     dtype = FROM_CODE.get(code)
     return display(dtype) if dtype is not None else f"dtype #{code}"
 
 
 def zero_padding(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a one-dimensional, contiguous array whose padding bytes are zero: the array itself if it is writable.
+    """Return a one-dimensional, contiguous array with zeroed padding bytes: the array itself if it is writable.
 
-    Only longdouble and clongdouble have padding, and NumPy leaves it uninitialised: sent as it is, it would disclose
-    memory of this process.
+    Only longdouble and clongdouble have padding. NumPy leaves it uninitialised, so a send would disclose memory of this
+    process.
     """
     if array.dtype.type not in PADDED:
         return array

@@ -1,4 +1,4 @@
-"""Every error RankMesh raises, in one tree.
+"""All errors that RankMesh raises, in one tree.
 
 ::
 
@@ -8,34 +8,34 @@
         │   ├── CollectiveMismatchError    the ranks did not make the same call
         │   ├── RankFailedError            a rank died or left while others waited for it
         │   ├── CollectiveTimeoutError     a deadline passed (also a TimeoutError)
-        │   └── GroupAbortedError          the group was given up earlier; make a new one
+        │   └── GroupAbortedError          the group was aborted earlier; make a new one
         ├── DistNetworkError               a connection could not be made or kept
-        │   ├── AddressInUseError          somebody else listens where we have to
+        │   ├── AddressInUseError          another process listens at the address
         │   ├── AuthenticationError        the peer does not know the job's token
         │   ├── ProtocolError              the peer does not speak this protocol or version
-        │   ├── GatewayUnreachableError    nobody answered at the gateway's address (also a TimeoutError)
-        │   ├── JoinTimeoutError           not all ranks came in time (also a TimeoutError)
+        │   ├── GatewayUnreachableError    no gateway responds at the address (also a TimeoutError)
+        │   ├── JoinTimeoutError           not all ranks joined in time (also a TimeoutError)
         │   ├── NoAgentsError              no standalone agent is registered at the gateway
         │   ├── NoFreeAgentError           standalone agents are registered, but none is free
         │   ├── RankTakenError             another live process holds this rank
-        │   ├── AgentTakenError            the standalone agent is leased to somebody else
+        │   ├── AgentTakenError            another client leases the standalone agent
         │   ├── NotLeasedError             the standalone agent is free: it is in no job
         │   ├── LeaseEndedError            the lease of a standalone agent has ended
         │   └── WorldSizeMismatchError     the ranks disagree on the world size
         └── DistStoreError                 a key-value store operation failed
             ├── InvalidKeyError            a key is empty, too long or not text
-            ├── InvalidValueError          a value is too large, or not what its encoding says
-            ├── KeyNotFoundError           nobody has set the key
-            ├── NotANumberError            the value cannot be added to (also a ValueError)
-            ├── PreconditionFailedError    the value is not the one that a request was for
-            ├── IdempotencyKeyReusedError  another request came under the key of an earlier one
-            ├── QueueEmptyError            there is nothing in the queue
-            ├── UnsupportedStoreError      this kind of store cannot do that (also a NotImplementedError)
+            ├── InvalidValueError          a value is too large, or not in its encoding
+            ├── KeyNotFoundError           the key has no value
+            ├── NotANumberError            the value is not a number to add to (also a ValueError)
+            ├── PreconditionFailedError    the key does not hold the expected value
+            ├── IdempotencyKeyReusedError  another request has used the idempotency key before
+            ├── QueueEmptyError            the queue is empty
+            ├── UnsupportedStoreError      the store does not support the operation (also a NotImplementedError)
             └── StoreTimeoutError          keys did not appear before the deadline (also a TimeoutError)
 
 The names DistError, DistBackendError, DistNetworkError, DistStoreError and QueueEmptyError are torch.distributed's.
-Each class owns its ``code`` (in frames and problem+json bodies) and its HTTP ``status``; the instances carry data, not
-only text.
+Each class defines its ``code`` (in frames and problem+json bodies) and its HTTP ``status``; the instances carry data
+beside the text.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class DistError(RuntimeError):
     """Base of all RankMesh errors.
 
     Attributes:
-        ranks: the ranks the error is about (failed, missing, taken), global numbering.
-        op: the operation in words, for example ``"all_reduce"``.
+        ranks: global ranks concerned (failed, missing, taken).
+        op: the operation, for example ``"all_reduce"``.
         group: the group's name.
         seq: the operation's sequence number in its group.
         address: the network address or URL concerned.
-        first_failure: where the group had failed before the call: what ended it.
+        first_failure: the failure that ended the group, if that preceded the call.
         retryable: whether the same request may succeed later.
     """
 
@@ -81,7 +81,7 @@ class DistError(RuntimeError):
 
     @property
     def message(self) -> str:
-        """The text alone."""
+        """The text without the data."""
         return str(self.args[0])
 
     def details(self) -> dict[str, Any]:
@@ -110,28 +110,28 @@ class DistBackendError(DistError):
 
 
 class CollectiveMismatchError(DistBackendError):
-    """The ranks of a group did not make the same call; no data was touched and the group stays usable."""
+    """The ranks of a group did not make the same call; no data has moved and the group stays usable."""
 
     code = "collective-mismatch"
     status = 409
 
 
 class RankFailedError(DistBackendError):
-    """A rank died or left while others waited for it; ``ranks`` names it."""
+    """A rank died or left while others waited for it; ``ranks`` contains it."""
 
     code = "rank-failed"
     status = 503
 
 
 class CollectiveTimeoutError(DistBackendError, TimeoutError):
-    """A deadline passed; ``ranks`` are the ones that had not arrived."""
+    """A deadline passed; ``ranks`` contains the ranks that had not arrived."""
 
     code = "collective-timeout"
     status = 504
 
 
 class GroupAbortedError(DistBackendError):
-    """The group was given up after an earlier failure, here or at another rank."""
+    """The group was aborted after an earlier failure, at this rank or another one."""
 
     code = "group-aborted"
     status = 410
@@ -145,7 +145,7 @@ class DistNetworkError(DistError):
 
 
 class AddressInUseError(DistNetworkError):
-    """Somebody else already listens at the address."""
+    """Another process already listens at the address."""
 
     code = "address-in-use"
     status = 409
@@ -159,21 +159,21 @@ class AuthenticationError(DistNetworkError):
 
 
 class ProtocolError(DistNetworkError):
-    """The bytes received are not RankMesh's, or of another version, or over a limit."""
+    """The received bytes are not RankMesh's, have another version, or exceed a limit."""
 
     code = "protocol-error"
     status = 400
 
 
 class GatewayUnreachableError(DistNetworkError, TimeoutError):
-    """No gateway answered at the address before the deadline."""
+    """No gateway responded at the address before the deadline."""
 
     code = "gateway-unreachable"
     status = 504
 
 
 class JoinTimeoutError(DistNetworkError, TimeoutError):
-    """Not every rank joined before the deadline; ``ranks`` are the missing ones."""
+    """Not every rank joined before the deadline; ``ranks`` contains the missing ones."""
 
     code = "join-timeout"
     status = 504
@@ -187,7 +187,7 @@ class NoAgentsError(DistNetworkError):
 
 
 class NoFreeAgentError(DistNetworkError):
-    """Standalone agents are registered at the gateway, but none is free; asking again later may help."""
+    """Standalone agents are registered at the gateway, but none is free; a later request may succeed."""
 
     code = "no-free-agent"
     status = 503
@@ -201,7 +201,7 @@ class RankTakenError(DistNetworkError):
 
 
 class AgentTakenError(DistNetworkError):
-    """The standalone agent is leased to somebody else."""
+    """Another client leases the standalone agent."""
 
     code = "agent-taken"
     status = 409
@@ -215,14 +215,14 @@ class NotLeasedError(DistNetworkError):
 
 
 class LeaseEndedError(DistNetworkError):
-    """The lease of a standalone agent has ended, or there is none of that id."""
+    """The lease of a standalone agent has ended, or no lease has the id."""
 
     code = "lease-ended"
     status = 410
 
 
 class WorldSizeMismatchError(DistNetworkError):
-    """This process and those already there disagree on the world size."""
+    """This process and the other processes of the job disagree on the world size."""
 
     code = "world-size-mismatch"
     status = 409
@@ -243,49 +243,49 @@ class InvalidKeyError(DistStoreError):
 
 
 class KeyNotFoundError(DistStoreError):
-    """Nobody has set the key, or not before the time was over."""
+    """The key has no value, or got none before the deadline."""
 
     code = "key-not-found"
     status = 404
 
 
 class InvalidValueError(DistStoreError):
-    """A value is larger than a store takes, or not in the encoding it has to be in."""
+    """A value exceeds the limit of the store, or is not in its encoding."""
 
     code = "invalid-value"
     status = 422
 
 
 class NotANumberError(DistStoreError, ValueError):
-    """The value is not decimal digits, or the sum would not fit into 64 bits."""
+    """The value is not decimal digits, or the sum does not fit into 64 bits."""
 
     code = "not-a-number"
     status = 409
 
 
 class PreconditionFailedError(DistStoreError):
-    """The key does not hold the value that the request was to replace or remove."""
+    """The key does not hold the expected value of a replacement or a removal."""
 
     code = "precondition-failed"
     status = 412
 
 
 class IdempotencyKeyReusedError(DistStoreError):
-    """Another request came under the Idempotency-Key of an earlier one."""
+    """Another request has used the Idempotency-Key before."""
 
     code = "idempotency-key-reused"
     status = 422
 
 
 class QueueEmptyError(DistStoreError):
-    """There is nothing in the queue."""
+    """The queue is empty."""
 
     code = "queue-empty"
     status = 404
 
 
 class UnsupportedStoreError(DistStoreError, NotImplementedError):
-    """This kind of store cannot do what it was asked to."""
+    """The store does not support the operation."""
 
     code = "store-unsupported"
     status = 501
@@ -306,11 +306,11 @@ def _tree(root: type[DistError]) -> dict[str, type[DistError]]:
 
 
 BY_CODE: dict[str, type[DistError]] = _tree(DistError)
-"""Each class by its wire code, to raise at this end what happened at the other."""
+"""Each class by its wire code, to raise at this end the error of the other end."""
 
 
 def from_code(code: str, message: str, **details: Any) -> DistError:
-    """Return the error another process described; an unknown code (a newer peer's) becomes a plain DistError."""
+    """Return the error that another process described; an unknown code (of a newer peer) becomes a plain DistError."""
     known = {
         name: details[name] for name in ("ranks", "op", "group", "seq", "address") if details.get(name) is not None
     }

@@ -1,6 +1,6 @@
-"""Field types of JSON bodies: constraints beyond the Python types, for the framework that validates and documents.
+"""Field types of JSON bodies: constraints beyond the Python types, for validation and for the OpenAPI document.
 
-Pydantic asks what stands in ``Annotated`` by these methods' names, so the ground floor need not import it.
+Pydantic finds the objects in ``Annotated`` by the names of their methods, so this module need not import pydantic.
 """
 
 from __future__ import annotations
@@ -9,45 +9,45 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 MAX_WORLD_SIZE = 65_536
-"""Ranks of the largest world."""
+"""Maximum number of ranks of a world."""
 MAX_NAME = 255
-"""Characters of a job's name, an instance, a host name, an address or a URL."""
+"""Maximum characters of a job's name, an instance, a host name, an address or a URL."""
 MAX_ADDRESSES = 64
-"""Addresses, or URLs, that one member or agent may advertise."""
+"""Maximum number of addresses, or URLs, of one member or agent."""
 
 _Schema = dict[str, Any]
 
 
 class _Number:
-    """A number has to be one: not a truth value, nor text that could be read as one."""
+    """Validator of numbers that accepts neither truth values nor text."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], _Schema]) -> _Schema:
-        check = {"type": "no-info", "function": _refuse_others}
+        check = {"type": "no-info", "function": _require_number}
         return {"type": "function-before", "function": check, "schema": handler(source)}
 
 
 class SchemaKeywords:
-    """A field that is checked elsewhere, with an error of its own; this says in the document what holds.
+    """JSON Schema keywords of a field whose check is elsewhere and raises its own error.
 
     Args:
-        said: keywords of JSON Schema.
+        keywords: keywords of JSON Schema.
     """
 
-    def __init__(self, **said: Any) -> None:
-        self._said = said
+    def __init__(self, **keywords: Any) -> None:
+        self._keywords = keywords
 
     def __get_pydantic_json_schema__(self, source: Any, handler: Callable[[Any], _Schema]) -> _Schema:
-        return handler(source) | self._said
+        return handler(source) | self._keywords
 
 
-def _refuse_others(value: object) -> object:
+def _require_number(value: object) -> object:
     if isinstance(value, bool | str):
-        raise ValueError(f"a number is wanted, not {value!r}")
+        raise ValueError(f"expected a number, got {value!r}")
     return value
 
 
 NUMBER = _Number()
-"""In ``Annotated``, behind the bounds of a number."""
+"""In ``Annotated``, after the bounds of a number."""
 
 Integer = Annotated[int, NUMBER]
 """A whole number."""
@@ -67,8 +67,8 @@ Text = Annotated[str, SchemaKeywords(maxLength=MAX_NAME)]
 Texts = Annotated[list[Text], SchemaKeywords(maxItems=MAX_ADDRESSES)]
 """Addresses or URLs."""
 Rank = Annotated[int, NUMBER, SchemaKeywords(minimum=-1, maximum=MAX_WORLD_SIZE - 1)]
-"""A rank, or -1 for none yet."""
+"""A rank, or -1 for an unassigned one."""
 WorldSize = Annotated[int, NUMBER, SchemaKeywords(minimum=1, maximum=MAX_WORLD_SIZE)]
-"""How many ranks a world has."""
+"""The number of ranks of a world."""
 Epoch = Annotated[int, NUMBER, SchemaKeywords(minimum=1)]
-"""Counts the times a job's world came together."""
+"""Counts the complete worlds of a job."""

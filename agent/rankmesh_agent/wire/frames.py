@@ -1,11 +1,11 @@
-"""The frame header of the fast path: 64 bytes before every payload. Pure; no input or output happens here.
+"""The frame header of the fast path: 64 bytes before every payload. Pure: this module performs no I/O.
 
 ::
 
     offset  size  field
     0       4     magic        b"RKMH"
     4       1     version      1
-    5       1     opcode       what the frame is, see Opcode
+    5       1     opcode       type of the frame, see Opcode
     6       2     dtype        element type of the payload (wire.dtypes), 0 for none
     8       8     group        id of the group
     16      4     epoch        epoch of the job
@@ -17,8 +17,8 @@
     48      8     fingerprint  of the call (wire.ops.Call); of an RTS, the address of the data in the sender, or 0
     56      8     total        bytes of the whole message an RTS announces or a CREDIT returns
 
-All numbers are in network byte order. Sizes are checked against a limit before a byte is allocated: ``length`` may
-exceed SMALL only where a receiver has posted a buffer of exactly that size.
+All numbers are in network byte order. The receiver checks sizes against a limit before it allocates memory: ``length``
+may exceed SMALL only where a receiver has posted a buffer of exactly that size.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ VERSION = 1
 HEADER = struct.Struct("!4sBBHQIIQqQQQ")
 HEADER_BYTES = HEADER.size
 SMALL = 1 << 16
-"""Largest payload, in bytes, of a frame whose receiver posts no buffer (eager messages have their own limit)."""
+"""Maximum payload, in bytes, of a frame without a posted buffer (eager messages have their own limit)."""
 
 
 class Opcode(enum.IntEnum):
-    """What a frame is."""
+    """Type of a frame."""
 
     ENTER = 1
-    """A rank has arrived at a collective; small contributions ride along."""
+    """A rank has arrived at a collective; the payload is a small contribution."""
     PART = 2
-    """A piece of a collective's data, for a buffer the receiver posts."""
+    """A piece of a collective's data, for a buffer that the receiver posts."""
     EAGER = 3
-    """A whole point-to-point message, sent before it was asked for."""
+    """A whole point-to-point message, sent before its receive."""
     RTS = 4
     """Request to send: announces a point-to-point message of ``total`` bytes."""
     CTS = 5
     """Clear to send: the receiver has posted a buffer for message ``seq``."""
     BULK = 6
-    """The data of a message that was cleared."""
+    """The data of a message after its CTS."""
     CREDIT = 7
-    """The receiver has taken ``total`` bytes of eager messages out of its queue."""
+    """The receiver has removed ``total`` bytes of eager messages from its queue."""
     REFUSE = 8
-    """The receiver will not take message ``seq``; the payload says why."""
+    """The receiver rejects message ``seq``; the payload is the reason."""
     ABORT = 9
-    """The sender gives the group up; the payload is the error as JSON."""
+    """The sender aborts the group; the payload is the error as JSON."""
     GOODBYE = 10
     """The sender leaves and will close the connection."""
     WITHDRAW = 11
-    """The sender no longer waits for message ``seq``, which it announced, to be cleared."""
+    """The sender no longer waits for the CTS of message ``seq``, which it announced."""
     DONE = 12
     """The receiver has read message ``seq`` from the sender's memory."""
 
@@ -73,7 +73,7 @@ POSTED = frozenset({Opcode.PART, Opcode.BULK})
 
 
 class Header(NamedTuple):
-    """A frame header, decoded."""
+    """A decoded frame header."""
 
     opcode: Opcode
     dtype: int = dtypes.NONE
@@ -110,11 +110,11 @@ def decode(data: bytes | bytearray | memoryview, offset: int = 0, eager_limit: i
 
     Args:
         data: at least 64 bytes from ``offset``.
-        offset: where the header begins.
-        eager_limit: largest EAGER payload in bytes.
+        offset: start of the header.
+        eager_limit: maximum EAGER payload in bytes.
 
     Raises:
-        ProtocolError: not our magic or version, an unknown opcode or dtype, or a length over the limit.
+        ProtocolError: another magic or version, an unknown opcode or dtype, or a length over the limit.
     """
     magic, version, number, dtype, group, epoch, part, seq, tag, length, fingerprint, total = HEADER.unpack_from(
         data, offset
@@ -122,7 +122,7 @@ def decode(data: bytes | bytearray | memoryview, offset: int = 0, eager_limit: i
     if magic != MAGIC:
         raise ProtocolError(f"expected a frame, got bytes that begin with {magic!r}; is this a RankMesh port?")
     if version != VERSION:
-        raise ProtocolError(f"the peer speaks version {version} of the protocol, we speak {VERSION}: upgrade the older")
+        raise ProtocolError(f"the peer speaks protocol version {version}, this side {VERSION}: upgrade the older one")
     opcode = _OPCODES.get(number)
     if opcode is None:
         raise ProtocolError(f"unknown opcode {number} in a frame")

@@ -1,4 +1,4 @@
-"""The mutual challenge that opens every fast-path connection, before any frame is parsed. Pure: no I/O happens here.
+"""The mutual challenge at the start of every fast-path connection, before any frame. Pure: this module performs no I/O.
 
 ::
 
@@ -7,9 +7,9 @@
     client → server   PROOF   HMAC(token, "client", both nonces)                 32 bytes
     server → client   PROOF   HMAC(token, "server", both nonces)                 32 bytes
 
-Each side proves that it knows the token without sending it, and a recorded conversation is worth nothing against a
-fresh nonce. The role in the proof keeps a reflected one from being accepted. The client proves first, so a port scan
-learns nothing. Everything has a fixed size: nothing a stranger sends decides how much is read.
+Each side proves that it knows the token without sending it. Fresh nonces make the replay of a recorded handshake
+useless, and the role in the proof prevents reflection. The client sends its proof first, so a port scan reveals
+nothing. All messages have a fixed size: no data of an unauthenticated peer determines the number of bytes read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Challenge:
     """One side of the challenge.
 
     Args:
-        token: the job's secret; the empty token is a secret like any other (jobs on loopback may have none).
+        token: the job's secret; an empty token is valid (jobs on loopback may have none).
         client: whether this side opened the connection.
     """
 
@@ -46,10 +46,10 @@ class Challenge:
         return _HELLO.pack(MAGIC, VERSION, self._nonce)
 
     def receive_hello(self, data: bytes) -> None:
-        """Take the other side's HELLO.
+        """Process the other side's HELLO.
 
         Raises:
-            ProtocolError: it is not RankMesh or another version.
+            ProtocolError: the bytes are not RankMesh's, or have another version.
         """
         magic, version, nonce = _HELLO.unpack(data)
         if magic != MAGIC:
@@ -62,7 +62,7 @@ class Challenge:
 
     @property
     def name(self) -> bytes:
-        """What both sides may call the connection: 64 bytes, after the HELLOs, that no other connection has."""
+        """Unique name of the connection at both sides, after the HELLOs: 64 bytes."""
         return self._both
 
     def proof(self) -> bytes:
@@ -73,7 +73,7 @@ class Challenge:
         """Check the other side's proof.
 
         Raises:
-            AuthenticationError: it does not know the token.
+            AuthenticationError: the other side does not know the token.
         """
         if not hmac.compare_digest(data, self._mac(not self._client)):
             raise AuthenticationError("the other side has another token: RANKMESH_TOKEN must be the same on every rank")

@@ -1,4 +1,4 @@
-"""The .npy format, read from and written to memory: arrays that come over HTTP are not unpickled and not copied.
+"""The .npy format in memory: the module reads arrays from HTTP bodies without pickle and without a copy.
 
 The format is NumPy's: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 """
@@ -19,27 +19,27 @@ from rankmesh_agent.wire.dtypes import FROM_CODE, FROM_NAME, OPAQUE, display
 Array = npt.NDArray[Any]
 
 MAGIC = b"\x93NUMPY"
-"""What every .npy file begins with."""
+"""First bytes of every .npy file."""
 MAX_HEADER = 4096
-"""Longest header that is looked at, in bytes: it is a Python literal, and one of an array is some 100 long."""
+"""Maximum bytes of a header: it is a Python literal, and that of an array has some 100."""
 _SUPPORTED = frozenset(FROM_CODE.values())
 _LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
-"""How long the header is, by the format's version."""
+"""Layout of the header's length, by the format's version."""
 _CUSTOM = 256
-"""From this number on element types are not NumPy's own, and others that read the file do not know them."""
+"""First type number of element types that are not NumPy's own, which other readers of the file do not know."""
 _KEYS = {"descr", "fortran_order", "shape"}
-_BROKEN = (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError, MemoryError)
-"""What is raised at literals that are none, and at descriptions of no dtype and no shape."""
+_INVALID = (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError, MemoryError)
+"""Errors of invalid literals, and of descriptions that are no dtype or no shape."""
 
 
 class Header(NamedTuple):
-    """What a .npy file says of its array.
+    """Header of a .npy file.
 
     Attributes:
         dtype: element type, in the byte order of the file.
         shape: lengths of the dimensions.
-        fortran: whether the first index runs fastest.
-        offset: where the elements begin.
+        fortran: whether the first index varies fastest.
+        offset: start of the elements.
     """
 
     dtype: np.dtype[Any]
@@ -49,10 +49,10 @@ class Header(NamedTuple):
 
 
 def read_header(body: memoryview) -> Header:
-    """Return what a .npy file says of its array.
+    """Return the header of a .npy file.
 
     Raises:
-        ValueError: it is no .npy file, or its header makes no sense.
+        ValueError: the bytes are no .npy file, or the header is invalid.
     """
     if bytes(body[:6]) != MAGIC or len(body) < 12:
         raise ValueError("not a .npy file: it does not begin with \\x93NUMPY and a header")
@@ -62,34 +62,34 @@ def read_header(body: memoryview) -> Header:
     begin = 8 + length.size
     (size,) = length.unpack(body[8:begin])
     if size > min(MAX_HEADER, len(body) - begin):
-        raise ValueError(f"the .npy header is said to be {size} bytes long: more than there are, or than {MAX_HEADER}")
+        raise ValueError(f"the .npy header declares {size} bytes: more than follow, or than {MAX_HEADER}")
     try:
-        said = ast.literal_eval(bytes(body[begin : begin + size]).decode())
-        if not isinstance(said, dict) or set(said) != _KEYS:
+        fields = ast.literal_eval(bytes(body[begin : begin + size]).decode())
+        if not isinstance(fields, dict) or set(fields) != _KEYS:
             raise ValueError("it must have descr, fortran_order and shape")
-        shape, fortran = said["shape"], said["fortran_order"]
+        shape, fortran = fields["shape"], fields["fortran_order"]
         if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
-            raise ValueError("the shape is none")
+            raise ValueError("the shape must be a tuple of lengths")
         if not isinstance(fortran, bool):
             raise ValueError("fortran_order must be True or False")
-        dtype = np.lib.format.descr_to_dtype(said["descr"])
-    except _BROKEN as error:
-        why = str(error)[:200] or type(error).__name__
-        raise ValueError(f"the .npy header cannot be read: {why}") from None
+        dtype = np.lib.format.descr_to_dtype(fields["descr"])
+    except _INVALID as error:
+        reason = str(error)[:200] or type(error).__name__
+        raise ValueError(f"the .npy header cannot be read: {reason}") from None
     return Header(dtype, shape, fortran, begin + size)
 
 
 def read(body: Array, named: np.dtype[Any] | None = None) -> Array:
-    """Return the array of a .npy file in C order and this machine's byte order: a view of ``body`` if it can be one.
+    """Return the array of a .npy file in C order and this machine's byte order: a view of ``body`` if possible.
 
     Args:
-        body: the file's bytes, uint8.
-        named: the element type where the file cannot say it: NumPy knows those of ml_dtypes as so many bytes.
+        body: bytes of the file, uint8.
+        named: element type of the result, if the file cannot express it: NumPy stores ml_dtypes' types as opaque bytes.
 
     Raises:
-        ValueError: it is no .npy file, it holds another number of elements than its header says, or ``named`` is not
-            what it may be read as.
-        TypeError: its elements cannot be communicated (objects, strings, dates).
+        ValueError: the bytes are no .npy file, their number differs from the header's, or ``named`` does not fit the
+            elements.
+        TypeError: the elements cannot be communicated (objects, strings, dates).
     """
     header = read_header(body.data)
     dtype = header.dtype
@@ -97,13 +97,13 @@ def read(body: Array, named: np.dtype[Any] | None = None) -> Array:
     expected = math.prod(header.shape) * dtype.itemsize
     if body.nbytes - header.offset != expected:
         raise ValueError(
-            f"the .npy header says {display(native)}{list(header.shape)}, {expected} bytes, but "
+            f"the .npy header declares {display(native)}{list(header.shape)}, {expected} bytes, but "
             f"{body.nbytes - header.offset} bytes follow it"
         )
     shape = header.shape[::-1] if header.fortran else header.shape
     try:
         found = body[header.offset :].view(dtype).reshape(shape)
-    except _BROKEN as error:
+    except _INVALID as error:
         raise ValueError(f"no array has the shape {list(header.shape)}: {error}") from None
     if header.fortran:
         found = found.T
@@ -117,7 +117,7 @@ def read(body: Array, named: np.dtype[Any] | None = None) -> Array:
 
 
 def header_of(array: Array) -> bytes:
-    """Return what stands before the elements of a C-contiguous array in a .npy file."""
+    """Return the header of a .npy file with a C-contiguous array."""
     out = io.BytesIO()
     dtype = array.dtype
     described = np.lib.format.dtype_to_descr(dtype) if dtype.num < _CUSTOM else f"|V{dtype.itemsize}"
@@ -126,10 +126,10 @@ def header_of(array: Array) -> bytes:
 
 
 def native_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return an element type that can be communicated in this machine's byte order.
+    """Return the same element type in this machine's byte order.
 
     Raises:
-        TypeError: arrays of it cannot be communicated.
+        TypeError: arrays of the type cannot be communicated.
     """
     native = dtype if dtype in _SUPPORTED else dtype.newbyteorder("=")
     if native not in _SUPPORTED:

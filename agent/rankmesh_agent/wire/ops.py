@@ -1,4 +1,4 @@
-"""The operations, what identifies a call of one, and the fingerprint by which ranks compare calls."""
+"""Collective and reduction operations, and the description of a call with the fingerprint that ranks compare."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class OpType(enum.IntEnum):
     REDUCE_SCATTER = 9
     ALL_TO_ALL = 10
     EMPTY = 11
-    """Make registered arrays."""
+    """Allocate registered arrays."""
 
 
 class ReduceOp(enum.IntEnum):
-    """How elements of several ranks become one, as torch.distributed.ReduceOp names it; the numbers are torch's.
+    """Reduction operation, with the names and numbers of torch.distributed.ReduceOp.
 
     ``PREMUL_SUM`` needs its factor: ``ReduceOp.PREMUL_SUM(0.5)``.
     """
@@ -55,10 +55,10 @@ class ReduceOp(enum.IntEnum):
         return format(str(self), spec)
 
     def __call__(self, factor: complex) -> PremulSum:
-        """Return the sum of what every rank multiplies by its factor first.
+        """Return the sum of each rank's array multiplied by the factor of that rank.
 
         Raises:
-            TypeError: this is not PREMUL_SUM, or the factor is no number.
+            TypeError: this is not PREMUL_SUM, or the factor is not a number.
         """
         if self is not ReduceOp.PREMUL_SUM:
             raise TypeError(f"ReduceOp.{self.name} takes no factor; only ReduceOp.PREMUL_SUM(factor) does")
@@ -73,7 +73,7 @@ class PremulSum:
         factor: a number, also as an array or tensor of one element; an int for arrays of integers.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: the factor is not a number.
     """
 
     factor: complex
@@ -90,17 +90,17 @@ class PremulSum:
 
 @dataclass(frozen=True)
 class Call:
-    """What all ranks of a group have to agree on before data moves.
+    """Arguments of a collective on which all ranks of a group must agree before data moves.
 
     Attributes:
         kind: the collective.
-        dtype: element type of the arrays, None where there are none.
-        count: elements each rank contributes, or gets; -1 where every rank has its own splits.
-        reduce_op: how elements are combined, None for collectives that do not.
-        root: global rank that data comes from or goes to, None for collectives without one.
-        counts: elements of each rank where they differ, None where they do not.
-        subject: anything else that has to be equal, in words (a new group's ranks, say).
-        place: where the arrays are: nothing for host memory, ``cuda`` for GPUs'.
+        dtype: element type of the arrays, None for calls without arrays.
+        count: elements that each rank contributes or receives; -1 where every rank has its own splits.
+        reduce_op: reduction operation, None for collectives without one.
+        root: global rank of the source or destination, None for collectives without one.
+        counts: elements of each rank where they differ, otherwise None.
+        subject: further arguments that must be equal, as text (for example the ranks of a new group).
+        place: memory of the arrays: empty for host memory, ``cuda`` for GPU memory.
     """
 
     kind: OpType
@@ -125,7 +125,7 @@ class Call:
 
     @cached_property
     def arguments(self) -> str:
-        """The arguments in words, for example ``float32[1024], SUM``."""
+        """The arguments as text, for example ``float32[1024], SUM``."""
         parts = []
         if self.dtype is not None:
             counts = self.counts or ((self.count,) if self.count >= 0 else ())
@@ -142,7 +142,7 @@ class Call:
 
     @cached_property
     def fingerprint(self) -> int:
-        """64 bits that are equal for equal calls and different for others, on every machine and version of Python."""
+        """64 bits that are equal for equal calls and differ for others, on every machine and version of Python."""
         digest = hashlib.blake2b(str(self).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big")
 

@@ -1,26 +1,26 @@
-"""Statistics of an agent, as its metrics report them."""
+"""Statistics of an agent for its metrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 BOUNDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Upper bounds of the durations' histogram, in seconds; the last bucket is for what takes longer."""
+"""Upper bounds of the histogram of durations, in seconds; one more bucket counts longer calls."""
 
 
 @dataclass
 class OperationStats:
-    """The calls, or messages, of one kind in one group.
+    """The calls, or messages, of one operation in one group.
 
     Attributes:
         group: the group's name.
         op: ``all_reduce``, ``send``, ...
-        nbytes: of all that have ended.
-        seconds: what they took together.
-        failures: how many of them failed.
-        buckets: how many took at most as long as each of BOUNDS, but longer than the one before; the last, longer.
-        in_flight: how many have begun, or are queued, and not ended.
-        oldest: seconds since the oldest of these began, or was queued; 0 if there are none.
+        nbytes: total bytes of the calls that have ended.
+        seconds: total duration of the calls that have ended.
+        failures: number of failed calls.
+        buckets: number of calls in each bucket of BOUNDS; the last bucket counts longer calls.
+        in_flight: number of calls that have begun, or are queued, and have not ended.
+        oldest: seconds since the oldest call in flight began, or was queued; 0 if there is none.
     """
 
     group: str
@@ -33,7 +33,7 @@ class OperationStats:
     oldest: float = 0.0
 
     def add(self, other: OperationStats) -> None:
-        """Count another one's calls, too."""
+        """Add the statistics of another instance."""
         self.nbytes += other.nbytes
         self.seconds += other.seconds
         self.failures += other.failures
@@ -47,9 +47,9 @@ class HeartbeatStats:
     """An agent's heartbeats.
 
     Attributes:
-        answered: how many the gateway answered.
-        unanswered: how many it did not.
-        age: seconds since its last answer.
+        answered: number of heartbeats with a response of the gateway.
+        unanswered: number of heartbeats without one.
+        age: seconds since the last response.
     """
 
     answered: int
@@ -59,11 +59,11 @@ class HeartbeatStats:
 
 @dataclass
 class StoreStats:
-    """The store of the agent that owns the keys.
+    """The store of the agent that holds the keys.
 
     Attributes:
-        operations: how many calls there have been, by the call's name.
-        keys: how many keys have values.
+        operations: number of calls, by the call's name.
+        keys: number of keys with a value.
     """
 
     operations: dict[str, int]
@@ -72,14 +72,14 @@ class StoreStats:
 
 @dataclass
 class AgentStats:
-    """What an agent has counted since it joined its job; nothing, for one that is in none.
+    """Statistics of an agent since it joined its job; empty for an agent without a job.
 
     Attributes:
-        operations: by group and kind.
-        pulse: its heartbeats.
-        store: of the agent that owns the keys, None of others.
-        peers: how many peers are connected, by what carries point-to-point messages to them.
-        lost: how many peers have gone without a goodbye.
+        operations: calls by group and operation.
+        heartbeats: its heartbeats.
+        store: statistics of the store at the agent that holds the keys, otherwise None.
+        peers: number of connected peers, by the transport of point-to-point messages to them.
+        lost: number of peers whose connection broke without a goodbye.
     """
 
     operations: list[OperationStats] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The frames of the store's binary protocol. Pure: no I/O happens here.
+"""The frames of the store's binary protocol. Pure: this module performs no I/O.
 
 The protocol is at the address of the store's HTTP port. A client requests it by an HTTP Upgrade (RFC 9110, section
 7.8), so a server that does not speak it responds in HTTP. The response names a unix socket, which takes half the time
@@ -24,7 +24,7 @@ time, requests and their responses::
     both     24      4 x count      length of each part
              then                   the parts, one after the other: keys, values, names
 
-All numbers are in network byte order. ``length`` is checked against a limit before anything is allocated for it.
+All numbers are in network byte order. The receiver checks ``length`` against a limit before it allocates memory.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ MAX_BYTES = (2 * 64 + 1) << 20
 """Maximum bytes after a header: the maximum number of keys of maximum length, and the largest value."""
 
 RETRY = 0x80
-"""A flag: the request was sent before over a connection that broke; its first part identifies it."""
+"""A flag: the client sent the request before over a connection that broke; its first part identifies it."""
 RETRIED_REQUEST = struct.Struct("!64sI")
-"""That part: the broken connection's name (both nonces of its challenge), and the request's number there."""
+"""First part of a retry: name of the broken connection (both nonces of its challenge), and number of the request."""
 
 
 class Kind(enum.IntEnum):
@@ -90,7 +90,7 @@ def upgrade_response(unix_socket: str) -> bytes:
     Args:
         unix_socket: abstract name of the unix socket that clients on the same host may use instead.
     """
-    return UPGRADE.switching(_UNIX_SOCKET_FIELD + unix_socket.encode("ascii"))
+    return UPGRADE.response(_UNIX_SOCKET_FIELD + unix_socket.encode("ascii"))
 
 
 def unix_socket_of(head: bytes) -> str:

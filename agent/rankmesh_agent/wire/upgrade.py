@@ -1,6 +1,6 @@
-"""HTTP Upgrade (RFC 9110, section 7.8), by which a client changes to another protocol on an HTTP port. Pure.
+"""HTTP Upgrade (RFC 9110, section 7.8): a client switches to another protocol on an HTTP port. Pure: no I/O.
 
-So whoever does not know the protocol answers in HTTP, and an agent needs one port.
+An agent thus needs one port, and a server that does not know the protocol responds in HTTP.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from rankmesh_agent.wire.errors import ProtocolError
 
 MAX_HEAD_BYTES = 8192
-"""Largest HTTP head, before the protocol is another."""
+"""Maximum bytes of an HTTP head before the switch."""
 _SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\n"
 _END = b"\r\n\r\n"
 
@@ -17,46 +17,46 @@ class Upgrade:
     """One protocol.
 
     Args:
-        path: where it is asked for.
-        protocol: its name.
+        path: path of the upgrade request.
+        protocol: name of the protocol.
     """
 
     def __init__(self, path: bytes, protocol: bytes) -> None:
         self._request_line = b"GET " + path + b" HTTP/1.1\r\n"
         self._protocol = protocol
-        self._wanted = b"\r\nupgrade: " + protocol + b"\r\n"
+        self._field = b"\r\nupgrade: " + protocol + b"\r\n"
 
     def request(self, host: str) -> bytes:
-        """Return the HTTP request that asks for the protocol.
+        """Return the HTTP request for the protocol.
 
         Args:
-            host: host and port, as URLs have them.
+            host: host and port in the format of URLs.
         """
         fields = b"Host: " + host.encode("ascii", "replace") + b"\r\nConnection: Upgrade"
-        return self._request_line + fields + self._wanted + b"\r\n"
+        return self._request_line + fields + self._field + b"\r\n"
 
-    def switching(self, field: bytes = b"") -> bytes:
-        """Return the answer to that, with one more header field if there is one."""
+    def response(self, field: bytes = b"") -> bytes:
+        """Return the response to the request, with an optional further header field."""
         more = b"\r\n" + field if field else b""
         return _SWITCHING + b"Connection: Upgrade\r\nUpgrade: " + self._protocol + more + _END
 
-    def asked_for(self, head: bytes) -> bool | None:
-        """Return whether the first bytes of a connection ask for the protocol; None if more are needed to tell."""
+    def is_requested(self, head: bytes) -> bool | None:
+        """Return whether the first bytes of a connection request the protocol; None if more bytes are needed."""
         if not head.startswith(self._request_line):
             return None if self._request_line.startswith(head) else False
         if _END not in head:
             return None if len(head) < MAX_HEAD_BYTES else False
-        return head.endswith(_END) and self._wanted in head.lower()
+        return head.endswith(_END) and self._field in head.lower()
 
 
-def switched(head: bytes) -> bool:
-    """Return whether the answer to a request for a protocol is all there; False if more is needed.
+def is_complete(head: bytes) -> bool:
+    """Return whether the response to an upgrade request is complete.
 
     Raises:
-        ProtocolError: the answer is another one: whoever gave it does not know the protocol.
+        ProtocolError: the server has not switched: it does not know the protocol.
     """
     if not head.startswith(_SWITCHING[:13]) or len(head) >= MAX_HEAD_BYTES:
         if _SWITCHING[:13].startswith(head):
             return False
-        raise ProtocolError("there is HTTP, but nobody who knows the protocol that we want to change to")
+        raise ProtocolError("the server speaks HTTP, but does not know the requested protocol")
     return _END in head

@@ -1,3 +1,3 @@
-"""The one place where the release number stands; the build reads it here."""
+"""The release number; the build reads it from this file."""
 
 __version__ = "0.1.0"

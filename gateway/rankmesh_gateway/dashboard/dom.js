@@ -36,7 +36,7 @@ export function say(element, text) {
   }
 }
 
-/** Shows an element, or hides it from everybody. */
+/** Shows an element, or hides it, from screen readers too. */
 export function show(element, visible) {
   element.hidden = !visible;
 }

@@ -101,7 +101,7 @@ def check_lease(request: LeaseRequest) -> None:
 def _check_place(job: str, world_size: int, member: Member, *, at_least: int) -> None:
     _check_given(**{"job": job, "member.instance": member.instance})
     texts = {"job": job, "member.instance": member.instance, "member.host": member.host}
-    texts |= {"member.host_id": member.host_id, "member.http": member.http}
+    texts |= {"member.host_id": member.host_id, "member.http": member.http, "member.transport": member.transport}
     _check_lengths(texts | {f"member.addresses[{index}]": address for index, address in enumerate(member.addresses)})
     if len(member.addresses) > MAX_ADDRESSES:
         raise InvalidRequestError(f"{len(member.addresses)} addresses given, at most {MAX_ADDRESSES} are allowed")

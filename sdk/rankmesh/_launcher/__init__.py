@@ -1,1 +1,1 @@
-"""What the launcher is made of: arguments → plan → ranks, supervised by one event loop, then a report."""
+"""Launcher of ranks: arguments → plan → ranks, supervised by one event loop, then a report."""

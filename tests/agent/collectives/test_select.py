@@ -8,7 +8,7 @@ import pytest
 
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
 from rankmesh_agent.collectives.link import chunks, shards
-from rankmesh_agent.collectives.select import OVER_HOSTS, _rows, algorithm, algorithms, candidates, table_row
+from rankmesh_agent.collectives.select import HIERARCHICAL, _rows, algorithm, algorithms, candidates, table_row
 from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import OpType
@@ -44,9 +44,9 @@ def test_there_is_an_algorithm_for_every_collective_medium_and_size(kind, medium
 def test_between_hosts_there_is_one_for_every_collective_too(kind, nbytes):
     found = algorithm(kind, "hosts", nbytes, 4)
     assert found.__module__.rpartition(".")[2] == kind.name.lower()
-    assert (found in OVER_HOSTS) == (".hierarchical." in found.__module__)
-    assert found not in OVER_HOSTS or nbytes > 1000
-    assert next(iter(inspect.signature(found).parameters)) == ("hosts" if found in OVER_HOSTS else "link")
+    assert (found in HIERARCHICAL) == (".hierarchical." in found.__module__)
+    assert found not in HIERARCHICAL or nbytes > 1000
+    assert next(iter(inspect.signature(found).parameters)) == ("topology" if found in HIERARCHICAL else "link")
 
 
 @pytest.mark.parametrize(("kind", "small"), OVER_LINKS, ids=lambda value: getattr(value, "name", None))

@@ -122,11 +122,6 @@ def test_a_refusal_says_what_to_do(app):
     assert "secret" not in said["detail"]
 
 
-def test_without_a_token_none_is_asked_for(app):
-    assert status(guarded(app)) == 200
-    assert status(guarded(app), authorization="Bearer whatever") == 200
-
-
 # Host and Origin
 
 
@@ -169,13 +164,9 @@ def test_other_hosts_are_refused(app, host, path):
     assert app.calls == 0
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:8000", "https://localhost:8000", "HTTP://LOCALHOST:8000"])
+@pytest.mark.parametrize("origin", ["http://Trainer-2:8000", "https://trainer-2:8000", "HTTP://TRAINER-2:8000"])
 def test_pages_of_our_own_may_ask(app, origin):
-    assert status(guarded(app), origin=origin) == 200
-
-
-def test_letter_case_of_the_host_is_no_other_origin(app):
-    assert status(guarded(app, names=["trainer-2"]), host="Trainer-2:8000", origin="http://trainer-2:8000") == 200
+    assert status(guarded(app, names=["trainer-2"]), host="Trainer-2:8000", origin=origin) == 200
 
 
 @pytest.mark.parametrize(
@@ -204,14 +195,9 @@ def test_content_length_is_looked_at_before_the_body(app, length, code):
     assert app.calls == (code == 200)
 
 
-@pytest.mark.parametrize("length", ["", "abc", "-1", "+1", "1.0", "1e3", "0x10", "1 000", "\xb2"])
+@pytest.mark.parametrize("length", ["", "abc", "-1", "+1", "1.0", "1e3", "0x10", "1 000", "\xb2", "9" * 5000])
 def test_a_content_length_that_is_no_number_is_refused(app, length):
     assert 400 <= status(guarded(app), method="PUT", content_length=length) < 500
-    assert app.calls == 0
-
-
-def test_a_content_length_of_very_many_digits_is_refused(app):
-    assert 400 <= status(guarded(app), method="PUT", content_length="9" * 5000) < 500
     assert app.calls == 0
 
 

@@ -120,7 +120,7 @@ def test_who_leaves_after_its_last_call_disturbs_nobody(ranks: World, odd: int) 
         members.barrier(NOW)
         if members.rank == odd:
             members.close()
-            members.engine.close(patience=0.5)
+            members.engine.close(timeout=0.5)
 
     ranks.run(run)
 
@@ -131,7 +131,7 @@ def test_who_leaves_without_coming_is_named(ranks: World, odd: int) -> None:
         members.barrier(NOW)
         if members.rank == odd:
             members.close()
-            members.engine.close("bored", patience=0.5)
+            members.engine.close("bored", timeout=0.5)
             return
         with pytest.raises(DistBackendError, match=rf"rank {odd} .*left \(bored\)") as caught:
             members.barrier(NOW)

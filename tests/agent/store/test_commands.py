@@ -107,7 +107,7 @@ def test_a_value_does_not_grow_beyond_the_limit():
         Append("k", b"1").apply(table)
 
 
-@pytest.mark.parametrize("key", ["", "k" * 1025, "\ud800"])
+@pytest.mark.parametrize("key", ["", "k" * 1025, "é" * 513, "\ud800"])
 def test_invalid_keys(key):
     for make in (Get, Delete, Add, QueueLen, QueuePop, lambda key: Set(key, b""), lambda key: Append(key, b"")):
         with pytest.raises(InvalidKeyError):

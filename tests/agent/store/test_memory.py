@@ -103,17 +103,6 @@ class TestWaits:
                     await task
 
 
-class TestConcurrency:
-    async def test_32_clients_add_at_once(self, store):
-        await asyncio.gather(*(store.execute(Add("n", 1)) for _ in range(32)))
-        assert await store.execute(Get("n")) == b"32"
-
-    async def test_each_value_of_a_queue_is_taken_once(self, store):
-        taking = [asyncio.create_task(store.execute(QueuePop("q", 30.0))) for _ in range(20)]
-        await asyncio.gather(*(store.execute(QueuePush("q", b"%d" % number)) for number in range(20)))
-        assert sorted(await asyncio.gather(*taking)) == sorted(b"%d" % number for number in range(20))
-
-
 class TestIdempotencyKeys:
     @pytest.mark.parametrize(
         ("command", "result", "end"),

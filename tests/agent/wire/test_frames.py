@@ -104,8 +104,8 @@ def test_decode_takes_any_bytes_at_any_offset(kind):
     [
         (0, b"HTTP", "b'HTTP'"),
         (3, b"\0", "RankMesh port"),
-        (4, b"\0", "version 0 of the protocol, we speak 1"),
-        (4, b"\2", "version 2 of the protocol, we speak 1"),
+        (4, b"\0", "protocol version 0, this side 1"),
+        (4, b"\2", "protocol version 2, this side 1"),
         (5, b"\0", "unknown opcode 0"),
         (5, b"\x7f", "unknown opcode 127"),
         (5, b"\xff", "unknown opcode 255"),

@@ -135,4 +135,4 @@ class TestTheUpgrade:
         ],
     )
     def test_what_does_not_request_it(self, head):
-        assert UPGRADE.asked_for(head) is False
+        assert UPGRADE.is_requested(head) is False

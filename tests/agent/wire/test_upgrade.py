@@ -6,7 +6,7 @@ import pytest
 
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.errors import ProtocolError
-from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES, Upgrade, switched
+from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES, Upgrade, is_complete
 
 WAY = Upgrade(b"/v1/way", b"rankmesh-way/1")
 
@@ -15,22 +15,22 @@ def test_golden():
     asked = WAY.request("host:1")
     assert asked == b"GET /v1/way HTTP/1.1\r\nHost: host:1\r\nConnection: Upgrade\r\nupgrade: rankmesh-way/1\r\n\r\n"
     head = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: rankmesh-way/1\r\n"
-    assert WAY.switching() == head + b"\r\n"
-    assert WAY.switching(b"More: 1") == head + b"More: 1\r\n\r\n"
+    assert WAY.response() == head + b"\r\n"
+    assert WAY.response(b"More: 1") == head + b"More: 1\r\n\r\n"
 
 
 def test_byte_by_byte():
-    asked, agreed = WAY.request("host"), WAY.switching()
-    assert {WAY.asked_for(asked[:end]) for end in range(len(asked))} == {None}
-    assert WAY.asked_for(asked) is True
-    assert not any(switched(agreed[:end]) for end in range(len(agreed)))
-    assert switched(agreed)
+    asked, agreed = WAY.request("host"), WAY.response()
+    assert {WAY.is_requested(asked[:end]) for end in range(len(asked))} == {None}
+    assert WAY.is_requested(asked) is True
+    assert not any(is_complete(agreed[:end]) for end in range(len(agreed)))
+    assert is_complete(agreed)
 
 
 def test_the_protocols_of_an_agent_are_told_apart():
     ways = [attach_frames.UPGRADE, store_frames.UPGRADE]
     for way in ways:
-        assert [each.asked_for(way.request("host")) for each in ways] == [each is way for each in ways]
+        assert [each.is_requested(way.request("host")) for each in ways] == [each is way for each in ways]
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_the_protocols_of_an_agent_are_told_apart():
 )
 def test_what_does_not_agree(head):
     with pytest.raises(ProtocolError):
-        switched(head)
+        is_complete(head)

@@ -4,82 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink
+from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink
 from rankmesh_agent.collectives.link import Array, as_bytes, chunks, shards
 from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, partial_dtype
 from rankmesh_agent.wire.ops import ReduceOp
 
 
-def over_hosts(hosts: HierarchicalLink, array: Array, op: ReduceOp) -> None:
+def over_hosts(topology: HierarchicalLink, array: Array, op: ReduceOp) -> None:
     """Reduce inside each host, reduce-scatter and all-gather between the hosts, copy inside each host.
 
-    The ranks of a host are reduced in rank order, then the hosts in the order of their first ranks: floating-point
-    sums are associated by host, so they may differ from another transport's in their last bits. They are the same on
-    all ranks. Types narrower than float32 stay wide between the hosts until all are in, and are rounded once.
+    The algorithm reduces the ranks of a host in rank order, then the hosts in the order of their first ranks. The
+    association of floating-point sums depends on the hosts, so the last bits may differ from another transport's; they
+    are the same on all ranks. Types narrower than float32 stay wide between the hosts and are rounded once, at the end.
 
     Steps: 2 and 2 exchanges a chunk. Each host sends and receives 2 (hosts - 1) / hosts of the array's bytes, its
-    carriers equal parts of them; what is accumulated in a wider type counts in that the first time.
+    leaders equal parts of them; a dtype with a wider accumulator counts in that one the first time.
     """
-    everywhere = range(len(hosts.layout))
-    hosts.link.all_exchange()
-    for where, values in reduced(hosts, array, op, by=everywhere, to=everywhere):
+    everywhere = range(len(topology.layout))
+    topology.link.all_exchange()
+    for where, values in reduced(topology, array, op, by=everywhere, to=everywhere):
         array[where] = values
 
 
 def reduced(
-    hosts: HierarchicalLink, array: Array, op: ReduceOp, *, by: Sequence[int], to: Sequence[int]
+    topology: HierarchicalLink, array: Array, op: ReduceOp, *, by: Sequence[int], to: Sequence[int]
 ) -> Iterator[tuple[slice, Array]]:
-    """Reduce chunk by chunk, after the arrival; on the hosts numbered ``to`` yield where, and what is the result there.
+    """Reduce chunk by chunk, after the arrival; on the hosts ``to``, yield each slice of the result and its values.
 
-    All write, each carrier reduces its share of the chunk, over its host and then, in its column, over all hosts; the
-    result is where its part of the chunk was, which nobody else reads.
+    Each rank writes its chunk. Each leader reduces its shard of the chunk over its host and then, along its rail, over
+    all hosts. The result overwrites the leader's own part of the chunk, which no other rank reads.
 
     Args:
-        by: the hosts that reduce the partial results of all hosts, each an equal part.
-        to: the hosts that get the result.
+        by: numbers of the hosts that reduce the partial results of all hosts, each an equal part.
+        to: numbers of the hosts that receive the result.
     """
-    local = hosts.local
+    local = topology.local
     for chunk in chunks(array.size, local.slot_bytes // array.itemsize):
         part = array[chunk]
         slots = local.slots(array.dtype, part.size)
         slots[local.rank][:] = part
         local.step()
-        split = shards(part.size, hosts.leaders)
-        if hosts.rail:
-            mine = split[hosts.local_rank]
-            _reduce_column(hosts, [slot[mine] for slot in slots], slots[local.rank][mine], op, by, to)
+        split = shards(part.size, topology.leaders)
+        if topology.rail:
+            mine = split[topology.local_rank]
+            _reduce_rail(topology, [slot[mine] for slot in slots], slots[local.rank][mine], op, by, to)
         local.step()
-        if hosts.host in to:
+        if topology.host in to:
             for owner, share in enumerate(split):
                 yield slice(chunk.start + share.start, chunk.start + share.stop), slots[owner][share]
 
 
-def _reduce_column(
-    hosts: HierarchicalLink, parts: Sequence[Array], result: Array, op: ReduceOp, by: Sequence[int], to: Sequence[int]
+def _reduce_rail(
+    topology: HierarchicalLink,
+    parts: Sequence[Array],
+    result: Array,
+    op: ReduceOp,
+    by: Sequence[int],
+    to: Sequence[int],
 ) -> None:
-    """Reduce this host's ``parts``, exchange what that makes with the column, reduce it and exchange the results."""
-    column, home, others = hosts.rail, hosts.host, hosts.other_hosts
-    dtype = partial_dtype(op, result.dtype, hosts.size)
-    most = -(-result.size // len(by))
-    scratch = hosts.local.scratch(dtype, result.size + len(others) * most)
+    """Reduce this host's ``parts``, exchange partial results along the rail, reduce them and exchange the results."""
+    rail, own, others = topology.rail, topology.host, topology.other_hosts
+    dtype = partial_dtype(op, result.dtype, topology.size)
+    max_part = -(-result.size // len(by))
+    scratch = topology.local.scratch(dtype, result.size + len(others) * max_part)
     total = scratch[: result.size]
     combine_to_partial(op, parts, total)
-    totals, results = _split(total, by, len(column)), _split(result, by, len(column))
-    partials = [scratch[result.size + n * most :][: totals[home].size] for n in range(len(others))]
-    hosts.link.exchange(
-        [(column[host], as_bytes(totals[host])) for host in others],
-        [(column[host], as_bytes(partial)) for host, partial in zip(others, partials, strict=True)],
+    totals, results = _split_among(total, by, len(rail)), _split_among(result, by, len(rail))
+    partials = [scratch[result.size + n * max_part :][: totals[own].size] for n in range(len(others))]
+    topology.link.exchange(
+        [(rail[host], as_bytes(totals[host])) for host in others],
+        [(rail[host], as_bytes(partial)) for host, partial in zip(others, partials, strict=True)],
     )
-    combine_partials(op, [*partials[:home], totals[home], *partials[home:]], hosts.size, results[home])
-    hosts.link.exchange(
-        [(column[host], as_bytes(results[home])) for host in to if host != home],
-        [(column[host], as_bytes(results[host])) for host in others if home in to],
+    combine_partials(op, [*partials[:own], totals[own], *partials[own:]], topology.size, results[own])
+    topology.link.exchange(
+        [(rail[host], as_bytes(results[own])) for host in to if host != own],
+        [(rail[host], as_bytes(results[host])) for host in others if own in to],
     )
 
 
-def _split(share: Array, by: Sequence[int], hosts: int) -> list[Array]:
-    """Return the part of a share that each host reduces; an empty one for those that reduce nothing."""
-    parts = [share[:0]] * hosts
+def _split_among(share: Array, by: Sequence[int], host_count: int) -> list[Array]:
+    """Return the part of a shard that each host reduces; an empty one for hosts that reduce nothing."""
+    parts = [share[:0]] * host_count
     for host, piece in zip(by, shards(share.size, len(by)), strict=True):
         parts[host] = share[piece]
     return parts

@@ -2,78 +2,78 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink
+from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink
 from rankmesh_agent.collectives.link import Array, as_bytes, chunks, shards
 
 
-def over_hosts(hosts: HierarchicalLink, array: Array, root: int) -> None:
-    """The root writes; its host's carriers scatter it over the other hosts, which all-gather; there all read.
+def over_hosts(topology: HierarchicalLink, array: Array, root: int) -> None:
+    """The root writes to shared memory; its host's leaders scatter to the other hosts, which all-gather and share.
 
     Steps: 1 and 1 exchange a chunk, and 1 more for three hosts and more. The root's host sends the array's bytes once,
-    however many hosts there are; each other host receives them once, and sends (hosts - 2) / (hosts - 1) of them on.
+    for any number of hosts; each other host receives them once, and sends (hosts - 2) / (hosts - 1) of them on.
     """
-    hosts.link.all_exchange()
-    parts = chunks(array.size, hosts.local.slot_bytes // array.itemsize)
-    if hosts.host_of(root) == hosts.host:
-        _spread(hosts, array, root, parts)
+    topology.link.all_exchange()
+    parts = chunks(array.size, topology.local.slot_bytes // array.itemsize)
+    if topology.host_of(root) == topology.host:
+        _send_from_root_host(topology, array, root, parts)
     else:
-        _collect(hosts, array, hosts.host_of(root), parts)
+        _receive_on_other_host(topology, array, topology.host_of(root), parts)
 
 
-def _spread(hosts: HierarchicalLink, array: Array, root: int, parts: list[slice]) -> None:
-    """Do the part of the root's host."""
-    place = hosts.local_ranks.index(root)
+def _send_from_root_host(topology: HierarchicalLink, array: Array, root: int, parts: list[slice]) -> None:
+    """Run the part of a rank on the root's host."""
+    root_local_rank = topology.local_ranks.index(root)
     for chunk in parts:
         part = array[chunk]
-        shown = hosts.local.slots(array.dtype, part.size)[place]
-        if hosts.rank == root:
-            shown[:] = part
-        hosts.local.step()
-        if hosts.rail:
-            share = shown[shards(part.size, hosts.leaders)[hosts.local_rank]]
-            split = shards(share.size, len(hosts.other_hosts))
-            hosts.link.exchange(
+        slot = topology.local.slots(array.dtype, part.size)[root_local_rank]
+        if topology.rank == root:
+            slot[:] = part
+        topology.local.step()
+        if topology.rail:
+            share = slot[shards(part.size, topology.leaders)[topology.local_rank]]
+            split = shards(share.size, len(topology.other_hosts))
+            topology.link.exchange(
                 [
-                    (hosts.rail[host], as_bytes(share[piece]))
-                    for host, piece in zip(hosts.other_hosts, split, strict=True)
+                    (topology.rail[host], as_bytes(share[piece]))
+                    for host, piece in zip(topology.other_hosts, split, strict=True)
                 ],
                 [],
             )
-        if hosts.rank != root:
-            part[:] = shown
+        if topology.rank != root:
+            part[:] = slot
 
 
-def _collect(hosts: HierarchicalLink, array: Array, source: int, parts: list[slice]) -> None:
-    """Do the part of another host: while a chunk's pieces come from the source, the hosts exchange the one before."""
-    local, column = hosts.local, hosts.rail
-    receivers = [host for host in range(len(hosts.layout)) if host != source]
-    peers = [host for host in hosts.other_hosts if host != source]
+def _receive_on_other_host(topology: HierarchicalLink, array: Array, source: int, parts: list[slice]) -> None:
+    """Run the part of a rank on another host: receive a chunk's pieces while the hosts exchange those before."""
+    local, rail = topology.local, topology.rail
+    receivers = [host for host in range(len(topology.layout)) if host != source]
+    peers = [host for host in topology.other_hosts if host != source]
     lag = 1 if peers else 0
     for turn in range(len(parts) + lag):
-        if column:
+        if rail:
             sends, receives = [], []
             if turn < len(parts):
-                receives += [(column[source], as_bytes(_pieces(hosts, array[parts[turn]], receivers)[hosts.host]))]
+                receives += [(rail[source], as_bytes(_pieces(topology, array[parts[turn]], receivers)[topology.host]))]
             if lag and turn:
-                split = _pieces(hosts, array[parts[turn - 1]], receivers)
-                sends += [(column[peer], as_bytes(split[hosts.host])) for peer in peers]
-                receives += [(column[peer], as_bytes(split[peer])) for peer in peers]
-            hosts.link.exchange(sends, receives)
+                split = _pieces(topology, array[parts[turn - 1]], receivers)
+                sends += [(rail[peer], as_bytes(split[topology.host])) for peer in peers]
+                receives += [(rail[peer], as_bytes(split[peer])) for peer in peers]
+            topology.link.exchange(sends, receives)
         if turn < lag:
             continue
         part = array[parts[turn - lag]]
-        split_here = shards(part.size, hosts.leaders)
+        split_here = shards(part.size, topology.leaders)
         slots = local.slots(array.dtype, part.size)
-        if column:
-            slots[local.rank][split_here[hosts.local_rank]] = part[split_here[hosts.local_rank]]
+        if rail:
+            slots[local.rank][split_here[topology.local_rank]] = part[split_here[topology.local_rank]]
         local.step()
         for owner, share in enumerate(split_here):
-            if owner != hosts.local_rank:
+            if owner != topology.local_rank:
                 part[share] = slots[owner][share]
 
 
-def _pieces(hosts: HierarchicalLink, part: Array, receivers: list[int]) -> dict[int, Array]:
-    """Return what each receiving host's carrier of this column gets from the source."""
-    share = part[shards(part.size, hosts.leaders)[hosts.local_rank]]
+def _pieces(topology: HierarchicalLink, part: Array, receivers: list[int]) -> dict[int, Array]:
+    """Return the pieces that the source sends to the leaders of this rail, by receiving host."""
+    share = part[shards(part.size, topology.leaders)[topology.local_rank]]
     split = shards(share.size, len(receivers))
     return {host: share[piece] for host, piece in zip(receivers, split, strict=True)}

@@ -1,7 +1,7 @@
 """JSON bodies of the HTTP interfaces, as dataclasses: servers validate them, clients build them."""
 
 from rankmesh_agent.wire.schemas.groups import (
-    MOST_IN_FLIGHT,
+    MAX_IN_FLIGHT,
     FlightRecord,
     FlightState,
     GroupAbort,
@@ -105,7 +105,7 @@ __all__ = [
     "MAX_KEY_BYTES",
     "MAX_PROBE_BYTES",
     "MAX_PROBE_SECONDS",
-    "MOST_IN_FLIGHT",
+    "MAX_IN_FLIGHT",
     "Member",
     "OFFER_SECONDS",
     "ProbeReply",

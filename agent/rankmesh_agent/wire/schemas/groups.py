@@ -7,8 +7,8 @@ from typing import Literal
 
 from rankmesh_agent.wire.fields import Integer, Number
 
-MOST_IN_FLIGHT = 64
-"""How many calls and messages under way a group's description lists."""
+MAX_IN_FLIGHT = 64
+"""Maximum number of calls and messages in flight in the description of a group."""
 
 
 @dataclass
@@ -16,10 +16,10 @@ class InFlight:
     """A call of one member that has begun, or waits in the queue, and has not ended.
 
     Attributes:
-        op: the call in words, ``all_reduce(float32[1024], SUM)`` or ``recv from rank 1 (tag 0)``.
-        seq: its number in the group; 0 for a message between two ranks, and for making the group, which have none.
+        op: the call as text, ``all_reduce(float32[1024], SUM)`` or ``recv from rank 1 (tag 0)``.
+        seq: its number in the group; 0 for a message between two ranks, and for the creation of the group, without one.
         age: seconds since it began, or was queued.
-        bytes: of its largest contribution; in an all_to_all, of all that this member gives.
+        bytes: bytes of its largest contribution; in an all_to_all, the total that this member contributes.
     """
 
     op: str
@@ -33,21 +33,21 @@ FlightState = Literal["in-flight", "completed", "failed"]
 
 @dataclass
 class FlightRecord:
-    """A call or message that the flight recorder remembers.
+    """A call or message in the flight recorder.
 
     Attributes:
         group: id of its group.
         name: name of its group.
         seq: see InFlight.
         op: ``all_reduce``, ``send``, ...
-        call: the same with its arguments, in words.
-        dtype: element type of its arrays, empty where there are none.
-        count: elements each rank contributes, or gets; -1 where every rank has its own splits.
+        call: the operation with its arguments, as text.
+        dtype: element type of its arrays, empty for calls without arrays.
+        count: elements that each rank contributes or receives; -1 where every rank has its own splits.
         bytes: see InFlight.
-        begin: unix time at which it began.
-        end: unix time at which it ended, null while it is in flight.
-        state: how it is.
-        error: why it failed, empty otherwise.
+        begin: unix time of its begin.
+        end: unix time of its end, null while it is in flight.
+        state: its state.
+        error: reason of its failure, otherwise empty.
     """
 
     group: str
@@ -66,7 +66,7 @@ class FlightRecord:
 
 @dataclass
 class StackFrame:
-    """A call in a thread's stack: where it is, and the source line if the file can be read."""
+    """A call in a thread's stack: its location, and the source line if the file is readable."""
 
     file: str
     line: Integer
@@ -80,9 +80,9 @@ class ThreadStack:
 
     Attributes:
         name: the thread's name.
-        ident: Python's number for it.
-        native_id: the system's; 0 if it is not known.
-        daemon: whether the process ends without waiting for it.
+        ident: the thread's number in Python.
+        native_id: the thread's number in the operating system; 0 if unknown.
+        daemon: whether the process ends without waiting for the thread.
         frames: the calls.
     """
 
@@ -98,16 +98,16 @@ class GroupInfo:
     """A group as one of its members reports it.
 
     Attributes:
-        id: the group's id, 16 hexadecimal digits, the same at all members.
-        name: name for people, ``world`` for the default group.
+        id: the group's id, 16 hexadecimal digits, equal at all members.
+        name: name for users, ``world`` for the default group.
         ranks: global ranks of the members, by group rank.
-        seq: how many operations this member has begun.
-        medium: what carries its collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts) or ``self`` (one rank).
-        last: the last operation in words, empty when there was none.
-        failure: why the group cannot be used any more, empty while it can.
-        bytes: of all its operations that have ended at this member together, as InFlight counts them.
-        inflight: its operations that have begun or wait in the queue: collectives in their order, then messages
-            between two ranks, the oldest first; at most MOST_IN_FLIGHT.
+        seq: number of operations that this member has begun.
+        medium: medium of its collectives: ``shm``, ``tcp``, ``shm+tcp`` (several hosts) or ``self`` (one rank).
+        last: the last operation as text, empty if there was none.
+        failure: the failure that ended the group, empty while the group is usable.
+        bytes: total bytes of the operations that have ended at this member, as InFlight counts them.
+        inflight: operations that have begun or wait in the queue: collectives in their order, then messages between two
+            ranks, the oldest first; at most MAX_IN_FLIGHT.
     """
 
     id: str
@@ -123,19 +123,19 @@ class GroupInfo:
 
 @dataclass
 class RankGroupInfo:
-    """A group as the gateway sees it: the same data as GroupInfo, plus who reported.
+    """A group as the gateway sees it: the data of GroupInfo, and the job of the members.
 
     Attributes:
-        job: the job it belongs to.
+        job: the group's job.
         epoch: the job's epoch.
         id: the group's id.
-        name: name for people.
+        name: name for users.
         ranks: global ranks of the members, by group rank.
-        medium: what carries its collectives.
-        seqs: how many operations each member (global rank, as text) has begun, as last reported.
-        failure: the first failure a member reported, empty while there is none.
-        operations_rate: operations a second, from the members' last two reports.
-        bytes_rate: bytes a second in the arrays of all members together.
+        medium: medium of its collectives.
+        seqs: number of operations each member (global rank, as text) has begun, as last reported.
+        failure: the first failure that a member reported, empty while there is none.
+        operations_rate: operations per second, from the members' last two reports.
+        bytes_rate: bytes per second in the arrays of all members together.
     """
 
     job: str
@@ -152,14 +152,14 @@ class RankGroupInfo:
 
 @dataclass
 class GroupRequest:
-    """Make a group of some ranks of the job. Every member's agent is asked the same, and all answer when all have come.
+    """Create a group of some ranks of the job. All members' agents get equal requests, and respond when all have one.
 
     Attributes:
         ranks: global ranks of the members, by group rank.
-        name: its name, which no other group of the members has.
-        timeout: seconds to wait for the members, and the default of the group's calls; the world's if left out.
-        instance: random name of this very group, equal at all members: asking again is harmless then, and a group that
-            failed does not stand in the way of its successor. Left out, the members count the groups they make.
+        name: its name, unique among the members' groups.
+        timeout: seconds to wait for the members, and the default of the group's calls; the world's timeout if omitted.
+        instance: random name of this creation, equal at all members: it makes a retry harmless, and a failed group does
+            not block its successor. If omitted, the members count the groups they create.
     """
 
     ranks: list[int]
@@ -173,7 +173,7 @@ class GroupAbort:
     """End a group at all members.
 
     Attributes:
-        reason: why, for their errors.
+        reason: reason for the members' errors.
     """
 
     reason: str = ""

@@ -9,31 +9,31 @@ from rankmesh_agent.wire.fields import Epoch, Integer, Name, Number, Rank, Text,
 from rankmesh_agent.wire.schemas.groups import GroupInfo
 
 HEARTBEAT_SECONDS = 1.0
-"""How often an agent reports to the gateway."""
+"""Interval of an agent's heartbeats to the gateway."""
 SUSPECT_SECONDS = 3.0
-"""A rank silent for this long is suspect."""
+"""Seconds without a heartbeat after which a rank is suspect."""
 FAILED_SECONDS = 10.0
-"""A rank silent for this long has failed."""
+"""Seconds without a heartbeat after which a rank has failed."""
 LONG_POLL_SECONDS = 20.0
-"""The longest a request is held open; who wants to wait longer asks again."""
+"""Maximum duration of a long poll; a client that waits longer repeats the request."""
 UNASSIGNED = -1
-"""The rank of a joiner that leaves it to the gateway which one it gets."""
+"""Rank of a joining process whose rank the gateway assigns."""
 
 
 @dataclass
 class Member:
-    """One process that holds a rank of a job.
+    """A process that holds a rank of a job.
 
     Attributes:
-        rank: its rank; UNASSIGNED while it joins and has not been given one.
-        instance: random name of this very process and join, so that a restarted rank is told from its predecessor.
-        host: host name, for people.
-        host_id: equal for processes that can share memory, different otherwise.
+        rank: its rank; UNASSIGNED while it joins without one.
+        instance: random name of this process and join; it distinguishes a restarted rank from its predecessor.
+        host: host name, for users.
+        host_id: equal for processes that can share memory, otherwise different.
         pid: process id on that host.
-        addresses: ``host:port`` of the fast path, in the order peers should try them.
+        addresses: ``host:port`` of the fast path, in the order in which peers should try them.
         http: base URL of the agent.
-        eager_bytes: its RANKMESH_EAGER_BYTES, which has to be the same on all ranks; -1 if it is not known.
-        transport: its RANKMESH_TRANSPORT: ``auto``, ``tcp`` or ``shm``; empty if it is not known.
+        eager_bytes: its RANKMESH_EAGER_BYTES, which must be equal on all ranks; -1 if unknown.
+        transport: its RANKMESH_TRANSPORT: ``auto``, ``tcp`` or ``shm``; empty if unknown.
     """
 
     rank: Rank
@@ -47,20 +47,21 @@ class Member:
     transport: Text = ""
 
     def described(self) -> str:
-        """The member in words, for error messages."""
-        who = "a process without a rank yet" if self.rank == UNASSIGNED else f"rank {self.rank}"
-        return f"{who} ({self.host}, pid {self.pid})"
+        """The member as text, for error messages."""
+        name = "a process without a rank yet" if self.rank == UNASSIGNED else f"rank {self.rank}"
+        return f"{name} ({self.host}, pid {self.pid})"
 
 
 @dataclass
 class JoinRequest:
-    """What a rank says to join a job. Repeating it with the same ``member.instance`` changes nothing.
+    """Join a job. A repeated request with the same ``member.instance`` has no further effect.
 
     Attributes:
-        job: name that keeps jobs at one gateway apart.
-        world_size: how many ranks the job has.
-        member: who joins. With the rank UNASSIGNED it is given one when everyone is there, see JoinReply.
-        wait: seconds the gateway may hold the answer back while ranks are missing, at most LONG_POLL_SECONDS.
+        job: name of the job, unique at a gateway.
+        world_size: number of ranks in the job.
+        member: the joining process. The gateway assigns a rank to an UNASSIGNED member at the end, see JoinReply.
+        wait: maximum seconds for which the gateway holds the response while ranks are missing, at most
+            LONG_POLL_SECONDS.
     """
 
     job: Name
@@ -71,18 +72,18 @@ class JoinRequest:
 
 @dataclass
 class JoinReply:
-    """Where the join stands.
+    """Progress of a join.
 
-    Those that came without a rank get the ranks that nobody came with, the lowest first, in the order they came. That
-    is settled when everyone is there, so that no rank is given away which somebody comes with later.
+    The gateway assigns the ranks that no member has requested to the members without a rank, the lowest first, in the
+    order of their joins. It does so when all members have joined, so that no later member can request an assigned rank.
 
     Attributes:
-        complete: whether every rank is there; if not, ask again.
+        complete: whether every rank has joined; if not, repeat the request.
         job: the job's name.
-        epoch: counts the times this job's world came together, from 1.
-        world_size: how many ranks the job has.
-        members: who has joined, by rank, and after them those without a rank yet, in the order they came.
-        missing: the ranks that nobody came with.
+        epoch: counts the job's complete worlds, from 1.
+        world_size: number of ranks in the job.
+        members: the joined members by rank, then those without a rank yet, in the order of their joins.
+        missing: ranks that no member has requested.
     """
 
     complete: bool
@@ -95,11 +96,11 @@ class JoinReply:
 
 @dataclass
 class LostRank:
-    """A rank that is gone, as one that was connected to it saw.
+    """A lost rank, as a connected peer reports it.
 
     Attributes:
-        rank: which.
-        cause: how: what the connection said, or the launcher.
+        rank: the lost rank.
+        cause: the error of the connection, or the launcher's report.
     """
 
     rank: Integer
@@ -108,15 +109,15 @@ class LostRank:
 
 @dataclass
 class Heartbeat:
-    """A rank's sign of life. It says everything, so that a gateway that was restarted learns who is there.
+    """A rank's heartbeat. It is complete, so a restarted gateway learns the members of a job from it.
 
     Attributes:
         job: its job.
         epoch: the epoch it joined.
         world_size: ranks in the job.
-        member: who it is.
-        groups: the groups it is in.
-        lost: the ranks whose connections broke without a goodbye; sent at once when there is a new one.
+        member: the rank's process.
+        groups: the rank's groups.
+        lost: ranks whose connections broke without a goodbye; a new one causes an immediate heartbeat.
     """
 
     job: Name
@@ -129,14 +130,14 @@ class Heartbeat:
 
 @dataclass
 class HeartbeatReply:
-    """The gateway's answer: the ranks of this job that it holds for failed."""
+    """The gateway's response: the failed ranks of this job."""
 
     failed: list[Integer]
 
 
 @dataclass
 class Leave:
-    """A rank's goodbye; ``reason`` is empty when it is done, and says why when it failed."""
+    """A rank's goodbye; ``reason`` is empty after success, and the cause after a failure."""
 
     job: str
     epoch: Integer
@@ -147,7 +148,7 @@ class Leave:
 
 @dataclass
 class Done:
-    """The answer to a request that has nothing else to say."""
+    """The response to a request without a result."""
 
     ok: bool = True
 
@@ -163,9 +164,9 @@ class RankInfo:
         job: its job.
         epoch: the epoch it joined.
         state: ``joining`` until its world is complete, then by the age of its last heartbeat; ``left`` after a goodbye.
-        heartbeat_age: seconds since its last sign of life.
-        reason: why it left or failed, empty otherwise.
-        member: who it is.
+        heartbeat_age: seconds since its last heartbeat.
+        reason: cause of its leave or failure, otherwise empty.
+        member: the rank's process.
     """
 
     job: str
@@ -202,15 +203,15 @@ class AgentHealth:
 
 @dataclass
 class AgentInfo:
-    """What an agent says of itself.
+    """An agent's report of itself.
 
     Attributes:
         job: its job.
         epoch: the epoch it joined.
         world_size: ranks in the job.
-        member: who it is, as its peers know it.
+        member: its process, as its peers know it.
         gateway: the gateway's URL.
-        transports: what carries point-to-point traffic to each peer (global rank, as text): ``segment`` or ``tcp``.
+        transports: transport of point-to-point messages to each peer (global rank, as text): ``segment`` or ``tcp``.
         uptime: seconds since it joined.
         version: RankMesh's version.
     """

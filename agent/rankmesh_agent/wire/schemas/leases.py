@@ -8,19 +8,19 @@ from typing import Annotated, Literal
 from rankmesh_agent.wire.fields import MAX_ADDRESSES, Integer, Name, Number, Rank, SchemaKeywords, Text, WorldSize
 
 OFFER_SECONDS = 5.0
-"""How long a free agent that was offered to one client is not offered to another."""
+"""Seconds for which the gateway offers a free agent to one client only."""
 
 
 @dataclass
 class Lease:
-    """Who has a standalone agent: the process or HTTP client whose rank it is.
+    """A lease of a standalone agent by the process or HTTP client that holds the agent's rank.
 
     Attributes:
         id: random name of the lease.
-        job: the job the agent joins, or has joined, for it.
-        rank: the rank; UNASSIGNED while the gateway has not given it one.
+        job: the job that the agent joins, or has joined, for it.
+        rank: the rank; UNASSIGNED until the gateway assigns one.
         world_size: ranks in the job.
-        holder: the process in words, for people.
+        holder: the process as text, for users.
     """
 
     id: Name
@@ -40,15 +40,16 @@ class LeaseState:
 
 @dataclass
 class LeaseTerms:
-    """What somebody takes a standalone agent for.
+    """Terms under which a client takes a standalone agent.
 
     Attributes:
-        job: the job it is to join.
-        rank: as which rank; UNASSIGNED to be given one.
+        job: the job to join.
+        rank: the rank to hold; UNASSIGNED for one that the gateway assigns.
         world_size: ranks in the job.
         timeout: seconds the join may take, and by default each operation of the job.
-        holder: who it is, in words.
-        idle: seconds without use after which the lease ends; 0 for never, where the holder's end can be seen.
+        holder: the client as text.
+        idle: seconds without use after which the lease ends; 0 for never, if the agent can detect the end of its
+            holder.
     """
 
     job: str
@@ -61,16 +62,16 @@ class LeaseTerms:
 
 @dataclass
 class AgentHeartbeat:
-    """A standalone agent's sign of life, each HEARTBEAT_SECONDS and when its lease changes; the first registers it.
+    """A standalone agent's heartbeat, each HEARTBEAT_SECONDS and when its lease changes; the first one registers it.
 
     Attributes:
         id: random name of the agent's process.
-        name: its name, for people, and for the order in which agents are leased.
+        name: its name, for users; it also determines the order in which clients lease agents.
         host: host name.
-        host_id: equal for processes that can share memory, different otherwise.
+        host_id: equal for processes that can share memory, otherwise different.
         pid: process id on that host.
-        urls: base URLs, in the order clients should try them.
-        leases: the lease it has given, or none.
+        urls: base URLs, in the order in which clients should try them.
+        leases: its lease, or none.
     """
 
     id: Name
@@ -84,7 +85,7 @@ class AgentHeartbeat:
 
 @dataclass
 class AgentLeave:
-    """A standalone agent ends."""
+    """The goodbye of a standalone agent."""
 
     id: str
 
@@ -94,7 +95,7 @@ AgentState = Literal["free", "leased", "suspect", "failed"]
 
 @dataclass
 class AgentEntry:
-    """A standalone agent as the gateway sees it: its last sign of life, its state and the age of that in seconds."""
+    """A standalone agent as the gateway sees it: its last heartbeat, its state, and the heartbeat's age in seconds."""
 
     state: AgentState
     heartbeat_age: Number
@@ -103,14 +104,16 @@ class AgentEntry:
 
 @dataclass
 class LeaseRequest:
-    """Ask the gateway for a standalone agent; to take it is between the client and the agent (``POST /v1/lease``).
+    """Request a standalone agent from the gateway; the client then leases it from the agent itself (``POST
+    /v1/lease``).
 
     Attributes:
-        job: the job it is to join.
-        rank: the rank it is to have, or UNASSIGNED.
+        job: the job that the agent is to join.
+        rank: the rank that it is to hold, or UNASSIGNED.
         world_size: ranks in the job.
-        host_id: an agent that shares memory with the client is preferred.
-        wait: seconds the gateway may hold the answer back while no agent is free, at most LONG_POLL_SECONDS.
+        host_id: the gateway prefers an agent that shares memory with the client.
+        wait: maximum seconds for which the gateway holds the response while no agent is free, at most
+            LONG_POLL_SECONDS.
     """
 
     job: Name
@@ -122,6 +125,6 @@ class LeaseRequest:
 
 @dataclass
 class LeaseOffer:
-    """A free agent, kept for the asker for OFFER_SECONDS."""
+    """A free agent, reserved for the client for OFFER_SECONDS."""
 
     agent: AgentHeartbeat

@@ -8,30 +8,30 @@ from typing import Literal
 from rankmesh_agent.wire.fields import Integer, Number
 
 MAX_PROBE_BYTES = 64 << 20
-"""The most bytes that a probe fetches."""
+"""Maximum bytes that a probe fetches."""
 MAX_PROBE_SECONDS = 20.0
-"""The longest that a probe takes."""
+"""Maximum duration of a probe."""
 
 
 @dataclass
 class HostReport:
-    """What an agent's host has, as the agent's process sees it.
+    """Properties of an agent's host, as the agent's process sees it.
 
     Attributes:
         host: host name.
-        host_id: equal for processes that can share memory, different otherwise.
+        host_id: equal for processes that can share memory, otherwise different.
         time: seconds since 1970, by the host's clock.
         version: RankMesh's version.
         python: Python's version.
         kernel: the operating system and its version.
-        cpus: processors the process may use.
-        transport: what RANKMESH_TRANSPORT says: ``auto``, ``tcp`` or ``shm``.
-        shm_dir: where shared memory is made.
-        shm_total: bytes of that file system, None if there is no such directory.
-        shm_free: bytes of it that are free.
-        shm_trouble: why memory cannot be shared there, empty if it can.
+        cpus: processors that the process may use.
+        transport: value of RANKMESH_TRANSPORT: ``auto``, ``tcp`` or ``shm``.
+        shm_dir: directory of shared memory files.
+        shm_total: bytes of that file system, None if the directory does not exist.
+        shm_free: free bytes of that file system.
+        shm_trouble: reason why processes cannot share memory there, empty if they can.
         slot_bytes: bytes of one rank's slot in a group's shared memory.
-        token: whether a token is asked for.
+        token: whether the agent requires a token.
     """
 
     host: str
@@ -52,12 +52,12 @@ class HostReport:
 
 @dataclass
 class ProbeRequest:
-    """Ask an agent to measure its way to another one.
+    """Ask an agent to measure its network path to another one.
 
     Attributes:
-        url: the other's base URL, one of those that the gateway lists.
-        bytes: how many to fetch from there, cut to MAX_PROBE_BYTES; 0 measures only how long a question takes.
-        seconds: how long it may take, cut to MAX_PROBE_SECONDS.
+        url: the other agent's base URL, one of those that the gateway lists.
+        bytes: bytes to fetch from there, cut to MAX_PROBE_BYTES; 0 measures only the round-trip time.
+        seconds: maximum duration, cut to MAX_PROBE_SECONDS.
     """
 
     url: str
@@ -66,22 +66,22 @@ class ProbeRequest:
 
 
 ProbeStage = Literal["", "name", "refused", "route", "connect", "answer", "token", "stranger", "transfer"]
-"""Where a probe came to its end: the host's name, connecting, the first answer, the bytes; empty if it did not."""
+"""Stage at which a probe failed: the host's name, the connection, the first response, the bytes; empty if none did."""
 
 
 @dataclass
 class ProbeReply:
-    """The way from one agent to another, by HTTP over a TCP connection of its own: not the data plane's.
+    """The path from one agent to another, by HTTP over a separate TCP connection, not one of the data plane.
 
     Attributes:
-        url: the other's base URL.
-        reached: whether all went well.
-        stage: where it did not.
-        error: why not, in a sentence; empty if it did.
-        connect: seconds to connect: one round trip of packets; None if that did not happen.
-        round_trip: seconds from a question to its answer, the least of several.
-        bytes: how many were fetched.
-        seconds: how long they took, without the round trip.
+        url: the other agent's base URL.
+        reached: whether all stages succeeded.
+        stage: the stage that failed.
+        error: reason of the failure, a sentence; empty after success.
+        connect: seconds to connect, one round trip of packets; None without a connection.
+        round_trip: seconds from a request to its response, the minimum of several.
+        bytes: number of fetched bytes.
+        seconds: duration of the fetch, without the round trip.
     """
 
     url: str

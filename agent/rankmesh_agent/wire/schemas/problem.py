@@ -10,22 +10,22 @@ from rankmesh_agent.wire.fields import Integer
 
 @dataclass
 class Problem:
-    """An error body, ``application/problem+json`` (RFC 9457), with the extension members RankMesh uses.
+    """An error body, ``application/problem+json`` (RFC 9457), with RankMesh's extension members.
 
     Attributes:
-        type: ``about:blank``, as the code says it all.
-        title: the HTTP status in words.
+        type: ``about:blank``: the code identifies the error.
+        title: the HTTP status as text.
         status: the HTTP status.
-        detail: what happened, where, and what to do.
+        detail: the event, its place, and the remedy.
         code: stable name of the error for programs.
         ranks: the ranks concerned.
         op: the operation concerned.
         group: the group concerned.
         seq: the operation's sequence number.
         address: the address concerned.
-        missing_ranks: the ranks that did not come in time.
-        first_failure: what ended the group, where that was before this request.
-        retryable: true where the same request may succeed later; left out otherwise.
+        missing_ranks: the ranks that did not arrive in time.
+        first_failure: the failure that ended the group, if that preceded this request.
+        retryable: true if the same request may succeed later, otherwise omitted.
     """
 
     type: str
@@ -43,5 +43,5 @@ class Problem:
     retryable: bool | None = None
 
     def body(self) -> dict[str, Any]:
-        """The members that are set."""
+        """The members with a value."""
         return {name: value for name, value in asdict(self).items() if value is not None}

@@ -9,14 +9,14 @@ from rankmesh_agent.wire.fields import Base64, Integer, Number, SchemaKeywords
 from rankmesh_agent.wire.schemas.job import LONG_POLL_SECONDS
 
 MAX_KEY_BYTES = 1024
-"""The longest key of the store, in UTF-8."""
+"""Maximum bytes of a key of the store, in UTF-8."""
 StoreKey = Annotated[str, SchemaKeywords(minLength=1, maxLength=MAX_KEY_BYTES)]
-"""A key of the store; the store checks it itself."""
+"""A key of the store; the store itself checks it."""
 
 
 @dataclass
 class StoreAdd:
-    """Add ``amount`` to the whole number stored, as decimal digits, under ``key``; a missing key counts as 0."""
+    """Add ``amount`` to the integer stored, as decimal digits, under ``key``; a missing key counts as 0."""
 
     key: StoreKey
     amount: Integer = 1
@@ -39,7 +39,7 @@ class StoreWait:
 
 @dataclass
 class StoreHealth:
-    """The health of a store that is served on its own."""
+    """The health of a standalone store."""
 
     status: Literal["ok"]
     service: Literal["rankmesh-store"]
@@ -63,7 +63,7 @@ class StoreFound:
 
 @dataclass
 class StoreCompareSet:
-    """Replace the value ``expected`` of ``key`` by ``desired``, both in base64; no value is expected if it is empty."""
+    """Replace the value ``expected`` of ``key`` by ``desired``, in base64; an empty ``expected`` means no value."""
 
     key: StoreKey
     expected: Base64
@@ -86,7 +86,7 @@ class StoreQueue:
 
 @dataclass
 class StorePop:
-    """Take the first value of a queue, waiting at most ``timeout`` seconds for one (cut to LONG_POLL_SECONDS)."""
+    """Remove the first value of a queue, waiting at most ``timeout`` seconds for one (cut to LONG_POLL_SECONDS)."""
 
     key: StoreKey
     timeout: Number = 0.0

@@ -12,7 +12,7 @@ from support.threads import NOW, World, world
 
 from rankmesh_agent.backends.cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives.hierarchical import all_gather, all_reduce, broadcast, reduce, reduce_scatter
-from rankmesh_agent.collectives.hierarchical.hosts import layout_of
+from rankmesh_agent.collectives.hierarchical.topology import layout_of
 from rankmesh_agent.collectives.select import algorithm
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress.message_link import MessageLink
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 LAYOUTS = ("aabb", "aaab", "abcc", "aaaabbbcc", "abab", "abcabca", "abbba")
 """Two and two, three and one, one and one and two, four and three and two, and ranks that are not in a row."""
 SLOT_BYTES = 1 << 13
-OVER_HOSTS = {
+HIERARCHICAL = {
     OpType.ALL_REDUCE: all_reduce.over_hosts,
     OpType.REDUCE: reduce.over_hosts,
     OpType.REDUCE_SCATTER: reduce_scatter.over_hosts,
@@ -38,7 +38,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
     """A world in which arrays of every length go over the hosts."""
 
     def choose(self: HierarchicalCpuBackend, call: Call) -> Any:
-        return OVER_HOSTS.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes, self._link.size)
+        return HIERARCHICAL.get(call.kind) or algorithm(call.kind, "hosts", call.nbytes, self._link.size)
 
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -178,7 +178,7 @@ def test_a_reduction_to_a_root_is_shared_by_the_hosts(monkeypatch: pytest.Monkey
         return start(self, sends, receives)
 
     monkeypatch.setattr(MessageLink, "start", counted)
-    monkeypatch.setattr(HierarchicalCpuBackend, "algorithm", lambda self, call: OVER_HOSTS[call.kind])
+    monkeypatch.setattr(HierarchicalCpuBackend, "algorithm", lambda self, call: HIERARCHICAL[call.kind])
     with world(6, "inproc", slot_bytes=SLOT_BYTES, hosts="aabbcc") as made:
         came[:] = [0] * 6  # without how they found their shared memory
         made.run(lambda comm: comm.reduce(np.ones(6_144, np.float32), ReduceOp.SUM, 0, NOW))

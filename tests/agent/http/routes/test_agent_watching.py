@@ -20,11 +20,6 @@ async def test_a_group_may_have_nothing_in_flight(client):
     assert (await client.get("/v1/groups/pair/inflight")).json() == []
 
 
-async def test_there_may_be_no_such_group(client):
-    answer = await client.get("/v1/groups/another/inflight")
-    assert (answer.status_code, answer.json()["code"]) == (404, "group-not-found")
-
-
 async def test_the_flight_recorder_is_asked_for_a_group_and_so_many(client, agent):
     found = (await client.get("/v1/flight-recorder")).json()
     assert agent.asked == (None, None)

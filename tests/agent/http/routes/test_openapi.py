@@ -171,7 +171,7 @@ async def test_every_documented_response_is_real(client, agent, document, method
     target = path.replace("{group_id}", content.pop("group", "world")).replace("{key}", key)
     is_call = path.rpartition("/")[2] in CALLS
     if status != 502:
-        monkeypatch.setattr(Prober, "_ask", lambda self: iter([LISTED]))
+        monkeypatch.setattr(Prober, "_list_agents", lambda self: iter([LISTED]))
     elif path.startswith("/v1/store"):
         agent.store = HttpStore(f"http://127.0.0.1:{free_port()}")
     if status == 503 and path == "/v1/probe":

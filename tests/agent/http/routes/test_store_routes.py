@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_agent.store.condition import etag
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
 
 JSON = {"Content-Type": "application/json"}
@@ -20,236 +22,225 @@ JSON = {"Content-Type": "application/json"}
 pytestmark = pytest.mark.anyio
 
 
-def check_problem(answer, status: int, code: str) -> str:
-    """Check that the answer is this problem; return its detail."""
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert (answer.json()["status"], answer.json()["code"]) == (status, code)
-    return answer.json()["detail"]
+class Step(NamedTuple):
+    """A request, and its answer.
+
+    Attributes:
+        request: the method and the path below ``/v1/store``.
+        status: of the answer.
+        shown: bytes or JSON of the answer; of a problem, its code and, after a colon, a part of its detail.
+        options: body, headers and query of the request.
+    """
+
+    request: str
+    status: int
+    shown: Any
+    options: dict[str, Any]
 
 
-class TestValues:
-    async def test_a_life(self, client):
-        answer = await client.put("/v1/store/a/b", content=b"\x00\xff")
-        assert (answer.status_code, answer.content) == (204, b"")
-        answer = await client.get("/v1/store/a/b")
-        assert (answer.status_code, answer.content) == (200, b"\x00\xff")
-        assert answer.headers["content-type"] == "application/octet-stream"
-        assert (await client.get("/v1/store")).json() == ["a/b"]
-        assert (await client.get("/v1/store", params={"prefix": "b"})).json() == []
-        answer = await client.delete("/v1/store/a/b")
-        assert (answer.status_code, answer.content) == (204, b"")
-        check_problem(await client.delete("/v1/store/a/b"), 404, "key-not-found")
-        assert "'a/b'" in check_problem(await client.get("/v1/store/a/b"), 404, "key-not-found")
-
-    async def test_a_body_is_bytes_whatever_it_is_called(self, client):
-        await client.put("/v1/store/k", content=b"{", headers={"Content-Type": "application/json"})
-        assert (await client.get("/v1/store/k")).content == b"{"
-
-    async def test_the_endpoints_names_are_keys_too(self, client):
-        for key in ("add", "wait", "count", "queue_pop"):
-            assert (await client.put(f"/v1/store/{key}", content=b"v")).status_code == 204
-            assert (await client.get(f"/v1/store/{key}")).content == b"v"
-
-    @pytest.mark.parametrize("key", ["", "k" * 1025])
-    async def test_what_is_no_key(self, client, key):
-        check_problem(await client.put(f"/v1/store/{key}", content=b""), 422, "invalid-key")
-        check_problem(await client.get(f"/v1/store/{key}"), 422, "invalid-key")
-        check_problem(await client.delete(f"/v1/store/{key}"), 422, "invalid-key")
-        check_problem(await client.post("/v1/store/add", json={"key": key}), 422, "invalid-key")
-        check_problem(await client.post("/v1/store/wait", json={"keys": [key]}), 422, "invalid-key")
+def step(request: str, status: int, shown: Any = b"", **options: Any) -> Step:
+    return Step(request, status, shown, options)
 
 
-class TestAdd:
-    async def test_add(self, client):
-        assert (await client.post("/v1/store/add", json={"key": "n"})).json() == {"value": 1}
-        assert (await client.post("/v1/store/add", json={"key": "n", "amount": 4})).json() == {"value": 5}
-        assert (await client.get("/v1/store/n")).content == b"5"
-
-    async def test_not_a_number(self, client):
-        await client.put("/v1/store/n", content=b"many")
-        assert "b'many'" in check_problem(await client.post("/v1/store/add", json={"key": "n"}), 409, "not-a-number")
-
-    @pytest.mark.parametrize("amount", ["one", 1.5, None])
-    async def test_amounts_that_are_none(self, client, amount):
-        answer = await client.post("/v1/store/add", json={"key": "n", "amount": amount})
-        assert check_problem(answer, 422, "invalid-request").startswith("body.amount: ")
-
-    async def test_an_amount_without_end(self, client):
-        headers = {"Content-Type": "application/json"}
-        body = b'{"key": "n", "amount": %s}' % (b"9" * 1000)
-        check_problem(await client.post("/v1/store/add", content=body, headers=headers), 409, "not-a-number")
-
-    async def test_the_same_idempotency_key_does_not_add_twice(self, client):
-        for _ in range(3):
-            answer = await client.post("/v1/store/add", json={"key": "n"}, headers={"Idempotency-Key": "a"})
-            assert answer.json() == {"value": 1}
-        answer = await client.post("/v1/store/add", json={"key": "n"}, headers={"Idempotency-Key": "b"})
-        assert answer.json() == {"value": 2}
-        answer = await client.post("/v1/store/add", json={"key": "m"}, headers={"Idempotency-Key": "b"})
-        check_problem(answer, 422, "idempotency-key-reused")
-        answer = await client.post("/v1/store/add", json={"key": "m"}, headers={"Idempotency-Key": "x" * 256})
-        assert check_problem(answer, 422, "invalid-request").startswith("header.Idempotency-Key: ")
+def put(value: bytes, status: int = 204, shown: Any = b"", *, key: str = "k", **headers: str) -> Step:
+    return step(f"PUT /{key}", status, shown, content=value, headers=fields(headers))
 
 
-class TestConditions:
-    async def test_set_only_if_it_is_not_there(self, client):
-        answer = await client.put("/v1/store/k", content=b"1", headers={"If-None-Match": "*"})
-        assert answer.status_code == 204
-        answer = await client.put("/v1/store/k", content=b"2", headers={"If-None-Match": "*"})
-        check_problem(answer, 412, "precondition-failed")
-        assert (await client.get("/v1/store/k")).content == b"1"
-        tag = (await client.get("/v1/store/k")).headers["etag"]
-        for same in (tag, f"W/{tag}", f'"x", {tag}'):
-            answer = await client.put("/v1/store/k", content=b"2", headers={"If-None-Match": same})
-            check_problem(answer, 412, "precondition-failed")
-            answer = await client.delete("/v1/store/k", headers={"If-None-Match": same})
-            check_problem(answer, 412, "precondition-failed")
-        answer = await client.put("/v1/store/k", content=b"2", headers={"If-None-Match": '"x", W/"y"'})
-        assert answer.status_code == 204
-        assert (await client.get("/v1/store/k")).content == b"2"
+def get(value: Any, status: int = 200, *, key: str = "k", **headers: str) -> Step:
+    return step(f"GET /{key}", status, value, headers=fields(headers))
 
-    async def test_a_value_that_is_known_is_not_sent_again(self, client):
-        tag = (await client.put("/v1/store/k", content=b"1")).headers["etag"]
-        for known in (tag, f"W/{tag}", f'"x" ,\t{tag}', "*"):
-            answer = await client.get("/v1/store/k", headers={"If-None-Match": known})
-            assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
-            assert "content-type" not in answer.headers
-        assert (await client.get("/v1/store/k", headers={"If-None-Match": '"x"'})).content == b"1"
-        assert (await client.get("/v1/store/none", headers={"If-None-Match": "*"})).status_code == 404
 
-    async def test_a_value_that_has_to_be_a_certain_one(self, client):
-        tag = (await client.put("/v1/store/k", content=b"1")).headers["etag"]
-        assert (await client.get("/v1/store/k", headers={"If-Match": tag})).content == b"1"
-        answer = await client.get("/v1/store/k", headers={"If-Match": f"W/{tag}"})
-        check_problem(answer, 412, "precondition-failed")
-        answer = await client.get("/v1/store/k", headers={"If-Match": '"x"', "If-None-Match": tag})
-        check_problem(answer, 412, "precondition-failed")
+def delete(status: int, shown: Any = b"", *, key: str = "k", **headers: str) -> Step:
+    return step(f"DELETE /{key}", status, shown, headers=fields(headers))
 
-    async def test_a_condition_may_come_in_several_lines(self, client):
-        tag = (await client.put("/v1/store/k", content=b"1")).headers["etag"]
-        for lines, status in (((tag, '"x"'), 204), (('"x"', tag), 204), (('"x"', '"y"'), 412)):
-            answer = await client.put("/v1/store/k", content=b"1", headers=[("If-Match", line) for line in lines])
-            assert answer.status_code == status
 
-    @pytest.mark.parametrize("header", ["If-Match", "If-None-Match"])
-    async def test_what_is_no_list_of_tags(self, client, header):
-        for nonsense in ("nonsense", '"open', "* , *", '"a" "b"'):
-            answer = await client.put("/v1/store/k", content=b"1", headers={header: nonsense})
-            check_problem(answer, 422, "invalid-request")
+def post(path: str, shown: Any, body: dict[str, Any] | None = None, *, status: int = 200, name: str = "") -> Step:
+    options = {"headers": {"Idempotency-Key": name}} if name else {}
+    return step(f"POST /{path}", status, shown, **options, **({} if body is None else {"json": body}))
 
-    async def test_head_tells_what_get_would(self, client):
-        tag = (await client.put("/v1/store/k", content=b"four")).headers["etag"]
-        answer = await client.head("/v1/store/k")
-        assert (answer.status_code, answer.content, answer.headers["etag"]) == (200, b"", tag)
-        assert (answer.headers["content-length"], answer.headers["content-type"]) == ("4", "application/octet-stream")
-        assert (await client.head("/v1/store/none")).status_code == 404
-        answer = await client.head("/v1/store/add")
-        assert answer.status_code in (404, 405)
 
-    async def test_replace_only_what_was_read(self, client):
-        put = await client.put("/v1/store/k", content=b"1")
-        read = await client.get("/v1/store/k")
-        assert put.headers["etag"] == read.headers["etag"]
-        tag = read.headers["etag"]
-        for headers in ({"If-Match": f'"x", {tag}'}, {"If-Match": "*"}):
-            answer = await client.put("/v1/store/k", content=b"2", headers=headers)
-            assert answer.status_code == 204
-        for stale in (tag, f"W/{answer.headers['etag']}", 'W/"*", "x"', ""):
-            answer = await client.put("/v1/store/k", content=b"3", headers={"If-Match": stale})
-            check_problem(answer, 412, "precondition-failed")
-            check_problem(await client.delete("/v1/store/k", headers={"If-Match": stale}), 412, "precondition-failed")
-        assert (await client.get("/v1/store/k")).content == b"2"
-        answer = await client.delete(
-            "/v1/store/k", headers={"If-Match": (await client.get("/v1/store/k")).headers["etag"]}
+def fields(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+ONE, TWO = etag(b"1"), etag(b"2")
+FAILED, INVALID = "precondition-failed", "invalid-request"
+SWAP = {"key": "k", "expected": "", "desired": "/w=="}
+SESSIONS: dict[str, list[Step]] = {
+    "a value": [
+        put(b"\x00\xff", key="a/b"),
+        get(b"\x00\xff", key="a/b"),
+        step("GET ", 200, ["a/b"]),
+        step("GET ", 200, [], params={"prefix": "b"}),
+        delete(204, key="a/b"),
+        delete(404, "key-not-found", key="a/b"),
+        get("key-not-found:'a/b'", 404, key="a/b"),
+    ],
+    "a body is bytes, whatever its type": [put(b"{", Content_Type="application/json"), get(b"{")],
+    "invalid keys": [
+        each
+        for key in ("", "k" * 1025)
+        for each in (
+            put(b"", 422, "invalid-key", key=key),
+            get("invalid-key", 422, key=key),
+            delete(422, "invalid-key", key=key),
+            post("add", "invalid-key", {"key": key}, status=422),
+            post("wait", "invalid-key", {"keys": [key]}, status=422),
         )
-        assert answer.status_code == 204
+    ],
+    "add": [
+        post("add", {"value": 1}, {"key": "k"}),
+        post("add", {"value": 5}, {"key": "k", "amount": 4}),
+        get(b"5"),
+        put(b"many"),
+        post("add", "not-a-number:b'many'", {"key": "k"}, status=409),
+        *(
+            post("add", f"{INVALID}:body.amount: ", {"key": "k", "amount": amount}, status=422)
+            for amount in ("one", 1.5, None)
+        ),
+        step("POST /add", 409, "not-a-number", content=b'{"key": "n", "amount": %s}' % (b"9" * 1000), headers=JSON),
+    ],
+    "idempotency keys": [
+        *[post("add", {"value": 1}, {"key": "n"}, name="a")] * 2,
+        post("add", "idempotency-key-reused", {"key": "m"}, status=422, name="a"),
+        post("add", f"{INVALID}:header.Idempotency-Key: ", {"key": "m"}, status=422, name="x" * 256),
+    ],
+    "If-None-Match of a change": [
+        put(b"1", If_None_Match="*"),
+        put(b"2", 412, FAILED, If_None_Match="*"),
+        *(
+            each
+            for same in (ONE, f"W/{ONE}", f'"x", {ONE}')
+            for each in (put(b"2", 412, FAILED, If_None_Match=same), delete(412, FAILED, If_None_Match=same))
+        ),
+        put(b"2", If_None_Match='"x", W/"y"'),
+        get(b"2"),
+    ],
+    "If-None-Match of a read": [
+        put(b"1"),
+        *(get(b"", 304, If_None_Match=known) for known in (ONE, f"W/{ONE}", f'"x" ,\t{ONE}', "*")),
+        get(b"1", If_None_Match='"x"'),
+        get("key-not-found", 404, key="none", If_None_Match="*"),
+    ],
+    "If-Match of a read": [
+        put(b"1"),
+        get(b"1", If_Match=ONE),
+        get(FAILED, 412, If_Match=f"W/{ONE}"),
+        get(FAILED, 412, If_Match='"x"', If_None_Match=ONE),
+    ],
+    "If-Match of a change": [
+        put(b"1"),
+        put(b"2", If_Match=f'"x", {ONE}'),
+        put(b"2", If_Match="*"),
+        *(
+            each
+            for stale in (ONE, f"W/{TWO}", 'W/"*", "x"', "")
+            for each in (put(b"3", 412, FAILED, If_Match=stale), delete(412, FAILED, If_Match=stale))
+        ),
+        get(b"2"),
+        delete(204, If_Match=TWO),
+    ],
+    "a condition in several lines": [
+        put(b"1"),
+        *(
+            step("PUT /k", status, shown, content=b"1", headers=[("If-Match", line) for line in lines])
+            for lines, status, shown in (
+                ((ONE, '"x"'), 204, b""),
+                (('"x"', ONE), 204, b""),
+                (('"x"', '"y"'), 412, FAILED),
+            )
+        ),
+    ],
+    "no list of tags": [
+        put(b"1", 422, INVALID, **{header: nonsense})
+        for header in ("If_Match", "If_None_Match")
+        for nonsense in ("nonsense", '"open', "* , *", '"a" "b"')
+    ],
+    "append": [
+        *(step("POST /append", 204, params={"key": "k"}, content=part) for part in (b"\xff", b"", b"\x00")),
+        get(b"\xff\x00"),
+    ],
+    "compare_set": [
+        post("compare_set", b"\xff", SWAP),
+        post("compare_set", b"\xff", SWAP | {"desired": "MQ=="}),
+        post("compare_set", b"\xff", SWAP | {"expected": "/w=="}),
+    ],
+    "several keys": [
+        step("POST /multi_set", 204, json={"values": {"a": "/w==", "b": ""}}),
+        post("multi_get", {"values": {"a": "/w==", "b": ""}}, {"keys": ["b", "a", "b"]}),
+        post("check", {"found": True}, {"keys": ["a", "b"]}),
+        post("check", {"found": False}, {"keys": ["a", "none"]}),
+        post("count", {"value": 2}),
+        post("wait", {"ok": True}, {"keys": ["a"]}),
+        post("wait", "store-timeout:'c', 'd'", {"keys": ["c", "a", "d"], "timeout": 0.01}, status=408),
+    ],
+    "all keys or none are set": [
+        post("multi_set", "invalid-value:'not base64'", {"values": {"good": "", "bad": "not base64"}}, status=422),
+        step("GET ", 200, []),
+    ],
+    "an answer over the limit of requests": [
+        *(put(bytes(40 << 20), key=key) for key in "ab"),
+        post("multi_get", "invalid-value", {"keys": ["a", "b"]}, status=422),
+    ],
+    "a queue": [
+        *(step("POST /queue_push", 204, params={"key": "q"}, content=value) for value in (b"1", b"\xff")),
+        post("queue_len", {"value": 2}, {"key": "q"}),
+        *(post("queue_pop", value, {"key": "q"}) for value in (b"1", b"\xff")),
+        post("queue_pop", "queue-empty:'q'", {"key": "q", "timeout": 0.01}, status=404),
+    ],
+    "a wait that is no number": [step("GET /k", 422, f"{INVALID}:query.wait: ", params={"wait": "long"})],
+}
 
-    async def test_equal_values_have_equal_tags(self, client):
-        tags = [(await client.put("/v1/store/k", content=value)).headers["etag"] for value in (b"1", b"2", b"1")]
-        assert tags[0] == tags[2] != tags[1]
+
+@pytest.mark.parametrize("steps", SESSIONS.values(), ids=SESSIONS)
+async def test_sessions(client, steps):
+    for request, status, shown, options in steps:
+        method, _, path = request.partition(" ")
+        answer = await client.request(method, f"/v1/store{path}", **options)
+        headers = answer.headers
+        assert answer.status_code == status, (request, answer.text)
+        if isinstance(shown, str):
+            code, _, detail = shown.partition(":")
+            assert headers["content-type"] == "application/problem+json"
+            assert (answer.json()["status"], answer.json()["code"]) == (status, code)
+            assert detail in answer.json()["detail"]
+        elif isinstance(shown, bytes):
+            assert answer.content == shown, request
+            assert headers.get("content-type") == ("application/octet-stream" if status == 200 else None)
+            if method == "PUT" or (method == "GET" and status == 200):
+                assert headers["etag"] == etag(options.get("content", shown))
+        else:
+            assert answer.json() == shown, request
 
 
-class TestMoreValues:
-    async def test_append(self, client):
-        for part in (b"\xff", b"", b"\x00"):
-            answer = await client.post("/v1/store/append", params={"key": "a/b"}, content=part)
-            assert (answer.status_code, answer.content) == (204, b"")
-        assert (await client.get("/v1/store/a/b")).content == b"\xff\x00"
-
-    async def test_compare_set(self, client):
-        first = {"key": "k", "expected": "", "desired": "/w=="}
-        answer = await client.post("/v1/store/compare_set", json=first)
-        assert (answer.status_code, answer.content) == (200, b"\xff")
-        assert answer.headers["content-type"] == "application/octet-stream"
-        assert (await client.post("/v1/store/compare_set", json=first | {"desired": "MQ=="})).content == b"\xff"
-        assert (await client.post("/v1/store/compare_set", json=first | {"expected": "/w=="})).content == b"\xff"
-
-    async def test_several_at_once(self, client):
-        values = {"a": "/w==", "b": ""}
-        answer = await client.post("/v1/store/multi_set", json={"values": values})
-        assert (answer.status_code, answer.content) == (204, b"")
-        answer = await client.post("/v1/store/multi_get", json={"keys": ["b", "a", "b"]})
-        assert answer.json() == {"values": values}
-        assert (await client.post("/v1/store/check", json={"keys": ["a", "b"]})).json() == {"found": True}
-        assert (await client.post("/v1/store/check", json={"keys": ["a", "none"]})).json() == {"found": False}
-        assert (await client.post("/v1/store/count")).json() == {"value": 2}
-
-    async def test_all_or_none_are_set(self, client):
-        values = {"good": "", "bad": "not base64"}
-        answer = await client.post("/v1/store/multi_set", json={"values": values})
-        assert "'not base64'" in check_problem(answer, 422, "invalid-value")
-        assert (await client.get("/v1/store")).json() == []
-
-    async def test_no_answer_is_larger_than_a_request(self, client):
-        for key in "ab":
-            await client.put(f"/v1/store/{key}", content=bytes(40 << 20))
-        check_problem(await client.post("/v1/store/multi_get", json={"keys": ["a", "b"]}), 422, "invalid-value")
-
-
-class TestQueues:
-    async def test_a_life(self, client):
-        for value in (b"1", b"\xff"):
-            answer = await client.post("/v1/store/queue_push", params={"key": "q"}, content=value)
-            assert (answer.status_code, answer.content) == (204, b"")
-        assert (await client.post("/v1/store/queue_len", json={"key": "q"})).json() == {"value": 2}
-        for value in (b"1", b"\xff"):
-            answer = await client.post("/v1/store/queue_pop", json={"key": "q"})
-            assert (answer.status_code, answer.content) == (200, value)
-        answer = await client.post("/v1/store/queue_pop", json={"key": "q", "timeout": 0.01})
-        assert "'q'" in check_problem(answer, 404, "queue-empty")
-
-    async def test_who_lost_the_answer_gets_it_again(self, client):
-        for value in (b"1", b"2"):
-            await client.post("/v1/store/queue_push", params={"key": "q"}, content=value)
-        name = {"Idempotency-Key": "mine"}
-        for _ in range(2):
-            assert (await client.post("/v1/store/queue_pop", json={"key": "q"}, headers=name)).content == b"1"
-        assert (await client.post("/v1/store/queue_pop", json={"key": "q"})).content == b"2"
-
-    async def test_pop_waits(self, client):
-        waiting = asyncio.create_task(client.post("/v1/store/queue_pop", json={"key": "q", "timeout": 20}))
-        await client.post("/v1/store/queue_push", params={"key": "q"}, content=b"v")
-        assert (await waiting).content == b"v"
+async def test_head_is_get_without_its_body(client):
+    await client.put("/v1/store/k", content=b"four")
+    answer = await client.head("/v1/store/k")
+    assert (answer.status_code, answer.content, answer.headers["etag"]) == (200, b"", etag(b"four"))
+    assert (answer.headers["content-length"], answer.headers["content-type"]) == ("4", "application/octet-stream")
+    assert (await client.head("/v1/store/none")).status_code == 404
+    assert (await client.head("/v1/store/add")).status_code in (404, 405)
 
 
 class TestWaiting:
-    async def test_wait(self, client, agent):
-        waiting = asyncio.create_task(client.post("/v1/store/wait", json={"keys": ["a", "b"]}))
-        await client.put("/v1/store/a", content=b"")
-        await client.put("/v1/store/b", content=b"")
-        assert (await waiting).json() == {"ok": True}
+    @pytest.mark.parametrize(
+        ("request_", "found"),
+        [
+            (("GET", "k?wait=20"), b"v"),
+            (("POST", "queue_pop", {"key": "k", "timeout": 20}), b"v"),
+            (("POST", "wait", {"keys": ["k", "k2"]}), b'{"ok":true}'),
+        ],
+        ids=["get", "queue_pop", "wait"],
+    )
+    async def test_it_ends_with_the_change(self, client, agent, request_, found):
+        method, path, *body = request_
+        asked = client.request(method, f"/v1/store/{path}", json=body[0] if body else None)
+        waiting = asyncio.create_task(asked)
+        for key in ("k", "k2"):
+            await client.put(f"/v1/store/{key}", content=b"v")
+        await client.post("/v1/store/queue_push", params={"key": "k"}, content=b"v")
+        assert (await waiting).content == found
         assert agent.store.table._watches == {}
-
-    async def test_get_waits(self, client):
-        waiting = asyncio.create_task(client.get("/v1/store/k", params={"wait": 20}))
-        await client.put("/v1/store/k", content=b"v")
-        assert (await waiting).content == b"v"
-
-    async def test_a_wait_that_ran_out_names_the_missing_keys(self, client):
-        await client.put("/v1/store/b", content=b"")
-        answer = await client.post("/v1/store/wait", json={"keys": ["a", "b", "c"], "timeout": 0.01})
-        assert check_problem(answer, 408, "store-timeout").endswith("'a', 'c'")
 
     @pytest.mark.parametrize(
         ("asked", "given"),
@@ -268,10 +259,6 @@ class TestWaiting:
             written = {"inf": "Infinity", "nan": "NaN"}.get(asked, asked)
             await client.post(f"/v1/store/{path}", content=f'{{{said}, "timeout": {written}}}', headers=JSON)
         assert waits == [given, given, given]
-
-    async def test_a_wait_that_is_no_number(self, client):
-        answer = await client.get("/v1/store/k", params={"wait": "long"})
-        assert check_problem(answer, 422, "invalid-request").startswith("query.wait: ")
 
 
 class TestClientsThatGo:

@@ -1,4 +1,4 @@
-"""Collectives and messages over HTTP among ranks whose clients are all HTTP: against NumPy, in both forms."""
+"""Forms of arrays over HTTP, default arguments, and messages; the sweep has the results of each collective."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.http_ranks import applications, clients, from_npy, from_raw, npy
 from support.threads import world
 
 from rankmesh_agent.http.middleware import SecurityMiddleware
-from rankmesh_agent.wire.dtypes import FROM_NAME, display
+from rankmesh_agent.wire.dtypes import FROM_NAME
 from rankmesh_agent.wire.ops import ReduceOp
 
 pytestmark = pytest.mark.anyio
@@ -65,54 +65,11 @@ def same(found, expected):
         assert found.tobytes() == expected.tobytes()
 
 
-async def test_all_reduce(trio):
-    found = arrays(await all_make(trio, "all_reduce", [npy(values(rank)) for rank in range(SIZE)]))
-    expected = oracle.expected(ReduceOp.SUM, [values(rank) for rank in range(SIZE)])
-    for array in found:
-        same(array, expected)
-
-
-@pytest.mark.parametrize("op", oracle.OPS, ids=lambda op: op.name.lower())
-async def test_the_operations(trio, op):
-    dtype = np.dtype(np.int32)
-    given = [values(rank, dtype=dtype) for rank in range(SIZE)]
-    found = arrays(await all_make(trio, "all_reduce", list(map(npy, given)), {"op": op.name.lower()}))
-    flat = oracle.expected(op, [array.reshape(-1) for array in given])
-    for array in found:
-        same(array, flat.reshape(SHAPE))
-
-
 async def test_premultiplied_sum(trio):
     queries = [{"op": "premul_sum", "factor": str(rank + 0.5)} for rank in range(SIZE)]
     found = arrays(await all_make(trio, "all_reduce", [npy(values(rank)) for rank in range(SIZE)], queries))
     for array in found:
         same(array, sum(np.float32(rank + 0.5) * values(rank) for rank in range(SIZE)))
-
-
-async def test_premultiplied_sum_of_integers(trio):
-    given = [values(rank, dtype=np.int64) for rank in range(SIZE)]
-    found = arrays(await all_make(trio, "all_reduce", list(map(npy, given)), {"op": "premul_sum", "factor": "3"}))
-    for array in found:
-        same(array, 3 * sum(given))
-
-
-@pytest.mark.parametrize("name", FROM_NAME)
-async def test_raw_elements_of_every_dtype(trio, name):
-    dtype = FROM_NAME[name]
-    given = [values(rank, dtype=dtype) for rank in range(SIZE)]
-    ops = oracle.ops_of(dtype)
-    call, query = ("all_reduce", {"op": "max" if ReduceOp.MAX in ops else "sum"}) if ops else ("all_gather", {})
-    answers = await all_make(
-        trio, call, [array.tobytes() for array in given], query | {"dtype": name, "shape": "2,5"}, {"Content-Type": RAW}
-    )
-    assert [answer.status_code for answer in answers] == [200] * SIZE, answers[0].text
-    if ops:
-        expected = oracle.expected(ReduceOp[query["op"].upper()], [array.reshape(-1) for array in given]).reshape(SHAPE)
-    else:
-        expected = np.stack(given)
-    for answer in answers:
-        assert answer.headers["Content-Type"] == RAW
-        same(from_raw(answer), expected)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "complex64", "bool", "longdouble"])
@@ -168,17 +125,9 @@ async def test_arrays_that_lie_otherwise(trio, change):
         same(array, oracle.expected(ReduceOp.SUM, [values(rank) for rank in range(SIZE)]))
 
 
-@pytest.mark.parametrize("root", range(SIZE))
-async def test_reduce(trio, root):
-    given = [values(rank) for rank in range(SIZE)]
-    found = arrays(await all_make(trio, "reduce", list(map(npy, given)), {"dst": root, "op": "max"}))
-    same(found.pop(root), np.maximum.reduce(given))
-    assert found == [None, None]
-
-
-@pytest.mark.parametrize("root", range(SIZE))
 @pytest.mark.parametrize("by", ["query", "example"])
-async def test_broadcast(trio, root, by):
+async def test_broadcast(trio, by):
+    root = 1
     contents = [npy(values(root)) if rank == root else b"" for rank in range(SIZE)]
     query = {"src": root}
     if by == "query":
@@ -189,12 +138,6 @@ async def test_broadcast(trio, root, by):
     assert found.pop(root) is None
     for array in found:
         same(array, values(root))
-
-
-async def test_all_gather(trio):
-    given = [values(rank) for rank in range(SIZE)]
-    for array in arrays(await all_make(trio, "all_gather", list(map(npy, given)))):
-        same(array, np.stack(given))
 
 
 @pytest.mark.parametrize("query", [{}, {"dst": 2}], ids=["default", "2"])
@@ -213,24 +156,6 @@ async def test_scatter(trio, query):
     contents = [npy(stack) if rank == root else b"" for rank in range(SIZE)]
     for rank, array in enumerate(arrays(await all_make(trio, "scatter", contents, queries))):
         same(array, stack[rank])
-
-
-async def test_reduce_scatter(trio):
-    stacks = [values(rank, (SIZE, *SHAPE)) for rank in range(SIZE)]
-    for rank, array in enumerate(arrays(await all_make(trio, "reduce_scatter", list(map(npy, stacks))))):
-        same(array, oracle.expected(ReduceOp.SUM, [stack[rank] for stack in stacks]))
-
-
-async def test_reduce_scatter_of_vectors(trio):
-    stacks = [values(rank, (SIZE,)) for rank in range(SIZE)]
-    for rank, array in enumerate(arrays(await all_make(trio, "reduce_scatter", list(map(npy, stacks))))):
-        same(array, np.asarray(sum(stack[rank] for stack in stacks), np.float32))
-
-
-async def test_all_to_all(trio):
-    stacks = [values(rank, (SIZE, *SHAPE)) for rank in range(SIZE)]
-    for rank, array in enumerate(arrays(await all_make(trio, "all_to_all", list(map(npy, stacks))))):
-        same(array, np.stack([stack[rank] for stack in stacks]))
 
 
 async def test_barrier(trio):
@@ -293,7 +218,3 @@ async def test_the_group_by_its_id(trio):
             *(client.post(f"/v1/groups/{world_group['id']}/barrier", params={"timeout": 20}) for client in made)
         )
     assert {answer.status_code for answer in answers} == {204}
-
-
-def test_every_dtype_has_a_name_that_is_understood():
-    assert {display(dtype) for dtype in FROM_NAME.values()} == set(FROM_NAME)

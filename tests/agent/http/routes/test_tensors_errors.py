@@ -133,16 +133,6 @@ async def test_no_such_group(client, path):
     assert (status, code, document["group"]) == (404, "group-not-found", path.split("/")[3])
 
 
-async def test_no_such_call(client):
-    assert (await problem(client.post(f"{GROUP}/all_recuse", content=X)))[:2] == (404, "not-found")
-
-
-async def test_no_token(alone):
-    agent = GroupsAgent(0, 1, alone.communicators)
-    async with clients([create_app(agent, token="secret")]) as (made,):
-        assert (await problem(made.post(f"{GROUP}/all_reduce", content=X)))[:2] == (401, "unauthenticated")
-
-
 class TestSizes:
     async def test_of_a_body_whose_length_is_said(self, client):
         status, code, _ = await problem(client.post(f"{GROUP}/all_reduce", content=b"x" * 6000))

@@ -47,10 +47,6 @@ async def test_what_the_client_has_is_not_sent_again(client, given):
     assert again.headers["etag"] == first.headers["etag"]
 
 
-async def test_another_version_is_sent(client):
-    assert (await client.get("/", headers={"If-None-Match": '"other"'})).status_code == 200
-
-
 async def test_the_files_are_told_apart(client):
     tags = {(await client.get(path)).headers["etag"] for path in dashboard.paths()}
     assert len(tags) == len(dashboard.paths()) == len(dashboard.names())
@@ -62,14 +58,6 @@ async def test_nothing_else_is_open(client, path):
     bearer = {"Authorization": "Bearer secret"}
     answer = await client.get(dashboard.PREFIX + path, headers=bearer)
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
-
-
-async def test_it_is_read_only(client):
-    assert (await client.post("/")).status_code == 405
-
-
-async def test_data_wants_the_token(client):
-    assert (await client.get("/v1/ranks")).status_code == 401
 
 
 def test_the_page_and_its_parts_are_complete_and_need_nothing_else():

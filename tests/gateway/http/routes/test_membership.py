@@ -69,17 +69,6 @@ async def test_a_closed_registry_sends_everyone_away(url, ask, registry, eventua
             assert answer.headers["connection"] == "close", "the next request is to find the next gateway"
 
 
-async def test_those_who_leave_their_rank_open_get_one(url, ask):
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        first = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join_unassigned(7, 3))))
-        second = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join(0, 3))))
-        last = await client.post("/v1/join", json=asdict(ask.join_unassigned(8, 3)))
-        assert (await first).json() == (await second).json() == last.json()
-    got = {member["instance"]: member["rank"] for member in last.json()["members"]}
-    assert got["r0-1"] == 0
-    assert {got["r7-1"], got["r8-1"]} == {1, 2}
-
-
 async def test_errors_tell_what_the_registry_said(url, ask):
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         for rank in range(2):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rankmesh_agent.collectives.hierarchical.hosts import HierarchicalLink, layout_of
+from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink, layout_of
 
 
 class NoLink:
@@ -48,11 +48,11 @@ def test_columns_are_as_many_as_the_smallest_host_has_ranks() -> None:
 def test_every_rank_is_stood_for_once_on_every_host(hosts: str) -> None:
     ranks = everyones(hosts)
     for each in ranks:
-        assert sorted(rank for desk in each.desks for rank in desk) == list(range(len(hosts)))
-        assert each.desks[each.local_rank][0] == each.rank
-        assert max(map(len, each.desks)) <= each.max_proxied
-        for place, desk in enumerate(each.desks):
-            assert all(each.proxy(each.host, rank) == each.local_ranks[place] for rank in desk)
+        assert sorted(rank for proxied in each.proxied for rank in proxied) == list(range(len(hosts)))
+        assert each.proxied[each.local_rank][0] == each.rank
+        assert max(map(len, each.proxied)) <= each.max_proxied
+        for local_rank, proxied in enumerate(each.proxied):
+            assert all(each.proxy(each.host, rank) == each.local_ranks[local_rank] for rank in proxied)
     assert len({each.max_proxied for each in ranks}) == 1
     smallest = min(hosts.count(host) for host in hosts)
     assert ranks[0].max_proxied <= 1 + sum(-(-hosts.count(host) // smallest) for host in set(hosts))
