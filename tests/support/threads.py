@@ -68,7 +68,6 @@ class World:
         ]
         self.recorders = [FlightRecorder() for _ in range(size)]
         self.meshes: list[ProgressEngine] = [None] * size  # type: ignore[list-item]
-        self.recorders = [FlightRecorder() for _ in range(size)]
         self.communicators: list[LocalCommunicator] = [None] * size  # type: ignore[list-item]
 
         def connect(rank: int) -> None:

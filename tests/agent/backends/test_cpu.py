@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from support.processes import wait_until
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.local import LocalCommunicator
@@ -27,13 +28,6 @@ EAGER = 1 << 12  # as support.threads sets it
 def pair(request: pytest.FixtureRequest) -> Iterator[World]:
     with world(2, request.param) as made:
         yield made
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 def send(members: LocalCommunicator, to: int, tag: int = 0) -> None:
@@ -56,7 +50,7 @@ def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.
         mesh = members.engine
         if members.rank == 0:
             later = members.receive(np.zeros(3), 1, 9, LATER)
-            until(lambda: mesh._background.driving and mesh._poller.asleep)
+            wait_until(lambda: mesh._background.driving and mesh._poller.asleep, "the engine")
             before = looks[mesh]
             go.set()
             members.receive(np.zeros(3), 1, 0, NOW)
@@ -65,7 +59,11 @@ def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.
             later.wait()
         else:
             assert go.wait(TIMEOUT)
-            until(lambda: pair.meshes[0]._followers == 1 or not pair.meshes[0]._background.driving)
+            wait_until(
+                lambda: pair.meshes[0]._followers == 1 or not pair.meshes[0]._background.driving,
+                "the progress engine",
+                TIMEOUT,
+            )
             send(members, 0)
             members.receive(np.zeros(3), 0, 0, NOW)
             send(members, 0, 9)
@@ -115,7 +113,9 @@ def test_messages_go_on_as_soon_as_nobody_calls_any_more(pair: World, monkeypatc
             assert received.wait(TIMEOUT)  # this rank does not make progress itself
             work.wait()
         else:
-            until(lambda: pair.meshes[0].driven and pair.meshes[0]._background.resting)
+            wait_until(
+                lambda: pair.meshes[0].driven and pair.meshes[0]._background.resting, "the progress engine", TIMEOUT
+            )
             resting.set()
             send(members, 0)
             members.receive(np.zeros(1_000_000), 0, 5, NOW)
@@ -166,7 +166,7 @@ def test_a_leader_that_sleeps_learns_that_something_waits_for_room(
         if members.rank == 0:
             other = threading.Thread(target=members.receive, args=(np.zeros(3), 1, 9, NOW))
             other.start()
-            until(lambda: members.engine._poller.asleep)
+            wait_until(lambda: members.engine._poller.asleep, "the engine")
             works = [members.send(np.full(EAGER // 8, float(number)), 1, 0, LATER) for number in range(many)]
             filled.set()
             for work in works:
@@ -222,7 +222,7 @@ def test_who_waits_is_told_of_a_silent_host_at_once(pair: World, monkeypatch: py
 
     def call(members: LocalCommunicator) -> None:
         if members.rank == 1:
-            until(lambda: mesh._poller.asleep)
+            wait_until(lambda: mesh._poller.asleep, "the engine")
             monkeypatch.setattr(mesh._peers[1].connection, "silent_seconds", lambda: 9.0, raising=False)
             mesh.fail_silent_hosts()
         else:

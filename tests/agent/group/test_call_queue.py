@@ -337,6 +337,7 @@ class CallQueueMachine(RuleBasedStateMachine):
         self.model.begin(call, worker=True)
         assert self.held.wait(SECONDS)
         self.held.clear()
+        assert not call.work.withdraw(WITHDRAWN)
 
     @precondition(lambda self: len(self.model.queued) > 1)
     @rule()
@@ -356,6 +357,7 @@ class CallQueueMachine(RuleBasedStateMachine):
             assert call.work.withdraw(WITHDRAWN)
             call.withdrawn = True
             self.check(WITHDRAWN, call.work.wait)
+            assert not call.work.withdraw(DESTROYED)
 
     @precondition(lambda self: self.model.active is not None)
     @rule(number=st.integers(0, 5), kind=st.sampled_from(["submit", "call", "wait", "release", "release"]))
@@ -482,6 +484,7 @@ def test_calls_of_two_threads_never_overlap(alone: Alone) -> None:
 
     def alone_inside() -> None:
         assert inside.acquire(blocking=False), "two calls of a group at once"
+        assert len(alone.queue.active_records()) >= 1
         inside.release()
 
     def call() -> None:
@@ -493,6 +496,7 @@ def test_calls_of_two_threads_never_overlap(alone: Alone) -> None:
         future.result(SECONDS)
     assert [event[2] for event in alone.log if event[0] == "run"] == list(range(1, 801))
     assert alone.state.failure is None
+    assert sum(alone.queue.op_stats()["barrier"].buckets) == 800
 
 
 def test_a_callback_may_wait_for_completed_work(alone: Alone, held: threading.Event) -> None:

@@ -195,20 +195,6 @@ def test_who_leaves_because_of_a_loss_says_so_before(trio: World, how: str) -> N
     trio.run(attempt)
 
 
-def test_queued_calls_fail_when_the_group_is_destroyed(trio: World) -> None:
-    def attempt(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            work = members.all_reduce(np.ones(3), ReduceOp.SUM, LATER)
-            members.close()
-            assert work is not None
-            with pytest.raises(GroupAbortedError, match="has been destroyed"):
-                work.wait()
-            assert isinstance(work.exception(), GroupAbortedError)
-            assert not work.is_success()
-
-    trio.run(attempt)
-
-
 def test_groups_of_some_ranks_have_their_own_order(trio: World) -> None:
     def attempt(members: LocalCommunicator) -> None:
         pairs = ((0, 1), (1, 2), (0, 2))

@@ -54,6 +54,22 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Read, Any, i
     return replace
 
 
+def pause_reads(reading: Any, when: str) -> tuple[threading.Event, threading.Event]:
+    """Have each read set the first event and wait for the second ``before`` it reads or ``after``."""
+    begun, resume = threading.Event(), threading.Event()
+
+    def slowly(read: Read, *arguments: Any) -> None:
+        if when == "after":
+            read(*arguments)
+        begun.set()
+        assert resume.wait(TIMEOUT)
+        if when == "before":
+            read(*arguments)
+
+    reading(slowly)
+    return begun, resume
+
+
 def as_it_is(read: Read, *arguments: Any) -> None:
     read(*arguments)
 
@@ -64,6 +80,13 @@ def send(members: LocalCommunicator, array: Any, timeout: float = TIMEOUT) -> No
 
 def recv(members: LocalCommunicator, array: Any) -> Any:
     return members.receive(array, 0, 0, NOW)
+
+
+def check_receive(members: LocalCommunicator, value: float) -> None:
+    """Receive an array of COUNT elements with this value."""
+    got = np.zeros(COUNT)
+    assert recv(members, got) == 0
+    assert (got == value).all()
 
 
 @pytest.mark.parametrize("count", [COUNT, 3_000_000])
@@ -120,13 +143,10 @@ def test_what_cannot_be_read_is_sent(pair: World, reading: Any) -> None:
     reading(refuse)
 
     def call(members: LocalCommunicator) -> None:
-        array = np.full(COUNT, 3.0)
         if members.rank == 0:
-            send(members, array)
+            send(members, np.full(COUNT, 3.0))
         else:
-            got = np.zeros(COUNT)
-            recv(members, got)
-            np.testing.assert_array_equal(got, array)
+            check_receive(members, 3)
 
     pair.run(call)
 
@@ -136,12 +156,10 @@ def test_where_it_is_forbidden_nothing_is_offered(monkeypatch: pytest.MonkeyPatc
     sizes = reading(as_it_is)
 
     def call(members: LocalCommunicator) -> None:
-        got = np.full(COUNT, 3.0 * members.rank)
         if members.rank == 0:
             send(members, np.ones(COUNT))
         else:
-            recv(members, got)
-            assert (got == 1).all()
+            check_receive(members, 1)
 
     with world(2, "segment") as pair:
         pair.run(call)
@@ -150,20 +168,7 @@ def test_where_it_is_forbidden_nothing_is_offered(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_message_withdrawn_while_it_is_read_is_not_taken(pair: World, reading: Any, when: str) -> None:
-    begun, spoiled = threading.Event(), threading.Event()
-
-    def slowly(read: Read, *arguments: Any) -> None:
-        if begun.is_set():
-            read(*arguments)
-            return
-        if when == "after":
-            read(*arguments)
-        begun.set()
-        assert spoiled.wait(TIMEOUT)
-        if when == "before":
-            read(*arguments)
-
-    reading(slowly)
+    begun, spoiled = pause_reads(reading, when)
 
     def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
@@ -175,22 +180,13 @@ def test_a_message_withdrawn_while_it_is_read_is_not_taken(pair: World, reading:
             spoiled.set()
             send(members, np.full(COUNT, 2.0))
         else:
-            got = np.zeros(COUNT)
-            recv(members, got)
-            assert (got == 2).all()
+            check_receive(members, 2)
 
     pair.run(call)
 
 
 def test_another_message_withdrawn_meanwhile_does_no_harm(pair: World, reading: Any) -> None:
-    begun, withdrawn = threading.Event(), threading.Event()
-
-    def slowly(read: Read, *arguments: Any) -> None:
-        read(*arguments)
-        begun.set()
-        assert withdrawn.wait(TIMEOUT)
-
-    reading(slowly)
+    begun, withdrawn = pause_reads(reading, "after")
 
     def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
@@ -202,22 +198,13 @@ def test_another_message_withdrawn_meanwhile_does_no_harm(pair: World, reading: 
             assert work is not None
             work.wait()
         else:
-            got = np.zeros(COUNT)
-            recv(members, got)
-            assert (got == 5).all()
+            check_receive(members, 5)
 
     pair.run(call)
 
 
 def test_a_group_given_up_while_it_is_read_fails_the_receive(pair: World, reading: Any) -> None:
-    begun, given_up = threading.Event(), threading.Event()
-
-    def slowly(read: Read, *arguments: Any) -> None:
-        read(*arguments)
-        begun.set()
-        assert given_up.wait(TIMEOUT)
-
-    reading(slowly)
+    begun, given_up = pause_reads(reading, "after")
 
     def call(members: LocalCommunicator) -> None:
         if members.rank == 0:
@@ -238,14 +225,7 @@ def test_a_group_given_up_while_it_is_read_fails_the_receive(pair: World, readin
 
 
 def test_a_sender_that_leaves_while_it_is_read_fails_the_receive(pair: World, reading: Any) -> None:
-    begun, left = threading.Event(), threading.Event()
-
-    def slowly(read: Read, *arguments: Any) -> None:
-        begun.set()
-        assert left.wait(TIMEOUT)
-        read(*arguments)
-
-    reading(slowly)
+    begun, left = pause_reads(reading, "before")
 
     def call(members: LocalCommunicator) -> None:
         if members.rank == 0:

@@ -116,15 +116,6 @@ def test_a_call_that_has_not_begun_can_be_withdrawn():
     assert not work.withdraw(CollectiveTimeoutError("again"))
 
 
-def test_a_call_that_has_begun_cannot_be_withdrawn():
-    work = QueuedWork(lambda: None, ["array"], "all_reduce")
-    assert work.claim()
-    assert not work.withdraw(CollectiveTimeoutError("too late"))
-    work.run()
-    assert work.wait()
-    assert work.result() == ["array"]
-
-
 @pytest.mark.parametrize("error", [None, DistBackendError("rank 1 is gone", ranks=[1])], ids=["done", "failed"])
 def test_one_of_the_threads_that_wait_for_a_message_settles_it(error):
     """What follows once the data is there is done once, and before any of them goes on."""

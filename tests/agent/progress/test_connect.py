@@ -109,30 +109,26 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def silent() -> Iterator[str]:
-    """An address at which somebody accepts, but says nothing."""
+@pytest.fixture
+def silent_address() -> Iterator[str]:
+    """Address of a server that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture
-def nobody_talks() -> Iterator[str]:
-    yield from silent()
-
-
-@pytest.fixture
-def nobody_listens() -> str:
+def unused_address() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def test_who_cannot_be_reached_is_named_with_its_addresses_and_nothing_is_left(
-    nobody_talks: str, nobody_listens: str
+    silent_address: str, unused_address: str
 ) -> None:
     with listening(4, transport_named("segment")) as ranks:
         members = list(ranks.members)
-        members[1] = replace(members[1], addresses=[nobody_listens])
-        members[2] = replace(members[2], addresses=[nobody_talks])
+        members[1] = replace(members[1], addresses=[unused_address])
+        members[2] = replace(members[2], addresses=[silent_address])
         gc.collect()
         before = descriptors()
         for missing in (1, 2):
@@ -155,11 +151,11 @@ def test_who_cannot_be_reached_is_named_with_its_addresses_and_nothing_is_left(
         assert descriptors() <= before
 
 
-def test_the_address_that_answers_is_taken(nobody_listens: str, nobody_talks: str, monkeypatch) -> None:
+def test_the_address_that_answers_is_taken(unused_address: str, silent_address: str, monkeypatch) -> None:
     monkeypatch.setattr(connect_module, "_ATTEMPT_SECONDS", 0.2)
     with listening(3, TcpTransport("secret")) as ranks:
         members = [
-            replace(member, addresses=[nobody_listens, nobody_talks, *member.addresses]) for member in ranks.members
+            replace(member, addresses=[unused_address, silent_address, *member.addresses]) for member in ranks.members
         ]
         check_each_reaches_each(in_threads(3, lambda rank: ranks.connect(rank, members=members)))
 
@@ -252,7 +248,7 @@ def test_who_calls_again_is_known_by_the_latest_call() -> None:
         first[0].close()
 
 
-def test_ctrl_c_leaves_nothing_behind(nobody_talks: str) -> None:
+def test_ctrl_c_leaves_nothing_behind(silent_address: str) -> None:
     class Interrupted(Listener):
         address = ""
 
@@ -266,7 +262,7 @@ def test_ctrl_c_leaves_nothing_behind(nobody_talks: str) -> None:
             pass
 
     transport = TcpTransport("secret")
-    me, peer = (Member(rank, f"{rank:032x}", "here", "host", 1, [nobody_talks], "") for rank in (1, 0))
+    me, peer = (Member(rank, f"{rank:032x}", "here", "host", 1, [silent_address], "") for rank in (1, 0))
     gc.collect()
     before = descriptors()
     with pytest.raises(KeyboardInterrupt):
@@ -287,6 +283,10 @@ def test_a_rank_alone_needs_nobody() -> None:
         ([(-1, ""), (1024, "shm"), (1024, "auto")], None),  # an older version does not report its settings
         ([(65536, ""), (65536, ""), (1024, "")], r"EAGER_BYTES .*: 65536 on rank 0 .*, rank 1 .*; 1024 on rank 2 "),
         ([(0, "tcp"), (0, "shm"), (0, "tcp")], r"TRANSPORT .*: tcp on rank 0 .*, rank 2 .*; shm on rank 1 \(here, pid"),
+        (
+            [(512 if rank == 9 else 1024, "") for rank in range(20)],
+            r"rank 3 \(here, pid 7\) and 15 more; 512 on rank 9 ",
+        ),
     ],
 )
 def test_settings_that_have_to_be_the_same_are_compared(settings: list[tuple[int, str]], error: str | None) -> None:
@@ -297,12 +297,6 @@ def test_settings_that_have_to_be_the_same_are_compared(settings: list[tuple[int
     if error is None:
         connect_module.check_settings(members)
     else:
-        with pytest.raises(DistNetworkError, match=error):
+        with pytest.raises(DistNetworkError, match=error) as caught:
             connect_module.check_settings(members)
-
-
-def test_settings_that_have_to_be_the_same_are_compared_between_many_ranks() -> None:
-    members = [Member(rank, "", "here", "host", 7, [], "", 512 if rank == 9 else 1024) for rank in range(20)]
-    with pytest.raises(DistNetworkError, match=r"rank 3 \(here, pid 7\) and 15 more; 512 on rank 9 ") as caught:
-        connect_module.check_settings(members)
-    assert caught.value.ranks == (9,)
+        assert len(members) == 3 or caught.value.ranks == (9,)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.threads import LATER, NOW, World, world
 
-from rankmesh_agent.progress import disconnects as vigil_module
+from rankmesh_agent.progress import disconnects
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 
 TIMEOUT = 20.0
@@ -25,7 +25,7 @@ def trio(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 @pytest.fixture
-def vigil(trio: World) -> Iterator[DisconnectMonitor]:
+def monitor(trio: World) -> Iterator[DisconnectMonitor]:
     """Rank 0's."""
     made = DisconnectMonitor(trio.meshes[0])
     yield made
@@ -39,48 +39,42 @@ def die(made: World, rank: int, towards: int = 0) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def readable(vigil: DisconnectMonitor, seconds: float = TIMEOUT) -> bool:
-    return bool(select.select([vigil.fileno()], [], [], seconds)[0])
+def readable(monitor: DisconnectMonitor, seconds: float = TIMEOUT) -> bool:
+    return bool(select.select([monitor.fileno()], [], [], seconds)[0])
 
 
-def until_news(vigil: DisconnectMonitor) -> None:
+def until_news(monitor: DisconnectMonitor) -> None:
     deadline = time.monotonic() + TIMEOUT
-    while not vigil.poll():
+    while not monitor.poll():
         assert time.monotonic() < deadline, "it never noticed"
-        time.sleep(min(0.01, vigil.next_check()))
+        time.sleep(min(0.01, monitor.next_check()))
 
 
-def test_while_all_are_there_nothing_wakes_it(trio, vigil):
+def test_while_all_are_there_nothing_wakes_it(trio, monitor):
     trio.run(lambda members: members.barrier(NOW))
-    assert not readable(vigil, 0.05)
-    assert not vigil.poll()
-    assert vigil.next_check() == float("inf")
-    assert vigil.failed_peers() == []
+    assert not readable(monitor, 0.05)
+    assert not monitor.poll()
+    assert monitor.next_check() == float("inf")
+    assert monitor.failed_peers() == []
 
 
-def test_a_peer_that_dies(trio, vigil):
+def test_a_peer_that_dies_and_another_one_later(trio, monitor):
     die(trio, 1)
-    assert readable(vigil)
-    until_news(vigil)
-    (lost,) = vigil.failed_peers()
+    assert readable(monitor)
+    until_news(monitor)
+    (lost,) = monitor.failed_peers()
     assert lost.rank == 1
-    assert "closed by the other side" in lost.cause
-    assert not vigil.poll(), "it has been told"
-    assert not readable(vigil, 0.05)
-    assert [each.rank for each in vigil.failed_peers()] == [1], "and is told again to who asks"
-
-
-def test_another_one_later(trio, vigil):
-    die(trio, 1)
-    until_news(vigil)
-    vigil.failed_peers()
+    assert "closed by the peer" in lost.cause
+    assert not monitor.poll(), "it has been told"
+    assert not readable(monitor, 0.05)
+    assert [each.rank for each in monitor.failed_peers()] == [1], "each call returns all failed peers"
     die(trio, 2)
-    assert readable(vigil)
-    until_news(vigil)
-    assert [each.rank for each in vigil.failed_peers()] == [1, 2]
+    assert readable(monitor)
+    until_news(monitor)
+    assert [each.rank for each in monitor.failed_peers()] == [1, 2]
 
 
-def test_the_mesh_tells_what_it_finds_itself(trio, vigil):
+def test_the_mesh_tells_what_it_finds_itself(trio, monitor):
     called: list[None] = []
     trio.meshes[0].on_peer_failure = lambda: called.append(None)
     die(trio, 1)
@@ -89,38 +83,38 @@ def test_the_mesh_tells_what_it_finds_itself(trio, vigil):
         assert time.monotonic() < deadline
         trio.meshes[0].progress()
     assert called == [None]
-    assert vigil.poll()
-    assert [each.rank for each in vigil.failed_peers()] == [1]
+    assert monitor.poll()
+    assert [each.rank for each in monitor.failed_peers()] == [1]
 
 
-def test_one_that_leaves_in_order_is_not_lost(trio, vigil):
+def test_one_that_leaves_in_order_is_not_lost(trio, monitor):
     told: list[None] = []
     trio.meshes[0].on_peer_failure = lambda: told.append(None)
     trio.meshes[1].close("it was done")
-    assert readable(vigil)
-    assert not vigil.poll()
-    assert vigil.next_check() == float("inf")
-    assert vigil.failed_peers() == []
+    assert readable(monitor)
+    assert not monitor.poll()
+    assert monitor.next_check() == float("inf")
+    assert monitor.failed_peers() == []
     assert not told
 
 
 def test_one_whose_last_words_nobody_reads_yet(monkeypatch):
     """Its message waits for a call that is not made: behind it there may be a goodbye, but hardly for so long."""
-    monkeypatch.setattr(vigil_module, "_UNREAD_SECONDS", 0.2)
+    monkeypatch.setattr(disconnects, "_UNREAD_SECONDS", 0.2)
     with world(2, "tcp") as made:
-        vigil = DisconnectMonitor(made.meshes[0])
+        monitor = DisconnectMonitor(made.meshes[0])
         try:
             made.communicators[1].broadcast(np.ones(1 << 16), 1, LATER)
             made.meshes[1].flush(0.2)
             time.sleep(0.05)
             die(made, 1)
-            assert readable(vigil)
-            assert not vigil.poll()
-            assert vigil.next_check() <= 0.2
-            until_news(vigil)
-            (lost,) = vigil.failed_peers()
+            assert readable(monitor)
+            assert not monitor.poll()
+            assert monitor.next_check() <= 0.2
+            until_news(monitor)
+            (lost,) = monitor.failed_peers()
             assert lost.rank == 1
             assert "have not been read yet" in lost.cause
-            assert vigil.next_check() == float("inf")
+            assert monitor.next_check() == float("inf")
         finally:
-            vigil.close()
+            monitor.close()

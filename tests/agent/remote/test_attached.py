@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.attached import SECONDS, TOKEN, attach, everywhere, in_thread, offer
+from support.processes import wait_until
+from support.sweep.cover import go_through
+from support.sweep.media import OverCommunicator
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
@@ -61,50 +64,11 @@ def world(request, standalones, monkeypatch, gateway_url) -> Iterator[list[Any]]
         agent.close()
 
 
-def values(rank: int, count: int, dtype: type = np.float32) -> np.ndarray:
-    return np.random.default_rng(rank).integers(1, 9, count).astype(dtype)
-
-
 class TestCollectives:
-    def test_against_numpy(self, world):
-        for count in (0, 1, 1001, 300_000):
-            self.compare(world, count)
-
-    def compare(self, world, count):
-        mine = [values(rank, count) for rank in range(3)]
-        total, chunk = sum(mine), count // 3
-
-        def run(rank: int) -> None:
-            group = world[rank].world
-            array = mine[rank].copy()
-            group.all_reduce(array, ReduceOp.SUM, NOW)
-            assert (array == total).all()
-            array = mine[rank].copy()
-            group.reduce(array, ReduceOp.MAX, 1, NOW)
-            assert (array == (np.max(mine, axis=0) if rank == 1 else mine[rank])).all()
-            array = mine[rank].copy()
-            group.broadcast(array, 2, NOW)
-            assert (array == mine[2]).all()
-            outputs = [np.empty(count, np.float32) for _ in range(3)]
-            group.all_gather(outputs, mine[rank], NOW)
-            assert all((outputs[other] == mine[other]).all() for other in range(3))
-            outputs = [np.empty(count, np.float32) for _ in range(3)] if rank == 0 else []
-            group.gather(outputs, mine[rank], 0, NOW)
-            assert all((output == mine[other]).all() for other, output in enumerate(outputs))
-            output = np.empty(count, np.float32)
-            group.scatter(output, mine if rank == 2 else [], 2, NOW)
-            assert (output == mine[rank]).all()
-            parts = [mine[rank][other * chunk : (other + 1) * chunk].copy() for other in range(3)]
-            output = np.empty(chunk, np.float32)
-            group.reduce_scatter(output, parts, ReduceOp.SUM, NOW)
-            assert (output == total[rank * chunk : (rank + 1) * chunk]).all()
-            outputs = [np.empty(chunk, np.float32) for _ in range(3)]
-            group.all_to_all(outputs, parts, NOW)
-            for other in range(3):
-                assert (outputs[other] == mine[other][rank * chunk : (rank + 1) * chunk]).all()
-            group.barrier(NOW)
-
-        everywhere(run, 3)
+    def test_the_sweep(self, world):
+        found = everywhere(lambda rank: go_through(OverCommunicator(world[rank].world), "communicator", every=5), 3)
+        assert not [text for each in found for text in each["wrong"]]
+        assert len({(each["cells"], each["digest"]) for each in found}) == 1
 
     def test_asynchronous_ones_keep_their_order(self, world):
         def run(rank: int) -> None:
@@ -388,16 +352,12 @@ class TestLeases:
         patch = pytest.MonkeyPatch()
         patch.setattr(AgentDialer, "connect", recorded)
         future = in_thread(lambda: attach(agent, 0, 2, job=next(_jobs)))
-        deadline = time.monotonic() + SECONDS
-        while agent.leases.lease is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: agent.leases.lease, "the lease", SECONDS)
         patch.undo()
         streams[0].shutdown()
         with pytest.raises(DistNetworkError, match="went as this process joined"):
             future.result(SECONDS)
-        while agent.leases.lease is not None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert agent.leases.lease is None
+        wait_until(lambda: agent.leases.lease is None, "the lease to end", SECONDS)
 
     def test_the_agent_may_end_it(self, standalones):
         agent = standalones[0]
