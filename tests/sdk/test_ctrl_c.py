@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ pytestmark = pytest.mark.processes
 
 SOON = 30.0
 """Seconds within which Ctrl-C must get through, and the others must know."""
-CALLS = ("all_reduce", "all_reduce async", "barrier", "recv", "irecv")
 
 
 def wait_in(call: str) -> None:
@@ -56,14 +56,21 @@ def be_interrupted(me: Me, call: str, destroys: bool) -> None:
     me.say(began=began, attempts=attempts)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize(("call", "destroys"), [*((call, False) for call in CALLS), ("all_reduce async", True)])
+@pytest.mark.parametrize(
+    ("medium", "call", "destroys"),
+    [
+        *((medium, call, False) for medium in ("shm", "tcp") for call in ("all_reduce", "recv")),
+        ("aab", "all_reduce", False),
+        ("shm", "all_reduce async", False),
+        ("tcp", "all_reduce async", True),
+        ("tcp", "barrier", False),
+        ("shm", "irecv", False),
+    ],
+)
 def test_the_others_are_told_which_rank_was_interrupted(
-    ranks: Ranks, call: str, destroys: bool, transport: str
+    ranks: Ranks, over: Callable, medium: str, call: str, destroys: bool
 ) -> None:
-    started = ranks.start(
-        be_interrupted, 3, uses=[wait_in], env={"RANKMESH_TRANSPORT": transport}, call=call, destroys=destroys
-    )
+    started = ranks.start(be_interrupted, 3, uses=[wait_in], env=over(medium), call=call, destroys=destroys)
     ranks.wait(started)
     interrupted = started[1]
     # Python forgets at times, when code runs at its exit, that Ctrl-C ended it.

@@ -6,10 +6,7 @@ What tells hosts apart is which shared memory they see, so ranks with different 
 from __future__ import annotations
 
 import os
-import signal
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,21 +15,6 @@ from support.processes import Me, Ranks
 import rankmesh as dist
 
 pytestmark = pytest.mark.processes
-
-SOON = 30.0
-"""Seconds within which a failure must be known everywhere, on a busy machine too."""
-
-
-@pytest.fixture
-def on(tmp_path: Path) -> Callable[[str], Callable[[int], dict[str, str]]]:
-    """Return what puts ranks on hosts, by a letter for each rank."""
-
-    def place(hosts: str, **variables: str) -> Callable[[int], dict[str, str]]:
-        for host in set(hosts):
-            (tmp_path / f"shm-{host}").mkdir()
-        return lambda rank: {"RANKMESH_SHM_DIR": str(tmp_path / f"shm-{hosts[rank]}"), **variables}
-
-    return place  # type: ignore[return-value]
 
 
 def medium() -> str:
@@ -94,77 +76,6 @@ def test_every_call(ranks: Ranks, on: Callable, hosts: str, env: dict[str, str],
     assert {rank.said["medium"] for rank in started} == {expected}
     assert len({rank.said["digest"] for rank in started}) == 1, "the same bits everywhere"
     assert not any(rank.said["left"] for rank in started)
-
-
-def reduce_for_ever() -> None:
-    """Go round in all_reduce until something happens."""
-    array = np.ones(400_000)
-    while True:
-        dist.all_reduce(array)
-        array[:] = 1
-
-
-def reduce_until_killed(me: Me) -> None:
-    me.init()
-    dist.barrier()
-    me.mark(f"going-{me.rank}")
-    me.say(**me.attempt(reduce_for_ever))
-
-
-@pytest.mark.parametrize("victim", [1, 2])
-def test_a_rank_that_is_killed_is_named_on_all_hosts_soon(ranks: Ranks, on: Callable, victim: int) -> None:
-    started = ranks.start(reduce_until_killed, 4, uses=[reduce_for_ever], env=on("aabb"))
-    ranks.wait_for(*(f"going-{rank}" for rank in range(4)))
-    time.sleep(0.2)
-    killed = started[victim].kill()
-    ranks.wait(started)
-    assert started[victim].code == -signal.SIGKILL
-    for rank in (each for each in started if each is not started[victim]):
-        assert rank.said["ranks"] == [victim], rank.said
-        assert rank.said["error"] in ("RankFailedError", "GroupAbortedError")
-        assert f"pid {started[victim].process.pid}" in rank.said["text"]
-        assert "heartbeat" not in rank.said["text"], "for one that is missing they would have waited"
-        assert rank.said["at"] - killed < SOON
-
-
-def be_interrupted(me: Me) -> None:
-    me.init()
-    dist.barrier()
-    if me.rank == 3:
-        me.interrupt_when_waiting()
-        me.say(**me.attempt(dist.all_reduce, np.ones(100_000)))
-    elif me.rank != 0:
-        me.say(**me.attempt(dist.all_reduce, np.ones(100_000)))
-    else:
-        me.wait_for("interrupted")
-    if me.rank == 3:
-        me.mark("interrupted")
-
-
-def test_ctrl_c_gets_through(ranks: Ranks, on: Callable) -> None:
-    started = ranks.start(be_interrupted, 4, env=on("aabb"))
-    ranks.wait(started)
-    assert started[3].said["error"] == "KeyboardInterrupt"
-    assert started[3].said["at"] - started[3].said["interrupted_at"] < SOON
-    for rank in (started[1], started[2]):
-        assert rank.said["ranks"] == [3], rank.said
-
-
-def differ(me: Me) -> None:
-    me.init()
-    said = me.attempt(dist.all_reduce, np.ones(100_000 + (me.rank == 2)))
-    assert said["error"] == "CollectiveMismatchError", said
-    array = np.ones(100_000)
-    dist.all_reduce(array)
-    assert (array == me.size).all()
-    me.say(text=said["text"])
-    dist.destroy_process_group()
-
-
-def test_different_calls_are_told_to_every_rank_and_the_group_goes_on(ranks: Ranks, on: Callable) -> None:
-    started = ranks.run(differ, 4, env=on("abab"))
-    assert len({rank.said["text"] for rank in started}) == 1
-    assert "rank 2: all_reduce(float64[100001], SUM)" in started[0].said["text"]
 
 
 def run_short_of_memory(me: Me) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 
 def integer(environ: Mapping[str, str], *names: str, at_least: int = 0, at_most: int | None = None) -> int | None:
-    """Return the number that the first of these variables to be set has, None if none is.
+    """Return the number in the first variable that is set, None if none is.
 
     Raises:
-        ValueError: it is no whole number, or out of range; the message names the variable.
+        ValueError: the value is no whole number, or out of range; the message names the variable.
     """
     for name in names:
         text = environ.get(name, "").strip()
@@ -27,5 +27,5 @@ def integer(environ: Mapping[str, str], *names: str, at_least: int = 0, at_most:
 
 
 def describe_set(environ: Mapping[str, str], *names: str) -> str:
-    """Return those of the variables that are set, for people: ``SLURM_PROCID=3, SLURM_NTASKS=4``."""
+    """Return the variables that are set, as text: ``SLURM_PROCID=3, SLURM_NTASKS=4``."""
     return ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))

@@ -1,12 +1,12 @@
 """Detection of the launcher (mpirun, mpiexec, srun, Kubernetes) from the variables that it sets in its processes.
 
-Each launcher's variables are taken together. Where several launchers have left theirs, as mpirun does inside a Slurm
-job, the innermost counts: it is the one that comes first in LAUNCHERS. RANK, which torchrun and ``rankmesh run`` set,
-comes before them all; Settings sees to that.
+The variables of one launcher belong together. If several launchers have set theirs, as mpirun does inside a Slurm job,
+the innermost launcher applies: the first one in LAUNCHERS. RANK, which torchrun and ``rankmesh run`` set, has
+precedence over all launchers; see Settings.
 
 Sources: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html,
 https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES,
-https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/; of MPICH's what ``mpiexec -n 2 env`` prints.
+https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/; for MPICH the output of ``mpiexec -n 2 env``.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from rankmesh_agent.config.env import describe_set, integer
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 20_000, 9_000
-"""Where ports are that come from a job's number: below those that kernels give to who asks for any, 32768 and up."""
+"""Range of the ports derived from a job's number: below the kernels' ephemeral ports, 32768 and up."""
 DEFAULT_PORT = 29_500
-"""torchrun's port, for jobs without a number that all of their processes know."""
+"""torchrun's port, for jobs without a number that all their processes know."""
 _SPECIAL_STEPS = 0xFFFF_FFF0
-"""From here on (slurm.h) a step is none of srun's: an allocation's interactive shell, a batch script."""
+"""First number (slurm.h) of the steps that srun does not start: an allocation's interactive shell, a batch script."""
 
 
 @dataclass(frozen=True)
 class Launcher(ABC):
-    """What a launcher tells one of its processes.
+    """A launcher, as one of its processes sees it.
 
     Attributes:
-        rank: this process's rank, None if it is not told.
-        world_size: how many processes there are, None if it is not told.
-        local_rank: its number among those on its host, from 0.
-        local_world_size: how many there are on its host.
-        wrong: why this process does not take its rank and world size from here, and what to do; empty if it does. They
-            are None then, unless it is only WORLD_SIZE that says something else.
+        rank: this process's rank, None if unknown.
+        world_size: number of processes, None if unknown.
+        local_rank: number of this process among those on its host, from 0.
+        local_world_size: number of processes on its host.
+        problem: reason why this process does not use the launcher's rank and world size, and the remedy; empty if it
+            does. They are None then, unless only WORLD_SIZE differs.
     """
 
     name: ClassVar[str]
-    """What people call it."""
+    """Name for users."""
     command: ClassVar[str]
-    """What they start their script with."""
+    """Command with which users start their script."""
     token: ClassVar[str]
-    """How they give all processes a token."""
+    """Instruction to give all processes a token."""
     address: ClassVar[str] = ""
-    """How they say where rank 0 is, if the launcher does not."""
+    """Instruction to set the address of rank 0, if the launcher does not provide it."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -63,10 +63,10 @@ class Launcher(ABC):
     @classmethod
     @abstractmethod
     def detect(cls, environ: Mapping[str, str]) -> Self | None:
-        """Return what the launcher says, None if it did not start this process.
+        """Return the launcher of this process, None if it did not start this process.
 
         Raises:
-            ValueError: a variable of its has no number in it.
+            ValueError: one of its variables is not a number.
         """
 
     @property
@@ -75,39 +75,39 @@ class Launcher(ABC):
         return self.world_size is not None and self.world_size == self.local_world_size
 
     def job(self) -> str:
-        """Return a name that this job alone has, the same in all processes; empty if they have nothing in common."""
+        """Return a unique name of this job, equal in all processes; empty if the processes have nothing in common."""
         return slug(f"{self.command}-{self._identity()}") if self._identity() else ""
 
     def host(self) -> str:
-        """Return where rank 0 is, empty if the launcher does not say it."""
+        """Return the host of rank 0, empty if the launcher does not provide it."""
         return LOOPBACK if self.one_host else self._first_host()
 
     def port(self) -> int:
-        """Return the port on which rank 0 can host the gateway, the same in all processes."""
+        """Return the port on which rank 0 can host the gateway, equal in all processes."""
         return FIRST_PORT + self._number() % PORTS if self._identity() else DEFAULT_PORT
 
     def own_address(self) -> str:
-        """Return the address to listen on, empty if it is whichever faces rank 0's host."""
+        """Return the address to listen on, empty for the one that faces rank 0's host."""
         return ""
 
     def _identity(self) -> str:
-        """What tells this job from others."""
+        """Unique name of the job at this launcher."""
         return ""
 
     def _number(self) -> int:
-        """A number for the job's port."""
+        """Number that determines the job's port."""
         return zlib.crc32(self._identity().encode())
 
     def _first_host(self) -> str:
         return ""
 
     def validated(self, environ: Mapping[str, str], rank: str, world_size: str) -> Self:
-        """Return the same with what is wrong with it, if anything is.
+        """Return the launcher, with a ``problem`` if its variables are inconsistent.
 
         Args:
             environ: the environment.
-            rank: the variable that has the rank.
-            world_size: the variable that has the world size.
+            rank: name of the variable with the rank.
+            world_size: name of the variable with the world size.
         """
         found = describe_set(environ, rank, world_size)
         declared = integer(environ, "WORLD_SIZE", at_least=1)
@@ -125,7 +125,7 @@ class Launcher(ABC):
         return self
 
     def without_rank(self, problem: str) -> Self:
-        """Return the same as a launcher that does not say who this process is."""
+        """Return the launcher without rank and world size, with a problem."""
         return replace(self, rank=None, world_size=None, problem=problem)
 
 
@@ -134,7 +134,7 @@ class OpenMpi(Launcher):
     """Open MPI's mpirun, 4 and 5.
 
     Attributes:
-        namespace: what its runtime calls the job.
+        namespace: name of the job in its runtime.
     """
 
     name = "Open MPI"
@@ -163,9 +163,9 @@ class OpenMpi(Launcher):
 
 @dataclass(frozen=True)
 class Pmi(Launcher):
-    """mpiexec of MPICH, and of those that come from it: Intel MPI, MVAPICH.
+    """mpiexec of MPICH and its derivatives: Intel MPI, MVAPICH.
 
-    The environment has no name for the job. On one host, the process that started all ranks makes one.
+    The environment has no name for the job. On one host, the pid of the process that started all ranks identifies it.
     """
 
     name = "mpiexec (PMI)"
@@ -198,8 +198,8 @@ class Slurm(Launcher):
 
     Attributes:
         job_id: the job's number.
-        step: the number of this srun in the job, None for the process of a job of a single task, which needs none.
-        nodes: the hosts of the step, as Slurm writes them: ``n[01-03,7],m2``.
+        step: the number of this srun in the job, None for the process of a job with a single task, which needs no srun.
+        nodes: the hosts of the step, in Slurm's format: ``n[01-03,7],m2``.
     """
 
     name = "Slurm"
@@ -238,14 +238,14 @@ class Slurm(Launcher):
         ).validated(environ, "SLURM_PROCID", world_size)
 
     def port(self) -> int:
-        # A single task meets nobody, and its job may run others beside it: any port that is free.
+        # A single task has no peers, and its job may run other tasks on the same host: any free port.
         return 0 if self.step is None else super().port()
 
     def _identity(self) -> str:
         return "" if self.job_id is None or self.step is None else f"{self.job_id}.{self.step}"
 
     def _number(self) -> int:
-        # Jobs that run at a time mostly have numbers that are close, and so do a job's steps: neither shall meet.
+        # Concurrent jobs mostly have close numbers, and so do a job's steps: neither may share a port.
         return (self.job_id or 0) + 1000 * (self.step or 0)
 
     def _first_host(self) -> str:
@@ -254,7 +254,7 @@ class Slurm(Launcher):
 
 @dataclass(frozen=True)
 class Kubernetes(Launcher):
-    """An Indexed Job of Kubernetes, one rank a pod."""
+    """An Indexed Job of Kubernetes, with one rank in each pod."""
 
     name = "Kubernetes"
     command = "kubectl"
@@ -269,13 +269,13 @@ class Kubernetes(Launcher):
         pod = cls(rank=index, world_size=integer(environ, "WORLD_SIZE", at_least=1), local_rank=0, local_world_size=1)
         if pod.world_size is None:
             return pod.without_rank(
-                f"Kubernetes started this pod (JOB_COMPLETION_INDEX={index}), but does not say how many there are: "
+                f"Kubernetes started this pod (JOB_COMPLETION_INDEX={index}), but does not provide their number: "
                 "give the pods WORLD_SIZE, the same number as the Job's completions"
             )
         return pod.validated(environ, "JOB_COMPLETION_INDEX", "WORLD_SIZE")
 
     def own_address(self) -> str:
-        # Not the one that faces the first pod: that has no name until it runs, which may take minutes.
+        # Not the address that faces the first pod: that pod has no name until it runs, which may take minutes.
         return _own_name_and_address()[1]
 
     def _first_host(self) -> str:
@@ -283,20 +283,20 @@ class Kubernetes(Launcher):
 
 
 LAUNCHERS: tuple[type[Launcher], ...] = (OpenMpi, Pmi, Slurm, Kubernetes)
-"""The innermost first, as they are found inside each other."""
+"""All launchers, the innermost first."""
 
 
 def detect_launcher(environ: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that started a process with this environment as one of several, None if none did.
 
     Raises:
-        ValueError: a variable of its has no number in it.
+        ValueError: one of its variables is not a number.
     """
     return next((launcher for kind in LAUNCHERS if (launcher := kind.detect(environ)) is not None), None)
 
 
 def first_host_in(nodes: str) -> str:
-    """Return the first host of a list as Slurm writes it: ``n01`` of ``n[01-03,7],m2``."""
+    """Return the first host of a list in Slurm's format: ``n01`` of ``n[01-03,7],m2``."""
     first = re.match(r"(?:\[[^\]]*\]|[^,\[])*", nodes)
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
 
@@ -304,7 +304,7 @@ def first_host_in(nodes: str) -> str:
 def first_pod(own_name: str, index: int | None) -> str:
     """Return the full name of an Indexed Job's first pod: ``train-0.mesh.default.svc.cluster.local`` of train-3's.
 
-    It is empty if the own name has no domain, for then no name stands for another pod, or does not end with the index.
+    The result is empty if the own name has no domain, as no other pod's name resolves then, or lacks the index.
     """
     name, _, domain = own_name.partition(".")
     stem, dash, end = name.rpartition("-")
@@ -312,12 +312,12 @@ def first_pod(own_name: str, index: int | None) -> str:
 
 
 def slug(text: str) -> str:
-    """Return the text with what does not belong into a file name or a URL replaced."""
+    """Return the text with all characters replaced that are not safe in file names and URLs."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
 
 
 def _own_name_and_address() -> tuple[str, str]:
-    """Return this host's full name and its address, as /etc/hosts has them; empty if it has not."""
+    """Return this host's full name and its address from /etc/hosts; empty if there are none."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME)
     except OSError:
@@ -326,13 +326,13 @@ def _own_name_and_address() -> tuple[str, str]:
 
 
 def _is_srun(environ: Mapping[str, str]) -> bool:
-    """Whether it was srun that set PMI_RANK, as ``srun --mpi=pmi2`` does, and not an mpiexec inside of its step."""
+    """Return whether srun set PMI_RANK, as ``srun --mpi=pmi2`` does, and not an mpiexec inside its step."""
     pairs = (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"), ("MPI_LOCALRANKID", ""))
     return bool(environ.get("SLURM_STEP_ID")) and all(environ.get(mpi) == environ.get(slurm) for mpi, slurm in pairs)
 
 
 def _tasks_on(node: int | None, tasks: str) -> int | None:
-    """Return how many tasks a node has: 2 for node 1 of ``2(x2),1``."""
+    """Return the number of tasks on a node: 2 for node 1 of ``2(x2),1``."""
     if node is None:
         return None
     for count, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
@@ -343,9 +343,9 @@ def _tasks_on(node: int | None, tasks: str) -> int | None:
 
 
 def _launcher_pid(variable: str) -> int:
-    """Return the id of the closest process above this one that does not have a variable: its launcher.
+    """Return the pid of the closest ancestor without a variable in its environment: the launcher of this process.
 
-    Between the two there may be shells, which inherit the variable.
+    Shells between the two processes inherit the variable.
     """
     pid = os.getppid()
     while pid > 1:
@@ -353,6 +353,6 @@ def _launcher_pid(variable: str) -> int:
             if f"\0{variable}=".encode() not in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
                 break
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # another user's, which is not between
+        except OSError:  # another user's process, which is not between
             break
     return pid

@@ -1,4 +1,4 @@
-"""All configuration from the environment, read in this one file."""
+"""Configuration from environment variables."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ Pickle = Literal["authenticated", "never"]
 Hosting = Literal["auto", "attached", "embedded"]
 
 DEFAULT_TIMEOUT = 1800.0
-"""Seconds an operation may take when nobody says otherwise: torch's 30 minutes."""
+"""Default seconds an operation may take: torch's 30 minutes."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says. Names people already set for torch, Slurm and Open MPI are taken as they are.
+    """Settings of a process, from the environment. Variables of torch, Slurm and Open MPI keep their names.
 
     Attributes:
-        rank: RANK, or the rank the launcher gave.
-        world_size: WORLD_SIZE, or what the launcher says; where RANK is set, if it is the rank the launcher gave.
-        local_rank: LOCAL_RANK, or the same.
-        launcher: Open MPI, MPICH, Slurm or Kubernetes, if one of them gave this process its rank, and not torchrun,
-            ``rankmesh run`` or a person, who set RANK.
+        rank: RANK, or the rank from the launcher.
+        world_size: WORLD_SIZE, or the launcher's number of processes; if RANK is set, only if it equals the launcher's.
+        local_rank: LOCAL_RANK, or the launcher's, under the same condition.
+        launcher: Open MPI, MPICH, Slurm or Kubernetes, if one of them provided this process's rank; None if RANK is set
+            (by torchrun, ``rankmesh run`` or a user).
         master_addr: MASTER_ADDR, the host of the gateway.
         master_port: MASTER_PORT, the port of the gateway.
-        gateway: RANKMESH_GATEWAY, the URL of a gateway that already runs; the launcher sets it.
-        job: RANKMESH_JOB, keeps jobs at one gateway apart.
-        token: RANKMESH_TOKEN, the secret all processes of a job share; or what is in the file RANKMESH_TOKEN_FILE.
+        gateway: RANKMESH_GATEWAY, the URL of a running gateway; the launcher sets it.
+        job: RANKMESH_JOB, distinguishes jobs at one gateway.
+        token: RANKMESH_TOKEN, the secret all processes of a job share; or the content of the file RANKMESH_TOKEN_FILE.
         transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
             host.
         bind: RANKMESH_BIND, the address to listen on.
-        advertise: RANKMESH_ADVERTISE, the addresses peers are told, comma-separated.
+        advertise: RANKMESH_ADVERTISE, the addresses for peers, comma-separated.
         interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, the network interface to listen on.
-        shm_dir: RANKMESH_SHM_DIR, where shared memory files are made.
+        shm_dir: RANKMESH_SHM_DIR, directory of shared memory files.
         slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory.
-        eager_bytes: RANKMESH_EAGER_BYTES, largest message sent before its receiver asked for it.
+        eager_bytes: RANKMESH_EAGER_BYTES, largest message that a rank sends before the receive is posted.
         timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
-        pickle: RANKMESH_PICKLE, whether objects that are not plain data may be pickled: only ``authenticated`` ranks do
+        pickle: RANKMESH_PICKLE, whether ranks may pickle objects that are not plain data: only ``authenticated`` ranks
             (those of a job with a token), or ``never``.
-        max_body: RANKMESH_MAX_BODY, largest array in bytes that an agent takes or gives over HTTP.
+        max_body: RANKMESH_MAX_BODY, largest array in bytes that an agent accepts or returns over HTTP.
         hosting: RANKMESH_HOSTING, whether this process attaches to a standalone agent (``attached``) or has its own
             (``embedded``); ``auto`` attaches where an http:// gateway has standalone agents.
         elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
@@ -88,7 +88,7 @@ class Settings:
         """Read the settings from ``environ`` (usually ``os.environ``).
 
         Raises:
-            ValueError: a variable is set to something that makes no sense; the message names it.
+            ValueError: a variable has an invalid value; the message names the variable.
             OSError: the token's file cannot be read.
         """
         transport = (environ.get("RANKMESH_TRANSPORT") or "auto").lower()
@@ -140,7 +140,7 @@ class Settings:
 
 
 def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
-    """Refuse to listen where other machines can reach us when nobody has to prove who they are.
+    """Check that an address which other machines can reach is used with a token only.
 
     Raises:
         ValueError: ``host`` is not a loopback address and ``token`` is empty.
@@ -154,11 +154,11 @@ def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
 
 
 def read_token(path: Path) -> str:
-    """Return the token that a file holds.
+    """Return the token in a file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: there is none in it.
+        ValueError: the file contains no token.
     """
     token = path.read_text().strip()
     if not token:
@@ -167,19 +167,19 @@ def read_token(path: Path) -> str:
 
 
 def create_token(path: Path) -> None:
-    """Put a fresh token into a file, for its owner alone to read, unless there is such a file.
+    """Write a new token to a file that only its owner can read, unless the file exists.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with contextlib.suppress(FileExistsError), tempfile.NamedTemporaryFile("w", dir=path.parent) as fresh:
         fresh.write(f"{secrets.token_hex(32)}\n")
         fresh.flush()
-        os.link(fresh.name, path)  # complete from the first moment, and of two makers' tokens only one
+        os.link(fresh.name, path)  # atomic: the file is complete, and only one of two concurrent tokens wins
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``. A name other than localhost counts as reachable from elsewhere."""
+    """Return whether only this machine can reach ``host``. Names except localhost count as reachable from elsewhere."""
     if host == "localhost":
         return True
     try:
@@ -189,9 +189,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _launcher_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:
-    """Return the launcher that gave this rank, None if none did: RANK may be another launcher's, inside of this one.
+    """Return the launcher that provided this rank, None if none did: an inner launcher may have set RANK.
 
-    Who set RANK needs no launcher, so what one may have left is not an error.
+    A process with RANK needs no launcher, so invalid variables of a launcher are not an error.
     """
     with contextlib.suppress(ValueError):
         launcher = detect_launcher(environ)
@@ -217,7 +217,7 @@ def _debug(environ: Mapping[str, str]) -> str:
 
 
 def _first_interface(names: str) -> str | None:
-    """Return the first of the interfaces to use; NCCL's ``^a,b`` says only which not to use."""
+    """Return the first interface to use; NCCL's ``^a,b`` only excludes interfaces."""
     return None if names.startswith("^") else names.split(",")[0].removeprefix("=")
 
 

@@ -1,7 +1,7 @@
 // Reductions and scaling of arrays in a GPU's memory: one kernel reads every source once and writes every destination.
 //
-// C++14 for NVRTC, which has no headers; any C++ compiler takes it, too, given a few words of CUDA's. To be compiled
-// without contraction of multiplications and additions, and without -ftz or approximate division.
+// C++14 for NVRTC, which has no headers; any C++ compiler accepts it with definitions of a few CUDA keywords. The
+// compiler must not contract multiplications and additions, flush subnormals (-ftz) or approximate divisions.
 // kernels.py appends the kernel of one element type and one operation.
 
 typedef unsigned char u8;
@@ -15,10 +15,10 @@ struct Table {
     u64 count;         // elements of each array
     u64 head;          // elements before the first that lies at a multiple of 16 bytes
     u64 packs;         // 16-byte packs after the head; the rest is the tail
-    u64 sources;       // how many pointers are read
-    u64 destinations;  // how many pointers are written
-    u64 members;       // what an average is divided by
-    u64 factor[2];     // of a scaling, real and imaginary part: bits of the type it is multiplied in
+    u64 sources;       // number of source pointers
+    u64 destinations;  // number of destination pointers
+    u64 members;       // divisor of an average
+    u64 factor[2];     // of a scaling, real and imaginary part: bits in the type of the multiplication
     char* pointer[POINTERS];  // the sources, then the destinations
 };
 
@@ -26,7 +26,7 @@ struct alignas(16) Pack {
     u32 word[4];
 };
 
-// Numbers and their bits.
+// Conversions between numbers and their bits.
 
 __device__ inline u32 bits_of(float number) {
     u32 bits;
@@ -52,7 +52,7 @@ __device__ inline double double_of(u64 bits) {
     return number;
 }
 
-// Cells of a pack, and of memory, by their bytes.
+// Access to the elements of a pack and of memory, by their size in bytes.
 
 template <int BYTES>
 struct Size;
@@ -75,7 +75,7 @@ struct Cells {
     typedef typename Size<BYTES>::Cell Cell;
     static constexpr u32 MASK = 0xffffffffu >> (32 - 8 * BYTES);
     __device__ static u32 get(const Pack& pack, int i) { return pack.word[i * BYTES / 4] >> (i * BYTES % 4 * 8) & MASK; }
-    __device__ static void put(Pack& pack, int i, u32 bits) {  // where there are zeros
+    __device__ static void put(Pack& pack, int i, u32 bits) {  // the place must be zero
         pack.word[i * BYTES / 4] |= (bits & MASK) << (i * BYTES % 4 * 8);
     }
 };
@@ -91,11 +91,11 @@ struct Cells<8> {
     }
 };
 
-// Number formats: Wide is what they are computed in.
+// Number formats; Wide is the type of the arithmetic.
 
 template <class T, class W>
 struct Integer {
-    typedef W Wide;  // unsigned, except to compare: overflow of signed integers is undefined
+    typedef W Wide;  // unsigned, except for comparisons: overflow of signed integers is undefined
     static constexpr int BYTES = sizeof(T);
     __device__ static W decode(u64 bits) { return W(T(bits)); }
     __device__ static u64 encode(W wide) { return u64(wide); }
@@ -124,14 +124,14 @@ struct Double {
     __device__ static double mean(double sum, u64 members) { return sum / double(members); }
 };
 
-// How formats narrower than float32 use their largest patterns.
+// Meaning of the largest bit patterns in formats narrower than float32.
 enum Kind {
-    IEEE,  // the last exponent is infinity and NaN
-    FN,    // finite: only the last pattern of either sign is NaN
-    FNUZ,  // finite, unsigned zero: what would be -0 is NaN
+    IEEE,  // the largest exponent is infinity and NaN
+    FN,    // finite: only the largest pattern of either sign is NaN
+    FNUZ,  // finite, unsigned zero: the pattern of -0 is NaN
 };
 
-// Sign, exponent and mantissa in 8 or 16 bits. Rounds half to even; overflow is infinity, or NaN where there is none.
+// Sign, exponent and mantissa in 8 or 16 bits. Rounds half to even; overflow is infinity, or NaN in formats without it.
 template <int BYTES_, int MANTISSA, int BIAS, Kind KIND>
 struct Narrow {
     typedef float Wide;
@@ -145,12 +145,12 @@ struct Narrow {
     static constexpr u32 OVERFLOWN = KIND == IEEE ? INFINITE : NOT_A_NUMBER;
     static constexpr u32 LARGEST = KIND == IEEE ? INFINITE - 1 : KIND == FN ? MAGNITUDE - 1 : MAGNITUDE;
     static constexpr u32 LEAST = u32(128 - BIAS) << 23;               // the least normal number, as a float's bits
-    static constexpr u32 ROUNDER = u32(151 - BIAS - MANTISSA) << 23;  // a float whose last bit is worth that of subnormals
+    static constexpr u32 ROUNDER = u32(151 - BIAS - MANTISSA) << 23;  // a float with the last bit of the subnormals
 
     __device__ static float decode(u32 bits) {
         u32 magnitude = bits & MAGNITUDE, sign = (bits & SIGN) << TO_SIGN;
         if (BIAS == 127) return float_of(magnitude << SHIFT | sign);
-        // In a float's place, the bits are a number too small by a power of two, subnormal or not.
+        // Shifted to their place in a float, the bits are too small by a power of two, subnormal or not.
         u32 number = bits_of(float_of(magnitude << SHIFT) * float_of(u32(254 - BIAS) << 23));
         if (KIND == IEEE && magnitude >= INFINITE) number = magnitude << SHIFT | 0x7f800000u;
         if (KIND == FN && magnitude == MAGNITUDE) number = 0x7fc00000u;
@@ -187,7 +187,7 @@ struct Half : Narrow<2, 10, 15, IEEE> {
 #endif
 };
 
-// Powers of two from 2**-127 on: an exponent and nothing else, so neither sign nor zero; the last pattern is NaN.
+// Powers of two from 2**-127 on: only an exponent, without sign and zero; the largest pattern is NaN.
 struct Exponent : Narrow<1, 2, 15, IEEE> {
     __device__ static float decode(u32 bits) {
         return float_of(bits == 0xff ? 0x7fc00000u : bits == 0 ? 0x00400000u : bits << 23);
@@ -195,11 +195,11 @@ struct Exponent : Narrow<1, 2, 15, IEEE> {
     __device__ static u32 encode(float wide) {
         u32 bits = bits_of(wide);
         if (bits == 0 || bits > 0x7f800000u) return 0xff;
-        return (bits + 0x00400000u - (bits < 0x00800000u)) >> 23;  // half is rounded up, except to the least
+        return (bits + 0x00400000u - (bits < 0x00800000u)) >> 23;  // rounds half up, except to the least
     }
 };
 
-// Elements: one number, or two that are a complex one.
+// Elements: a real number, or the two parts of a complex number.
 
 template <class Format>
 struct Real : Format {
@@ -224,7 +224,7 @@ __device__ inline Complex<R> operator+(Complex<R> a, Complex<R> b) {
     return {a.real + b.real, a.imag + b.imag};
 }
 
-// Rounded as NumPy's vector loops round it on processors that multiply and add at once.
+// Rounds as NumPy's vector loops do on processors with fused multiply-add.
 template <class R>
 __device__ inline Complex<R> operator*(Complex<R> a, Complex<R> b) {
     return {fused(a.real, b.real, -(a.imag * b.imag)), fused(a.real, b.imag, a.imag * b.real)};
@@ -247,7 +247,7 @@ struct Pair {
     __device__ static Wide scale(Wide wide, const u64* factor) {
         return wide * Wide{Format::factor(factor[0]), Format::factor(factor[1])};
     }
-    // Complex division by members + 0i, by Smith's method as NumPy does it; complex32's halving is that of its parts.
+    // Complex division by members + 0i, by Smith's method as in NumPy; complex32 divides its parts by powers of two.
     __device__ static Wide mean(Wide sum, u64 members) {
         Part divisor = Part(members), zero = Part(0), inverse = Part(1) / divisor;
         if (BYTES == 2 && (members & (members - 1)) == 0) return {sum.real / divisor, sum.imag / divisor};
@@ -255,7 +255,7 @@ struct Pair {
     }
 };
 
-// Operations: how two become one, and what is done at the end.
+// Operations: join combines two elements, finish converts the total to the result.
 
 struct Unchanged {
     template <class Element, class W, class T>
@@ -295,7 +295,7 @@ struct Product : Unchanged {
 struct Minimum : Unchanged {
     template <class W>
     __device__ static W join(W a, W b) {
-        return a < b || a != a ? a : b;  // NaN is the answer wherever it is
+        return a < b || a != a ? a : b;  // a NaN operand is the result
     }
 };
 
@@ -327,7 +327,7 @@ struct Xor : Unchanged {
     }
 };
 
-// Memory: a pack at a time, or one element in the first place of a pack.
+// Memory access: a whole pack, or one element in the first place of a pack.
 
 template <class Element>
 struct Whole {
@@ -341,7 +341,7 @@ template <class Element>
 struct One {
     typedef Cells<Element::BYTES> In;
     static constexpr int ELEMENTS = 1;
-    __device__ static u64 place(u64 element, u64 head, u64 packs) {  // of the head's and the tail's elements
+    __device__ static u64 place(u64 element, u64 head, u64 packs) {  // for elements of the head and the tail
         return element * (Element::BYTES * Element::PARTS) + (element < head ? 0 : packs * 16);
     }
     __device__ static Pack load(const char* address) {
@@ -358,7 +358,7 @@ struct One {
     }
 };
 
-// Reduce what lies at COUNT indices; all is read before anything is written, as a destination may be a source.
+// Reduce the elements at COUNT indices. All reads precede all writes, as a destination may be a source.
 template <class Element, class Operation, class Access, int COUNT, class T>
 __device__ inline void reduce_at(const T& table, u64 index, u64 stride) {
     typedef typename Element::Wide Wide;
@@ -398,11 +398,12 @@ __device__ inline void reduce_at(const T& table, u64 index, u64 stride) {
             Access::store(table.pointer[int(table.sources) + destination] + place[i], pack[i]);
 }
 
-// Several packs a thread, so that enough bytes are on their way to keep the memory busy, then one, then head and tail.
+// Each thread reduces several packs at a time, so that enough loads are in flight to saturate the memory, then
+// single packs, then elements of the head and the tail.
 template <class Element, class Operation, class T>
 __device__ inline void reduce(const T& table) {
     typedef Whole<Element> Packs;
-    const int AT_ONCE = Element::BYTES == 1 ? 2 : 4;  // 16 numbers a pack fill the registers
+    const int AT_ONCE = Element::BYTES == 1 ? 2 : 4;  // packs of 16 numbers exhaust the registers
     const u64 thread = u64(blockIdx.x) * blockDim.x + threadIdx.x, threads = u64(gridDim.x) * blockDim.x;
     u64 pack = thread;
     for (; pack + (AT_ONCE - 1) * threads < table.packs; pack += AT_ONCE * threads)

@@ -36,7 +36,7 @@ from rankmesh_agent.wire.version import __version__
 
 _GATEWAY_SECONDS = 5.0
 _LISTED_SECONDS = 5.0
-"""Lifetime of the gateway's list of agents; an address that is not on it causes a new request."""
+"""Lifetime of the cached list of agents; an address that is not in it causes a new request to the gateway."""
 _ROUND_TRIPS = 5
 """Requests of which the fastest is the round-trip time."""
 _CHUNK_BYTES = 256 << 10
@@ -44,14 +44,14 @@ _RETRY_SECONDS = 0.05
 
 
 class AddressNotListedError(DistNetworkError):
-    """The gateway lists no agent at the address, so it is not probed."""
+    """The gateway lists no agent at the address, so the agent does not probe it."""
 
     code = "address-not-listed"
     status = 403
 
 
 class _PathError(Exception):
-    """The path ends at a stage."""
+    """Failure of a path at a stage."""
 
     def __init__(self, stage: ProbeStage, reason: str) -> None:
         super().__init__(reason)
@@ -60,7 +60,7 @@ class _PathError(Exception):
 
 
 class Prober:
-    """Measures from this process.
+    """Measures network paths from this process.
 
     Args:
         gateway: returns the gateway's URL.
@@ -106,7 +106,7 @@ class Prober:
         """
         if not self._is_listed(request.url):
             raise AddressNotListedError(
-                f"the gateway lists no agent at {request.url!r}; /v1/ranks and /v1/agents there say which it lists",
+                f"the gateway lists no agent at {request.url!r}; /v1/ranks and /v1/agents there show its list",
                 address=request.url,
             )
         return measure(request.url, self._token, request.bytes, request.seconds)
@@ -126,7 +126,7 @@ class Prober:
             for path in ("ranks", "agents"):
                 answer = client.request("GET", f"{gateway}/v1/{path}", timeout=_GATEWAY_SECONDS)
                 if answer.status != HTTPStatus.OK:
-                    raise ValueError(f"it answered {answer.status}")
+                    raise ValueError(f"it responded with status {answer.status}")
                 for entry in answer.json():
                     if path == "agents":
                         yield from entry["agent"]["urls"]
@@ -212,9 +212,9 @@ def _connect_error(error: OSError, host: object, port: int, deadline: Deadline) 
         return _PathError(
             "refused",
             f"{host} refuses connections to port {port}: nothing listens there; has the process ended, or is the "
-            "address another host's?",
+            "address that of another host?",
         )
-    return _PathError("route", f"no way to {host} port {port}: {error.strerror or error}; look at routes and addresses")
+    return _PathError("route", f"no route to {host} port {port}: {error.strerror or error}; check routes and addresses")
 
 
 def _fetch(connection: http.client.HTTPConnection, nbytes: int, headers: dict[str, str], deadline: Deadline) -> float:
@@ -237,29 +237,29 @@ def _fetch(connection: http.client.HTTPConnection, nbytes: int, headers: dict[st
             response.read(_CHUNK_BYTES)
             select.select([], [], [], _RETRY_SECONDS)
         if response.status == HTTPStatus.UNAUTHORIZED:
-            raise _PathError("token", f"the agent at {peer} refuses this one's token: they are not of one job")
+            raise _PathError("token", f"the agent at {peer} rejects the token of this agent: they are not of one job")
         if response.status != HTTPStatus.OK:
-            raise _PathError("stranger", f"{peer} answers {response.status}: that is not an agent, or an older one")
+            raise _PathError("stranger", f"{peer} responds with {response.status}: it is not an agent, or an older one")
         while chunk := response.read1(_CHUNK_BYTES):
             arrived += len(chunk)
             if arrived > nbytes:
-                raise _PathError("stranger", f"{peer} answers with what was not asked for: that is not an agent")
+                raise _PathError("stranger", f"{peer} sends more bytes than requested: it is not an agent")
             sock.settimeout(max(1e-3, deadline.remaining()))
         if arrived < nbytes:
             raise ConnectionResetError("the connection ended")
-        response.read()  # nothing, but it ends the answer: the connection is free for the next question
+        response.read()  # reads no bytes, but ends the response and frees the connection for the next request
         return time.perf_counter() - began
     except TimeoutError:
         if arrived or nbytes:
             raise _PathError(
                 "transfer",
-                f"{arrived} of {nbytes} bytes came from {peer} within {deadline.seconds:g} s, although short answers "
-                "do: large packets get lost (MTU, a bad cable), or the way is that slow",
+                f"{arrived} of {nbytes} bytes came from {peer} within {deadline.seconds:g} s, although short responses "
+                "do: large packets are lost (MTU, a bad cable), or the path is that slow",
             ) from None
         raise _PathError(
             "answer",
             f"{peer} accepts connections, but does not answer within {deadline.seconds:g} s: the process is stopped "
-            "or too busy, or the way broke meanwhile",
+            "or too busy, or the path broke meanwhile",
         ) from None
     except (OSError, http.client.HTTPException) as error:
         raise _PathError("answer", f"{peer} ended the connection: {error or type(error).__name__}") from error

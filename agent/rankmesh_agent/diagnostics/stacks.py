@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rankmesh_agent.wire.schemas import StackFrame, ThreadStack
 
 _MAX_FRAMES = 200
-"""Frames of one thread; of more, the innermost."""
+"""Maximum frames of one thread; of a deeper stack, the innermost ones."""
 
 
 def stacks() -> list[ThreadStack]:

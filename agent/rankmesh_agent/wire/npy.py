@@ -97,7 +97,7 @@ def read(body: Array, named: np.dtype[Any] | None = None) -> Array:
     expected = math.prod(header.shape) * dtype.itemsize
     if body.nbytes - header.offset != expected:
         raise ValueError(
-            f"the .npy header says {display(native)}{list(header.shape)}, {expected} bytes, but "
+            f"the .npy header declares {display(native)}{list(header.shape)}, {expected} bytes, but "
             f"{body.nbytes - header.offset} bytes follow it"
         )
     shape = header.shape[::-1] if header.fortran else header.shape

@@ -161,7 +161,7 @@ WRONG = {
         "runs in a Slurm job (SLURM_JOB_ID=7, SLURM_NTASKS=8), but not as a task of srun",
     ),
     "salloc on the first node": (INTERACTIVE_STEP, "but not as a task of srun: start it with 'srun python …'"),
-    "a pod of how many": (without(POD, "WORLD_SIZE"), "(JOB_COMPLETION_INDEX=3), but does not say how many there are"),
+    "a pod of how many": (without(POD, "WORLD_SIZE"), "(JOB_COMPLETION_INDEX=3), but does not provide their number"),
     "more than there are": (
         {**POD, "WORLD_SIZE": "3"},
         "(JOB_COMPLETION_INDEX=3, WORLD_SIZE=3): there is no such rank",

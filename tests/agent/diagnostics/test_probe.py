@@ -75,7 +75,7 @@ def test_a_way_that_is_fine(agent: str, nbytes: int):
 def test_a_token_of_another_job(agent: str):
     reply = measure(agent, "another", 0, 30.0)
     assert (reply.reached, reply.stage) == (False, "token")
-    assert "refuses this one's token" in reply.error
+    assert "rejects the token of this agent" in reply.error
     assert reply.connect is not None
 
 

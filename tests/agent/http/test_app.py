@@ -1,4 +1,4 @@
-"""The application as a whole: who is let in, what errors look like, and what happens when it is shut down."""
+"""The application as a whole: limits of bodies, what errors look like, the shutdown; test_guarded has the access."""
 
 from __future__ import annotations
 

@@ -514,7 +514,7 @@ class TestWaits:
 
     def test_an_owner_that_does_not_respond(self, medium, store, owned, monkeypatch):
         store.execute(Count())
-        monkeypatch.setattr(store_client, "RESPONSE_SECONDS", 0.5)
+        monkeypatch.setattr(store_client, "RESPONSE_SECONDS", 0.1)
         with owned.table._lock, pytest.raises(DistNetworkError, match="cannot be reached: timed out"):
             store.execute(Add("k"))
         assert not store._pool._all

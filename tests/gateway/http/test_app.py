@@ -1,4 +1,4 @@
-"""The application as a whole: who is let in, what errors look like, and what the OpenAPI document says."""
+"""The application as a whole: what errors look like, and the OpenAPI document; test_guarded has the access."""
 
 from __future__ import annotations
 

@@ -107,7 +107,9 @@ def test_kinds_of_program(argv: list[str], words: tuple[str, ...]) -> None:
 def test_the_local_rank_counts_the_ranks_of_a_node(script: str) -> None:
     argv = ["--nnodes=2", "--node_rank=1", "--nproc_per_node=2", "--master_addr=::1", script, "x"]
     assert command(argv, use_env=False, rank=3) == (sys.executable, script, "--local-rank=1", "x")
-    assert command(["--use_env", *argv], use_env=False, rank=3) == (sys.executable, script, "x")
+    for option in ("--use_env", "--use-env", "--use-env=True"):
+        assert command([option, *argv], use_env=False, rank=3) == (sys.executable, script, "x")
+    assert command(["-m", "json.tool", "-x"], use_env=False)[2:] == ("json.tool", "--local-rank=0", "-x")
 
 
 def test_arguments_that_ask_for_what_is_so_anyway(script: str) -> None:

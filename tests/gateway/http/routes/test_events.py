@@ -129,6 +129,12 @@ async def test_with_overviews(client, registry, ask):
         assert listener.last_id == before
 
 
+@pytest.mark.parametrize("query", ["?after=-1", "?after=x", "?overview=perhaps", "?after=9223372036854775808"])
+async def test_nonsense(client, query):
+    answer = await client.get(f"/v1/events{query}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+
+
 async def test_only_so_many_may_listen(client, registry, monkeypatch):
     monkeypatch.setattr(events_module, "MAX_LISTENERS", 1)
     async with listen(client) as listener:
