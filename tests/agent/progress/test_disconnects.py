@@ -64,7 +64,7 @@ def test_a_peer_that_dies_and_another_one_later(trio, monitor):
     until_news(monitor)
     (lost,) = monitor.failed_peers()
     assert lost.rank == 1
-    assert "closed by the peer" in lost.cause
+    assert "closed by the other side" in lost.cause
     assert not monitor.poll(), "it has been told"
     assert not readable(monitor, 0.05)
     assert [each.rank for each in monitor.failed_peers()] == [1], "each call returns all failed peers"
