@@ -194,6 +194,6 @@ class Transport(ABC):
         """
 
 
-def connection_lost(peer: str, why: str = "closed by the peer") -> DistNetworkError:
+def connection_lost(peer: str, why: str = "closed by the other side") -> DistNetworkError:
     """Return the error of a connection that has ended."""
     return DistNetworkError(f"connection to {peer} lost: {why}", address=peer)

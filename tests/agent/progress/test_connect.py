@@ -152,7 +152,7 @@ def test_who_cannot_be_reached_is_named_with_its_addresses_and_nothing_is_left(
 
 
 def test_the_address_that_answers_is_taken(unused_address: str, silent_address: str, monkeypatch) -> None:
-    monkeypatch.setattr(connect_module, "_TRY_SECONDS", 0.2)
+    monkeypatch.setattr(connect_module, "_ATTEMPT_SECONDS", 0.2)
     with listening(3, TcpTransport("secret")) as ranks:
         members = [
             replace(member, addresses=[unused_address, silent_address, *member.addresses]) for member in ranks.members
