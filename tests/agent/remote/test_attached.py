@@ -72,7 +72,7 @@ class TestCollectives:
 
     def test_asynchronous_ones_keep_their_order(self, world):
         def run(rank: int) -> None:
-            arrays = [np.full(10, float(rank + number)) for number in range(20)]
+            arrays = [np.full(10 + 20_000 * number, float(rank + number)) for number in range(20)]
             works = [
                 world[rank].world.all_reduce(array, ReduceOp.SUM, LATER._replace(result=[array])) for array in arrays
             ]
@@ -143,8 +143,9 @@ class TestCollectives:
 
 
 class TestMessages:
-    @pytest.mark.parametrize("count", [0, 3, 500_000])
-    def test_they_arrive(self, world, count):
+    def test_long_ones_arrive(self, world):
+        count = 500_000
+
         def run(rank: int) -> None:
             group, following, previous = world[rank].world, (rank + 1) % 3, (rank - 1) % 3
             array = np.empty(count)
