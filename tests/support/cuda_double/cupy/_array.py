@@ -316,10 +316,6 @@ def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
     return found if found.flags.c_contiguous else found.copy()
 
 
-def asnumpy(a: Any, stream: Any = None, order: str = "C", out: Any = None, *, blocking: bool = True) -> Any:
-    return a.get(stream, order, out, blocking) if isinstance(a, ndarray) else np.asarray(a)
-
-
 def concatenate(tup: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind") -> ndarray:
     return _computed(lambda *arrays: np.concatenate(arrays, axis), *tup)
 

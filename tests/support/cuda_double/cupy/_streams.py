@@ -196,7 +196,6 @@ class Event:
     def __init__(self, owner: Gpu, fd: int | None) -> None:
         self.gpu = owner
         self.fd = fd
-        self.at = 0.0  # when it happened last, in this process
         self._counts = memoryview(mmap.mmap(-1 if fd is None else fd, 8 * (1 + _PENDING))).cast("Q")
 
     @property
@@ -227,7 +226,6 @@ class Event:
             self.fd = None
 
     def _happen(self, number: int) -> None:
-        self.at = time.perf_counter()
         self._counts[1 + number % _PENDING] = number
 
     @contextlib.contextmanager

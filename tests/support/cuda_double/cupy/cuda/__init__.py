@@ -4,7 +4,7 @@ from cupy.cuda import device, memory, pinned_memory, runtime, stream
 from cupy.cuda.device import Device
 from cupy.cuda.memory import MemoryPointer, MemoryPool, UnownedMemory, alloc
 from cupy.cuda.pinned_memory import PinnedMemoryPointer, alloc_pinned_memory
-from cupy.cuda.stream import Event, ExternalStream, Stream, get_current_stream, get_elapsed_time
+from cupy.cuda.stream import Event, ExternalStream, Stream, get_current_stream
 
 
 def is_available() -> bool:
@@ -27,7 +27,6 @@ __all__ = [
     "alloc_pinned_memory",
     "device",
     "get_current_stream",
-    "get_elapsed_time",
     "is_available",
     "memory",
     "pinned_memory",

@@ -35,8 +35,3 @@ class Device:
     def synchronize(self) -> None:
         with self:
             runtime.deviceSynchronize()
-
-    @property
-    def mem_info(self) -> tuple[int, int]:
-        with self:
-            return runtime.memGetInfo()

@@ -76,7 +76,6 @@ class MemoryPool:
         self._arenas: dict[_streams.Queue, _Arena] = {}
         self._chunks: dict[int, int] = {}
         self._used = 0
-        self._limit = 0
         self._lock = threading.RLock()
 
     def malloc(self, size: int) -> MemoryPointer:
@@ -96,13 +95,11 @@ class MemoryPool:
         if len(arena.rest) < size:
             chunk = max(size, _CHUNK)
             try:
-                if self._limit and self.total_bytes() + chunk > self._limit:
-                    raise runtime.CUDARuntimeError(2)
                 base = runtime.malloc(chunk)
             except runtime.CUDARuntimeError as error:
                 if error.status != 2:
                     raise
-                raise OutOfMemoryError(size, self.total_bytes(), self._limit) from error
+                raise OutOfMemoryError(size, self.total_bytes()) from error
             self._chunks[base] = chunk
             arena.rest = range(base, base + chunk)
         ptr, arena.rest = arena.rest[0], arena.rest[size:]
@@ -119,15 +116,8 @@ class MemoryPool:
         _streams.tidy()
         return self._used
 
-    def free_bytes(self) -> int:
-        return self.total_bytes() - self.used_bytes()
-
     def total_bytes(self) -> int:
         return sum(self._chunks.values())
-
-    def n_free_blocks(self) -> int:
-        _streams.tidy()
-        return sum(len(blocks) for arena in self._arenas.values() for blocks in arena.free.values())
 
     def free_all_blocks(self, stream: object = None) -> None:
         """Give back what can be: all, if nothing is in use."""
@@ -136,12 +126,6 @@ class MemoryPool:
                 runtime.free(base)
             self._chunks.clear()
             self._arenas.clear()
-
-    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
-        self._limit = size or 0
-
-    def get_limit(self) -> int:
-        return self._limit
 
 
 _pool = MemoryPool()

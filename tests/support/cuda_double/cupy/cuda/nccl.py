@@ -58,10 +58,6 @@ def get_version() -> int:
     return 23_203
 
 
-def get_build_version() -> int:
-    return get_version()
-
-
 def get_unique_id() -> bytes:
     key = os.urandom(16)
     listener = Listener(("127.0.0.1", 0), backlog=_ID_BYTES, authkey=key)
@@ -117,18 +113,6 @@ class NcclCommunicator:
         else:
             self._meet()
 
-    @staticmethod
-    def initAll(devices: int | list[int]) -> list[NcclCommunicator]:
-        numbers = list(range(devices)) if isinstance(devices, int) else devices
-        before, name, made = _gpus.gpu().number, get_unique_id(), []
-        groupStart()
-        for rank, number in enumerate(numbers):
-            _gpus.use(number)
-            made.append(NcclCommunicator(len(numbers), name, rank))
-        _gpus.use(before)
-        groupEnd()
-        return made
-
     def _meet(self) -> None:
         """Wait until all ranks are there."""
         assert self._connection is not None
@@ -143,9 +127,6 @@ class NcclCommunicator:
     @property
     def comm(self) -> int:
         return id(self) if self._connection is not None else 0
-
-    def rank_id(self) -> int:
-        return self._rank if self._alive() else 0
 
     def size(self) -> int:
         return self._size if self._alive() else 0
@@ -174,9 +155,6 @@ class NcclCommunicator:
 
     def broadcast(self, sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, stream: int) -> None:
         self._call("broadcast", sendbuff, recvbuff, count, datatype, stream, peer=root)
-
-    def bcast(self, buff: int, count: int, datatype: int, root: int, stream: int) -> None:
-        self._call("broadcast", buff, buff, count, datatype, stream, peer=root)
 
     def reduceScatter(self, sendbuf: int, recvbuf: int, recvcount: int, datatype: int, op: int, stream: int) -> None:
         self._call("reduceScatter", sendbuf, recvbuf, recvcount, datatype, stream, op=op)

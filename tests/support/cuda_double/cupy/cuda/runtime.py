@@ -97,11 +97,6 @@ def memcpyAsync(dst: int, src: int, size: int, kind: int, stream: int) -> None:
         mark.wait()
 
 
-def memcpy(dst: int, src: int, size: int, kind: int) -> None:
-    memcpyAsync(dst, src, size, kind, 0)
-    streamSynchronize(0)
-
-
 def memsetAsync(ptr: int, value: int, size: int, stream: int) -> None:
     _streams.stream(stream).enqueue(lambda: _memory.view(ptr, size).fill(value))
 
@@ -115,10 +110,6 @@ def streamCreateWithFlags(flags: int) -> int:
 
 def streamDestroy(stream: int) -> None:
     _streams.drop_stream(stream)
-
-
-def streamGetFlags(stream: int) -> int:
-    return streamDefault if _streams.stream(stream).blocking else streamNonBlocking
 
 
 def streamSynchronize(stream: int) -> None:
@@ -184,18 +175,6 @@ def eventSynchronize(event: int) -> None:
 
 
 # Between processes
-
-
-def runtimeGetVersion() -> int:
-    return 12_090
-
-
-def driverGetVersion() -> int:
-    return 12_090
-
-
-def eventElapsedTime(start: int, end: int) -> float:
-    return (_streams.event(end).at - _streams.event(start).at) * 1e3
 
 
 def ipcGetMemHandle(devPtr: int) -> bytes:

@@ -38,10 +38,6 @@ class Event:
         runtime.eventSynchronize(self.ptr)
 
 
-def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    return runtime.eventElapsedTime(start_event.ptr, end_event.ptr)
-
-
 class _BaseStream:
     def __init__(self, ptr: int, device_id: int) -> None:
         self.ptr = ptr
@@ -82,10 +78,6 @@ class _BaseStream:
     @property
     def done(self) -> bool:
         return runtime.streamQuery(self.ptr) == 0
-
-    @property
-    def is_non_blocking(self) -> bool:
-        return runtime.streamGetFlags(self.ptr) == runtime.streamNonBlocking
 
     def synchronize(self) -> None:
         runtime.streamSynchronize(self.ptr)
