@@ -1,7 +1,6 @@
-"""RankMesh beside gloo and Open MPI, measured in turns within one run.
+"""RankMesh beside gloo and Open MPI, measured in turns: ``python -m benchmarks``, or ``benchmarks.quick`` in a minute.
 
-``python -m benchmarks`` measures everything into a JSON file, or a part with ``--only``; ``benchmarks.page`` writes
-docs/benchmarks.md from such files; ``benchmarks.quick`` takes less than a minute.
+``benchmarks.page`` writes docs/benchmarks.md.
 
     operations, patterns, cases      operations with a known result, and the cases of a run
     implementations, adapters        the libraries compared, their launchers and their calls

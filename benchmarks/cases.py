@@ -9,8 +9,7 @@ from typing import NamedTuple
 from benchmarks.operations import OPERATIONS
 
 KIB, MIB = 1 << 10, 1 << 20
-RANKS = (2, 4, 8)
-SIZES = (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+RANKS, SIZES = (2, 4, 8), (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 COLLECTIVES = ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather", "scatter", "send_recv")
 HALF_TYPES = ("all_reduce_float16", "all_reduce_bfloat16")
 STORES = ("store_set", "store_get", "store_add", "store_multi_get")
@@ -43,7 +42,7 @@ class Effort:
     most_calls: int = 5000
 
     def calls(self, seconds_a_call: float) -> int:
-        """Return the number of calls that fit into a timing, at least one."""
+        """Return the calls that fit into a timing, at least one."""
         return max(1, min(self.most_calls, int(self.seconds / seconds_a_call)))
 
 

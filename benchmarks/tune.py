@@ -1,8 +1,7 @@
 """Thresholds from which the next algorithm of a row of ``select`` is faster: ``python -m benchmarks.tune``.
 
 Every row of ``rankmesh_agent.collectives.select`` with more than one algorithm is measured, each algorithm on every
-size it can take, through the public call. Prints the table for ``rankmesh_agent/collectives/thresholds.py``: with what
-was found in place of what was there for the same row and number of ranks.
+size it can take, through the public call. Prints the table for ``rankmesh_agent/collectives/thresholds.py``.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ class Override:
 
         def run(backend: CpuBackend, algorithm: Any, arguments: Sequence[Any], watch: Any) -> None:
             if watch.call.kind is override.kind:
-                reads = backend.segment is not None and backend.segment.windows.reads
+                reads = backend.segment is not None and backend.segment.windows.can_read
                 override.answer = [watch.call.nbytes, reads]
                 algorithm = override.algorithm or algorithm
             original(backend, algorithm, arguments, watch)

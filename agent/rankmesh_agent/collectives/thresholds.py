@@ -1,6 +1,6 @@
 """Measured thresholds of ``select``: the most bytes a rank contributes to each algorithm, -1 for an unused one.
 
-``python -m benchmarks.tune --write`` writes this file: the sizes from which the next algorithm was faster. Only the
+``python -m benchmarks.tune`` measures the sizes from which the next algorithm is faster and prints this table. Only the
 table of ``select`` limits an algorithm that is missing here; no threshold here exceeds that limit.
 
 Measured: 2026-11-21 on AMD EPYC, 2 cores, Linux 6.18.44-fc-v669.

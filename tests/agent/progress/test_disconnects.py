@@ -65,8 +65,9 @@ def test_a_peer_that_dies_and_another_one_later(trio, monitor):
     until_news(monitor)
     (lost,) = monitor.failed_peers()
     assert lost.rank == 1
-    assert "closed by the other side" in lost.cause
-    assert not monitor.poll(), "it has been told"
+    # The second cause is reported if the engine has not read the end of the connection within _UNREAD_SECONDS.
+    assert "closed by the other side" in lost.cause or "have not been read yet" in lost.cause
+    assert not monitor.poll(), "the failure has been reported"
     assert not readable(monitor, 0.05)
     assert [each.rank for each in monitor.failed_peers()] == [1], "each call returns all failed peers"
     die(trio, 2)
