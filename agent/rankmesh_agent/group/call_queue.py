@@ -248,9 +248,9 @@ class CallQueue:
         active.call = state.call = call
         active.seq = state.seq = seq
         state.nbytes = nbytes
-        active.details = options.details
+        timeout, _, _, on_complete, active.details, _ = options
         deadline = active.deadline
-        deadline.seconds = timeout = options.timeout
+        deadline.seconds = timeout
         started = state.started_at = deadline.started = monotonic()
         deadline.at = started + timeout
         try:
@@ -261,8 +261,8 @@ class CallQueue:
             except BaseException as error:
                 state.abort(error)
                 raise
-            if options.on_complete is not None:
-                options.on_complete()
+            if on_complete is not None:
+                on_complete()
         except BaseException as error:
             error_message = error_text(error)
             stats.failures += 1

@@ -24,6 +24,7 @@ from rankmesh_agent.wire.dtypes import display
 
 Timeout = timedelta | float | None
 _NO_OPTIONS = Options(0.0)
+_ndarray = np.ndarray  # looked up once, not in each call
 
 
 def in_place(
@@ -46,14 +47,14 @@ def in_place(
         ValueError: ``tensor`` is read-only, the timeout is negative, or init_process_group has not been called.
     """
     write_back = None
-    default = _session._default
-    if type(tensor) is np.ndarray and group is None and default is not None:
+    plain, default = type(tensor) is _ndarray, _session._default
+    if plain and group is None and default is not None:
         comm: Communicator | None = default.group._communicator  # as communicator() returns it, without the call
     else:
         comm = communicator(group, called, tensor, level=4)
     if comm is None:
         return None, np.empty(0), _NO_OPTIONS
-    if type(tensor) is np.ndarray and tensor.flags.carray and tensor.dtype in UNPADDED:
+    if plain and tensor.flags.carray and tensor.dtype in UNPADDED:
         array: Array = tensor if tensor.ndim == 1 else tensor.reshape(-1)
     else:
         array, write_back = flat_out(tensor, "tensor", comm)
