@@ -1,7 +1,6 @@
 """The operations measured: arrays, call, and the contents by which a result is known to be right.
 
-An operation is made for a number of bytes: of the array where there is one, of the larger one where there are two (the
-output of an all_gather, the input of a reduce_scatter), so that equal sizes move about equally much.
+Sizes are of the array, or of the larger one of two: the output of an all_gather, the input of a reduce_scatter.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ KEYS, VALUE = [f"key/{number}" for number in range(100)], b"v" * 64
 
 
 class Prepared(NamedTuple):
-    """An operation ready to run: its arrays with their multiples of the pattern, and how many operations a call is."""
+    """An operation ready to run: arrays with their multiples of the pattern, and the number of operations in a call."""
 
     call: Call
     inputs: Sequence[Numbered] = ()
     outputs: Sequence[Numbered] = ()
     units: int = 1
+    together: bool = True  # a rank that serves a store must not wait in a barrier beside its server
 
 
 class Arguments(NamedTuple):
@@ -163,7 +163,7 @@ def by_client(operation: Callable[[Any], object]) -> Operation:
 
     def prepare(of: Arguments) -> Prepared:
         store = connected(of.world)
-        return Prepared((lambda: operation(store)) if of.world.rank == 1 else (lambda: None))
+        return Prepared((lambda: operation(store)) if of.world.rank == 1 else (lambda: None), together=False)
 
     without = frozenset({"mpi", "registered", "attached", "rankmesh-mpi"})
     return Operation(prepare, sized=False, without=without, ranks=2)
