@@ -87,8 +87,7 @@ def join(library: str) -> Adapter:
             return partial(_nccl(dist).allReduce, place, place, array.size, *types, stream.ptr)
         if library == "copy":
             kind, other = runtime.memcpyDeviceToDevice, cupy.empty_like(array)
-            all_reduce.kept = other  # type: ignore[attr-defined]  # as long as the call
-            return partial(runtime.memcpyAsync, other.data.ptr, place, array.nbytes, kind, stream.ptr)
+            return lambda: runtime.memcpyAsync(other.data.ptr, place, array.nbytes, kind, stream.ptr)
         return partial(dist.all_reduce, array)
 
     version = f"RankMesh {dist.__version__}, {dist.get_backend_config()}"

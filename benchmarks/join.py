@@ -28,8 +28,9 @@ if len(sys.argv) > 2:
 with open(f"{sys.argv[1]}/{os.getpid()}.new", "w") as ready:
     ready.write(repr(time.monotonic()))
 os.rename(ready.name, ready.name[:-4])
-while os.path.exists(sys.argv[1] + "/go"):
-    time.sleep(0.05 if len(sys.argv) > 2 else 0.2)
+end = time.monotonic() + 600
+while os.path.exists(sys.argv[1] + "/go") and time.monotonic() < end:
+    time.sleep(0.2)
 """
 _OTHERS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "PYTHONDONTWRITEBYTECODE")
 """Variables that would send ranks elsewhere, or have them compile every module."""
@@ -53,16 +54,16 @@ def join(ranks: int) -> float:
         return max(_start(stack, ranks).values()) - began
 
 
-def idle(ranks: int, seconds: float = IDLE_SECONDS) -> dict[str, float]:
+def idle(ranks: int) -> dict[str, float]:
     """Return the most that an idle rank takes: MB of resident memory beyond a process with NumPy alone, % of a core."""
     with ExitStack() as stack:
         pids, (bare,) = list(_start(stack, ranks)), list(_start(stack, 0))
         time.sleep(SETTLE_SECONDS)
         before = [_processor_seconds(pid) for pid in pids]
-        time.sleep(seconds)
+        time.sleep(IDLE_SECONDS)
         used = [_processor_seconds(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
         most = max(_resident(pid) for pid in pids) - _resident(bare)
-    return {"rss_mb": most / 1e6, "idle_percent": 100 * max(used) / seconds}
+    return {"rss_mb": most / 1e6, "idle_percent": 100 * max(used) / IDLE_SECONDS}
 
 
 def _start(stack: ExitStack, ranks: int) -> Mapping[int, float]:

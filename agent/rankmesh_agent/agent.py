@@ -38,7 +38,7 @@ from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
 
 _CONNECT_SECONDS = 60.0
-"""How long connecting all pairs may take once all ranks have joined."""
+"""Time limit for connecting all pairs after all ranks have joined."""
 
 
 class Agent:

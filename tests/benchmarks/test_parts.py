@@ -34,7 +34,7 @@ def test_a_join_and_an_idle_world_are_measured(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(join, "RANKS", (1, 2))
     monkeypatch.setattr(join, "IDLE_RANKS", 2)
     monkeypatch.setattr(join, "SETTLE_SECONDS", 0.1)
-    monkeypatch.setattr(join.idle, "__defaults__", (0.2,))
+    monkeypatch.setattr(join, "IDLE_SECONDS", 0.2)
     results = Results()
     join.measure(1, results)
     found = {(cell.case.operation, cell.case.ranks): results.median(cell) for cell in results.turns}

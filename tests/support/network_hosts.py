@@ -85,8 +85,8 @@ def main(arguments: Sequence[str]) -> int:
             return int(any(code != 0 for code in [rank.wait(_LIFETIME) for rank in ranks]))
         finally:
             for rank in ranks:
-                rank.terminate()
-                rank.wait(10.0)
+                rank.kill()
+                rank.wait()
 
 
 if __name__ == "__main__":

@@ -68,10 +68,10 @@ class Backend(ABC):
     """Medium of the data: ``shm``, ``tcp``, ``shm+tcp`` (inside and between hosts), ``mpi`` or ``self``."""
 
     device: ClassVar[str] = ""
-    """Where the arrays are: ``""`` for host memory, ``cuda`` for GPUs. See ``Call.place``."""
+    """Memory of the arrays: ``""`` for the host's, ``cuda`` for GPUs'. See ``Call.place``."""
 
     allocates: ClassVar[bool] = False
-    """Whether the backend makes registered arrays (``OpType.EMPTY``)."""
+    """True if the backend makes registered arrays (``OpType.EMPTY``)."""
 
     monitored_subject: ClassVar[str] = ""
     """Subject of the barrier for monitored_barrier, where an ordinary one cannot name the missing ranks."""
@@ -80,7 +80,7 @@ class Backend(ABC):
     """Memory that all members share, None if there is none."""
 
     delegated: ClassVar[bool] = False
-    """Whether an attached process executes the calls, for which it maps ``segment``."""
+    """True if an attached process executes the calls, for which it maps ``segment``."""
 
     messages: MessageTransport | None = None
     """Transport of the point-to-point messages; None leaves them to the progress engine."""

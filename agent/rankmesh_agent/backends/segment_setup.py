@@ -20,7 +20,7 @@ _OFFER = struct.Struct(f"!160s{_MAX_REASON}s")
 
 
 class SegmentOptions(NamedTuple):
-    """How this process shares memory.
+    """Parameters by which this process shares memory.
 
     Attributes:
         allowed: whether it may share memory at all.

@@ -71,7 +71,7 @@ class Launcher(ABC):
 
     @property
     def one_host(self) -> bool:
-        """Whether all processes are on this host."""
+        """True if all processes are on this host."""
         return self.world_size is not None and self.world_size == self.local_world_size
 
     def job(self) -> str:

@@ -28,7 +28,7 @@ class GpuBackend(Backend):
 
     device: ClassVar[str] = "cuda"
     may_block: ClassVar[bool] = False
-    """Whether enqueuing may wait for other ranks, in a wait that only ``abort`` ends."""
+    """True if enqueuing may wait for other ranks, in a wait that only ``abort`` ends."""
 
     def algorithm(self, call: Call) -> Algorithm:
         """Return the method with the name of the collective."""

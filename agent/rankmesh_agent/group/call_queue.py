@@ -33,12 +33,12 @@ _MAX_PLANS = 1024
 _HOST_FIELDS = 7
 """Fields of the key of a call on arrays in host memory; the eighth is the device otherwise."""
 _JOIN_SECONDS = 5.0
-"""How long ``close`` waits for the worker: the failure ends its call, but a callback may run."""
+"""Time limit of ``close`` for the worker: the failure ends its call, but a callback may run."""
 _PREMULTIPLIED = ReduceOp.PREMUL_SUM
 
 
 class Plan(NamedTuple):
-    """How a call is executed; made and validated once for all calls with the same key.
+    """Execution plan of a call; made and validated once for all calls with the same key.
 
     Attributes:
         call: the call.
@@ -165,7 +165,7 @@ class CallQueue:
 
     @property
     def batching(self) -> bool:
-        """Whether this thread's calls are being recorded."""
+        """True if this thread's calls are being recorded."""
         return self._batch is not None and threading.current_thread() is self._batch_thread
 
     def open_batch(self) -> None:

@@ -67,7 +67,7 @@ class Communicator(ABC):
     """The queue's method that executes a call, or one that does more before."""
 
     on_device = False
-    """Whether arrays are DeviceArrays, not NumPy's."""
+    """True if arrays are DeviceArrays, not NumPy's."""
 
     def __init__(self, group: int, name: str, ranks: Sequence[int], rank: int, timeout: float) -> None:
         self.id = group
@@ -275,7 +275,7 @@ class Communicator(ABC):
 
     @property
     def batching(self) -> bool:
-        """Whether this thread's collectives are being recorded."""
+        """True if this thread's collectives are being recorded."""
         return self.queue.batching
 
     def close_batch(self, options: Options | None) -> list[Work]:

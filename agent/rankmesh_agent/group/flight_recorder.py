@@ -45,7 +45,7 @@ class RecordOwner(Protocol):
         """The group's name."""
 
     def matches(self, name: str) -> bool:
-        """Whether ``name`` is the group's name or id."""
+        """Return whether ``name`` is the group's name or id."""
 
     def global_rank(self, rank: int) -> int:
         """Return the global rank of a member."""
@@ -154,7 +154,7 @@ class RecordedGroup(Protocol):
     name: str
 
     def matches(self, name: str) -> bool:
-        """Whether ``name`` is the group's name or id."""
+        """Return whether ``name`` is the group's name or id."""
 
     def op_stats(self) -> Mapping[str, OpStats]:
         """Return the group's statistics, by operation."""

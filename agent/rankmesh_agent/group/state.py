@@ -31,7 +31,7 @@ from rankmesh_agent.wire.schemas import Member
 
 _SNAPSHOT_ATTEMPTS = 3
 _ABORT_FLUSH_SECONDS = 0.5
-"""How long an abort may wait for connections that are full."""
+"""Time limit of an abort that waits for full connections."""
 
 
 class GroupState(ABC):
@@ -80,7 +80,7 @@ class GroupState(ABC):
         return f"{self._group:016x}"
 
     def matches(self, name: str) -> bool:
-        """Whether ``name`` is the group's name or id."""
+        """Return whether ``name`` is the group's name or id."""
         return name in (self.name, self.id)
 
     def global_rank(self, rank: int) -> int:
@@ -155,7 +155,7 @@ class LocalGroupState(GroupState):
             raise self._peer_lost_error(lost[0], f"during {during}")
 
     def cannot_complete(self, waiting_for: Sequence[int], *, any_will_do: bool = False) -> bool:
-        """Whether a wait for these ranks cannot end well. With the engine's lock held."""
+        """Return whether a wait for these ranks cannot end well. With the engine's lock held."""
         if self.failure is not None:
             return True
         lost_peers = self.engine.lost_peers

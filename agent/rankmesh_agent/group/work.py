@@ -37,7 +37,7 @@ class Future:
         self._callbacks: list[Callable[[], None]] = []
 
     def done(self) -> bool:
-        """Whether the operation has ended, well or not."""
+        """Return whether the operation has ended, well or not."""
         return self._complete.is_set()
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -112,7 +112,7 @@ class Work(ABC):
 
     @abstractmethod
     def is_completed(self) -> bool:
-        """Whether the operation has ended, well or not."""
+        """Return whether the operation has ended, well or not."""
 
     @abstractmethod
     def exception(self) -> BaseException | None:
@@ -146,7 +146,7 @@ class Work(ABC):
         """Return a future whose value is ``result()``."""
 
     def is_success(self) -> bool:
-        """Whether the operation has ended well."""
+        """Return whether the operation has ended well."""
         return self.is_completed() and self.exception() is None
 
     def source_rank(self) -> int:

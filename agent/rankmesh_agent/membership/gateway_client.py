@@ -39,7 +39,7 @@ ANY_EPOCH = 1
 _RETRY_SECONDS = 0.1
 _MIN_POLL_SECONDS = 0.05
 _RESPONSE_SECONDS = 2.0
-"""How long a response may take beyond the wait that the request asks for."""
+"""Time limit of a response, in addition to the wait that the request asks for."""
 _WARN_SECONDS = 5.0
 """Seconds of failed attempts after which a warning is logged."""
 _UNAVAILABLE = frozenset({500, 502, 503, 504})

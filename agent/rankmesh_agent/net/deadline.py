@@ -32,7 +32,7 @@ class Deadline:
         return time.monotonic() - self.started
 
     def expired(self) -> bool:
-        """Whether the deadline has passed."""
+        """Return whether the deadline has passed."""
         return time.monotonic() >= self.at
 
 

@@ -110,7 +110,7 @@ class HttpClient:
 
 
 def _readable(sock: Any) -> bool:
-    """Whether an idle connection is readable, since the server has closed it."""
+    """Return whether an idle connection is readable, since the server has closed it."""
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
     return bool(poll.poll(0))

@@ -32,7 +32,7 @@ class Driver(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the engine is closed."""
+        """True if the engine is closed."""
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
         """Move bytes until ``done()``, or until the deadline."""

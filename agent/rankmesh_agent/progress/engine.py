@@ -107,7 +107,7 @@ class ProgressEngine:
 
     @property
     def closed(self) -> bool:
-        """Whether the engine is closed."""
+        """True if the engine is closed."""
         return self._closed
 
     def transports(self) -> dict[int, str]:

@@ -127,7 +127,7 @@ class FramedConnection:
         self._broken = False
         self._queued_while_corked = False
         self._head_begun = False
-        """Whether some bytes of the first queued frame have been sent."""
+        """True if some bytes of the first queued frame have been sent."""
         self._eager_limit = eager_limit
         # Memory that is not zeroed occupies no pages before its first use: in a large world most peers send little.
         self._staging = np.empty(max(_STAGING_BYTES, HEADER_BYTES + eager_limit), np.uint8).data
@@ -139,7 +139,7 @@ class FramedConnection:
         self._to_discard = 0
         self._drained = False
         self._posted = False
-        """Whether the last frame's payload may have had a posted buffer: the next one's may have one, too."""
+        """True if the last frame's payload may have had a posted buffer: the next one's may have one, too."""
 
     def discard_group(self, group: int) -> None:
         """Discard the partly received frame of a group: no bytes may be written to its buffers any more."""

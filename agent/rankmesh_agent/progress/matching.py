@@ -50,7 +50,7 @@ class _Receive:
     transfer: Transfer
 
     def fits(self, dtype: int, nbytes: int) -> bool:
-        """Whether a message has the expected dtype and size."""
+        """Return whether a message has the expected dtype and size."""
         return dtype == self.dtype and nbytes == len(self.view)
 
     def mismatch(self, rank: int, dtype: int, nbytes: int) -> str:

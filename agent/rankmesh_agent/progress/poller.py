@@ -31,7 +31,7 @@ class Poller:
 
     @property
     def asleep(self) -> bool:
-        """Whether a thread sleeps in ``poll``."""
+        """True if a thread sleeps in ``poll``."""
         return self._asleep
 
     def add(self, peer: FramedConnection) -> None:

@@ -24,7 +24,7 @@ from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolErro
 from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
 _MIN_JOIN_SECONDS = 1.0
-"""How long the join may take however late an agent is found: the other ranks may all have joined."""
+"""Least time for the join, however late an agent is found: all other ranks may have joined."""
 
 
 class RemoteAgent:

@@ -35,7 +35,7 @@ from rankmesh_agent.wire.ops import OpType, ReduceOp
 _MAX_KEPT_BYTES = 64 << 20
 """Memory that a stream keeps for its next call."""
 _STORE_SLICE_SECONDS = 0.5
-"""How long a command waits at the store before the stream is checked: the client may have gone."""
+"""Length of one wait at the store, after which the stream is checked: the client may have closed it."""
 _NOTE_SECONDS = 10.0
 _SOURCE = struct.Struct("!q")
 """Document of the response to a received message: the sender's rank."""

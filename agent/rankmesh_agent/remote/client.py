@@ -22,12 +22,12 @@ from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
 _CONNECT_SECONDS = 5.0
 _RESPONSE_GRACE_SECONDS = 10.0
-"""How much longer than a call its response may take: the agent reports a timeout first."""
+"""Time limit of a response after that of its call: the agent reports a timeout first."""
 CONTROL_SECONDS = 5.0
-"""How long the agent may take for a request over the lease's connection, or to open a stream."""
+"""Time limit of a request over the lease's connection, and of opening a stream."""
 _RELEASE_SECONDS = 10.0
 _JOIN_GRACE_SECONDS = 75.0
-"""How much longer than the join its response may take: connecting all pairs comes after it."""
+"""Time limit of the response after that of the join: all pairs connect in between."""
 
 Views = Sequence[memoryview]
 Details = Callable[[], str] | None

@@ -29,7 +29,7 @@ from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedEr
 from rankmesh_agent.wire.schemas import LeaseTerms
 
 CHALLENGE_SECONDS = 10.0
-"""How long a client may take to prove that it knows the token, and to send the first frame."""
+"""Time limit for a client to prove that it knows the token, and to send the first frame."""
 MAX_STREAMS = 512
 """Streams at the same time, each with a thread; more are closed at once."""
 _STOP_SECONDS = 5.0

@@ -83,7 +83,7 @@ class Connection:
             return found
 
     def peer_closed(self) -> bool:
-        """Whether the client has closed the connection."""
+        """Return whether the client has closed the connection."""
         try:
             return not self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

@@ -26,7 +26,7 @@ from rankmesh_agent.wire.errors import (
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, MAX_BODY_BYTES
 
 IDLE_SECONDS = 2.0
-"""How long an unused connection is kept: less than the 5 s after which uvicorn closes its end."""
+"""Lifetime of an unused connection: less than the 5 s after which uvicorn closes its end."""
 
 _CONNECTION_LOST = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import Generic, TypeVar
 
 RETENTION_SECONDS = 60.0
-"""How long a reply is cached: longer than a client retries."""
+"""Lifetime of a cached reply: longer than a client retries."""
 MAX_REPLIES = 4096
 
 K = TypeVar("K")

@@ -414,7 +414,7 @@ class StoreServer:
 
 
 def _in_progress(connection: Connection, subject: int) -> bool:
-    """Whether the subject of a timer, a handshake or a pending request, is still in progress."""
+    """Return whether the subject of a timer, a handshake or a pending request, is still in progress."""
     if subject == _HANDSHAKE:
         return connection.challenge is not None
     request = connection.pending

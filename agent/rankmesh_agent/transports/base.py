@@ -29,7 +29,7 @@ class Connection(ABC):
     """Description of the peer, for error messages."""
 
     parallel_reads: bool = False
-    """Whether the host has a core for each rank, so that a read may use the core of a waiting peer, too."""
+    """True if the host has a core for each rank, so that a read may use the core of a waiting peer, too."""
 
     @abstractmethod
     def send(self, buffers: Sequence[Buffer]) -> int:

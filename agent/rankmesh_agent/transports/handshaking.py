@@ -28,7 +28,7 @@ class Handshake(PendingConnection):
     def __init__(self, connection: Connection, script: Script) -> None:
         self.connection = connection
         self.started = False
-        """Whether any byte has been sent or received."""
+        """True if any byte has been sent or received."""
         self._script = script
         self._begin_step(next(script))
 

@@ -64,7 +64,7 @@ class Region:
 
     @property
     def in_use(self) -> bool:
-        """Whether this rank's array, or a view of it, still exists."""
+        """True if this rank's array, or a view of it, still exists."""
         return self._own is not None and self._own() is not None
 
 
@@ -89,7 +89,7 @@ class MemoryWindows:
 
     @property
     def usable(self) -> bool:
-        """Whether any array can be exposed, which justifies a step for it; the same at all ranks."""
+        """True if any array can be exposed, which justifies a step for it; the same at all ranks."""
         return self.can_read or bool(self.regions)
 
     def add(self, mapping: Mapping) -> Region:
@@ -165,11 +165,11 @@ class Exposure:
 
     def __init__(self, segment: Slots, windows: MemoryWindows, table: Sequence[Sequence[int]]) -> None:
         self.mapped = not any(PRIVATE in row[::2] for row in table)
-        """Whether all exposed arrays are registered."""
+        """True if all exposed arrays are registered."""
         self.readable = self.mapped or windows.can_read
-        """Whether every rank can read the arrays exposed to it; the same at all ranks."""
+        """True if every rank can read the arrays exposed to it; the same at all ranks."""
         self.any_exposed = any(region != NOT_EXPOSED for row in table for region in row[::2])
-        """Whether any array is exposed to any rank."""
+        """True if any array is exposed to any rank."""
         rank = segment.rank
         self._segment = segment
         self._regions = windows.regions

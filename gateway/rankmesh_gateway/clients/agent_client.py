@@ -34,7 +34,7 @@ class AgentReply(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the request succeeded."""
+        """True if the request succeeded."""
         return not self.detail
 
 

@@ -50,7 +50,7 @@ class File:
     etag: str
 
     def matches(self, if_none_match: str) -> bool:
-        """Whether an If-None-Match header has the file's tag (RFC 9110, 13.1.2: tags are compared weakly)."""
+        """Return whether an If-None-Match header has the file's tag (RFC 9110, 13.1.2: tags are compared weakly)."""
         tags = (tag.strip().removeprefix("W/") for tag in if_none_match.split(","))
         return any(tag in ("*", self.etag) for tag in tags)
 

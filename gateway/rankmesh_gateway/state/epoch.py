@@ -55,12 +55,12 @@ class Epoch:
 
     @property
     def count(self) -> int:
-        """How many processes have joined."""
+        """Number of processes that have joined."""
         return len(self.records) + len(self.unassigned)
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has joined."""
+        """True if every rank has joined."""
         return self.count == self.size
 
     def all_records(self) -> list[RankRecord]:
@@ -153,7 +153,7 @@ class Epoch:
         return found
 
     def has_group(self, group: str, now: float) -> bool:
-        """Whether a live rank has a group; where no rank lives, whether one had it when it failed."""
+        """Return whether a live rank has a group; where no rank lives, whether one had it when it failed."""
         live = [record for record in self.records.values() if record.is_live(now)]
         return any(each.id == group for record in live or self.records.values() for each in record.groups)
 
@@ -163,7 +163,7 @@ class Epoch:
             record.groups = [each for each in record.groups if each.id != group]
 
     def is_waiting(self, instance: str) -> bool:
-        """Whether a join of this process waits for the world."""
+        """Return whether a join of this process waits for the world."""
         return instance in self.waiters.values()
 
     def silent_joiners(self, now: float) -> list[RankRecord]:

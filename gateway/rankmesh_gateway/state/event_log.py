@@ -139,7 +139,7 @@ class EventLog:
             return list(found)[::-1]
 
     def has_dropped(self, position: int) -> bool:
-        """Whether events behind a position have been dropped."""
+        """Return whether events behind a position have been dropped."""
         with self._lock:
             return bool(self._kept) and position + 1 < self._kept[0].id and position > self._first
 
@@ -172,7 +172,7 @@ class EventLog:
 
     @property
     def closed(self) -> bool:
-        """Whether the log has been closed, so that listeners end."""
+        """True if the log has been closed, so that listeners end."""
         return self._closed
 
     def close(self) -> None:

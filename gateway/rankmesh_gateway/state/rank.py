@@ -60,7 +60,7 @@ class RankRecord:
         return "suspect" if silence >= SUSPECT_SECONDS else "alive"
 
     def is_live(self, now: float) -> bool:
-        """Whether the rank is held by a process that has neither left nor failed."""
+        """Return whether the rank is held by a process that has neither left nor failed."""
         return self.state(now) not in ("left", "failed")
 
     def heartbeat(self, groups: list[GroupInfo], now: float) -> None:

@@ -51,7 +51,7 @@ class JobNotFoundError(DistNetworkError):
 
 
 class Counts(NamedTuple):
-    """How many jobs have live ranks, and how many live ranks there are, joining ones included."""
+    """Numbers of jobs with live ranks and of live ranks, joining ones included."""
 
     jobs: int
     ranks: int
@@ -214,7 +214,7 @@ class Registry:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` has been called."""
+        """True if ``close`` has been called."""
         return self._closed
 
     def ranks(self, job: str | None = None) -> list[RankInfo]:

@@ -78,7 +78,7 @@ class AgentProbe:
 
     @property
     def answers(self) -> bool:
-        """Whether the agent has answered."""
+        """True if the agent has answered."""
         return self.report is not None
 
     @property
@@ -307,7 +307,7 @@ def probe_pairs(
 
 
 def _are_peers(one: AgentProbe, other: AgentProbe) -> bool:
-    """Whether two agents are, or may become, ranks of one job."""
+    """Return whether two agents are, or may become, ranks of one job."""
     return one.rank is None or other.rank is None or one.job == other.job
 
 

@@ -43,7 +43,7 @@ class Table(NamedTuple):
 
     @property
     def visible(self) -> bool:
-        """Whether there are rows or a text."""
+        """True if there are rows or a text."""
         return bool(self.rows or self.empty)
 
 

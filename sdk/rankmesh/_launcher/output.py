@@ -26,12 +26,12 @@ class TerminalWriter:
 
     @property
     def pending(self) -> bool:
-        """Whether bytes are queued."""
+        """True if bytes are queued."""
         return bool(self._queue)
 
     @property
     def full(self) -> bool:
-        """Whether the queue is so long that the ranks' output must not be read for now."""
+        """True if the queue is so long that the ranks' output must not be read for now."""
         return len(self._queue) > _FULL
 
     def write_lines(self, lines: Iterable[bytes], source: object = None, unfinished: bytes = b"") -> None:

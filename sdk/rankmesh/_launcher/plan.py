@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def owns_job(self) -> bool:
-        """Whether this launcher starts all ranks of the job."""
+        """True if this launcher starts all ranks of the job."""
         return self.options.nnodes == 1
 
     def command(self, rank: int) -> tuple[str, ...]:

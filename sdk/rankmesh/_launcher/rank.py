@@ -66,7 +66,7 @@ class Stream:
 
     @property
     def closed(self) -> bool:
-        """Whether the stream has ended."""
+        """True if the stream has ended."""
         return self._pipe.closed
 
     def read_some(self) -> int:
@@ -153,7 +153,7 @@ class Rank:
             os.killpg(self.pid, number)
 
     def dies_of_signal(self) -> bool:
-        """Whether a signal is terminating the process: peers may notice before its pidfd becomes readable.
+        """Return whether a signal is terminating the process: peers may notice before its pidfd becomes readable.
 
         The kernel closes the files of a dying process first, and may need seconds (with a GPU) until it is a zombie.
         """

@@ -12,7 +12,7 @@ from rankmesh._launcher.rank import Rank, Stream
 from rankmesh._launcher.signals import SignalPipe
 
 DRAIN_SECONDS = 1.0
-"""How long what a rank left behind may keep the rank's output open."""
+"""Time limit for child processes that outlive a rank and keep its output open."""
 
 _Source = Rank | Stream | TerminalWriter | SignalPipe
 

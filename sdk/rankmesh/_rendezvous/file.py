@@ -116,7 +116,7 @@ class FileLocator(GatewayLocator):
         _unlock(self._descriptor, _WRITER)
 
     def _abandoned(self, job: str) -> bool:
-        """Whether no process hosts the gateway of another job."""
+        """Return whether no process hosts the gateway of another job."""
         byte = _lock_byte(job)
         if not _try_lock(self._descriptor, byte):
             return False
@@ -124,7 +124,7 @@ class FileLocator(GatewayLocator):
         return True
 
     def _replaced(self, descriptor: int) -> bool:
-        """Whether the path names another file now: a former host has removed this one."""
+        """Return whether the path names another file now: a former host has removed this one."""
         try:
             return not os.path.samestat(os.fstat(descriptor), os.stat(self._path))
         except FileNotFoundError:

@@ -41,7 +41,7 @@ def register_rendezvous_handler(scheme: str, handler: Handler) -> None:
 
 
 def registered(scheme: str) -> bool:
-    """Whether a handler is registered for a scheme."""
+    """Return whether a handler is registered for a scheme."""
     return scheme.lower() in _handlers
 
 

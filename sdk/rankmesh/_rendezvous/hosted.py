@@ -26,7 +26,7 @@ class GatewayAddress(NamedTuple):
     id: str
 
     def is_reachable(self) -> bool:
-        """Whether this gateway, and no other, answers at the URL."""
+        """Return whether this gateway, and no other, answers at the URL."""
         from rankmesh_agent.membership.gateway_client import gateway_id
 
         return gateway_id(self.url) == self.id
@@ -92,7 +92,7 @@ class HostedGateway:
         self._http.start(make)
 
     def has_world(self, job: str) -> bool:
-        """Whether a world of the job is complete at this gateway."""
+        """Return whether a world of the job is complete at this gateway."""
         return any(info.state != "joining" for info in self._registry.ranks(job))
 
     def close(self, job: str) -> None:

@@ -57,7 +57,7 @@ class StoreLocator(GatewayLocator):
         return there.url if there is not None and there.is_reachable() else None
 
     def _has_address(self) -> bool:
-        """Whether the store contains an address, after a short wait."""
+        """Return whether the store contains an address, after a short wait."""
         if self._checks:
             try:
                 return bool(self._store.check([self._key]))

@@ -75,7 +75,7 @@ class TcpLocator(GatewayLocator):
 
 
 def _is_local_address(host: str) -> bool:
-    """Whether an address belongs to this host.
+    """Return whether an address belongs to this host.
 
     Raises:
         ValueError: the address is unspecified, so it does not identify the gateway's host.

@@ -67,7 +67,7 @@ def hosting_parameter(url: SplitResult) -> Hosting | None:
 
 
 def is_multicast(host: str) -> bool:
-    """Whether a host is a multicast address."""
+    """Return whether a host is a multicast address."""
     try:
         return ipaddress.ip_address(host).is_multicast
     except ValueError:

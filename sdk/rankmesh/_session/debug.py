@@ -26,7 +26,7 @@ class DebugLevel(enum.IntEnum):
 
 
 below_detail = False
-"""Whether the level is known to be below DETAIL, so that a call needs no details."""
+"""True if the level is known to be below DETAIL, so that a call needs no details."""
 _level: DebugLevel | None = None
 _PACKAGE = __name__.partition(".")[0]
 

@@ -56,7 +56,7 @@ class StoreKeys:
 
 @dataclass
 class StoreFound:
-    """Whether all the keys exist."""
+    """True if all the keys exist."""
 
     found: bool
 
