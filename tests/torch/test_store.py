@@ -153,7 +153,7 @@ class TestTheJobs:
         theirs.PrefixStore("p", store).set("k", "v")
         assert job.get("p/k") == b"v"
         store.set_timeout(SHORT)
-        with pytest.raises(theirs.DistStoreError, match="nobody has set key 'missing'"):
+        with pytest.raises(theirs.DistStoreError, match="key 'missing' is not set"):
             store.get("missing")
         assert job.timeout == before != SHORT
 

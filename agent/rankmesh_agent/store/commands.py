@@ -73,7 +73,7 @@ class Get(_OneKey, Waiting[bytes]):
         return table.watch([self.key], lambda values: values[self.key])
 
     def timeout_error(self, table: Table) -> DistStoreError:
-        return KeyNotFoundError(f"nobody has set key {self.key!r}")
+        return KeyNotFoundError(f"key {self.key!r} is not set")
 
 
 @dataclass(frozen=True)

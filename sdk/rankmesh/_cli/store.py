@@ -215,7 +215,7 @@ def get(
     try:
         value = keys.execute(validated(Get, key, timeout))
     except KeyNotFoundError:
-        print_error(f"nobody has set key {key!r}" + (f" within {timeout:g} s" if timeout else "; --timeout waits"))
+        print_error(f"key {key!r} is not set" + (f" after {timeout:g} s" if timeout else "; --timeout waits"))
         return TIMED_OUT if timeout else NEGATIVE
     if json:
         json_output.write(
@@ -328,7 +328,7 @@ def delete(
     if json:
         json_output.write({"key": key, "deleted": found})
     elif not found:
-        print_error(f"nobody has set key {key!r}")
+        print_error(f"key {key!r} is not set")
     return OK if found else NEGATIVE
 
 

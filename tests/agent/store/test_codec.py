@@ -123,9 +123,9 @@ def test_multi_gets_of_few_keys_are_cached():
 
 
 def test_errors():
-    frame = codec.encode_error(1, KeyNotFoundError("nobody has set key 'ü'"))
+    frame = codec.encode_error(1, KeyNotFoundError("key 'ü' is not set"))
     kind, _, count, _, number = decode_response(frame)
-    with pytest.raises(KeyNotFoundError, match="nobody has set key 'ü'"):
+    with pytest.raises(KeyNotFoundError, match="key 'ü' is not set"):
         codec.decode_result(Get("k"), kind, number, decode_parts(frame, count))
 
 

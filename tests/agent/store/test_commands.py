@@ -79,7 +79,7 @@ def test_prefixes():
 def test_timeout_errors_name_the_missing_keys():
     table = Table()
     Set("there", b"").apply(table)
-    assert str(Get("k").timeout_error(table)) == "nobody has set key 'k'"
+    assert str(Get("k").timeout_error(table)) == "key 'k' is not set"
     assert isinstance(Get("k").timeout_error(table), KeyNotFoundError)
     assert isinstance(QueuePop("k").timeout_error(table), QueueEmptyError)
     for kind in (Wait, MultiGet):

@@ -31,12 +31,12 @@ def test_a_value_as_an_argument(job: Job, value: str):
 def test_a_key_that_nobody_has_set(job: Job):
     code, stdout, stderr = job.here("store", "get", "cli/none")
     assert (code, stdout) == (1, "")
-    assert stderr == "rankmesh: nobody has set key 'cli/none'; --timeout waits\n"
+    assert stderr == "rankmesh: key 'cli/none' is not set; --timeout waits\n"
 
 
 def test_a_key_that_nobody_sets_in_time(job: Job):
     code, stdout, stderr = job("store", "get", "cli/none", "--timeout", "0.2")
-    assert (code, stdout, stderr) == (124, "", "rankmesh: nobody has set key 'cli/none' within 0.2 s\n")
+    assert (code, stdout, stderr) == (124, "", "rankmesh: key 'cli/none' is not set after 0.2 s\n")
     code, stdout, stderr = job("store", "wait", "cli/none", "cli/neither", "--timeout", "0.2")
     assert (code, stdout, stderr.count("\n")) == (124, "", 1)
     assert "cli/none" in stderr
@@ -81,7 +81,7 @@ def test_keys_and_their_end(job: Job):
     assert listed.document == ["cli/list/a", "cli/list/b", "cli/list/with\nbreak"]
     assert job.here("store", "keys", "cli/nothing/") == (0, "", "")
     assert job.here("store", "delete", "cli/list/a") == (0, "", "")
-    assert job.here("store", "delete", "cli/list/a") == (1, "", "rankmesh: nobody has set key 'cli/list/a'\n")
+    assert job.here("store", "delete", "cli/list/a") == (1, "", "rankmesh: key 'cli/list/a' is not set\n")
     again = job.here("store", "delete", "cli/list/a", "--json")
     assert (again.code, again.document) == (1, {"key": "cli/list/a", "deleted": False})
 

@@ -246,7 +246,7 @@ async def delete_value(
 ) -> None:
     """Remove a key."""
     if not await store.execute(commands.Delete(key, _parse_condition(request)), once):
-        raise KeyNotFoundError(f"nobody has set key {key!r}")
+        raise KeyNotFoundError(f"key {key!r} is not set")
 
 
 def _parse_condition(request: Request) -> Condition:
