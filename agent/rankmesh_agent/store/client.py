@@ -235,7 +235,7 @@ class StoreClient(BlockingStore):
             try:
                 name = self._authenticate(sock, timeout)
             except AuthenticationError:
-                # An owner that ends closes the connection without a message, too. The second attempt distinguishes the two.
+                # An owner that ends closes the connection without a message, too: the second attempt tells which.
                 sock.close()
                 sock = self._connect_unix() or self._connect(host, port, split.netloc, timeout)
                 name = self._authenticate(sock, timeout)
