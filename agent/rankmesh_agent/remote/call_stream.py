@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, as_bytes
-from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.stream import Frame, FramedStream, ReusableBuffer, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote.codec import describe_group, dtype_from_code, error_to_json
@@ -175,16 +175,15 @@ class CallStream:
         group = self._session.group(call.group)
         blocking = bool(frame.header.flags & BLOCKING)
         options = Options(call.seconds, async_op=not blocking)
-        if frame.header.kind == Request.SEND:
-            held = HeldMessage(group, group.begin_send(array, call.rank, call.tag, options), None)
-        else:
-            held = HeldMessage(group, group.begin_receive(array, call.rank, call.tag, options), array)
+        op = "send" if frame.header.kind == Request.SEND else "recv"
+        message = group.messages.begin(op, array, call.rank, call.tag, options)
+        held = HeldMessage(group, message, None if op == "send" else array)
         self._session.add_message(call.number, held)
         return self._wait(call.number, None, own=blocking)
 
     def _wait(self, number: int, deadline: Deadline | None, *, own: bool) -> Reply:
         """Wait for a message until a deadline, or its own one; None: do not wait."""
-        group, message, array = self._session.message(number)
+        _, message, array = self._session.message(number)
         try:
             done = message.complete(message.deadline if own else deadline)
         except CollectiveTimeoutError:
@@ -199,7 +198,7 @@ class CallStream:
         self._session.remove_message(number)
         if array is None:
             return _OK
-        return Response.OK, _SOURCE.pack(group.source(message)), [as_bytes(array)]
+        return Response.OK, _SOURCE.pack(message.source()), [as_bytes(array)]
 
     # The store
 
