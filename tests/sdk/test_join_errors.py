@@ -56,8 +56,6 @@ def work(me: Me, options: dict) -> None:
     dist.destroy_process_group()
 
 
-
-
 # Ranks that are missing
 
 
