@@ -20,11 +20,10 @@ from rankmesh_agent.store import commands
 from rankmesh_agent.store.blocking import BlockingMemoryStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.transports.slots import CallMismatchError
-from rankmesh_agent.wire import attach_frames, store_frames
+from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
-    DistStoreError,
     KeyNotFoundError,
     ProtocolError,
     QueueEmptyError,
@@ -92,7 +91,7 @@ class CallStream:
             deadline = Deadline(call.seconds) if call.seconds >= 0 else None
             return self._wait(call.number, deadline, own=bool(frame.header.flags & BLOCKING))
         if kind == Request.STORE:
-            return Response.OK, self._store(bytes(frame.document)), ()
+            return Response.OK, store_codec.serve(frame.document, self._execute_command), ()
         if kind == Request.NEW_GROUP:
             wanted = attach_frames.decode_json(frame.document)
             group = self._session.make_group([int(rank) for rank in wanted["ranks"]], float(wanted["timeout"]))
@@ -201,14 +200,6 @@ class CallStream:
         return Response.OK, _SOURCE.pack(message.source()), [as_bytes(array)]
 
     # The store
-
-    def _store(self, request: bytes) -> bytes:
-        opcode, flags, seq, count, _, seconds = store_frames.decode_request(request)
-        try:
-            command = store_codec.decode_command(opcode, flags, seconds, store_frames.decode_parts(request, count))
-            return store_codec.encode_result(seq, self._execute_command(command))
-        except DistStoreError as error:
-            return store_codec.encode_error(seq, error)
 
     def _execute_command(self, command: Command[Any]) -> Any:
         store = self._session.store
