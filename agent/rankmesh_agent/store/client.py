@@ -10,6 +10,7 @@ from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.upgrade import request_upgrade
@@ -239,7 +240,6 @@ class StoreClient(BlockingStore):
                 sock.close()
                 sock = self._connect_unix() or self._connect(host, port, split.netloc, timeout)
                 name = self._authenticate(sock, timeout)
-            sock.settimeout(None)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_SECONDS)
         except BaseException:
@@ -287,24 +287,15 @@ class StoreClient(BlockingStore):
 
     def _authenticate(self, sock: socket.socket, timeout: float) -> bytes:
         """Pass the handshake; return the connection's name."""
-        challenge = handshake.Challenge(self._token, client=True)
+        refusal = AuthenticationError(
+            f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here", address=self._url
+        )
         try:
-            sock.settimeout(timeout)
-            sock.sendall(challenge.hello())
-            challenge.receive_hello(_receive_exactly(sock, handshake.HELLO_BYTES))
-            try:
-                sock.sendall(challenge.proof())
-                challenge.receive_proof(_receive_exactly(sock, handshake.PROOF_BYTES))
-            except (ConnectionError, _ConnectionLost, AuthenticationError):  # a refusal has no message
-                raise AuthenticationError(
-                    f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here",
-                    address=self._url,
-                ) from None
+            return Handshake(sock, handshake.client_script(self._token, refusal)).run(timeout)
         except TimeoutError as error:
             raise _ResponseTimeout(str(error)) from error
         except OSError as error:
             raise _ConnectionLost(str(error)) from error
-        return challenge.name
 
     def _execute_over_http(self, command: Command[T], timeout: float) -> T:
         """Execute a command over HTTP; if the owner is a store, so do all later calls."""
@@ -331,10 +322,3 @@ class StoreClient(BlockingStore):
     def _unreachable_error(self, error: Exception) -> DistNetworkError:
         reason = str(error) or type(error).__name__
         return DistNetworkError(f"the store at {self._url} cannot be reached: {reason}", address=self._url)
-
-
-def _receive_exactly(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        data += sock.recv(size - len(data)) or _raise_closed()
-    return data
