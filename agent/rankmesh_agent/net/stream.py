@@ -21,7 +21,7 @@ from rankmesh_agent.wire.errors import AuthenticationError
 Buffer = memoryview | bytes | bytearray
 SEND_SECONDS = 30.0
 """Seconds without a sent or received byte of a frame after which the stream fails."""
-_SLICE_SECONDS = 1
+SLICE_SECONDS = 1
 """Maximum duration of one system call; the deadline is checked between two calls."""
 _MAX_BUFFERS = 512
 """Buffers of one system call; the kernel accepts 1024."""
@@ -57,7 +57,7 @@ class FramedStream:
         sock.settimeout(None)
         if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        once = struct.pack("ll", _SLICE_SECONDS, 0)
+        once = struct.pack("ll", SLICE_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, once)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, once)
 
@@ -153,13 +153,17 @@ class FramedStream:
                 raise StreamClosedError("the connection has ended")
             return data
 
-    def receive_into(self, views: Sequence[memoryview]) -> None:
+    def receive_into(self, views: Sequence[memoryview], seconds: float = SEND_SECONDS) -> None:
         """Receive a payload after its header.
+
+        Args:
+            views: memory for the payload.
+            seconds: maximum time without a received byte.
 
         Raises:
             StreamClosedError, StreamTimeoutError: see receive.
         """
-        stall = Deadline(SEND_SECONDS)
+        stall = Deadline(seconds)
         for view in views:
             rest = view
             while len(rest):
@@ -167,14 +171,14 @@ class FramedStream:
                     count = self.sock.recv_into(rest, 0, socket.MSG_WAITALL)
                 except BlockingIOError:
                     if stall.expired():
-                        raise StreamTimeoutError(f"it has sent no byte for {SEND_SECONDS:g} s") from None
+                        raise StreamTimeoutError(f"it has sent no byte for {seconds:g} s") from None
                     continue
                 except OSError as error:
                     raise StreamClosedError(error.strerror or str(error)) from error
                 if not count:
                     raise StreamClosedError("the connection has ended")
                 rest = rest[count:]
-                stall.restart(SEND_SECONDS)
+                stall.restart(seconds)
 
     def peer_closed(self) -> bool:
         """Return whether the peer has closed the connection; only for an idle stream, on which no frame can arrive."""
@@ -194,8 +198,11 @@ class FramedStream:
         """Close the socket."""
         self.sock.close()
 
-    def authenticate(self, token: str, *, client: bool, seconds: float) -> None:
+    def authenticate(self, token: str, *, client: bool, seconds: float) -> bytes:
         """Run the mutual challenge: both ends prove that they know the token.
+
+        Returns:
+            The connection's name at both ends.
 
         Raises:
             AuthenticationError: the peer has another token.
@@ -207,7 +214,7 @@ class FramedStream:
         )
         script = handshake.client_script(token, refusal) if client else handshake.server_script(token)
         try:
-            Handshake(self.sock, script).run(seconds)
+            return Handshake(self.sock, script).run(seconds)
         except TimeoutError:
             raise StreamTimeoutError("it has not completed the handshake") from None
         except OSError as error:
