@@ -31,7 +31,7 @@ ProblemResponse = tuple[Problem, Mapping[str, str]]
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _PROBLEM_CONTENT = {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-# Not FastAPI's "model": it has no option for the media type, and compiles the class once for every status of every route.
+# Not FastAPI's "model": it has no option for the media type, and compiles the class for every status of every route.
 
 Responses = dict[int | str, dict[str, Any]]
 """The type of FastAPI's ``responses=``."""
