@@ -69,7 +69,7 @@ def one_truth(me):
 
 
 def test_what_one_sets_all_see(ranks):
-    said = [rank.said for rank in ranks.run(one_truth, 3, env={"RANKMESH_TOKEN": "a secret"}, uses=[job_store])]
+    said = [rank.said for rank in ranks.run(one_truth, 3, env={"RANKMESH_TOKEN": "a secret"})]
     keys = sorted([*(f"{how}/{rank}" for how in ("sdk", "http") for rank in range(3)), "n"])
     assert [one["n"] for one in said] == ["30"] * 3
     assert [one["over_http"] for one in said] == ["30"] * 3
@@ -120,7 +120,7 @@ def forked(me):
 
 
 def test_a_forked_child_is_not_a_rank(ranks):
-    for rank in ranks.run(forked, 2, uses=[job_store]):
+    for rank in ranks.run(forked, 2):
         assert rank.said["child"]["error"] == "DistStoreError"
         assert "belongs to the process that was forked" in rank.said["child"]["text"]
         assert rank.said["parent"] == "v"
