@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from rankmesh_gateway.state.event_log import Event, EventLog
 
@@ -18,7 +18,7 @@ RETRY_MILLISECONDS = 1000
 
 async def stream(
     log: EventLog, position: int, poll_timeouts: Callable[[], None], overview: Callable[[], bytes] | None
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """Yield the stream of one listener, until the log is closed or has dropped events that were not sent.
 
     Args:
