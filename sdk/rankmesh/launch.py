@@ -23,7 +23,7 @@ from rankmesh._launcher.nodes import resolve_nodes
 from rankmesh._launcher.output import TerminalWriter, standard_writers
 from rankmesh._launcher.pdeathsig import pdeathsig
 from rankmesh._launcher.plan import Plan, plan
-from rankmesh._launcher.rank import Rank, start
+from rankmesh._launcher.rank import Rank
 from rankmesh._launcher.report import failure_report, stop_report
 from rankmesh._launcher.shm_cleanup import remove_segments
 from rankmesh._launcher.signals import SignalPipe
@@ -105,7 +105,7 @@ def _start_ranks(
     before_exec = pdeathsig()
     ranks = []
     for number in job.ranks:
-        rank = start(
+        rank = Rank(
             number,
             job.command(number),
             job.environment(number, os.environ),

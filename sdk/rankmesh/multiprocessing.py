@@ -14,6 +14,7 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import secrets
 import signal
 import time
 import warnings
@@ -25,7 +26,6 @@ from typing import Any
 
 from rankmesh._launcher.child import ErrorFile, run
 from rankmesh._launcher.interrupts import interrupts_deferred
-from rankmesh._launcher.plan import token_of
 from rankmesh_agent.config.settings import Settings
 
 __all__ = [
@@ -300,7 +300,7 @@ SpawnContext = ProcessContext
 @functools.cache
 def _fresh_token() -> str:
     """Return the random token of all processes started by this one."""
-    return token_of(Settings())
+    return secrets.token_hex(32)
 
 
 def _ending(error: BaseException) -> signal.Signals:

@@ -82,7 +82,7 @@ class StoreSession:
         except DistStoreError as error:
             raise CommandError(error.message, USAGE) from error
         try:
-            return self._store.execute_within(command, _ANSWER_SECONDS)
+            return self._store.execute(command, _ANSWER_SECONDS)
         except (KeyNotFoundError, StoreTimeoutError):
             raise
         except DistNetworkError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import math
 import os
 import shutil
 import sys
@@ -149,7 +151,7 @@ def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
     add("master-addr", default="", metavar="HOST", help="address of node 0 (default: 127.0.0.1)")
     add(
         "master-port",
-        type=_port,
+        type=functools.partial(_number, 0, 65535),
         metavar="PORT",
         help=f"port of the gateway (default: any free one on one node, {DEFAULT_PORT} on several)",
     )
@@ -232,26 +234,18 @@ def _endpoint(text: str) -> tuple[str, int | None]:
     return host, port
 
 
-def _count(text: str) -> int:
-    return _number(text, 1, None)
-
-
-def _whole(text: str) -> int:
-    return _number(text, 0, None)
-
-
-def _port(text: str) -> int:
-    return _number(text, 0, 65535)
-
-
-def _number(text: str, least: int, most: int | None) -> int:
+def _number(least: int, most: float, text: str) -> int:
     try:
         value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if value < least or (most is not None and value > most):
+    if not least <= value <= most:
         raise argparse.ArgumentTypeError(f"{value} is out of range")
     return value
+
+
+_count = functools.partial(_number, 1, math.inf)
+_whole = functools.partial(_number, 0, math.inf)
 
 
 def _seconds(text: str) -> float:
@@ -259,6 +253,6 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
+    if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value

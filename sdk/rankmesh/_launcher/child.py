@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from rankmesh._launcher.interrupts import deliver_interrupts
 from rankmesh._launcher.pdeathsig import kill_when_closed, pdeathsig
-from rankmesh._launcher.plan import set_token
 
 
 class ChildError(NamedTuple):
@@ -89,7 +88,7 @@ def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, 
         pdeathsig(parent.pid)()
     else:
         kill_when_closed(parent.sentinel)
-    set_token(token, os.environ)
+    os.environ["RANKMESH_TOKEN"] = token
     try:
         deliver_interrupts()
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

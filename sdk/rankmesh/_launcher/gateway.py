@@ -37,7 +37,7 @@ class LauncherGateway:
     def report_exit(self, rank: Rank) -> None:
         """Report to the registry that a rank's process has failed."""
         status = rank.exit_status
-        if self._registry is None or status is None or not status.status:
+        if self._registry is None or status is None or not status.shell_status:
             return
         how = f"its process ended with {status}"
         if status.signal is not None and status.signal == rank.sent:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankmesh._launcher.arguments import Options
 from rankmesh_agent.config.launchers import slug
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.sockets import url_for
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,7 @@ class Plan:
     @property
     def url(self) -> str:
         """The gateway's base URL."""
-        host = self.options.master_addr
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return url_for(self.options.master_addr, self.port)
 
     @property
     def owns_job(self) -> bool:
@@ -93,7 +93,7 @@ def plan(options: Options, settings: Settings) -> Plan:
     if options.nnodes == 1:
         name = options.job or options.name.removesuffix(".py")
         job = f"{slug(name)[:40]}-{secrets.token_hex(4)}"
-        return Plan(options, job, token_of(settings), options.master_port)
+        return Plan(options, job, settings.token or secrets.token_hex(32), options.master_port)
     if not settings.token:
         raise ValueError(
             "a job on several nodes needs a token: set RANKMESH_TOKEN to the same secret on every node, for example "
@@ -103,13 +103,3 @@ def plan(options: Options, settings: Settings) -> Plan:
     if job == Settings.job:
         job = f"{options.master_addr}-{options.master_port}"
     return Plan(options, slug(job), settings.token, options.master_port)
-
-
-def token_of(settings: Settings) -> str:
-    """Return the secret of a job of this launcher alone: the configured one, or a random one."""
-    return settings.token or secrets.token_hex(32)
-
-
-def set_token(token: str, environ: MutableMapping[str, str]) -> None:
-    """Put the job's secret into the environment of one of its processes."""
-    environ["RANKMESH_TOKEN"] = token

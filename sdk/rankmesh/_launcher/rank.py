@@ -38,7 +38,7 @@ class ExitStatus:
     at: float
 
     @property
-    def status(self) -> int:
+    def shell_status(self) -> int:
         """The status in a shell's form: the exit code, or 128 + the signal's number."""
         return self.code if self.code is not None else 128 + (self.signal or 0)
 
@@ -112,20 +112,40 @@ class Rank:
     Its process leads a session of its own: Ctrl-C in the terminal reaches the launcher alone, and the rank's child
     processes can be signalled together with it.
 
+    Raises:
+        OSError: the command cannot be executed.
+
     Attributes:
         number: the rank.
         pid: its process id.
         pidfd: descriptor that becomes readable when the process ends.
         started: start time, on the monotonic clock.
-        stdout, stderr: its output streams.
+        streams: its output streams, stdout and stderr.
         exit_status: None while the process runs.
         sent: the last signal that the launcher sent to it.
         released: whether its process group is gone.
     """
 
     def __init__(
-        self, number: int, process: subprocess.Popen[bytes], stdout: TerminalWriter, stderr: TerminalWriter
+        self,
+        number: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdin: int | None,
+        writers: tuple[TerminalWriter, TerminalWriter],
+        before_exec: Callable[[], None],
     ) -> None:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            preexec_fn=before_exec,
+        )
         assert process.stdout is not None
         assert process.stderr is not None
         prefix = b"[rank %d] " % number
@@ -133,17 +153,14 @@ class Rank:
         self.pid = process.pid
         self.pidfd = os.pidfd_open(process.pid)
         self.started = time.monotonic()
-        self.stdout = Stream(process.stdout, "stdout", prefix, stdout)
-        self.stderr = Stream(process.stderr, "stderr", prefix, stderr)
+        self.streams = (
+            Stream(process.stdout, "stdout", prefix, writers[0]),
+            Stream(process.stderr, "stderr", prefix, writers[1]),
+        )
         self.exit_status: ExitStatus | None = None
         self.sent: signal.Signals | None = None
         self.released = False
         self._process = process
-
-    @property
-    def streams(self) -> tuple[Stream, Stream]:
-        """Both output streams."""
-        return self.stdout, self.stderr
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process group."""
@@ -187,30 +204,3 @@ class Rank:
         self._process.wait()
         os.close(self.pidfd)
         self.released = True
-
-
-def start(
-    number: int,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    stdin: int | None,
-    writers: tuple[TerminalWriter, TerminalWriter],
-    before_exec: Callable[[], None],
-) -> Rank:
-    """Start the process of a rank.
-
-    Raises:
-        OSError: the command cannot be executed.
-    """
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        start_new_session=True,
-        preexec_fn=before_exec,
-    )
-    return Rank(number, process, *writers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from types import TracebackType
 
 TERMINATION = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """The signals that terminate the launcher."""
@@ -26,9 +25,7 @@ class SignalPipe:
         }
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)

@@ -14,8 +14,6 @@ from rankmesh._launcher.signals import SignalPipe
 DRAIN_SECONDS = 1.0
 """Time limit for child processes that outlive a rank and keep its output open."""
 
-_Source = Rank | Stream | TerminalWriter | SignalPipe
-
 
 class Supervisor:
     """Forwards the output of the ranks, and terminates all of them after a failure or a signal.
@@ -59,7 +57,7 @@ class Supervisor:
     def status(self) -> int:
         """The launcher's exit code."""
         if self.first_failure and self.first_failure.exit_status:
-            return self.first_failure.exit_status.status
+            return self.first_failure.exit_status.shell_status
         return 128 + self.signal if self.signal else 0
 
     def run(self) -> None:
@@ -79,7 +77,7 @@ class Supervisor:
     def _step(self, until: float | None = None) -> None:
         """Wait for the next event or deadline and handle it."""
         self._watch_pipes()
-        ready: list[_Source] = [key.data for key, _ in self._selector.select(self._timeout(until))]
+        ready = [key.data for key, _ in self._selector.select(self._timeout(until))]
         self._handle_exits([source for source in ready if isinstance(source, Rank)])
         for source in ready:
             match source:
@@ -122,7 +120,7 @@ class Supervisor:
             self._release_at[rank] = status.at + DRAIN_SECONDS
             if self.on_exit is not None:
                 self.on_exit(rank)
-            if status.status:
+            if status.shell_status:
                 rank.send(signal.SIGTERM)  # its children may hold its sockets open, which hides its end from peers
                 if self.first_failure is None and self.signal is None:
                     self._on_first_failure(rank)

@@ -13,9 +13,8 @@ from rankmesh._rendezvous.file import FileLocator
 from rankmesh._rendezvous.launcher_env import with_master_address
 from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, KnownGateway
 from rankmesh._rendezvous.multicast import MulticastLocator
-from rankmesh._rendezvous.store import StoreLocator
+from rankmesh._rendezvous.store import StoreLocator, torchrun_store
 from rankmesh._rendezvous.tcp import TcpLocator
-from rankmesh._rendezvous.torchrun import torchrun_store
 from rankmesh._rendezvous.urls import host_and_port, hosting_parameter, is_multicast, number_parameter, path_of
 from rankmesh_agent.config.settings import Hosting, Settings
 from rankmesh_agent.net.sockets import url_for
@@ -95,7 +94,8 @@ def resolve_init_method(
         return resolve_init_method(None, rank, world_size, settings, store=store)
     if _given(rank, url, "rank") is not None:
         settings = replace(settings, launcher=None)  # explicit ranks may be of other processes than the launcher's
-    settings = replace(settings, job=_job(settings))
+    if settings.launcher is not None and settings.job == Settings.job:
+        settings = replace(settings, job=settings.launcher.job() or settings.job)
     required = url.scheme == "env"
     rank = _number("rank", rank, url, settings, settings.rank, default=None if required else UNASSIGNED)
     world_size = _number("world_size", world_size, url, settings, settings.world_size)
@@ -158,12 +158,6 @@ def _env_locator(rank: int, world_size: int, settings: Settings) -> GatewayLocat
     if settings.torchrun_store and settings.master_addr is not None:
         return StoreLocator(torchrun_store(settings.master_addr, settings.master_port), rank, settings)
     return _at_address(settings.master_addr or LOOPBACK, settings.master_port, rank, world_size, settings)
-
-
-def _job(settings: Settings) -> str:
-    """Return the job's name: the configured one, else the launcher's."""
-    launchers = settings.launcher.job() if settings.launcher is not None and settings.job == Settings.job else ""
-    return launchers or settings.job
 
 
 def _at_address(host: str, port: int, rank: int, world_size: int, settings: Settings) -> GatewayLocator:

@@ -1,4 +1,4 @@
-"""``store=``: a key-value store shared by all ranks contains the gateway's address."""
+"""``store=``, and ``env://`` under torchrun: a key-value store shared by all ranks contains the gateway's address."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rankmesh_agent.wire.errors import DistNetworkError
 
 _SLICE_SECONDS = 0.2
 """Length of one wait on a store without ``check``, so that deadlines and Ctrl-C take effect."""
+_TORCHRUN_TIMEOUT = timedelta(seconds=60)
+"""For the connection: torchrun creates the store before it starts the ranks."""
 
 
 class StoreLocator(GatewayLocator):
@@ -69,7 +71,7 @@ class StoreLocator(GatewayLocator):
         except Exception as error:
             if (
                 time.monotonic() - began < _SLICE_SECONDS / 2
-            ):  # each store has its own error for a timeout; this is none
+            ):  # too early for a timeout, whose class each store has its own
                 raise self._failed(error) from error
             return False
         return True
@@ -78,6 +80,24 @@ class StoreLocator(GatewayLocator):
         return DistNetworkError(
             f"the store passed as store= ({type(self._store).__qualname__}) failed: {type(error).__name__}: {error}"
         )
+
+
+def torchrun_store(host: str, port: int) -> Any:
+    """Return torchrun's store, which listens at MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        DistNetworkError: the store is unreachable.
+    """
+    from torch.distributed import TCPStore
+
+    try:
+        return TCPStore(host, port, is_master=False, timeout=_TORCHRUN_TIMEOUT)
+    except Exception as error:  # torch has error classes of its own
+        raise DistNetworkError(
+            f"cannot reach torchrun's store at MASTER_ADDR and MASTER_PORT, {host}:{port}: {error}. Another gateway's "
+            "address belongs into RANKMESH_GATEWAY, or into init_method='tcp://host:port'",
+            address=f"{host}:{port}",
+        ) from error
 
 
 def _address_towards_store(store: Any, settings: Settings) -> str:

@@ -38,7 +38,11 @@ class TcpLocator(GatewayLocator):
         self._url = url_for(host, port)
         if rank == 0:
             self._may_serve = True
-            self._serve_or_use_existing()
+            try:
+                self._serve()
+            except DistNetworkError:
+                if not self._is_reachable():
+                    self._serve()  # a gateway that was shutting down held the port
         else:
             self._may_serve = rank == UNASSIGNED and _is_local_address(host)
             if self._may_serve:
@@ -50,13 +54,6 @@ class TcpLocator(GatewayLocator):
             with contextlib.suppress(DistNetworkError):
                 self._serve_unless_reachable()
         return self._url
-
-    def _serve_or_use_existing(self) -> None:
-        try:
-            self._serve()
-        except DistNetworkError:
-            if not self._is_reachable():
-                self._serve()  # a gateway that was shutting down held the port
 
     def _serve_unless_reachable(self) -> None:
         if self._hosted is None and not self._is_reachable():

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankmesh.torch._barrier import monitored_barrier as monitored_barrier
+    from rankmesh.torch._functions import monitored_barrier as monitored_barrier
+    from rankmesh.torch._functions import split_group as split_group
     from rankmesh.torch._group import ProcessGroup as ProcessGroup
-    from rankmesh.torch._split import split_group as split_group
     from rankmesh.torch._store import Store as Store
 
 __all__ = ["ProcessGroup", "Store", "monitored_barrier", "register", "split_group"]
 
-_MODULES = {"ProcessGroup": "_group", "Store": "_store", "monitored_barrier": "_barrier", "split_group": "_split"}
+_MODULES = {"ProcessGroup": "_group", "Store": "_store", "monitored_barrier": "_functions", "split_group": "_functions"}
 
 
 def register() -> None:

@@ -24,13 +24,14 @@ from rankmesh.torch._errors import to_torch_error
 from rankmesh.torch._patches import untraced
 from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._work import CompletedWork, MessageWork, PendingWork
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+_Written = tuple[Any, ...]
 
 # Arguments and options
 
@@ -71,22 +72,16 @@ def _call(name: str) -> Callable[[Method], Method]:
     """Return a decorator that makes a method a call of the group.
 
     Tensors of another device go to the backend named for it. Errors are also of torch's classes. A profiler sees the
-    call as ``rankmesh:NAME``, like ``gloo:NAME``. A method whose last argument is ``opts``, torch's options, also takes
-    root, operation and timeout instead.
+    call as ``rankmesh:NAME``, like ``gloo:NAME``.
     """
 
     def decorate(method: Method) -> Method:
-        parameters = method.__code__.co_varnames[1 : method.__code__.co_argcount]
-        count = len(parameters) if parameters[-1:] == ("opts",) else 0
-
         @untraced
         @functools.wraps(method)
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
             device = _device_of(arguments)
             if device is not None:
                 return getattr(self._device_backend(device), method.__name__)(*arguments, **named)
-            if count and (len(arguments) != count or not hasattr(arguments[-1], "asyncOp")):
-                arguments, named = _with_options(arguments, named, count), {}
             try:
                 if not _profiling():
                     return method(self, *arguments, **named)
@@ -96,6 +91,29 @@ def _call(name: str) -> Callable[[Method], Method]:
                 raise to_torch_error(error) from error.__cause__
 
         return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _collective(name: str) -> Callable[[Callable[..., _Written]], Callable[..., CompletedWork]]:
+    """Return a decorator that makes a method a collective of the group, with a Work of torch's as its result.
+
+    The last argument is torch's options; root, operation and timeout are accepted in their place. The method returns
+    the tensors that the call writes to, and its Works, None in the place of one that has completed.
+    """
+
+    def decorate(method: Callable[..., _Written]) -> Callable[..., CompletedWork]:
+        count = method.__code__.co_argcount - 1
+
+        @_call(name)
+        @functools.wraps(method)
+        def collective(self: Any, *arguments: Any, **named: Any) -> CompletedWork:
+            if len(arguments) != count or not hasattr(arguments[-1], "asyncOp"):
+                arguments = _with_options(arguments, named, count)
+            tensors, *works = method(self, *arguments)
+            return PendingWork(tensors, works) if works and works[0] is not None else CompletedWork(tensors)
+
+        return collective
 
     return decorate
 
@@ -134,142 +152,122 @@ class Collectives:
     _batched: list[Work] | None = None
     """Works of messages inside torch's coalescing manager, which are sent at once; None outside of it."""
 
-    @_call("all_reduce")
-    def allreduce(self, tensors: Any, opts: Any = None) -> CompletedWork:
+    @_collective("all_reduce")
+    def allreduce(self, tensors: Any, opts: Any = None) -> _Written:
         """Reduce a tensor over all ranks, in place; sparse ones can be summed."""
-        tensors = _as_list(tensors)
-        op, timeout, is_async = _reduce_options(opts)
+        tensors, op = _as_list(tensors), _op(opts.reduceOp)
         if tensors[0].layout is not torch.strided:
-            return self._sparse(tensors, op, timeout, is_async)
+            self._sum_sparse(tensors[0], op, opts)
+            return (tensors,)
         if len(tensors) > 1:
-            return self.allreduce_coalesced(tensors, opts)
-        return _work(tensors, rankmesh.all_reduce(tensors[0], op, self.mesh, is_async, timeout=timeout))
+            return self._reduce_together(tensors, op, opts)
+        return tensors, rankmesh.all_reduce(tensors[0], op, **self._options(opts))
 
-    @_call("all_reduce_coalesced")
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> CompletedWork:
+    @_collective("all_reduce_coalesced")
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> _Written:
         """Reduce several tensors over all ranks, together."""
-        op, timeout, is_async = _reduce_options(opts)
-        with self._coalesced(is_async, timeout) as made:
+        return self._reduce_together(list(tensors), _op(opts.reduceOp), opts)
+
+    def _reduce_together(self, tensors: list[Any], op: ReduceOp | PremulSum, opts: Any) -> _Written:
+        with self._coalesced(opts) as made:
             for tensor in tensors:
                 rankmesh.all_reduce(tensor, op, self.mesh)
-        return _works(tensors, made)
+        return tensors, *made.works
 
-    @_call("reduce")
-    def reduce(self, tensors: Any, opts: Any = None) -> CompletedWork:
+    @_collective("reduce")
+    def reduce(self, tensors: Any, opts: Any = None) -> _Written:
         """Reduce a tensor over all ranks into the root's."""
-        tensors = _as_list(tensors)
-        op, timeout, is_async = _reduce_options(opts)
-        done = rankmesh.reduce(tensors[0], None, op, self.mesh, is_async, opts.rootRank, timeout=timeout)
-        return _work(tensors, done)
+        tensors, op = _as_list(tensors), _op(opts.reduceOp)
+        return tensors, rankmesh.reduce(tensors[0], op=op, group_dst=opts.rootRank, **self._options(opts))
 
-    @_call("broadcast")
-    def broadcast(self, tensors: Any, opts: Any = None) -> CompletedWork:
+    @_collective("broadcast")
+    def broadcast(self, tensors: Any, opts: Any = None) -> _Written:
         """Copy the root's tensor to all ranks."""
         tensors = _as_list(tensors)
-        timeout, is_async = _call_options(opts)
-        done = rankmesh.broadcast(tensors[0], None, self.mesh, is_async, opts.rootRank, timeout=timeout)
-        return _work(tensors, done)
+        return tensors, rankmesh.broadcast(tensors[0], group_src=opts.rootRank, **self._options(opts))
 
-    @_call("all_gather")
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
+    @_collective("all_gather")
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Copy every rank's tensor into a list on all ranks."""
-        inputs = _as_list(inputs)
         outs = _inner_list(outputs)
-        timeout, is_async = _call_options(opts)
-        done = rankmesh.all_gather(outs, inputs[0], self.mesh, is_async, timeout=timeout)
-        return _work(outs, done)
+        return outs, rankmesh.all_gather(outs, _as_list(inputs)[0], **self._options(opts))
 
-    @_call("all_gather_into_tensor")
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> CompletedWork:
+    @_collective("all_gather_into_tensor")
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> _Written:
         """Copy every rank's tensor into one concatenated tensor on all ranks."""
-        timeout, is_async = _call_options(opts)
-        done = rankmesh.all_gather_single(output, input, self.mesh, is_async, timeout=timeout)
-        return _work([output], done)
+        return [output], rankmesh.all_gather_single(output, input, **self._options(opts))
 
-    @_call("all_gather_coalesced")
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
+    @_collective("all_gather_coalesced")
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Gather several tensors; ``outputs`` has one list per rank."""
-        timeout, is_async = _call_options(opts)
-        with self._coalesced(is_async, timeout) as made:
+        with self._coalesced(opts) as made:
             for input, outs in zip(inputs, zip(*outputs, strict=True), strict=True):
                 rankmesh.all_gather(outs, input, self.mesh)
-        return _works([out for outs in outputs for out in outs], made)
+        return [out for outs in outputs for out in outs], *made.works
 
-    @_call("all_gather_into_tensor_coalesced")
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
+    @_collective("all_gather_into_tensor_coalesced")
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Gather several tensors, each into one concatenated tensor."""
-        timeout, is_async = _call_options(opts)
-        with self._coalesced(is_async, timeout) as made:
+        with self._coalesced(opts) as made:
             for output, input in zip(outputs, inputs, strict=True):
                 rankmesh.all_gather_single(output, input, self.mesh)
-        return _works(outputs, made)
+        return list(outputs), *made.works
 
-    @_call("gather")
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
+    @_collective("gather")
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Copy every rank's tensor into a list on the root."""
-        inputs = _as_list(inputs)
-        timeout, is_async = _call_options(opts)
-        outs = _inner_list(outputs) or None
-        done = rankmesh.gather(inputs[0], outs, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
-        return _work(outs or [], done)
+        outs = _inner_list(outputs)
+        tensor = _as_list(inputs)[0]
+        return outs, rankmesh.gather(tensor, outs or None, group_dst=opts.rootRank, **self._options(opts))
 
-    @_call("scatter")
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
+    @_collective("scatter")
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Copy to every rank its tensor of the root's list."""
-        outputs = _as_list(outputs)
-        timeout, is_async = _call_options(opts)
-        ins = _inner_list(inputs) or None
-        done = rankmesh.scatter(outputs[0], ins, None, self.mesh, is_async, opts.rootRank, timeout=timeout)
-        return _work(outputs, done)
+        outputs, ins = _as_list(outputs), _inner_list(inputs) or None
+        return outputs, rankmesh.scatter(outputs[0], ins, group_src=opts.rootRank, **self._options(opts))
 
-    @_call("reduce_scatter")
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
+    @_collective("reduce_scatter")
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Reduce the input tensors for each rank into that rank's output."""
-        outputs = _as_list(outputs)
-        ins = _inner_list(inputs)
-        op, timeout, is_async = _reduce_options(opts)
-        done = rankmesh.reduce_scatter(outputs[0], ins, op, self.mesh, is_async, timeout=timeout)
-        return _work(outputs, done)
+        outputs, op = _as_list(outputs), _op(opts.reduceOp)
+        return outputs, rankmesh.reduce_scatter(outputs[0], _inner_list(inputs), op, **self._options(opts))
 
-    @_call("reduce_scatter_tensor")
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> CompletedWork:
+    @_collective("reduce_scatter_tensor")
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> _Written:
         """Reduce a tensor over all ranks, and scatter the result."""
-        op, timeout, is_async = _reduce_options(opts)
-        done = rankmesh.reduce_scatter_single(output, input, op, self.mesh, is_async, timeout=timeout)
-        return _work([output], done)
+        return [output], rankmesh.reduce_scatter_single(output, input, _op(opts.reduceOp), **self._options(opts))
 
-    @_call("reduce_scatter_tensor_coalesced")
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
+    @_collective("reduce_scatter_tensor_coalesced")
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Reduce several tensors, and scatter each result."""
-        op, timeout, is_async = _reduce_options(opts)
-        with self._coalesced(is_async, timeout) as made:
+        op = _op(opts.reduceOp)
+        with self._coalesced(opts) as made:
             for output, input in zip(outputs, inputs, strict=True):
                 rankmesh.reduce_scatter_single(output, input, op, self.mesh)
-        return _works(outputs, made)
+        return list(outputs), *made.works
 
-    @_call("all_to_all_single")
+    @_collective("all_to_all_single")
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
-    ) -> CompletedWork:
+    ) -> _Written:
         """Send every rank its rows of a tensor; without splits, all get the same number."""
-        timeout, is_async = _call_options(opts)
-        done = rankmesh.all_to_all_single(
-            output, input, output_splits, input_splits, self.mesh, is_async, timeout=timeout
-        )
-        return _work([output], done)
+        call = self._options(opts)
+        return [output], rankmesh.all_to_all_single(output, input, output_splits, input_splits, **call)
 
-    @_call("all_to_all")
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> CompletedWork:
+    @_collective("all_to_all")
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Send every rank its tensor of a list."""
-        timeout, is_async = _call_options(opts)
-        done = rankmesh.all_to_all(outputs, inputs, self.mesh, is_async, timeout=timeout)
-        return _work(list(outputs), done)
+        return list(outputs), rankmesh.all_to_all(outputs, inputs, **self._options(opts))
 
-    @_call("barrier")
-    def barrier(self, opts: Any = None) -> CompletedWork:
+    @_collective("barrier")
+    def barrier(self, opts: Any = None) -> _Written:
         """Wait until all ranks have called it."""
-        timeout, is_async = _call_options(opts)
-        return _work([], rankmesh.barrier(self.mesh, is_async, timeout=timeout))
+        return [], rankmesh.barrier(**self._options(opts))
+
+    def _options(self, opts: Any) -> dict[str, Any]:
+        """Return the arguments of the SDK's functions that torch's options contain, and the group."""
+        timeout = None if opts.timeout == _UNSET_TIMEOUT else opts.timeout
+        return {"group": self.mesh, "async_op": opts.asyncOp, "timeout": timeout}
 
     @_call("monitored_barrier")
     def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
@@ -323,12 +321,13 @@ class Collectives:
     # Batches, by torch's coalescing manager
 
     @contextlib.contextmanager
-    def _coalesced(self, is_async: bool, timeout: timedelta | None) -> Iterator[rankmesh.Batch]:
+    def _coalesced(self, opts: Any) -> Iterator[rankmesh.Batch]:
         """Run the calls of the block as one batch at its end, or as part of the batch that is open already."""
         if self.comm.batching:
             yield rankmesh.Batch()
         else:
-            with rankmesh.batch(self.mesh, is_async, timeout=timeout) as made:
+            call = self._options(opts)
+            with rankmesh.batch(self.mesh, call["async_op"], timeout=call["timeout"]) as made:
                 yield made
 
     def _start_coalescing(self, device: Any = None) -> None:
@@ -350,14 +349,13 @@ class Collectives:
 
     # Sparse tensors
 
-    def _sparse(self, tensors: list[Any], op: Any, timeout: timedelta | None, is_async: bool) -> CompletedWork:
+    def _sum_sparse(self, tensor: Any, op: Any, opts: Any) -> None:
+        """Reduce a sparse tensor; always synchronous: several calls, each of which needs the previous one's result."""
         if self.comm.batching:
             raise RuntimeError(
                 "a sparse all_reduce cannot be part of a batch of collectives: call it before or after it"
             )
-        # Several calls, each of which needs the result of the previous one; so it is synchronous in any case.
-        all_reduce_sparse(tensors[0], op, self.mesh, timeout)
-        return CompletedWork(tensors)
+        all_reduce_sparse(tensor, op, self.mesh, self._options(opts)["timeout"])
 
 
 def _is_on_device(device: Any) -> bool:
@@ -374,17 +372,6 @@ def _inner_list(lists: Any) -> list[Any]:
     return list(lists[0] if lists and isinstance(lists[0], list | tuple) else lists)
 
 
-def _call_options(opts: Any) -> tuple[timedelta | None, bool]:
-    """Return the timeout and the asynchrony in torch's options."""
-    timeout = opts.timeout
-    return None if timeout == _UNSET_TIMEOUT else timeout, opts.asyncOp
-
-
-def _reduce_options(opts: Any) -> tuple[ReduceOp | PremulSum, timedelta | None, bool]:
-    """Return the reduction, the timeout and the asynchrony in torch's options."""
-    return _op(opts.reduceOp), *_call_options(opts)
-
-
 def _op(op: Any) -> ReduceOp | PremulSum:
     kind = getattr(op, "op", op)
     found = _OPS.get(kind)
@@ -393,11 +380,3 @@ def _op(op: Any) -> ReduceOp | PremulSum:
     if kind == c10d.ReduceOp.RedOpType.PREMUL_SUM:
         return ReduceOp.PREMUL_SUM(op.__getstate__()[1])
     raise TypeError(f"op must be a torch.distributed.ReduceOp, got {op!r}")
-
-
-def _work(tensors: list[Any], work: Work | None) -> CompletedWork:
-    return CompletedWork(tensors) if work is None else PendingWork(tensors, [work])
-
-
-def _works(tensors: Sequence[Any], made: rankmesh.Batch) -> CompletedWork:
-    return PendingWork(list(tensors), made.works) if made.works else CompletedWork(list(tensors))

@@ -50,23 +50,11 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
 
     # Identity
 
-    def getBackendName(self) -> str:  # noqa: N802  # torch's name
-        """Return ``rankmesh``."""
-        return "rankmesh"
-
     def name(self) -> str:
         """Return ``rankmesh``."""
         return "rankmesh"
 
-    @property
-    def group_name(self) -> str:
-        """The group's name in torch."""
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        """Description of the group."""
-        return self._description
+    getBackendName = name  # noqa: N815  # torch's name
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return the group's name in torch."""
@@ -84,6 +72,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         """Set the description of the group."""
         self._description = description
 
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
     _set_group_name = setGroupName
     _set_group_desc = setGroupDesc
 
@@ -169,17 +158,3 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: the group's sequence number is the same at all ranks from the start."""
-
-
-def rankmesh_group(group: Any) -> ProcessGroup | None:
-    """Return a torch group of backend ``rankmesh``, the default group if None; None at ranks that are not members.
-
-    Raises:
-        TypeError: the group has another backend.
-    """
-    if group is c10d.GroupMember.NON_GROUP_MEMBER:
-        return None
-    found = c10d.distributed_c10d._get_default_group() if group is None else group
-    if not isinstance(found, ProcessGroup):
-        raise TypeError(f"group must be a torch process group of backend 'rankmesh', got one of {found.name()!r}")
-    return found

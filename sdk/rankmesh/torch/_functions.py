@@ -1,4 +1,4 @@
-"""split_group for torch groups over the mesh; torch's own function requires an accelerator."""
+"""Functions for torch groups over the mesh that torch itself has for gloo alone, or with an accelerator alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,32 @@ from typing import Any
 import torch.distributed as c10d
 from torch.distributed.constants import default_pg_timeout
 
+from rankmesh._collectives.arguments import Timeout
 from rankmesh._session.groups import check_split
-from rankmesh.torch._group import rankmesh_group
+from rankmesh.torch._group import ProcessGroup
 
 _splits: Counter[str] = Counter()
 """Number of groups made so far, by members. It is part of a group's name, so that no name is used twice."""
+
+
+def monitored_barrier(group: Any = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
+    """Wait until all ranks of a torch group have called it, or raise an error that names those that have not.
+
+    Args:
+        group: a torch process group of backend ``rankmesh``, the default one if None.
+        timeout: timedelta or seconds; the group's default if None.
+        wait_all_ranks: name all missing ranks, not only the first.
+
+    Raises:
+        CollectiveTimeoutError: ranks are missing; raised at every rank that called it.
+        TypeError: the group has another backend.
+        As rankmesh.monitored_barrier.
+
+    Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.monitored_barrier
+    """
+    found = _rankmesh_group(group)
+    if found is not None:
+        found.monitored_barrier(timeout, wait_all_ranks)
 
 
 def split_group(
@@ -41,7 +62,7 @@ def split_group(
 
     Source: torch.distributed.split_group
     """
-    parent = rankmesh_group(parent_pg)
+    parent = _rankmesh_group(parent_pg)
     if parent is None:
         raise ValueError("this process is not a member of the group")
     parent_ranks = c10d.get_process_group_ranks(parent)
@@ -67,3 +88,17 @@ def split_group(
     )
     torchs._world.pg_group_ranks[group] = {global_rank: rank for rank, global_rank in enumerate(ranks)}
     return group
+
+
+def _rankmesh_group(group: Any) -> ProcessGroup | None:
+    """Return a torch group of backend ``rankmesh``, the default group if None; None at ranks that are not members.
+
+    Raises:
+        TypeError: the group has another backend.
+    """
+    if group is c10d.GroupMember.NON_GROUP_MEMBER:
+        return None
+    found = c10d.distributed_c10d._get_default_group() if group is None else group
+    if not isinstance(found, ProcessGroup):
+        raise TypeError(f"group must be a torch process group of backend 'rankmesh', got one of {found.name()!r}")
+    return found
