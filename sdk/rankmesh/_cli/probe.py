@@ -106,6 +106,11 @@ class Pair:
     untold: str = ""
     timed_out: bool = False
 
+    @property
+    def reached(self) -> bool:
+        """True if the source has reached the target."""
+        return self.way is not None and self.way.reached
+
 
 @dataclass
 class ProbeResults:
@@ -290,7 +295,7 @@ def probe_pairs(
 
     _concurrently(made, connect)
     if nbytes:
-        good = {(pair.source, pair.target): pair for pair in made if pair.way is not None and pair.way.reached}
+        good = {(pair.source, pair.target): pair for pair in made if pair.reached}
         for turn in rounds(len(found)):
             _concurrently([good[way] for way in turn if way in good], send)
     return made
