@@ -11,7 +11,7 @@ from support import hosting
 
 import rankmesh as dist
 from rankmesh._session import session
-from rankmesh._stores import agent_store
+from rankmesh._stores import AgentStore
 
 pytestmark = pytest.mark.processes
 
@@ -22,10 +22,10 @@ def job_store(timeout=None):
     from datetime import timedelta
 
     from rankmesh._session import session
-    from rankmesh._stores import agent_store
+    from rankmesh._stores import AgentStore
 
     agent = session._default.agent
-    store = agent_store(agent, timedelta(seconds=timeout or 30))
+    store = AgentStore(agent, timedelta(seconds=timeout or 30))
 
     def ask(method, path, body=None):
         request = urllib.request.Request(agent.member.http + path, body, method=method)
@@ -69,7 +69,7 @@ def one_truth(me):
 
 
 def test_what_one_sets_all_see(ranks):
-    said = [rank.said for rank in ranks.run(one_truth, 3, env={"RANKMESH_TOKEN": "a secret"}, uses=[job_store])]
+    said = [rank.said for rank in ranks.run(one_truth, 3, env={"RANKMESH_TOKEN": "a secret"})]
     keys = sorted([*(f"{how}/{rank}" for how in ("sdk", "http") for rank in range(3)), "n"])
     assert [one["n"] for one in said] == ["30"] * 3
     assert [one["over_http"] for one in said] == ["30"] * 3
@@ -89,13 +89,13 @@ def test_what_one_sets_all_see(ranks):
 class TestAlone:
     @pytest.fixture
     def store(self, alone) -> Iterator[dist.Store]:
-        store = agent_store(session._default.agent)  # type: ignore[union-attr]
+        store = AgentStore(session._default.agent)  # type: ignore[union-attr]
         yield store
         store.close()
 
     def test_every_object_is_the_same_store(self, store):
         store.set("k", "1")
-        other = agent_store(session._default.agent)  # type: ignore[union-attr]
+        other = AgentStore(session._default.agent)  # type: ignore[union-attr]
         assert other.add("k", 1) == 2
         other.close()
         assert store.get("k") == b"2"
@@ -120,7 +120,7 @@ def forked(me):
 
 
 def test_a_forked_child_is_not_a_rank(ranks):
-    for rank in ranks.run(forked, 2, uses=[job_store]):
+    for rank in ranks.run(forked, 2):
         assert rank.said["child"]["error"] == "DistStoreError"
         assert "belongs to the process that was forked" in rank.said["child"]["text"]
         assert rank.said["parent"] == "v"

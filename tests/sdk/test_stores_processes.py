@@ -40,7 +40,7 @@ def share(me, kind, port):
 
 @pytest.mark.parametrize("kind", ["tcp", "prefix/file"])
 def test_four_processes_share_a_store(ranks, kind):
-    said = [rank.said for rank in ranks.run(share, 4, kind=kind, port=free_port(), uses=[open_store])]
+    said = [rank.said for rank in ranks.run(share, 4, kind=kind, port=free_port())]
     assert [one["n"] for one in said] == ["200"] * 4
     assert [one["all"] for one in said] == ["0123"] * 4
     assert len({one["winner"] for one in said}) == 1
@@ -66,7 +66,7 @@ def workers(me, port):
 
 
 def test_workers_take_work_from_a_queue(ranks):
-    master, *others = ranks.run(workers, 3, port=free_port(), uses=[open_store])
+    master, *others = ranks.run(workers, 3, port=free_port())
     assert sorted(number for rank in others for number in rank.said["taken"]) == list(range(30))
     assert all(rank.said["taken"] == sorted(rank.said["taken"]) for rank in others)
     assert master.said["left"] == 0
@@ -134,7 +134,7 @@ def orphaned(me, port):
 
 def test_a_wait_for_a_killed_master_fails(ranks):
     port = free_port()
-    master, client = ranks.start(orphaned, 2, port=port, uses=[open_store])
+    master, client = ranks.start(orphaned, 2, port=port)
     ranks.wait_for("ready-0", "ready-1")
     killed = master.kill()
     ranks.wait([master])
@@ -172,7 +172,7 @@ def leaves_it_to_exit(me, kind, port):
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 def test_stores_are_closed_at_exit(ranks, kind):
     port = free_port()
-    ranks.run(leaves_it_to_exit, 1, kind=kind, port=port, uses=[open_store])
+    ranks.run(leaves_it_to_exit, 1, kind=kind, port=port)
     assert not (ranks.folder / "store").exists()
     with socket.create_server(("127.0.0.1", port)):
         pass
@@ -195,7 +195,7 @@ def meets(me, kind, port):
 
 @pytest.mark.parametrize("kind", ["prefix/prefix/tcp", "file"])
 def test_ranks_meet_through_a_store(ranks, kind):
-    for rank in ranks.run(meets, 3, kind=kind, port=free_port(), uses=[open_store]):
+    for rank in ranks.run(meets, 3, kind=kind, port=free_port()):
         assert rank.said["sum-0"] == [6.0] * 3
         assert rank.said["sum-1"] == [9.0] * 3
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from rankmesh_agent.backends.segment_setup import SegmentOptions
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine

@@ -24,7 +24,7 @@ class MpiGroup(MpiBackend):
         self._engine = engine = group.engine
         super().__init__(made.comm, group.link, engine.lost_peers, group.ranks, made.compare_calls)
         self.messages = MpiMessages(made.comm, group.ranks, engine, group.matcher, group.state.global_rank)
-        self._watchdog = CallWatchdog(group.state, group.active_call, group.link, self, self.messages.progress)
+        self._watchdog = CallWatchdog(group.state, group.link, self, self.messages.progress)
         self._check = self._watchdog.check
         if group.size > 1:
             WATCHDOG.add(self._check)

@@ -218,7 +218,7 @@ class ProgressEngine:
         self.calls += 1  # see foreground
         with self.lock:
             while not ready():
-                if deadline.expired() or self._closed:
+                if time.monotonic() >= deadline.at or self._closed:
                     return False
                 if self.driven:
                     self._wait_for_driver(deadline)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, as_bytes
-from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.stream import Frame, FramedStream, ReusableBuffer, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote.codec import describe_group, dtype_from_code, error_to_json
@@ -20,11 +20,10 @@ from rankmesh_agent.store import commands
 from rankmesh_agent.store.blocking import BlockingMemoryStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.transports.slots import CallMismatchError
-from rankmesh_agent.wire import attach_frames, store_frames
+from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
-    DistStoreError,
     KeyNotFoundError,
     ProtocolError,
     QueueEmptyError,
@@ -92,7 +91,7 @@ class CallStream:
             deadline = Deadline(call.seconds) if call.seconds >= 0 else None
             return self._wait(call.number, deadline, own=bool(frame.header.flags & BLOCKING))
         if kind == Request.STORE:
-            return Response.OK, self._store(bytes(frame.document)), ()
+            return Response.OK, store_codec.serve(frame.document, self._execute_command), ()
         if kind == Request.NEW_GROUP:
             wanted = attach_frames.decode_json(frame.document)
             group = self._session.make_group([int(rank) for rank in wanted["ranks"]], float(wanted["timeout"]))
@@ -175,16 +174,15 @@ class CallStream:
         group = self._session.group(call.group)
         blocking = bool(frame.header.flags & BLOCKING)
         options = Options(call.seconds, async_op=not blocking)
-        if frame.header.kind == Request.SEND:
-            held = HeldMessage(group, group.begin_send(array, call.rank, call.tag, options), None)
-        else:
-            held = HeldMessage(group, group.begin_receive(array, call.rank, call.tag, options), array)
+        op = "send" if frame.header.kind == Request.SEND else "recv"
+        message = group.messages.begin(op, array, call.rank, call.tag, options)
+        held = HeldMessage(group, message, None if op == "send" else array)
         self._session.add_message(call.number, held)
         return self._wait(call.number, None, own=blocking)
 
     def _wait(self, number: int, deadline: Deadline | None, *, own: bool) -> Reply:
         """Wait for a message until a deadline, or its own one; None: do not wait."""
-        group, message, array = self._session.message(number)
+        _, message, array = self._session.message(number)
         try:
             done = message.complete(message.deadline if own else deadline)
         except CollectiveTimeoutError:
@@ -199,17 +197,9 @@ class CallStream:
         self._session.remove_message(number)
         if array is None:
             return _OK
-        return Response.OK, _SOURCE.pack(group.source(message)), [as_bytes(array)]
+        return Response.OK, _SOURCE.pack(message.source()), [as_bytes(array)]
 
     # The store
-
-    def _store(self, request: bytes) -> bytes:
-        opcode, flags, seq, count, _, seconds = store_frames.decode_request(request)
-        try:
-            command = store_codec.decode_command(opcode, flags, seconds, store_frames.decode_parts(request, count))
-            return store_codec.encode_result(seq, self._execute_command(command))
-        except DistStoreError as error:
-            return store_codec.encode_error(seq, error)
 
     def _execute_command(self, command: Command[Any]) -> Any:
         store = self._session.store

@@ -14,9 +14,9 @@ from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.call_queue import CallQueue, Options
+from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.pending import OnComplete
+from rankmesh_agent.group.options import OnComplete, Options
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote import codec
@@ -24,7 +24,7 @@ from rankmesh_agent.remote.backend import RemoteBackend
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import GroupDescription
 from rankmesh_agent.remote.reporter import Reporter
-from rankmesh_agent.remote.state import RemoteActiveCall, RemoteGroupState, RemoteLink
+from rankmesh_agent.remote.state import RemoteGroupState, RemoteLink
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire import attach_frames
@@ -69,11 +69,10 @@ class RemoteCommunicator(Communicator):
         self._reporter = reporter
         segment = description.segment
         self.state = RemoteGroupState(client, self.id, self.name, self.ranks, runs_locally=segment is not None)
-        self._call = RemoteActiveCall(client, self.id, self.state)
-        self.link = RemoteLink(client, self._call, self.rank, self.size)
-        backend = RemoteBackend(client, self.id, self.rank, description.medium, self._call, self.state)
+        self.link = RemoteLink(client, self.state, self.rank)
+        backend = RemoteBackend(client, self.id, self.rank, description.medium, self.state)
         self._reported: float | None = None
-        self.queue = CallQueue(self.state, self._call, self.name, backend)
+        self.queue = CallQueue(self.state, backend)
         self._submit = self.queue.submit
         self._segment: Segment | None = None
         if segment is not None:

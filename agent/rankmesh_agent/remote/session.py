@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.group.pending import PendingMessage
+from rankmesh_agent.group.messages import PendingMessage
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 from rankmesh_agent.remote.codec import call_from_json, error_from_json, error_to_json, report_from_json
 from rankmesh_agent.store.blocking import BlockingStore

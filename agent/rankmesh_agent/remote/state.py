@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 
 from rankmesh_agent.collectives.link import Exchange
 from rankmesh_agent.group.flight_recorder import FlightRecorder
-from rankmesh_agent.group.pending import ActiveCall
-from rankmesh_agent.group.state import GroupState
+from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.progress.message_link import Payload, VerifiedLink, Wait
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import call_to_json, error_from_json, error_to_json
@@ -23,7 +22,7 @@ _MAX_UNREPORTED = 200
 
 
 class RemoteGroupState(GroupState):
-    """State of a group whose failures the agent detects.
+    """State of a group whose failures the agent detects. No call waits for messages in this process.
 
     Args:
         client: of the agent.
@@ -53,7 +52,7 @@ class RemoteGroupState(GroupState):
             self.failure = self._client.group_failure(self._group) if at_agent else self._abort(error)
 
     def _abort(self, error: BaseException) -> DistError | None:
-        call = call_to_json(self.call) if self.runs_locally and self.call is not None else None
+        call = call_to_json(self.call) if self.runs_locally and self.call is not START_UP else None
         document = {
             "group": self._group,
             "call": call,
@@ -67,28 +66,13 @@ class RemoteGroupState(GroupState):
             return lost
         return failure if isinstance(failure, DistError) else None
 
-
-class RemoteActiveCall(ActiveCall):
-    """A call that waits for no messages in this process: a CallContext.
-
-    Args:
-        client: of the agent.
-        group: id of the group.
-        state: of the group.
-    """
-
-    def __init__(self, client: AgentClient, group: int, state: RemoteGroupState) -> None:
-        super().__init__(state)
-        self._client = client
-        self._group = group
-
     def to_json(self) -> dict[str, Any]:
         """Return the call as requests to the agent have it."""
         return {"group": self._group, "call": call_to_json(self.call), "seq": self.seq}
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See CallContext. The agent checks the peers."""
-        self._state.raise_if_failed()
+        self.raise_if_failed()
         left = -1.0 if self.deadline.expired() else self.deadline.remaining()
         document = {**self.to_json(), "missing": missing(), "seconds": self.deadline.seconds, "left": left}
         self._client.request_json(Request.CHECK_PEERS, document)
@@ -103,16 +87,15 @@ class RemoteLink(VerifiedLink):
 
     Args:
         client: of the agent.
-        call: the call in progress.
+        state: of the group.
         rank: this group rank.
-        size: ranks in the group.
     """
 
-    def __init__(self, client: AgentClient, call: RemoteActiveCall, rank: int, size: int) -> None:
+    def __init__(self, client: AgentClient, state: RemoteGroupState, rank: int) -> None:
         self.rank = rank
-        self.size = size
+        self.size = len(state.ranks)
         self._client = client
-        self._call = call
+        self._state = state
         self._fingerprint = 0
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
@@ -134,8 +117,8 @@ class RemoteLink(VerifiedLink):
         return [text.encode() for text in attach_frames.decode_json(frame.document)["told"]]
 
     def _request(self, kind: Request, **fields: Any) -> Any:
-        deadline = self._call.deadline
-        document = {**self._call.to_json(), "seconds": deadline.remaining(), **fields}
+        deadline = self._state.deadline
+        document = {**self._state.to_json(), "seconds": deadline.remaining(), **fields}
         return self._client.request_json(kind, document, deadline.seconds)
 
     def via_root(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:

@@ -78,7 +78,7 @@ class StoreSession:
         from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, KeyNotFoundError, StoreTimeoutError
 
         try:
-            return self._store.execute_within(command, _ANSWER_SECONDS)
+            return self._store.execute(command, _ANSWER_SECONDS)
         except (KeyNotFoundError, StoreTimeoutError):
             raise
         except DistNetworkError as error:

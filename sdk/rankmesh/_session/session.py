@@ -109,9 +109,9 @@ class Session:
     @cached_property
     def store(self) -> Store:
         """The job's own store."""
-        from rankmesh._stores import agent_store
+        from rankmesh._stores import AgentStore
 
-        return agent_store(self.agent)
+        return AgentStore(self.agent)
 
     def close(self, reason: str) -> None:
         """Leave the job; a reason, if any, is reported to the other ranks."""

@@ -15,8 +15,8 @@ from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.transports.base import Buffer
 from rankmesh_agent.transports.inproc import InprocConnection
 from rankmesh_agent.wire.errors import (

@@ -19,7 +19,7 @@ from support.sweep.media import OverCommunicator
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.remote.client import AgentDialer
 from rankmesh_agent.store import commands

@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar, cast
 from fastapi import Depends, Path, Query, Request
 from starlette.requests import ClientDisconnect
 
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import MessageWork, QueuedWork, Work
 from rankmesh_agent.http.routes.dependencies import AgentDep
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
