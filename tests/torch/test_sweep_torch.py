@@ -18,7 +18,7 @@ def all_cells(me: Me, cells: list[list[object]]) -> None:
     from support.sweep.cover import sweep
     from support.sweep.over_torch import OverTorch
 
-    import rankmesh.torch
+    import rankmesh.torch  # noqa: F401  # the backend
 
     warnings.simplefilter("ignore", FutureWarning)  # torch's, of functions that it renames
     method = f"file://{me.folder}/rendezvous"

@@ -109,7 +109,7 @@ SPACES["any algorithm"] = SPACES["communicator"]._replace(any_order=True)
 
 @functools.cache
 def cells_of(space: str, sizes: tuple[int, ...]) -> tuple[tuple[Cell, ...], ...]:
-    """Return the cells of a space for worlds of these sizes, by world: the pairs of values are met in one or another."""
+    """Return the cells of a space for worlds of these sizes, by world; every pair of values is met in one of them."""
     given = SPACES[space]
     choice = random.Random(len(sizes))
     reducing = [name for name in given.names if name in REDUCING | REDUCING_LISTS]
