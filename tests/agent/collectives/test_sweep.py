@@ -91,9 +91,7 @@ def taken() -> Iterator[Taken]:
         yield found
 
 
-def nothing_wrong(
-    made: World, cells: tuple[Cell, ...], place: Callable[[Any], Place] = lambda comm: np.copy
-) -> None:
+def nothing_wrong(made: World, cells: tuple[Cell, ...], place: Callable[[Any], Place] = lambda comm: np.copy) -> None:
     """Fail unless all ranks find what they must, and all_reduce gives the same everywhere."""
     found = made.run(lambda comm: go_through(OverCommunicator(comm), cells, None, place(comm)))
     assert not [text for each in found for text in each["wrong"]]
