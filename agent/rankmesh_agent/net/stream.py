@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.wire import attach_frames, handshake
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
 from rankmesh_agent.wire.errors import AuthenticationError
@@ -208,39 +209,16 @@ class FramedStream:
             ProtocolError: the peer uses another protocol, or another version of it.
             StreamClosedError, StreamTimeoutError: see receive.
         """
-        challenge, deadline = handshake.Challenge(token, client=client), Deadline(seconds)
-        if client:
-            self.send(challenge.hello())
-            challenge.receive_hello(self._receive_exactly(handshake.HELLO_BYTES, deadline))
-            self.send(challenge.proof())
-            try:
-                challenge.receive_proof(self._receive_exactly(handshake.PROOF_BYTES, deadline))
-            except StreamClosedError:  # it closes the connection without an answer
-                raise AuthenticationError(
-                    "the agent refused the connection: RANKMESH_TOKEN must be the same there and here"
-                ) from None
-            return challenge.name
-        challenge.receive_hello(self._receive_exactly(handshake.HELLO_BYTES, deadline))
-        self.send(challenge.hello())
-        challenge.receive_proof(self._receive_exactly(handshake.PROOF_BYTES, deadline))
-        self.send(challenge.proof())
-        return challenge.name
-
-    def _receive_exactly(self, size: int, deadline: Deadline) -> bytes:
-        data = b""
-        while len(data) < size:
-            try:
-                more = self.sock.recv(size - len(data))
-            except BlockingIOError:
-                if deadline.expired():
-                    raise StreamTimeoutError("it has not completed the handshake") from None
-                continue
-            except OSError as error:
-                raise StreamClosedError(error.strerror or str(error)) from error
-            if not more:
-                raise StreamClosedError("the connection has ended")
-            data += more
-        return data
+        refusal = AuthenticationError(
+            "the agent refused the connection: RANKMESH_TOKEN must be the same there and here"
+        )
+        script = handshake.client_script(token, refusal) if client else handshake.server_script(token)
+        try:
+            return Handshake(self.sock, script).run(seconds)
+        except TimeoutError:
+            raise StreamTimeoutError("it has not completed the handshake") from None
+        except OSError as error:
+            raise StreamClosedError(error.strerror or str(error)) from error
 
 
 class ReusableBuffer:

@@ -9,7 +9,7 @@ module      medium                                             between
 ``segment`` slots in shared memory, futex to wait              all ranks of a group
 ==========  =================================================  =========================
 
-The first three implement ``base.Transport``. ``handshaking`` runs the handshake that opens a socket.
-``shared_memory`` has the mapping and the futex under ``shm_ring`` and ``segment``. ``process_vm`` reads the memory of
-another process. ``slots`` and ``windows`` are the two halves of ``segment``.
+The first three implement ``base.Transport``. ``shared_memory`` has the mapping and the futex under ``shm_ring`` and
+``segment``. ``process_vm`` reads the memory of another process. ``slots`` and ``windows`` are the two halves of
+``segment``.
 """
