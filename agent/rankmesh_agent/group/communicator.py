@@ -107,8 +107,8 @@ class Communicator(ABC):
         """Global ranks of the members, by group rank: ``ranks``, unless the world has shrunk."""
         return self.state.global_ranks
 
-    @global_ranks.setter
-    def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
+    def set_global_ranks(self, global_ranks: tuple[int, ...]) -> None:
+        """Change the ranks by which errors and results name the members."""
         self.state.global_ranks = global_ranks
 
     @property

@@ -109,45 +109,44 @@ class CallStream:
     # Collectives
 
     def _collective(self, call: Call, frame: Frame) -> Reply:
-        inputs = self._receive_inputs(call, frame)
         dtype = dtype_from_code(call.dtype) if call.dtype else np.dtype(np.uint8)
+        inputs = self._receive_inputs(call, frame, dtype)
         group = self._session.group(call.group)
         details = self._request_details if frame.header.flags & HAS_NOTE else None
         options, root = Options(call.seconds, details=details), call.tag
-        if call.what == OpType.BARRIER:
-            group.barrier(options)
-            return _OK
-        if call.what == OpType.EMPTY:
-            group.empty(dtype, call.number, options)
-            return _OK
         op = ReduceOp(call.op) if call.op != attach_frames.NO_OP else ReduceOp.SUM
-        if call.what == OpType.ALL_REDUCE:
-            group.all_reduce(inputs[0], op, options, call.subject)
-            return Response.OK, b"", [as_bytes(inputs[0])]
-        if call.what == OpType.REDUCE:
-            group.reduce(inputs[0], op, root, options)
-            return Response.OK, b"", [as_bytes(inputs[0])] if group.rank == root else []
         outputs = _split(self._out.take(sum(call.outputs) * dtype.itemsize), dtype, call.outputs)
-        if call.what == OpType.BROADCAST:
-            group.broadcast((inputs or outputs)[0], root, options)
-        elif call.what == OpType.ALL_GATHER:
-            group.all_gather(outputs, inputs[0], options)
-        elif call.what == OpType.GATHER:
-            group.gather(outputs, inputs[0], root, options)
-        elif call.what == OpType.SCATTER:
-            group.scatter(outputs[0], inputs, root, options)
-        elif call.what == OpType.REDUCE_SCATTER:
-            group.reduce_scatter(outputs[0], inputs, op, options)
-        elif call.what == OpType.ALL_TO_ALL:
-            group.all_to_all(outputs, inputs, options)
-        else:
-            raise ProtocolError(f"an attached process requested an unknown collective, {call.what}")
-        return Response.OK, b"", [as_bytes(output) for output in outputs]
+        returned = outputs
+        match call.what:
+            case OpType.BARRIER:
+                group.barrier(options)
+            case OpType.EMPTY:
+                group.empty(dtype, call.number, options)
+            case OpType.ALL_REDUCE:
+                group.all_reduce(inputs[0], op, options, call.subject)
+                returned = inputs
+            case OpType.REDUCE:
+                group.reduce(inputs[0], op, root, options)
+                returned = inputs if group.rank == root else []
+            case OpType.BROADCAST:
+                group.broadcast((inputs or outputs)[0], root, options)
+            case OpType.ALL_GATHER:
+                group.all_gather(outputs, inputs[0], options)
+            case OpType.GATHER:
+                group.gather(outputs, inputs[0], root, options)
+            case OpType.SCATTER:
+                group.scatter(outputs[0], inputs, root, options)
+            case OpType.REDUCE_SCATTER:
+                group.reduce_scatter(outputs[0], inputs, op, options)
+            case OpType.ALL_TO_ALL:
+                group.all_to_all(outputs, inputs, options)
+            case _:
+                raise ProtocolError(f"an attached process requested an unknown collective, {call.what}")
+        return Response.OK, b"", [as_bytes(array) for array in returned]
 
-    def _receive_inputs(self, call: Call, frame: Frame) -> list[Array]:
+    def _receive_inputs(self, call: Call, frame: Frame, dtype: np.dtype[Any]) -> list[Array]:
         """Receive the arrays that come with a call."""
         nbytes = frame.header.payload
-        dtype = dtype_from_code(call.dtype) if call.dtype else np.dtype(np.uint8)
         if sum(call.inputs) * dtype.itemsize != nbytes:
             raise ProtocolError(f"an attached process sent {nbytes} bytes of arrays of {call.inputs} elements")
         memory = self._in.take(nbytes)
@@ -177,7 +176,7 @@ class CallStream:
         op = "send" if frame.header.kind == Request.SEND else "recv"
         message = group.messages.begin(op, array, call.rank, call.tag, options)
         held = HeldMessage(group, message, None if op == "send" else array)
-        self._session.add_message(call.number, held)
+        self._session.messages[call.number] = held
         return self._wait(call.number, None, own=blocking)
 
     def _wait(self, number: int, deadline: Deadline | None, *, own: bool) -> Reply:
@@ -187,14 +186,14 @@ class CallStream:
             done = message.complete(message.deadline if own else deadline)
         except CollectiveTimeoutError:
             if own or message.transfer.error is not None:
-                self._session.remove_message(number)
+                self._session.messages.pop(number, None)
             raise
         except BaseException:
-            self._session.remove_message(number)
+            self._session.messages.pop(number, None)
             raise
         if not done:
             return Response.PENDING, b"", ()
-        self._session.remove_message(number)
+        self._session.messages.pop(number, None)
         if array is None:
             return _OK
         return Response.OK, _SOURCE.pack(message.source()), [as_bytes(array)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
-from rankmesh_agent.collectives.link import Exchange
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.progress.message_link import Payload, VerifiedLink, Wait
@@ -40,6 +39,11 @@ class RemoteGroupState(GroupState):
         self.runs_locally = runs_locally
         self._client = client
         self._agent_error: BaseException | None = None
+
+    def fail(self, failure: DistError) -> None:
+        """Record a failure that the agent reports, or the agent's own: the next call raises it."""
+        if self.failure is None:
+            self.failure = failure
 
     def on_agent_error(self, error: BaseException) -> None:
         """Record an error that the agent raised in a call: the agent has ended the group already, if it has to."""
@@ -102,10 +106,8 @@ class RemoteLink(VerifiedLink):
         """See VerifiedLink."""
         self._fingerprint = fingerprint
 
-    def all_exchange(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
-        """See Link.enter; without payloads."""
-        if payload or each:
-            self._refuse()
+    def all_exchange(self) -> list[Payload]:
+        """See VerifiedLink."""
         frame = self._request(Request.VERIFY, fingerprint=self._fingerprint)
         if frame.header.kind == Response.PENDING:
             raise CallMismatchError
@@ -120,22 +122,3 @@ class RemoteLink(VerifiedLink):
         deadline = self._state.deadline
         document = {**self._state.to_json(), "seconds": deadline.remaining(), **fields}
         return self._client.request_json(kind, document, deadline.seconds)
-
-    def via_root(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
-        """Not offered."""
-        self._refuse()
-
-    def start(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> Exchange:
-        """Not offered."""
-        self._refuse()
-
-    def finish(self, exchange: Exchange) -> None:
-        """Not offered."""
-        self._refuse()
-
-    def scratch(self, nbytes: int) -> Any:
-        """Not offered."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise AssertionError("algorithms over messages are the agent's to carry out")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.sweep.cover import go_through
+from support.sweep.cover import cells_of, go_through
 from support.sweep.media import OverCommunicator
 from support.threads import LATER, NOW, World, in_threads, world
 
@@ -101,7 +101,8 @@ def trio() -> Iterator[tuple[World, list[Engine]]]:
 def test_every_collective_goes_to_the_engine(trio: tuple[World, list[Engine]]) -> None:
     made, engines = trio
     assert {(comm.backend, comm.medium) for comm in made.communicators} == {("board", "board")}
-    found = made.run(lambda comm: go_through(OverCommunicator(comm), "communicator", every=5))
+    (cells,) = cells_of("communicator", (SIZE,))
+    found = made.run(lambda comm: go_through(OverCommunicator(comm), cells[::5]))
     assert not [text for each in found for text in each["wrong"]]
     made.run(lambda comm: comm.barrier(NOW))
     assert set(engines[0].calls) == {
