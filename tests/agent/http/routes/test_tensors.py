@@ -23,7 +23,7 @@ SHAPE = (2, 5)
 NPY, RAW = "application/x-npy", "application/octet-stream"
 
 
-@pytest.fixture(scope="module", params=["inproc", "segment"])
+@pytest.fixture(scope="module", params=["tcp", "segment"])
 def trio(request: pytest.FixtureRequest) -> Iterator[list[SecurityMiddleware]]:
     """The applications of three ranks."""
     with world(SIZE, request.param) as made:
