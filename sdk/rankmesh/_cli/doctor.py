@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rankmesh._cli import json_output, options
-from rankmesh._cli.exit_codes import NEGATIVE, OK, CommandError, command, print_error
+from rankmesh._cli.exit_codes import NEGATIVE, OK, CommandError, command
 from rankmesh._cli.humanize import rate, seconds, size
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
 from rankmesh._cli.tables import Table, show
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rankmesh._cli.rules import Finding
 
 MIB = 1 << 20
+_FIRST_SECONDS = 10.0
+"""Least timeout of the first probe of an agent, which loads its web framework at the first request."""
 
 
 @command
@@ -38,19 +41,17 @@ def doctor(
     from rankmesh._cli.rules import evaluate
     from rankmesh_agent.net.deadline import Deadline
 
-    service = options.gateway(gateway, token_file)
-    secret = service.token
     deadline = Deadline(timeout)
-    here = probe.probe_host(settings(), secret)
-    try:
-        found = probe.ProbeResults(here, probe.probe_gateway(service), *probe.list_agents(service, job))
-    except CommandError as error:
-        if not json:
-            show([_here(here)])
-        print_error(str(error))
-        return error.code
-    # An agent loads its web framework at the first request.
-    probe.probe_agents(found.agents, secret, max(patience, 10.0), deadline)
+    with contextlib.closing(options.gateway(gateway, token_file)) as service:
+        secret = service.token
+        here = probe.probe_host(settings(), secret)
+        try:
+            found = probe.ProbeResults(here, probe.probe_gateway(service), *probe.list_agents(service, job))
+        except CommandError:
+            if not json:
+                show([_here(here)])
+            raise
+    probe.probe_agents(found.agents, secret, max(patience, _FIRST_SECONDS), deadline)
     found.pairs = probe.probe_pairs(found.agents, secret, patience, mib * MIB, deadline)
     findings = evaluate(found)
     unhealthy = any(finding.level == "problem" for finding in findings)

@@ -160,7 +160,7 @@ def test_the_flight_recorder_remembers_the_latest_in_their_order(pair: World) ->
 
 
 def test_making_a_group_is_in_flight_while_members_are_missing() -> None:
-    with world(2, "inproc") as made:
+    with world(2, "tcp") as made:
         recorder = made.recorders[0]
 
         def making() -> list[FlightRecord]:
@@ -185,7 +185,7 @@ def test_it_remembers_only_so_many(kept: int) -> None:
 
 
 def test_tallies_of_ended_groups_are_kept_together() -> None:
-    with world(1, "inproc") as made:
+    with world(1, "tcp") as made:
         mesh = made.meshes[0]
         recorder = made.recorders[0]
         for number in (5, 6):

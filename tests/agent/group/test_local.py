@@ -139,7 +139,7 @@ def test_a_connection_that_breaks_is_a_failed_rank(trio: World) -> None:
         if members.rank == 0:
             for peer in members.engine._peers.values():
                 peer.connection.close()
-            members.engine._closed = True
+            members.engine.closed = True
             return
         with pytest.raises(RankFailedError, match=r"rank 0 .* failed \(connection to .* lost") as gone:
             reduce(members, np.ones(100_000))
