@@ -33,9 +33,9 @@ def by_way_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _rows.cache_clear()
 
 
-@pytest.fixture(params=["inproc", "tcp"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
-    with world(SIZE, request.param) as made:
+@pytest.fixture
+def ranks() -> Iterator[World]:
+    with world(SIZE, "tcp") as made:
         yield made
 
 
