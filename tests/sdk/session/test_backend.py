@@ -235,8 +235,8 @@ def test_creators_get_what_torchs_get(registry: type[dist.Backend]) -> None:
     options = backend.BackendOptions("store", 1, 3, dist.default_pg_timeout, "name", [4, 5, 6])
     registry.register_backend("plain", lambda *arguments: seen.append(arguments))
     registry.register_backend("extended", lambda *arguments: seen.append(arguments), extended_api=True)
-    backend.create("plain", options, "ignored")
-    backend.create("extended", options, "passed on")
+    registry._creators["plain"](options, "ignored")
+    registry._creators["extended"](options, "passed on")
     assert seen == [("store", 1, 3, dist.default_pg_timeout), (options, "passed on")]
 
 
