@@ -133,27 +133,6 @@ def test_a_message_that_does_not_fit_is_refused_at_both_ends(ranks: Ranks, trans
     assert [of_rank["later"] for of_rank in said] == [[3, 3]] * 2
 
 
-def half_wrong_messages(me: Me) -> None:
-    me.init(timeout=60)
-    other = 1 - me.rank
-    first, second, got = np.array([1]), np.array([2]), np.array([0])
-    frozen = np.zeros(1)
-    frozen.flags.writeable = False
-    messages = [dist.P2POp(dist.isend, first, other), dist.P2POp(dist.irecv, frozen, other)]
-    me.say(wrong=me.attempt(dist.batch_isend_irecv, messages))
-    work = dist.isend(second, other)
-    dist.recv(got, other)
-    work.wait()
-    me.say(got=got.tolist())
-    dist.destroy_process_group()
-
-
-def test_no_message_of_a_batch_is_sent_if_one_is_wrong(ranks: Ranks) -> None:
-    for rank in ranks.run(half_wrong_messages, 2):
-        assert "read-only" in rank.said["wrong"]["text"]
-        assert rank.said["got"] == [2]
-
-
 @pytest.mark.usefixtures("alone")
 def test_a_wrong_factor_is_refused_also_after_an_equal_one_of_the_right_type() -> None:
     numbers = np.ones(2, int)
