@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.mpi import MpiRun, files_in, once
+from support.mpi import MpiRun, files_in, on_mpi, once
 from support.processes import Me, Ranks, free_port
 
 import rankmesh as dist
@@ -84,24 +84,18 @@ def test_all_are_told_what_is_wrong(
         assert text in said[way]["text"]
 
 
-def test_threads_may_call_mpi(ranks: Ranks) -> None:
-    for said in MpiRun(ranks, one_thread_only, 2).succeed():
-        assert said["error"] == "DistBackendError"
-        assert "mpi4py.rc.thread_level" in said["text"]
-
-
-def one_thread_only(me: Me) -> None:
+@on_mpi(2)
+def test_threads_may_call_mpi(me: Me) -> None:
     import mpi4py
 
     mpi4py.rc.thread_level = "funneled"
-    me.say(**me.attempt(dist.init_process_group, "mpi"))
+    told = me.attempt(dist.init_process_group, "mpi")
+    assert told["error"] == "DistBackendError", told
+    assert "mpi4py.rc.thread_level" in told["text"]
 
 
-def test_a_program_may_have_initialized_mpi_itself(ranks: Ranks) -> None:
-    assert [said["sums"] for said in MpiRun(ranks, beside_mpi4py, 2).succeed()] == [[1, 2.0, 1]] * 2
-
-
-def beside_mpi4py(me: Me) -> None:
+@on_mpi(2)
+def test_a_program_may_have_initialized_mpi_itself(me: Me) -> None:
     from mpi4py import MPI
 
     before = MPI.COMM_WORLD.allreduce(me.rank)
@@ -109,7 +103,7 @@ def beside_mpi4py(me: Me) -> None:
     array = np.ones(1)
     dist.all_reduce(array)
     dist.destroy_process_group()
-    me.say(sums=[before, float(array[0]), MPI.COMM_WORLD.allreduce(me.rank)])
+    assert [before, float(array[0]), MPI.COMM_WORLD.allreduce(me.rank)] == [1, 2.0, 1]
 
 
 # Without mpirun

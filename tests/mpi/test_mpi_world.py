@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.mpi import once
+from support.mpi import on_mpi, once
 from support.once import Said
 from support.processes import Me
 
@@ -126,15 +126,12 @@ def test_calls_are_recorded_and_backends_named(world: World) -> None:
         assert said["config"].startswith("cpu:mpi")
 
 
-def test_one_rank_is_a_world(world: World, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert once(tmp_path_factory, alone)(1) == [{"sum": [2.0, 2.0], "gathered": [[2.0, 2.0]], "mean": [7, -7]}]
-
-
-def alone(me: Me) -> None:
+@on_mpi(1)
+def test_one_rank_is_a_world(me: Me) -> None:
     dist.init_process_group("mpi")
     array, gathered, mean = np.full(2, 2.0), [np.zeros(2)], np.array([7, -7], np.int8)
     dist.all_reduce(array)
     dist.all_gather(gathered, array)
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     dist.barrier()
-    me.say(sum=array.tolist(), gathered=[each.tolist() for each in gathered], mean=mean.tolist())
+    assert [each.tolist() for each in (array, *gathered, mean)] == [[2.0, 2.0], [2.0, 2.0], [7, -7]]

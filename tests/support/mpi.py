@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from support.once import Said
-from support.processes import Ranks
+from support.processes import Ranks, on_ranks
 
 _BESIDE = Path(sys.executable).parent / "mpirun"
 MPIRUN = str(_BESIDE) if _BESIDE.exists() else shutil.which("mpirun")
@@ -114,6 +114,15 @@ class MpiRun:
     def _read(self, rank: int, kind: str) -> str:
         path = Path(f"{self.prefix}-{rank}.{kind}")
         return path.read_text(errors="replace") if path.exists() else ""
+
+
+def run(ranks: Ranks, body: Callable[..., Any], size: int, **options: Any) -> list[dict[str, Any]]:
+    """Run a body under mpirun; return what the ranks said, once all have succeeded. See MpiRun."""
+    return MpiRun(ranks, body, size, **options).succeed()
+
+
+on_mpi = functools.partial(on_ranks, run=run)
+"""As on_ranks, under mpirun."""
 
 
 def once(paths: pytest.TempPathFactory, body: Callable[..., Any], **options: Any) -> Callable[[int], Said]:
