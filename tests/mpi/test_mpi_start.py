@@ -7,11 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from support.mpi import MpiRun, files_in, on_mpi, once
+from support.mpi import MpiRun, files_in, on_mpi, run
+from support.once import Said, once
 from support.processes import Me, Ranks, free_port
 
 import rankmesh as dist
@@ -50,19 +50,18 @@ def every_way(me: Me, port: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], list[dict[str, Any]]]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Said]:
     """What both ranks were told, by the way in which they started."""
-    run = once(tmp_path_factory, every_way, port=free_port())
-    return lambda: run(2)
+    return once(tmp_path_factory, lambda ranks: run(ranks, every_way, 2, port=free_port()))
 
 
 @pytest.mark.parametrize("way", ["nothing", "the same", "environment", "method"])
-def test_ranks_find_each_other(started: Callable[[], list[dict[str, Any]]], way: str) -> None:
+def test_ranks_find_each_other(started: Callable[[], Said], way: str) -> None:
     """Nothing has to be said; and what is known may be said again."""
     assert [said[way]["sum"] for said in started()] == [[2.0, 2.0]] * 2
 
 
-def test_a_token_of_rank_0_is_everyones(started: Callable[[], list[dict[str, Any]]]) -> None:
+def test_a_token_of_rank_0_is_everyones(started: Callable[[], Said]) -> None:
     assert [said["token"]["token"] for said in started()] == ["of rank 0"] * 2
 
 
@@ -76,9 +75,7 @@ def test_a_token_of_rank_0_is_everyones(started: Callable[[], list[dict[str, Any
         ("attached", "ValueError", "needs the rank's agent in this process"),
     ],
 )
-def test_all_are_told_what_is_wrong(
-    started: Callable[[], list[dict[str, Any]]], way: str, error: str, text: str
-) -> None:
+def test_all_are_told_what_is_wrong(started: Callable[[], Said], way: str, error: str, text: str) -> None:
     for said in started():
         assert said[way]["error"] == error
         assert text in said[way]["text"]

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.mpi import on_mpi, once
-from support.once import Said
+from support.mpi import on_mpi, run
+from support.once import Said, once
 from support.processes import Me
 
 import rankmesh as dist
 
 SIZE = 4
-World = Callable[[int], Said]
+World = Callable[[], Said]
 
 
 def whole_world(me: Me) -> None:
@@ -85,7 +85,7 @@ def whole_world(me: Me) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return once(tmp_path_factory, whole_world)
+    return once(tmp_path_factory, lambda ranks: run(ranks, whole_world, SIZE))
 
 
 ALL = [0, 1, 2, 3]
@@ -117,11 +117,11 @@ SAID: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("subject", SAID)
 def test_it_is_a_world_as_any_other(world: World, subject: str) -> None:
-    assert [said.get(subject) for said in world(SIZE)] == SAID[subject]
+    assert [said.get(subject) for said in world()] == SAID[subject]
 
 
 def test_calls_are_recorded_and_backends_named(world: World) -> None:
-    for said in world(SIZE):
+    for said in world():
         assert {"all_reduce", "barrier"} <= set(said["recorded"])
         assert said["config"].startswith("cpu:mpi")
 
