@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from support import hosting
+from support import hosting, rank_server
 from support.processes import Ranks, wait_until
 
 import rankmesh as dist
@@ -33,8 +33,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_sessionfinish() -> None:
-    """End the standalone agents that tests had started; atexit would not do in a worker, which ends without it."""
+    """End the agents and rank servers that tests had started; a worker ends without calling what atexit has."""
     hosting.close_all()
+    rank_server.close_all()
 
 
 @pytest.fixture

@@ -197,12 +197,12 @@ FAULTS = [
     Fault(GROUP + "call_queue.py", "len(key) <= _HOST_FIELDS", "True", "gpu sdk/collectives/test_coalescing.py", "calls on device arrays are coalesced"),
     # State of a group
     Fault(GROUP + "state.py", "            self.broadcast_abort()\n", "", FAILURE, "members are not told of a loss before this rank leaves"),
-    Fault(GROUP + "state.py", "(all(lost) if any_will_do else any(lost))", "any(lost)", FAILURE, "a receive from any rank ends with the first that is gone"),
-    Fault(GROUP + "state.py", "not self.engine.lost_peers[rank].clean and", "", FAILURE, "a goodbye ends the group"),
-    Fault(GROUP + "state.py", "        if self.failure is None:\n            self.failure = _decode_failure", "        if True:\n            self.failure = _decode_failure", FAILURE, "a later failure hides the first"),
-    Fault(GROUP + "state.py", "if isinstance(error, CollectiveTimeoutError):", "if False:", FAILURE, "members report our deadline as theirs"),
-    Fault(GROUP + "state.py", "for rank in self.ranks if rank not in waiting_for", "for rank in self.ranks if rank in waiting_for", FAILURE, "an error says that the missing have arrived"),
-    Fault(GROUP + "state.py", 'f"left ({', 'f"failed ({', FAILURE, "a rank that left is said to have failed"),
+    Fault(GROUP + "local_state.py", "(all(lost) if any_will_do else any(lost))", "any(lost)", FAILURE, "a receive from any rank ends with the first that is gone"),
+    Fault(GROUP + "local_state.py", "not self.engine.lost_peers[rank].clean and", "", FAILURE, "a goodbye ends the group"),
+    Fault(GROUP + "local_state.py", "        if self.failure is None:\n            self.failure = _decode_failure", "        if True:\n            self.failure = _decode_failure", FAILURE, "a later failure hides the first"),
+    Fault(GROUP + "local_state.py", "if isinstance(error, CollectiveTimeoutError):", "if False:", FAILURE, "members report our deadline as theirs"),
+    Fault(GROUP + "local_state.py", "for rank in self.ranks if rank not in waiting_for", "for rank in self.ranks if rank in waiting_for", FAILURE, "an error says that the missing have arrived"),
+    Fault(GROUP + "local_state.py", 'f"left ({', 'f"failed ({', FAILURE, "a rank that left is said to have failed"),
     # The store
     Fault(STORE + "table.py", "completed = [watch for watch in touched if not watch.missing]", "completed = list(touched)", TABLE, "a wait for two keys ends with the first"),
     Fault(STORE + "table.py", "watch.missing.add(key)", "pass", TABLE, "a deleted key counts as there"),

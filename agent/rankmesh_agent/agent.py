@@ -8,12 +8,10 @@ heartbeats.
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
@@ -21,24 +19,17 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.join import JobMembership
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
-from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.job_store import JobStore
-from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.transports.selection import TransportSelector
-from rankmesh_agent.wire import schemas, store_frames
+from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
-
-_CONNECT_SECONDS = 60.0
-"""Time limit for connecting all pairs after all ranks have joined."""
 
 
 class Agent:
@@ -83,69 +74,31 @@ class Agent:
         delegated: bool = False,
     ) -> None:
         self.settings = settings
-        self._world_size = world_size
         self._started = time.monotonic()
         self._leaving = False
-        transports = TransportSelector(settings, world_size)
+        self._own_http = None
+        self._recorder = FlightRecorder(settings.flight_recorder)
         with contextlib.ExitStack() as undo:
-            self._own_http = None
             if http is None:
                 http = self._own_http = HttpServer.bind(settings, host)
                 undo.callback(http.close)
-            listener = transports.listen(host)
-            undo.callback(listener.close)
-            port = listener.address.rpartition(":")[2]
-            self.member = Member(
-                rank,
-                instance or secrets.token_hex(16),
-                socket.gethostname(),
-                shared_memory.host_id(settings.shm_dir),
-                os.getpid(),
-                [f"{address}:{port}" for address in http.addresses],
-                http.urls[0],
-                settings.eager_bytes,
-                settings.transport,
-            )
-            self._gateway = GatewayClient(find_gateway, settings.token)
-            undo.callback(self._gateway.close)
-            joined = self._joined = self._gateway.join(
-                settings.job, world_size, self.member, join_deadline or Deadline(timeout)
-            )
-            undo.callback(self._leave, "it could not connect to its peers")
-            self._members = {member.rank: member for member in joined.members}
-            self.member = next(member for member in joined.members if member.instance == self.member.instance)
-            local = sum(member.host_id == self.member.host_id for member in joined.members)
-            oversubscribed = local > len(os.sched_getaffinity(0))
-            connections = connect_all(
-                self.member,
-                joined.members,
-                joined.epoch,
-                listener,
-                lambda peer: transports.transport(self.member, peer),
-                Deadline(min(timeout, _CONNECT_SECONDS)),
-            )
-            listener.close()
-            self.engine = ProgressEngine(
-                self.member.rank,
-                joined.epoch,
-                connections,
-                eager_limit=settings.eager_bytes,
-                oversubscribed=oversubscribed,
-            )
-            self._recorder = FlightRecorder(settings.flight_recorder)
-            undo.callback(self.engine.close, "it could not set up the world group")
-            self.group_registry = GroupRegistry(
-                self.engine,
-                self._recorder,
-                f"{joined.job}/{joined.epoch}",
-                self._members,
+            job = self._job = JobMembership(
                 settings,
-                oversubscribed=oversubscribed,
-                delegated=delegated,
+                find_gateway,
+                rank=rank,
+                world_size=world_size,
+                host=host,
+                http=http,
+                deadline=join_deadline or Deadline(timeout),
+                connect_seconds=timeout,
+                instance=instance,
             )
+            undo.callback(job.leave, "it could not set up the world group")
+            self.member, self.engine = job.member, job.engine
+            self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
-            owner_url = self._members[0].http
-            self._job_store = JobStore(self.member.rank, owner_url, settings.token, f"rankmesh-store-{http.port}")
+            store_thread = f"rankmesh-store-{http.port}"
+            self._job_store = JobStore(self.member.rank, job.members[0].http, settings.token, store_thread)
             undo.pop_all()
         self.store_server = self._job_store.server
         if self._own_http is not None:
@@ -158,11 +111,11 @@ class Agent:
 
     def members(self) -> list[Member]:
         """Return the job's members, by rank."""
-        return [member for _, member in sorted(self._members.items())]
+        return [member for _, member in sorted(self._job.members.items())]
 
     def host_of(self, rank: int) -> str:
         """Return a rank's host id, which is equal for ranks that share memory."""
-        return self._members[rank].host_id
+        return self._job.members[rank].host_id
 
     @property
     def store(self) -> AsyncStore:
@@ -218,9 +171,8 @@ class Agent:
         """Return whether this rank can do its work."""
         groups = self.group_registry.all()
         reasons = [f"group {group.name!r}: {group.failure}" for group in groups if group.failure is not None]
-        return AgentHealth(
-            "failing" if reasons else "ok", "rankmesh-agent", self.member.rank, self._world_size, __version__, reasons
-        )
+        status: Literal["ok", "failing"] = "failing" if reasons else "ok"
+        return AgentHealth(status, "rankmesh-agent", self.member.rank, self._job.world_size, __version__, reasons)
 
     def ready(self) -> bool:
         """Return whether this rank takes part in its job: it has joined, is not leaving, and its groups work."""
@@ -229,11 +181,11 @@ class Agent:
     def info(self) -> AgentInfo:
         """Return the agent's rank, job, addresses and version."""
         return AgentInfo(
-            self._joined.job,
-            self._joined.epoch,
-            self._world_size,
+            self._job.name,
+            self._job.epoch,
+            self._job.world_size,
             self.member,
-            self._gateway.url,
+            self._job.gateway.url,
             {str(rank): medium for rank, medium in sorted(self.engine.transports().items())},
             time.monotonic() - self._started,
             __version__,
@@ -252,7 +204,7 @@ class Agent:
         lost = dict(self.engine.lost_peers)
         return AgentStats(
             self._recorder.operations(),
-            self._gateway.heartbeat_stats(),
+            self._job.gateway.heartbeat_stats(),
             self._job_store.stats(),
             dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),
             sum(not loss.clean for loss in lost.values()),
@@ -272,9 +224,7 @@ class Agent:
         self._leaving = True
         self._heartbeats.stop()
         self.group_registry.close()
-        self.engine.close(reason, failed=failed)
-        self._leave(reason)  # before anything slow: the peers have seen the connections end
-        self._gateway.close()
+        self._job.leave(reason, failed=failed)  # before anything slow
         self._job_store.cancel_waits()
         if self._own_http is not None:
             self._own_http.close()
@@ -293,16 +243,9 @@ class Agent:
         if self._own_http is not None:
             self._own_http.close_in_child()
 
-    def _leave(self, reason: str) -> None:
-        joined = self._joined
-        self._gateway.leave(schemas.Leave(joined.job, joined.epoch, self.member.rank, self.member.instance, reason))
-
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
-        joined, lost = self._joined, self._disconnects.failed_peers()
-        self._gateway.heartbeat(
-            schemas.Heartbeat(joined.job, joined.epoch, self._world_size, self.member, self.groups(), lost)
-        )
+        self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:

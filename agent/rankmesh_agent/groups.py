@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.join import JobMembership
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.schemas import GroupRequest, Member
+from rankmesh_agent.wire.schemas import GroupRequest
 
 
 class GroupExistsError(DistError):
@@ -35,36 +35,21 @@ class GroupRegistry:
     """Groups of one rank. For several threads.
 
     Args:
-        engine: moves the groups' messages.
-        recorder: records the groups' calls.
-        job: name and epoch of the job, for the groups' ids.
-        members: the job's members, by rank.
+        job: the rank's membership in its job.
         settings: of the job.
-        oversubscribed: whether this host has more ranks than cores.
+        recorder: records the groups' calls.
         delegated: whether an attached process runs this rank's collectives in shared memory, see SegmentOptions.
     """
 
-    def __init__(
-        self,
-        engine: ProgressEngine,
-        recorder: FlightRecorder,
-        job: str,
-        members: Mapping[int, Member],
-        settings: Settings,
-        *,
-        oversubscribed: bool,
-        delegated: bool,
-    ) -> None:
-        self._engine = engine
-        self._recorder = recorder
+    def __init__(self, job: JobMembership, settings: Settings, recorder: FlightRecorder, *, delegated: bool) -> None:
         self._job = job
-        self._members = dict(members)
+        self._recorder = recorder
         self._segment_options = SegmentOptions(
             allowed=settings.transport != "tcp" and not shared_memory.unsupported(),
             directory=settings.shm_dir,
             job=settings.job,
             slot_bytes=settings.slot_bytes,
-            oversubscribed=oversubscribed,
+            oversubscribed=job.oversubscribed,
             strict=settings.transport == "shm",
             delegated=delegated,
         )
@@ -110,16 +95,17 @@ class GroupRegistry:
             # Members count groups with the same ranks alike, so they derive the same id without a message. Groups made
             # over HTTP are counted apart: they come at any time.
             count = self._counts[counted] = self._counts.get(counted, 0) + 1
-        text = f"{self._job}/{members}/{count}{f'/{http_key}' if http_key else ''}"
+        job = self._job
+        text = f"{job.name}/{job.epoch}/{members}/{count}{f'/{http_key}' if http_key else ''}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         name = name or f"group-{number:016x}"[:14]
-        group = LocalCommunicator(self._engine, number, name, members, self._members, timeout, self._recorder)
+        group = LocalCommunicator(job.engine, number, name, members, job.members, timeout, self._recorder)
         options = self._segment_options._replace(delegated=False) if http_key else self._segment_options
         with self._lock:
             self._pending.append(group)
         try:
             begun(group)
-            group.start([self._members[rank].host_id for rank in members], options, timeout)
+            group.start([job.members[rank].host_id for rank in members], options, timeout)
         except BaseException:
             with self._lock:
                 self._counts[counted] -= 1  # the members' next attempt has the same count

@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rankmesh_gateway: {error}", file=sys.stderr)
         return USAGE_ERROR
     registry = Registry()
-    server = GatewayServer(create_app(registry, token=token, names=_names(options.host, settings)), registry)
+    names = [options.host, socket.gethostname(), *(address.partition(":")[0] for address in settings.advertise)]
+    server = GatewayServer(create_app(registry, token=token, names=names), registry)
     # Uvicorn raises the signal that ended it once more when it is done, which would kill a process without handlers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
@@ -70,11 +71,6 @@ def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
     return int(text)
-
-
-def _names(host: str, settings: Settings) -> list[str]:
-    """Return the host names that the gateway's URL may have."""
-    return [host, socket.gethostname(), *(address.partition(":")[0] for address in settings.advertise)]
 
 
 if __name__ == "__main__":

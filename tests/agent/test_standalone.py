@@ -17,7 +17,7 @@ from support.processes import Ranks, wait_until
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import AgentTakenError, JoinTimeoutError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.ops import ReduceOp

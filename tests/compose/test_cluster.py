@@ -163,7 +163,7 @@ def kill(service: str) -> None:
 
 
 def test_an_agent_that_is_killed_is_named_and_comes_back(cluster: Cluster, ranks: Ranks) -> None:
-    started = ranks.start(reduce_until_killed, 4, uses=[reduce_for_ever], env=cluster.client)
+    started = ranks.start(reduce_until_killed, 4, env=cluster.client)
     ranks.wait_for(*(f"going-{rank}" for rank in range(4)))
     name = cluster.hosts(ranks.job)[2]
     kill(name)

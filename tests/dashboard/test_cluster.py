@@ -65,7 +65,7 @@ def start_gateway(ranks: Ranks, port: int) -> tuple[Rank, str]:
 
 def launch(ranks: Ranks, body: Any, size: int, **arguments: Any) -> tuple[Rank, str]:
     """Have ``rankmesh run`` start ranks; return its process, and the URL of its gateway."""
-    script = ranks.script(body, arguments=arguments, uses=())
+    script = ranks.script(body, **arguments)
     script.write_text(
         script.read_text().replace("int(sys.argv[1]), int(sys.argv[2])", 'int(os.environ["RANK"]), int(sys.argv[1])')
     )
@@ -117,7 +117,7 @@ def test_a_killed_rank_shows_within_two_seconds(ranks, gateway, visit):
     took = []
     for number in range(3):
         job = f"{ranks.job}-{number}"
-        started = ranks.start(work_or_fail, 4, env={**place(gateway), "RANKMESH_JOB": job}, uses=(work,))
+        started = ranks.start(work_or_fail, 4, env={**place(gateway), "RANKMESH_JOB": job})
         page.until(lambda: page.text("#count-ranks-note").count("4 alive"), "four ranks to be there")
         page.wait_for_text("#groups", f"world {job}")
         killed = started[2].kill(signal.SIGKILL)

@@ -59,7 +59,7 @@ def staged(me: Me, rounds: int) -> None:
 
 def test_calls_on_two_streams_take_turns_with_memory_of_ours(ranks: Ranks, machine: Any) -> None:
     environment = machine.shared(2) if machine.gpus else machine.shared(2, delay=0.005)
-    for number, rank in enumerate(ranks.run(staged, 2, env=environment, rounds=ROUNDS, uses=(without_handles,))):
+    for number, rank in enumerate(ranks.run(staged, 2, env=environment, rounds=ROUNDS)):
         assert rank.said["wrong"] == 0
         assert "cuda-ipc" in rank.said["backend"]
         assert rank.said["astray"]["error"] == "CollectiveMismatchError"

@@ -188,7 +188,7 @@ def everything(me: Me, backend: str | None) -> None:
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """What the ranks of an engine said."""
-    return each_engine_once(tmp_path_factory, everything, PARTS)
+    return each_engine_once(tmp_path_factory, everything)
 
 
 SAID: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -30,19 +31,34 @@ SERVICES = {
 }
 
 
-@pytest.fixture(params=SERVICES)
-async def client(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(SERVICES[request.param](), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700") as client:
-        client.headers["X-Service"] = request.param
-        yield client
+class Client(httpx.AsyncClient):
+    """A client of a service, with the service's OpenAPI document."""
+
+    def __init__(self, app: Any, **options: Any) -> None:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        super().__init__(transport=transport, base_url="http://127.0.0.1:8700", **options)
+        self.document: dict[str, Any] = {}
 
 
-async def document(client: httpx.AsyncClient) -> dict[str, Any]:
-    answer = await client.get("/openapi.json", headers=TOKEN)
+async def fetch_document(app: Any) -> dict[str, Any]:
+    async with Client(app, headers=TOKEN) as client:
+        answer = await client.get("/openapi.json")
     assert answer.status_code == 200
     found: dict[str, Any] = answer.json()
     return found
+
+
+@pytest.fixture(scope="module", params=SERVICES)
+def service(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Any]]:
+    app = SERVICES[request.param]()
+    return app, asyncio.run(fetch_document(app))
+
+
+@pytest.fixture
+async def client(service: tuple[Any, dict[str, Any]]) -> AsyncIterator[Client]:
+    async with Client(service[0]) as client:
+        client.document = service[1]
+        yield client
 
 
 def operations(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -61,15 +77,18 @@ def check(answer: httpx.Response, status: int, code: str) -> None:
     assert body["detail"], where
 
 
-@pytest.mark.parametrize("given", [None, "Bearer wrong", "secret", "Basic c2VjcmV0", "Bearer "], ids=str)
-async def test_everything_but_health_wants_the_token(client: httpx.AsyncClient, given: str | None) -> None:
-    for method, path, asked in operations(await document(client)):
-        if path not in WITHOUT_A_TOKEN:
-            answer = await client.request(method, asked, headers={} if given is None else {"Authorization": given})
+async def test_everything_but_health_wants_the_token(client: Client) -> None:
+    for method, path, asked in operations(client.document):
+        if path in WITHOUT_A_TOKEN:
+            assert (await client.request(method, asked)).status_code in (200, 503)
+            continue
+        for given in (
+            {},
+            *({"Authorization": text} for text in ("Bearer wrong", "secret", "Basic c2VjcmV0", "Bearer ")),
+        ):
+            answer = await client.request(method, asked, headers=given)
             check(answer, 401, "unauthenticated")
             assert answer.headers["www-authenticate"].startswith("Bearer")
-        else:
-            assert (await client.request(method, asked)).status_code in (200, 503)
     check(await client.get("/openapi.json"), 401, "unauthenticated")
 
 
@@ -77,24 +96,23 @@ def test_what_is_open_everywhere_is_health() -> None:
     assert WITHOUT_A_TOKEN - {"/"} == OPEN_PATHS
 
 
-async def test_hosts_and_sites_that_are_not_ours_are_refused_everywhere(client: httpx.AsyncClient) -> None:
-    for method, _, asked in operations(await document(client)):
+async def test_hosts_and_sites_that_are_not_ours_are_refused_everywhere(client: Client) -> None:
+    for method, _, asked in operations(client.document):
         check(await client.request(method, asked, headers={**TOKEN, "Host": "evil.example"}), 421, "unknown-host")
         for origin in ("http://evil.example", "http://127.0.0.1:1", "null"):
             answer = await client.request(method, asked, headers={**TOKEN, "Origin": origin})
             check(answer, 403, "foreign-origin")
 
 
-async def test_bodies_that_are_too_large_are_refused_everywhere(client: httpx.AsyncClient) -> None:
-    for method, _, asked in operations(await document(client)):
+async def test_bodies_that_are_too_large_are_refused_everywhere(client: Client) -> None:
+    for method, _, asked in operations(client.document):
         for length in (str(1 << 40), "9" * 30, "-1", "many"):
             answer = await client.request(method, asked, headers={**TOKEN, "Content-Length": length})
             check(answer, 413, "body-too-large")
 
 
-async def test_other_methods_are_refused_with_those_there_are(client: httpx.AsyncClient) -> None:
-    found = await document(client)
-    for path, methods in found["paths"].items():
+async def test_other_methods_are_refused_with_those_there_are(client: Client) -> None:
+    for path, methods in client.document["paths"].items():
         if path.startswith("/v1/store/"):
             continue  # what is no endpoint there is a key
         there = {method.upper() for method in methods}
@@ -107,8 +125,8 @@ async def test_other_methods_are_refused_with_those_there_are(client: httpx.Asyn
             assert not (told - there - {"HEAD"}) or "{" in path or path == "/v1/groups", path
 
 
-async def test_head_is_answered_where_get_is(client: httpx.AsyncClient) -> None:
-    for method, path, asked in operations(await document(client)):
+async def test_head_is_answered_where_get_is(client: Client) -> None:
+    for method, path, asked in operations(client.document):
         if method != "GET" or "{" in path or path in ENDLESS:
             continue
         got = await client.get(asked, headers=TOKEN)
@@ -118,13 +136,12 @@ async def test_head_is_answered_where_get_is(client: httpx.AsyncClient) -> None:
 
 
 async def test_head_of_a_stream_ends() -> None:
-    transport = httpx.ASGITransport(SERVICES["gateway"]())
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700", timeout=60) as client:
+    async with Client(SERVICES["gateway"](), timeout=60) as client:
         answer = await client.head("/v1/events", headers=TOKEN)
     assert (answer.status_code, answer.content) == (200, b"")
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
-async def test_what_is_not_there_is_a_problem_too(client: httpx.AsyncClient) -> None:
+async def test_what_is_not_there_is_a_problem_too(client: Client) -> None:
     for path in ("/v1/nothing", "/nothing", "/docs", "/redoc"):
         check(await client.get(path, headers=TOKEN), 404, "not-found")

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.command import environment, rankmesh
+from support.command import environment, here
 from typer.testing import CliRunner
 
 from rankmesh import cli, launch
@@ -50,7 +50,7 @@ def test_help_names_the_commands() -> None:
 
 @pytest.mark.processes
 def test_the_version():
-    assert rankmesh("--version") == (0, f"rankmesh {__version__}\n", "")
+    assert here("--version") == (0, f"rankmesh {__version__}\n", "")
 
 
 @pytest.mark.processes
@@ -64,14 +64,14 @@ def test_the_version():
     ids=["command", "option", "argument"],
 )
 def test_what_makes_no_sense_is_told_in_a_line(arguments: list[str], message: str):
-    code, stdout, stderr = rankmesh(*arguments)
+    code, stdout, stderr = here(*arguments)
     assert (code, stdout, stderr.count("\n")) == (2, "", 1)
     assert stderr.startswith(message)
 
 
 @pytest.mark.processes
 def test_completion():
-    script = rankmesh("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    script = here("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert script.code == 0
     assert "complete " in script.stdout
     words = {"COMP_WORDS": "rankmesh st", "COMP_CWORD": "1", "_RANKMESH_COMPLETE": "complete_bash"}

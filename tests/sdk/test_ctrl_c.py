@@ -70,7 +70,7 @@ def be_interrupted(me: Me, call: str, destroys: bool) -> None:
 def test_the_others_are_told_which_rank_was_interrupted(
     ranks: Ranks, over: Callable, medium: str, call: str, destroys: bool
 ) -> None:
-    started = ranks.start(be_interrupted, 3, uses=[wait_in], env=over(medium), call=call, destroys=destroys)
+    started = ranks.start(be_interrupted, 3, env=over(medium), call=call, destroys=destroys)
     ranks.wait(started)
     interrupted = started[1]
     # Python forgets at times, when code runs at its exit, that Ctrl-C ended it.

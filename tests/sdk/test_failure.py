@@ -42,7 +42,7 @@ def reduce_until_killed(me: Me) -> None:
 def test_a_rank_that_is_killed_is_named_at_all_others_soon(
     ranks: Ranks, over: Callable, medium: str, size: int, victim: int
 ) -> None:
-    started = ranks.start(reduce_until_killed, size, uses=[reduce_for_ever], env=over(medium))
+    started = ranks.start(reduce_until_killed, size, env=over(medium))
     ranks.wait_for(*(f"going-{rank}" for rank in range(size)))
     killed = started[victim].kill()
     ranks.wait(started)
@@ -75,7 +75,7 @@ def pass_on_until_killed(me: Me) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_that_is_killed_in_large_messages_is_named(ranks: Ranks, transport: str) -> None:
-    started = ranks.start(pass_on_until_killed, 3, uses=[pass_on_for_ever], env={"RANKMESH_TRANSPORT": transport})
+    started = ranks.start(pass_on_until_killed, 3, env={"RANKMESH_TRANSPORT": transport})
     ranks.wait_for(*(f"going-{rank}" for rank in range(3)))
     time.sleep(0.1)
     killed = started[1].kill()

@@ -72,7 +72,7 @@ def make_every_call(me: Me) -> None:
     ],
 )
 def test_every_call(ranks: Ranks, on: Callable, hosts: str, env: dict[str, str], expected: str) -> None:
-    started = ranks.run(make_every_call, len(hosts), env=on(hosts, **env), uses=[medium])
+    started = ranks.run(make_every_call, len(hosts), env=on(hosts, **env))
     assert {rank.said["medium"] for rank in started} == {expected}
     assert len({rank.said["digest"] for rank in started}) == 1, "the same bits everywhere"
     assert not any(rank.said["left"] for rank in started)
@@ -94,7 +94,7 @@ def run_short_of_memory(me: Me) -> None:
 def test_a_host_without_shared_memory_is_told_in_one_warning_and_the_job_goes_over_tcp(
     ranks: Ranks, on: Callable
 ) -> None:
-    started = ranks.start(run_short_of_memory, 4, env=on("aabb"), uses=[medium])
+    started = ranks.start(run_short_of_memory, 4, env=on("aabb"))
     ranks.wait(started)
     assert [rank.code for rank in started] == [0] * 4, ranks.told()
     assert {rank.said["medium"] for rank in started} == {"tcp"}

@@ -56,9 +56,6 @@ def work(me: Me, options: dict) -> None:
     dist.destroy_process_group()
 
 
-USES = [joined, until_joined, work, fail_then_work]
-
-
 # Ranks that are missing
 
 
@@ -71,7 +68,7 @@ def two_of_four(me: Me, method: str) -> None:
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
 def test_a_join_that_times_out_names_the_missing_ranks(ranks: Ranks, scheme: str) -> None:
     method = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{ranks.folder}/meet"
-    started = ranks.run(two_of_four, 2, uses=USES, method=method)
+    started = ranks.run(two_of_four, 2, method=method)
     for rank in started:
         said = rank.said
         assert said["error"] == "JoinTimeoutError", "also when the other gave up a moment earlier, and its gateway too"
@@ -90,7 +87,7 @@ def none_of_three(me: Me, method: str) -> None:
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
 def test_a_join_without_ranks_that_times_out_says_how_many_are_missing(ranks: Ranks, scheme: str) -> None:
     method = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{ranks.folder}/meet"
-    (process,) = ranks.run(none_of_three, 1, uses=USES, method=method)
+    (process,) = ranks.run(none_of_three, 1, method=method)
     said = process.said
     assert said["error"] == "JoinTimeoutError"
     assert said["ranks"] == [], "nobody knows which ones they would have been"
@@ -132,7 +129,7 @@ def alone_for_a_while(me: Me, gateway: str) -> None:
 
 
 def test_a_rank_that_gave_up_can_join_again_at_the_same_gateway(ranks: Ranks, gateway: str) -> None:
-    started = ranks.run(alone_for_a_while, 2, uses=USES, gateway=gateway)
+    started = ranks.run(alone_for_a_while, 2, gateway=gateway)
     assert started[1].said["error"] == "JoinTimeoutError"
     assert started[1].said["ranks"] == [0]
 
@@ -152,7 +149,7 @@ def the_same_rank_twice(me: Me, gateway: str) -> None:
 
 
 def test_the_same_rank_twice(ranks: Ranks, gateway: str) -> None:
-    started = ranks.run(the_same_rank_twice, 3, uses=USES, gateway=gateway)
+    started = ranks.run(the_same_rank_twice, 3, gateway=gateway)
     said = started[2].said
     assert said["error"] == "RankTakenError"
     assert said["ranks"] == [1]
@@ -193,7 +190,7 @@ def other_world_size(me: Me, method: str) -> None:
 
 
 def test_different_world_sizes(ranks: Ranks) -> None:
-    started = ranks.run(other_world_size, 2, uses=USES, method=f"tcp://127.0.0.1:{free_port()}")
+    started = ranks.run(other_world_size, 2, method=f"tcp://127.0.0.1:{free_port()}")
     said = started[1].said
     assert said["error"] == "WorldSizeMismatchError"
     assert "3" in said["text"]
@@ -219,7 +216,7 @@ def other_token(me: Me, method: str) -> None:
 
 def test_the_wrong_token(ranks: Ranks) -> None:
     ranks.mark("up")
-    started = ranks.run(other_token, 2, uses=[work], method=f"tcp://127.0.0.1:{free_port()}")
+    started = ranks.run(other_token, 2, method=f"tcp://127.0.0.1:{free_port()}")
     said = started[1].said
     assert said["error"] == "AuthenticationError"
     assert "RANKMESH_TOKEN" in said["text"]
@@ -285,7 +282,7 @@ def test_a_rank_that_cannot_join_says_why_in_time_and_can_join_then(ranks: Ranks
             }
             for name, (method, rank, _, texts) in table.items()
         }
-        (process,) = ranks.run(fail_and_work_in_turn, 1, uses=[work], cells=cells)
+        (process,) = ranks.run(fail_and_work_in_turn, 1, cells=cells)
     for name, (_, _, error, texts) in table.items():
         said = process.said[name]
         assert error in said["is"], (name, said)
@@ -300,7 +297,7 @@ def test_a_rank_that_cannot_join_says_why_in_time_and_can_join_then(ranks: Ranks
 
 def test_listening_for_other_machines_works_with_a_token(ranks: Ranks) -> None:
     env = {"RANKMESH_BIND": "0.0.0.0", "RANKMESH_TOKEN": "secret"}
-    ranks.run(by_tcp, 2, uses=[work], env=env, port=free_port())
+    ranks.run(by_tcp, 2, env=env, port=free_port())
 
 
 def by_tcp(me: Me, port: int) -> None:
@@ -324,7 +321,7 @@ def impatient(me: Me, waits: list) -> None:
 def test_ctrl_c_ends_a_join(ranks: Ranks) -> None:
     """A join that waits for others, and one that waits for an answer in the multicast group."""
     waits = [(f"tcp://{host}:{free_port()}", rank) for host, rank in (("127.0.0.1", 0), ("239.255.41.7", 1))]
-    ranks.run(impatient, 1, env={"RANKMESH_BIND": "127.0.0.1"}, uses=[work], waits=waits)
+    ranks.run(impatient, 1, env={"RANKMESH_BIND": "127.0.0.1"}, waits=waits)
 
 
 # Arguments, which are looked at before anything is started

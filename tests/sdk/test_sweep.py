@@ -13,35 +13,40 @@ import rankmesh as dist
 
 pytestmark = pytest.mark.processes
 
-WORLDS = {1: ["shm"], 2: ["shm", "tcp"], 3: ["shm", "tcp"], 4: ["tcp"], 7: ["shm"]}
+WORLDS = {1: ["shm"], 2: ["tcp"], 3: ["shm", "tcp"], 5: ["shm"]}
 """Numbers of ranks, and the transports with each."""
-SPACES = ("api", "lists")
-GROUPS = ("groups in all, reversed", "groups in every other one")
+SIZES = tuple(WORLDS)
+GROUPS = {"all, reversed": SIZES, "every other one": tuple((size + 1) // 2 for size in SIZES)}
+"""Groups of these worlds, and their numbers of ranks."""
 
 
-def all_cells(me: Me, spaces: list[str]) -> None:
+def all_cells(me: Me, cells: dict[str, list[list[object]]]) -> None:
     from support.sweep.cover import sweep
 
     me.init(timeout=60)
-    for space in spaces:
-        sweep(me, space)
+    for space in ("api", "lists"):
+        sweep(me, space, cells[space], dist)
     downwards = list(range(me.size))[::-1]
-    for ranks, name in (downwards, "all, reversed"), (downwards[::2], "every other one"):
-        sweep(me, "groups", dist.new_group(ranks, group_desc=name, sort_ranks=False), every=3)
+    for name, ranks in ("all, reversed", downwards), ("every other one", downwards[::2]):
+        group = dist.new_group(ranks, group_desc=name, sort_ranks=False)
+        if me.rank in ranks:
+            sweep(me, name, cells[name], dist, group)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("size", WORLDS)
-def test_results_are_those_of_numpy(ranks: Ranks, size: int) -> None:
+@pytest.mark.parametrize(("world", "size"), [*enumerate(SIZES)])
+def test_results_are_those_of_numpy(ranks: Ranks, world: int, size: int) -> None:
+    cells = {space: cells_of(space, SIZES)[world] for space in ("api", "lists")}
+    of_groups = cells_of("groups", (*GROUPS["all, reversed"], *GROUPS["every other one"]))
+    cells |= {name: of_groups[world + len(SIZES) * number] for number, name in enumerate(GROUPS)}
     digests = set()
     for transport in WORLDS[size]:
         environment = {"RANKMESH_TRANSPORT": transport, "RANKMESH_SLOT_BYTES": str(8 * SLOT_BYTES)}
-        said = [rank.said for rank in ranks.run(all_cells, size, env=environment, spaces=SPACES)]
-        for space in (*SPACES, *GROUPS):
+        said = [rank.said for rank in ranks.run(all_cells, size, env=environment, cells=cells)]
+        for space in cells:
             found = [of_rank[space] for of_rank in said if space in of_rank]
-            assert len(found) == ((size + 1) // 2 if space == GROUPS[1] else size)
+            assert len(found) == (GROUPS[space][world] if space in GROUPS else size)
             assert not [text for each in found for text in each["wrong"]]
             assert len({each["digest"] for each in found}) == 1, "all_reduce is the same bit for bit at all ranks"
-        assert [said[0][space]["cells"] for space in SPACES] == [len(cells_of(space, size)) for space in SPACES]
         digests.add(said[0]["api"]["digest"])
     assert len(digests) == 1, "all_reduce is the same bit for bit over any transport"

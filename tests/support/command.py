@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -186,8 +185,3 @@ def member(rank: int, **changes: Any) -> dict[str, Any]:
         "http": f"http://10.0.0.{rank}:80{rank:02}",
         **changes,
     }
-
-
-def write_token(path: Path, token: str) -> str:
-    path.write_text(token)
-    return str(path)

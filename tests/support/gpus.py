@@ -50,19 +50,16 @@ def on_gpus(
     return variables
 
 
-def each_engine_once(
-    paths: pytest.TempPathFactory, body: Callable[..., Any], uses: Sequence[Callable[..., Any]]
-) -> Told:
+def each_engine_once(paths: pytest.TempPathFactory, body: Callable[..., Any]) -> Told:
     """Return what runs a body with two ranks over an engine, once for each engine, and gives by rank what they said.
 
     Args:
         paths: where the runs get their folders.
         body: what the ranks run.
-        uses: functions that the body uses.
     """
 
     def start(ranks: Ranks, machine: Any, engine: str) -> list[Rank]:
         environment, backend = machine.engine(engine, 2)
-        return ranks.run(body, 2, env=environment, backend=backend, uses=uses)
+        return ranks.run(body, 2, env=environment, backend=backend)
 
     return once(paths, start)

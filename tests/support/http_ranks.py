@@ -11,7 +11,6 @@ import httpx
 import numpy as np
 
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.middleware import SecurityMiddleware
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.dtypes import FROM_NAME
@@ -65,6 +64,8 @@ class GroupsAgent:
 
 def applications(world: World, **options: Any) -> list[SecurityMiddleware]:
     """Return the application of each rank's agent; ``options`` are create_app's."""
+    from rankmesh_agent.http.app import create_app  # FastAPI takes longer to import than all else that tests collect
+
     agents = [GroupsAgent(rank, world.size, [world.communicators[rank]]) for rank in range(world.size)]
     return [create_app(agent, **options) for agent in agents]
 

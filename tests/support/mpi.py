@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class MpiRun:
         ranks: starts processes, and sees to it that nothing of them is left.
         body: what the ranks run: see support.processes.
         size: how many there are.
-        uses, env, arguments: as for Ranks.start.
+        env, arguments: as for Ranks.start.
     """
 
     def __init__(
@@ -55,14 +55,13 @@ class MpiRun:
         body: Callable[..., Any],
         size: int,
         *,
-        uses: Sequence[Callable[..., Any]] = (),
         env: Mapping[str, str] = {},  # never changed
         **arguments: Any,
     ) -> None:
         self._ranks = ranks
         self.size = size
         self.prefix = ranks.folder / f"mpi-{len(ranks.started)}"
-        script = ranks.script(body, arguments=arguments, uses=uses)
+        script = ranks.script(body, **arguments)
         assert MPIRUN is not None
         self.mpirun = ranks.launch(
             [MPIRUN, *OPTIONS, "-n", str(size), sys.executable, str(_STARTER), str(self.prefix), str(script)],

@@ -1,15 +1,15 @@
 """Ranks as real processes: started with a function to run, watched, and gone when the test is over.
 
-A *body* is a function of a test module, ``def body(me: Me, ...)``. Its source is written to a script, so the process
-imports neither pytest nor the test module; the names it may use besides its arguments are those in HEADER, and the
-functions given as ``uses``. It talks to the test with ``me.say(...)``, and to the other ranks with marks: files that
-are made once and waited for.
+A *body* is a function of a test module, ``def body(me: Me, ...)``, which runs in a process forked by
+``support.rank_server``. It talks to the test with ``me.say(...)``, and to the other ranks with marks: files that are
+made once and waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import http.server
 import inspect
 import json
@@ -17,33 +17,28 @@ import os
 import secrets
 import signal
 import socket
+import string
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support import hosting
 from support.me import DEADLINE, GATEWAY
 from support.me import Me as Me  # for annotations of bodies, which the tests import with Ranks
 from support.me import wait_until as wait_until
+from support.rank_server import MARKER, ForkedProcess, Program, fork
 
 TESTS = Path(__file__).parent.parent
-HEADER = """\
-import json, os, signal, socket, sys, threading, time
-import numpy as np
-import rankmesh as dist
-dist.__version__  # it is loaded when the first name is used: now, and not when a test presses Ctrl-C
-from support.me import Me, wait_until
-import contextlib
-"""
-_MARKER = "RANKS_OF_TEST"
 _LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_", "JOB_COMPLETION_INDEX", "TORCHELASTIC_")
 _OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GLOO_", "NCCL_", *_LAUNCHERS)
 _SHM = Path("/dev/shm")
+Process = subprocess.Popen[bytes] | ForkedProcess
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -87,13 +82,12 @@ class _Silent(http.server.BaseHTTPRequestHandler):
 class Rank:
     """A process the test started."""
 
-    def __init__(self, name: str, folder: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, folder: Path, start: Callable[[Path, Path], Process]) -> None:
         self.name = name
         self._stdout, self._stderr = folder / f"{name}.out", folder / f"{name}.err"
-        with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
-            )
+        self._stdout.touch()
+        self._stderr.touch()
+        self.process = start(self._stdout, self._stderr)
         self.pid = self.process.pid
         self.ended_at = 0.0
         self.signalled = False
@@ -151,21 +145,24 @@ class Ranks:
     def environment(self, **variables: str) -> dict[str, str]:
         """Return the environment of a process: none of ours is inherited."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-        fixed = {"RANKMESH_JOB": self.job, _MARKER: self.job, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        fixed = {"RANKMESH_JOB": self.job, MARKER: self.job, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         fixed["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # its warnings are of the machine's names and networks
         return {**inherited, **fixed, **variables}
 
-    def script(
-        self, body: Callable[..., Any], *, arguments: Mapping[str, Any], uses: Sequence[Callable[..., Any]]
-    ) -> Path:
-        """Write the script of a body, which takes rank and size from its command line."""
+    def program(self, body: Callable[..., Any], arguments: Mapping[str, Any]) -> Program:
+        """Return a body as the program of a rank."""
+        body = getattr(body, "body", body)
+        assert body.__qualname__ == body.__name__, f"{body.__qualname__} is not at the top of its module"
+        return Program(inspect.getfile(body), body.__module__, body.__name__, str(self.folder), arguments)
+
+    def script(self, body: Callable[..., Any], **arguments: Any) -> Path:
+        """Write a script that runs a body and takes rank and size from its command line, for a launcher."""
         path = self.folder / f"{body.__name__}-{len(self.started)}.py"
-        sources = [textwrap.dedent(inspect.getsource(function)) for function in (*uses, body)]
-        call = (
-            f"{body.__name__}(Me(int(sys.argv[1]), int(sys.argv[2]), {str(self.folder)!r}), "
-            f"**json.loads({json.dumps(dict(arguments))!r}))\n"
+        path.write_text(
+            "import json, sys\nfrom support.rank_server import Program\n"
+            f"program = Program(*json.loads({json.dumps(self.program(body, arguments))!r}))\n"
+            "program.run(int(sys.argv[1]), int(sys.argv[2]))\n"
         )
-        path.write_text("\n\n".join(["from __future__ import annotations\n" + HEADER, *sources, call]))
         return path
 
     def command(self, *arguments: str, name: str, **variables: str) -> Rank:
@@ -174,13 +171,23 @@ class Ranks:
 
     def launch(self, command: Sequence[str], *, name: str, **variables: str) -> Rank:
         """Start a process that finds what the tests import."""
-        path = os.pathsep.join(
-            filter(None, [str(TESTS), variables.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")])
-        )
-        environment = self.environment(PYTHONPATH=path, **variables)
-        rank = Rank(f"{len(self.started)}-{name}", self.folder, command, environment)
-        self.started.append(rank)
-        return rank
+
+        def start(stdout: Path, stderr: Path) -> Process:
+            with stdout.open("ab") as out, stderr.open("ab") as err:
+                return subprocess.Popen(
+                    command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                )
+
+        environment = self._with_path(variables)
+        return self._started(name, start)
+
+    def _with_path(self, variables: dict[str, str]) -> dict[str, str]:
+        path = [str(TESTS), variables.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+        return self.environment(PYTHONPATH=os.pathsep.join(filter(None, path)), **variables)
+
+    def _started(self, name: str, start: Callable[[Path, Path], Process]) -> Rank:
+        self.started.append(Rank(f"{len(self.started)}-{name}", self.folder, start))
+        return self.started[-1]
 
     def start(
         self,
@@ -189,7 +196,6 @@ class Ranks:
         *,
         ranks: Sequence[int] | None = None,
         env: Mapping[str, str] | Callable[[int], Mapping[str, str]] = (),  # type: ignore[assignment]
-        uses: Sequence[Callable[..., Any]] = (),
         **arguments: Any,
     ) -> list[Rank]:
         """Start a body in one process a rank; return them in the order of ``ranks``, by default 0 to size - 1.
@@ -199,18 +205,20 @@ class Ranks:
             size: world size.
             ranks: which ranks to start, in this order.
             env: variables of all ranks, or of each.
-            uses: other functions the body calls.
             arguments: passed to the body.
         """
-        script = self.script(body, arguments=arguments, uses=uses)
-        started = range(size) if ranks is None else ranks
-        variables = {rank: dict(env(rank) if callable(env) else env) for rank in started}
-        if hosting.ATTACHED:
-            for own in variables.values():
-                own[GATEWAY] = hosting.cluster(own, size).url
-        return [
-            self.command(str(script), str(rank), str(size), name=f"rank-{rank}", **variables[rank]) for rank in started
-        ]
+        program = self.program(body, arguments)
+
+        def start(rank: int, variables: dict[str, str]) -> Rank:
+            if hosting.ATTACHED:
+                variables[GATEWAY] = hosting.cluster(variables, size).url
+            environment = self._with_path(variables)
+            return self._started(
+                f"rank-{rank}", lambda out, err: fork(program, rank, size, environment, str(out), str(err))
+            )
+
+        numbers = range(size) if ranks is None else ranks
+        return [start(rank, dict(env(rank) if callable(env) else env)) for rank in numbers]
 
     def wait(self, started: Sequence[Rank], seconds: float = DEADLINE) -> None:
         """Wait until these have ended."""
@@ -259,7 +267,7 @@ class Ranks:
                 variables = Path("/proc", entry, "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if f"{_MARKER}={self.job}".encode() in variables:
+            if f"{MARKER}={self.job}".encode() in variables:
                 processes.append(entry)
         return processes + [path.name for path in _SHM.glob(f"rankmesh-{self.job}*")]
 
@@ -277,3 +285,40 @@ class Ranks:
         for name in left:
             (_SHM / name).unlink(missing_ok=True)
         assert not left, f"these were left: {left}"
+
+
+def on_ranks(
+    size: int | None = None, env: Mapping[str, str] = {}
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test function of a module in ``size`` ranks, each a process, all of which have to succeed.
+
+    The function's first argument is the rank's ``Me``; the others are the test's parameters, of types that JSON has.
+
+    Args:
+        size: world size; None takes it from the test's parameter ``size``.
+        env: variables of the ranks, with the test's parameters in braces: ``{"RANKMESH_TRANSPORT": "{transport}"}``.
+    """
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        of_body = list(inspect.signature(body).parameters)[1:]
+        of_env = [field for value in env.values() for _, field, _, _ in string.Formatter().parse(value) if field]
+        names = dict.fromkeys([*of_body, *of_env, *(["size"] if size is None else [])])
+
+        @functools.wraps(body)
+        def test(ranks: Ranks, **parameters: Any) -> None:
+            ranks.run(
+                body,
+                parameters["size"] if size is None else size,
+                env={name: value.format(**parameters) for name, value in env.items()},
+                **{name: parameters[name] for name in of_body},
+            )
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(name, keyword) for name in ["ranks", *names]]
+        )
+        del test.__wrapped__  # type: ignore[attr-defined]
+        test.body = body  # type: ignore[attr-defined]
+        return pytest.mark.processes(test)
+
+    return decorate

@@ -133,8 +133,8 @@ class FakeAgent:
     def vitals(self) -> AgentStats:
         return AgentStats(
             [
-                OperationStats("world", "all_reduce", 4096, 1.25, 1, [0, 2, 1] + [0] * 13, 2, 0.5),
-                OperationStats('odd "name"\\n', "send", 8, 0.5, 0, [0] * 15 + [1]),
+                OperationStats(4096, 1.25, 1, [0, 2, 1] + [0] * 13, "world", "all_reduce", 2, 0.5),
+                OperationStats(8, 0.5, 0, [0] * 15 + [1], 'odd "name"\\n', "send"),
             ],
             HeartbeatStats(7, 1, 0.25),
             StoreStats({"get": 5, "set": 2}, 3),

@@ -371,7 +371,7 @@ def test_two_ranks_exchange_tensors(ranks: Ranks, transport: str) -> None:
     # torch warns that complex32 is experimental.
     env = {"RANKMESH_TRANSPORT": transport, "PYTHONWARNINGS": "ignore::UserWarning"}
     options = {"env": env, "names": names, "sizes": [1, 1000, 300_000]}
-    said = [rank.said for rank in ranks.run(move_and_add, 2, uses=[of_rank], **options)]
+    said = [rank.said for rank in ranks.run(move_and_add, 2, **options)]
     for rank in said:
         assert rank["error"] == "CollectiveMismatchError", "as many bytes, but another dtype"
         assert "bfloat16" in rank["text"]

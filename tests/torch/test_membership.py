@@ -61,7 +61,7 @@ def come_in_all_ways(me: Me, ports: list[int]) -> None:
 
 def test_every_init_method_of_torchs(ranks: Ranks) -> None:
     ports = [free_port() for _ in range(3)]
-    for rank in ranks.run(come_in_all_ways, 2, uses=[summed], ports=ports):
+    for rank in ranks.run(come_in_all_ways, 2, ports=ports):
         assert set(rank.said["sums"].values()) == {3.0}
         names = [[name for name in threads if name.startswith("rankmesh")] for threads in rank.said["threads"]]
         assert not any(names), names
@@ -101,7 +101,7 @@ def go_together_with_others(me: Me) -> None:
 
 
 def test_groups_beside_gloo_and_beside_the_sdk(ranks: Ranks) -> None:
-    for number, rank in enumerate(ranks.run(go_together_with_others, 3, uses=[summed])):
+    for number, rank in enumerate(ranks.run(go_together_with_others, 3)):
         assert rank.said["gloo"] == [6.0, 6.0, None if number == 1 else 4.0]
         assert rank.said["sdk_free"]
         assert rank.said["mesh"] == [6.0] + ([] if number == 1 else [4.0, 4.0])
@@ -126,7 +126,7 @@ def attach(me: Me, gateway: str) -> None:
 
 def test_ranks_attach_to_standalone_agents(ranks: Ranks) -> None:
     url = hosting.cluster({}, 2, "torch").url
-    for rank in ranks.run(attach, 2, uses=[summed], gateway=url):
+    for rank in ranks.run(attach, 2, gateway=url):
         assert rank.said == {"sums": [3.0, 3.0, 2.0, 2.0, 2.0], "gateway": url}
 
 
@@ -207,6 +207,6 @@ def test_under_slurm_torchs_env_needs_no_more_variables(ranks: Ranks) -> None:
     job = secrets.randbelow(1 << 30)
     step = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0"}
     env = lambda rank: {**step, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": str(rank)}  # noqa: E731
-    for rank in ranks.run(come_as_launched, 2, uses=[summed], env=env):
+    for rank in ranks.run(come_as_launched, 2, env=env):
         assert rank.said["sum"] == 3.0
         assert rank.said["gateway"] == f"http://127.0.0.1:{20000 + job % 9000}"

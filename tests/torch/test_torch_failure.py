@@ -54,7 +54,7 @@ def wait_in_all_ways(me: Me) -> None:
 
 
 def test_a_killed_rank_is_named_wherever_the_others_wait(ranks: Ranks) -> None:
-    started = ranks.start(wait_in_all_ways, 3, uses=[joined])
+    started = ranks.start(wait_in_all_ways, 3)
     ranks.wait_for("there-1", "waiting-0", "waiting-2")
     started[1].kill()
     ranks.wait(started)
@@ -103,7 +103,7 @@ def lose_patience(me: Me) -> None:
 
 
 def test_a_rank_that_stays_away_is_named(ranks: Ranks) -> None:
-    started = ranks.run(lose_patience, 3, uses=[joined])
+    started = ranks.run(lose_patience, 3)
     for rank in (started[0], started[2]):
         for call in ("call", "wait", "changed", "monitored", "method"):
             said = rank.said[call]
@@ -133,7 +133,7 @@ def abort_and_leave(me: Me) -> None:
 
 
 def test_a_group_can_be_aborted_and_left(ranks: Ranks) -> None:
-    started = ranks.run(abort_and_leave, 2, uses=[joined])
+    started = ranks.run(abort_and_leave, 2)
     for rank in started:
         assert rank.said["aborted"]["error"] == "GroupAbortedError", ranks.told()
         assert "abort()" in rank.said["aborted"]["text"]
@@ -154,7 +154,7 @@ def end_with_an_error(me: Me) -> None:
 
 
 def test_a_rank_that_waits_in_a_future_ends_by_its_error(ranks: Ranks) -> None:
-    started = ranks.start(end_with_an_error, 2, uses=[joined])
+    started = ranks.start(end_with_an_error, 2)
     ranks.wait(started)
     assert started[1].code == 1, ranks.told()
     assert started[0].said["error"] == "RankFailedError"

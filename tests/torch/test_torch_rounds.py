@@ -97,7 +97,7 @@ def begin_again(me: Me) -> None:
 def test_jobs_one_after_the_other(ranks: Ranks, debug: str) -> None:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL has torch wrap the groups of its own backends to check calls; not the mesh's."""
     env = {"TORCH_DISTRIBUTED_DEBUG": debug, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    for rank in ranks.run(begin_again, 2, uses=[total], env=env):
+    for rank in ranks.run(begin_again, 2, env=env):
         assert rank.said["rounds"] == {
             "options": ["ValueError", True, False],
             "first": [11, "rankmesh"],

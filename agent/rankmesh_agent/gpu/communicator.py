@@ -16,9 +16,8 @@ from rankmesh_agent.gpu.backend import GpuBackend
 from rankmesh_agent.gpu.launch import EventPool, Launch, LaunchedWork
 from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.gpu.watchdog import GpuWatchdog
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.pending import OnComplete
+from rankmesh_agent.group.options import OnComplete, Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.dtypes import display

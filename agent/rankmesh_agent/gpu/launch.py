@@ -10,7 +10,7 @@ from typing import Any
 
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray, Streams
-from rankmesh_agent.group.pending import OnComplete
+from rankmesh_agent.group.options import OnComplete
 from rankmesh_agent.group.work import Future, Work, wait_limit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError

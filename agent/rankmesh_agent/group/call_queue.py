@@ -20,14 +20,13 @@ from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall
-from rankmesh_agent.group.flight_recorder import OpStats, Record, error_text
-from rankmesh_agent.group.pending import ActiveCall, Details, OnComplete
+from rankmesh_agent.group.flight_recorder import Record, error_text
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import QueuedWork, Work
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
-from rankmesh_agent.wire.stats import BOUNDS
+from rankmesh_agent.wire.stats import BOUNDS, OpStats
 
 _MAX_PLANS = 1024
 _HOST_FIELDS = 7
@@ -69,41 +68,17 @@ class _QueuedCall:
     started: bool = False
 
 
-class Options(NamedTuple):
-    """Options of a call, the same for every collective.
-
-    Attributes:
-        timeout: seconds the call may take.
-        async_op: return at once.
-        result: the user's arrays, for ``Work.result()``.
-        on_complete: called once the data is there.
-        details: returns what a mismatch error adds to this rank's call.
-        deadline: deadline of a queued call, counted from its submission; replaces ``timeout``.
-    """
-
-    timeout: float
-    async_op: bool = False
-    result: list[Any] = []  # noqa: RUF012  # never changed
-    on_complete: OnComplete = None
-    details: Details = None
-    deadline: Deadline | None = None
-
-
 class CallQueue:
     """One rank's calls in a group, one after the other.
 
     Args:
-        state: failure state of the group.
-        active: the call under way.
-        name: the group's name, for the worker thread's.
+        state: of the group.
         backend: executes the calls on arrays in host memory; ``use_backend`` installs others.
     """
 
-    def __init__(self, state: GroupState, active: ActiveCall, name: str, backend: Backend) -> None:
+    def __init__(self, state: GroupState, backend: Backend) -> None:
         self._backends = {backend.device: backend}
         self._state = state
-        self._active = active
-        self._name = name
         self._record = state.recorder.record
         self._plans: dict[Any, Plan] = {}
         self._op_stats: dict[str, OpStats] = {}
@@ -141,7 +116,7 @@ class CallQueue:
         """
         if self._batch is not None and self.batching and len(key) <= _HOST_FIELDS:
             self.plan(key)
-            self._batch.append(RecordedCall(key, arguments, options.result, options.on_complete, options.details))
+            self._batch.append(RecordedCall(key, arguments, options))
             return BatchedWork() if options.async_op else None
         if not options.async_op:
             if self._worker is not None and threading.current_thread() is self._worker:
@@ -175,7 +150,9 @@ class CallQueue:
             RuntimeError: a batch is open.
         """
         if self._batch is not None:
-            raise RuntimeError(f"a batch is already open for group {self._name!r}; batches of a group do not nest")
+            raise RuntimeError(
+                f"a batch is already open for group {self._state.name!r}; batches of a group do not nest"
+            )
         self._batch, self._batch_thread = [], threading.current_thread()
 
     def close_batch(self) -> list[RecordedCall]:
@@ -235,27 +212,27 @@ class CallQueue:
             CollectiveMismatchError: no data has moved and all ranks know: the group goes on.
             DistBackendError: the call failed, or the group had failed before; then this is its first failure.
         """
-        state, active = self._state, self._active
+        state = self._state
         if state.failure is not None:
             state.raise_if_failed()
         call, algorithm, stats, nbytes, backend = plan
         if nbytes is None:
             nbytes = plan.payload_bytes(arguments)
         error_message = ""
-        # Written out here what ActiveCall.begin does: calling it would take longer than doing it.
         if seq is None:
             seq = state.seq + 1
-        active.call = state.call = call
-        active.seq = state.seq = seq
+        state.call = call
+        state.seq = seq
         state.nbytes = nbytes
-        timeout, _, _, on_complete, active.details, _ = options
-        deadline = active.deadline
+        timeout, _, _, on_complete, state.details, _ = options
+        deadline = state.deadline
+        # Written out here what Deadline.restart does: calling it would take longer than doing it.
         deadline.seconds = timeout
         started = state.started_at = deadline.started = monotonic()
         deadline.at = started + timeout
         try:
             try:
-                backend.run(algorithm, arguments, active)
+                backend.run(algorithm, arguments, state)
             except CollectiveMismatchError:
                 raise
             except BaseException as error:
@@ -268,7 +245,6 @@ class CallQueue:
             stats.failures += 1
             raise
         finally:
-            # Written out here what OpStats.count does, for the same reason.
             ended = monotonic()
             seconds = ended - started
             stats.seconds += seconds
@@ -305,7 +281,7 @@ class CallQueue:
             if not failed:
                 self._queued.append(queued)
                 if self._worker is None:
-                    name = f"rankmesh-{self._name}"
+                    name = f"rankmesh-{self._state.name}"
                     self._worker = self._latest = threading.Thread(target=self._work, name=name, daemon=True)
                     self._worker.start()
                 self._queue.put(work)

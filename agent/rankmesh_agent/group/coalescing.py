@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from rankmesh_agent.group.pending import Details, OnComplete
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.wire.ops import OpType
 
@@ -19,14 +19,12 @@ class RecordedCall(NamedTuple):
     Attributes:
         key: the fields of its Call, equal at all ranks.
         arguments: the algorithm's.
-        result, on_complete, details: see Options.
+        options: its own: the batch has the timeout.
     """
 
     key: tuple[Any, ...]
     arguments: Sequence[Any]
-    result: list[Any]
-    on_complete: OnComplete
-    details: Details = None
+    options: Options
 
 
 class BatchedWork(Work):
@@ -83,12 +81,13 @@ def _one(calls: list[RecordedCall]) -> RecordedCall:
         for call, array in zip(calls, arrays, strict=True):
             array[:] = joined[begin : begin + array.size]
             begin += array.size
-            if call.on_complete is not None:
-                call.on_complete()
+            if call.options.on_complete is not None:
+                call.options.on_complete()
 
-    result = [array for call in calls for array in call.result]
+    result = [array for call in calls for array in call.options.result]
     # Part of the call's identity: a rank that splits the same number of elements otherwise makes another call.
     split = f"arrays of {'+'.join(str(array.size) for array in arrays)}"
-    each = [call.details for call in calls if call.details is not None]
+    each = [call.options.details for call in calls if call.options.details is not None]
     details = (lambda: "; ".join(one() for one in each)) if each else None
-    return RecordedCall((kind, dtype, joined.size, op, None, None, split), (joined, op), result, split_back, details)
+    options = calls[0].options._replace(result=result, on_complete=split_back, details=details)
+    return RecordedCall((kind, dtype, joined.size, op, None, None, split), (joined, op), options)

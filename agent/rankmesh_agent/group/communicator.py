@@ -16,16 +16,18 @@ from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.backends.registered import Outcome
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.group.call_queue import CallQueue, Options
+from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.coalescing import coalesce
-from rankmesh_agent.group.flight_recorder import OpStats, Record, in_flight
-from rankmesh_agent.group.state import GroupState
+from rankmesh_agent.group.flight_recorder import Record, in_flight
+from rankmesh_agent.group.options import Options
+from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.progress.message_link import VerifiedLink
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, GroupInfo
+from rankmesh_agent.wire.stats import OpStats
 
 Array = np.ndarray[Any, Any]
 # Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
@@ -105,8 +107,8 @@ class Communicator(ABC):
         """Global ranks of the members, by group rank: ``ranks``, unless the world has shrunk."""
         return self.state.global_ranks
 
-    @global_ranks.setter
-    def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
+    def set_global_ranks(self, global_ranks: tuple[int, ...]) -> None:
+        """Change the ranks by which errors and results name the members."""
         self.state.global_ranks = global_ranks
 
     @property
@@ -154,7 +156,7 @@ class Communicator(ABC):
     def info(self) -> GroupInfo:
         """Return the group as this rank sees it."""
         state = self.state
-        last = "" if state.call is None else state.call.name
+        last = "" if state.call is START_UP else state.call.name
         failure = "" if state.failure is None else state.failure.message
         nbytes = sum(stats.nbytes for stats in self.op_stats().values())
         now = time.monotonic()
@@ -227,7 +229,8 @@ class Communicator(ABC):
 
     def monitored_barrier(self, options: Options) -> None:
         """Wait until all members have arrived, in a way that can name those that do not, whatever the backend."""
-        self.barrier(options)
+        subject = self.queue.backend.monitored_subject
+        self.queue.submit((OpType.BARRIER, None, 0, None, None, None, subject), (), options)
 
     @abstractmethod
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
@@ -285,9 +288,9 @@ class Communicator(ABC):
         if options is None:
             return []
         works = []
-        for call in coalesce(recorded):
-            given = options._replace(result=call.result, on_complete=call.on_complete, details=call.details)
-            works.append(self.queue.submit(call.key, call.arguments, given))
+        for key, arguments, given in coalesce(recorded):
+            given = given._replace(timeout=options.timeout, async_op=options.async_op)
+            works.append(self.queue.submit(key, arguments, given))
         return [work for work in works if work is not None]
 
     # Point-to-point: ranks are those in ``ranks``

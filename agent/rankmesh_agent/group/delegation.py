@@ -7,57 +7,17 @@ which the ranks compare their calls, and mirrors the calls that the process repo
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from rankmesh_agent.backends.base import Backend, CallContext
-from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.group.flight_recorder import OpStats, Record
-from rankmesh_agent.group.pending import LocalActiveCall
-from rankmesh_agent.group.state import LocalGroupState
+from rankmesh_agent.group.flight_recorder import Record
+from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.wire.errors import DistBackendError, DistError
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import Call
-
-
-class RankElsewhereError(DistBackendError):
-    """The process that is attached to the rank's agent executes the rank's collectives."""
-
-    code = "rank-elsewhere"
-    status = 409
-
-
-class DelegatedBackend(Backend):
-    """Refuses every call: an attached process takes this rank's part in it.
-
-    Args:
-        segment: memory that the members share, for the attached process to map.
-    """
-
-    name: ClassVar[str] = "mesh"
-    medium = "shm"
-    delegated = True
-
-    def __init__(self, segment: Segment) -> None:
-        self.segment = segment
-
-    def algorithm(self, call: Call) -> Algorithm:
-        self._refuse(call)
-
-    def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
-        self._refuse(context.call)
-
-    def close(self) -> None:
-        """Does nothing: the attached process may still use the segment."""
-
-    def _refuse(self, call: Call) -> NoReturn:
-        raise RankElsewhereError(
-            f"{call.name}: the process that is attached to this agent executes this rank's collectives; make the call "
-            "there, or end its lease first",
-            op=call.name,
-        )
+from rankmesh_agent.wire.stats import OpStats
 
 
 class CallReport(NamedTuple):
@@ -89,7 +49,6 @@ class DelegatedCalls:
     def __init__(self, state: LocalGroupState, link: MessageLink) -> None:
         self._state = state
         self._link = link
-        self._active = LocalActiveCall(state)
         self._turn = threading.Lock()
         self._report: CallReport | None = None
 
@@ -103,13 +62,9 @@ class DelegatedCalls:
             seconds: how long it may take.
             left: how much of that is left.
         """
-        with self._turn:
-            self._begin(call, seq, seconds)
-            self._active.deadline.at -= seconds - left
-            try:
-                self._active.check(lambda: missing)
-            finally:
-                self._state.started_at = None
+        with self._call(call, seq, seconds):
+            self._state.deadline.at -= seconds - left
+            self._state.check(lambda: missing)
 
     def verify(self, call: Call, seq: int, fingerprint: int, seconds: float) -> None:
         """Wait until all members have arrived at a call, over messages.
@@ -117,23 +72,15 @@ class DelegatedCalls:
         Raises:
             CallMismatchError: they made different calls.
         """
-        with self._turn:
-            self._begin(call, seq, seconds)
-            try:
-                self._link.begin(seq, fingerprint, self._active.wait)
-                self._link.all_exchange()
-            finally:
-                self._state.started_at = None
+        with self._call(call, seq, seconds):
+            self._link.begin(seq, fingerprint, self._state.wait)
+            self._link.all_exchange()
 
     def exchange_descriptions(self, call: Call, seq: int, seconds: float, description: bytes) -> list[bytes]:
         """After a mismatch, send ``description`` to all members and return theirs."""
-        with self._turn:
-            self._begin(call, seq, seconds)
-            try:
-                self._link.begin(seq, 0, self._active.wait)
-                return [bytes(payload) for payload in self._link.exchange_descriptions(description)]
-            finally:
-                self._state.started_at = None
+        with self._call(call, seq, seconds):
+            self._link.begin(seq, 0, self._state.wait)
+            return [bytes(payload) for payload in self._link.exchange_descriptions(description)]
 
     def abort(self, call: Call | None, seq: int, busy: bool, error: BaseException) -> DistError | None:
         """End the group at all members because of an error in the attached process; return the failure.
@@ -147,7 +94,7 @@ class DelegatedCalls:
         state = self._state
         if call is not None:
             state.call, state.seq = call, seq
-            state.started_at = self._active.deadline.started if busy else None
+            state.started_at = state.deadline.started if busy else None
         state.abort(error)
         if call is not None:
             state.started_at = None
@@ -171,6 +118,16 @@ class DelegatedCalls:
         """Return the statistics, by operation, as of the last report."""
         return {} if self._report is None else self._report.op_stats
 
-    def _begin(self, call: Call, seq: int, seconds: float) -> None:
-        self._active.begin(call, seq, seconds)
-        self._state.rename_lost_call()
+    @contextlib.contextmanager
+    def _call(self, call: Call, seq: int, seconds: float) -> Iterator[None]:
+        """Wait for this thread's turn; have the call under way in the block."""
+        state = self._state
+        with self._turn:
+            state.call, state.seq, state.nbytes = call, seq, call.nbytes
+            state.deadline.restart(seconds)
+            state.started_at = state.deadline.started
+            state.rename_lost_call()
+            try:
+                yield
+            finally:
+                state.started_at = None

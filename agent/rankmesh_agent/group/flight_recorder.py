@@ -9,18 +9,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import Call
-from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, FlightRecord, FlightState, InFlight
-from rankmesh_agent.wire.stats import BOUNDS, OperationStats
+from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
+from rankmesh_agent.wire.stats import OperationStats, OpStats
 
 DEFAULT_CAPACITY = 1000
 """Calls and messages that the flight recorder keeps by default."""
@@ -29,8 +27,6 @@ MAX_GROUPS = 100
 OTHER_GROUPS = "(other)"
 ENDED_GROUPS = "(ended)"
 """Label of the statistics of all groups that have ended: sums over groups never go down."""
-_SWEEP_SIZE = 2 * MAX_IN_FLIGHT
-"""Messages that a log holds before a new one makes it look for those that have ended."""
 
 
 class RecordOwner(Protocol):
@@ -56,96 +52,6 @@ MessageInfo = tuple[str, np.dtype[Any], int, int, int]
 Record = tuple[RecordOwner, Call | MessageInfo, int, float, float | None, str, int]
 """A call or message: group, call, number, start and end by the monotonic clock, its error's text, its bytes. The end
 is None while it is under way. A bare tuple, because making a named one takes five times as long."""
-
-
-class OpStats:
-    """Statistics of one operation's calls in one group, counted as they end: see OperationStats."""
-
-    __slots__ = ("buckets", "failures", "nbytes", "seconds")
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self.seconds = 0.0
-        self.failures = 0
-        self.buckets = [0] * (len(BOUNDS) + 1)
-
-    def count(self, seconds: float, nbytes: int) -> None:
-        """Count a call that has ended."""
-        self.seconds += seconds
-        self.nbytes += nbytes
-        self.buckets[bisect_left(BOUNDS, seconds)] += 1
-
-    def add(self, other: OpStats) -> None:
-        """Add another object's calls."""
-        self.nbytes += other.nbytes
-        self.seconds += other.seconds
-        self.failures += other.failures
-        self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
-
-    def snapshot(self, group: str, op: str) -> OperationStats:
-        """Return a copy under a group's and an operation's name."""
-        return OperationStats(group, op, self.nbytes, self.seconds, self.failures, list(self.buckets))
-
-
-class MessageLog:
-    """One rank's point-to-point messages in a group: those under way, and the statistics of the others. Thread-safe.
-
-    Args:
-        recorder: records the messages that have ended.
-    """
-
-    def __init__(self, recorder: FlightRecorder) -> None:
-        self._recorder = recorder
-        self._op_stats = {"send": OpStats(), "recv": OpStats()}
-        self._lock = threading.Lock()
-        self._active: dict[int, tuple[Record, Transfer]] = {}
-        self._sweep_at = _SWEEP_SIZE
-
-    def record(self, record: Record, error: BaseException | None) -> None:
-        """Count and record a message that ends now."""
-        owner, message, seq, started, _, _, nbytes = record
-        ended = time.monotonic()
-        seconds = ended - started
-        stats = self._op_stats[message[0]]  # type: ignore[index]  # a MessageInfo
-        with self._lock:
-            # Written out here what OpStats.count does: calling it would take longer than doing it.
-            stats.seconds += seconds
-            stats.nbytes += nbytes
-            stats.buckets[bisect_left(BOUNDS, seconds)] += 1
-            if error is not None:
-                stats.failures += 1
-        self._recorder.record((owner, message, seq, started, ended, "" if error is None else error_text(error), nbytes))
-
-    def begin(self, record: Record, transfer: Transfer) -> None:
-        """Add a message that has begun."""
-        if transfer.done:
-            self.record(record, transfer.error)
-            return
-        self._active[id(record)] = record, transfer
-        if len(self._active) >= self._sweep_at:
-            self._sweep()
-            self._sweep_at = max(_SWEEP_SIZE, 2 * len(self._active))
-
-    def end(self, record: Record, error: BaseException | None) -> None:
-        """Count and record a message that has ended; the first time counts."""
-        if self._active.pop(id(record), None) is not None:
-            self.record(record, error)
-
-    def active_records(self) -> list[Record]:
-        """Return the messages that have not ended, the oldest first."""
-        self._sweep()
-        return [record for record, _ in self._active.copy().values()]
-
-    def op_stats(self) -> Mapping[str, OpStats]:
-        """Return the statistics, by operation."""
-        self._sweep()
-        return {op: stats for op, stats in self._op_stats.items() if any(stats.buckets)}
-
-    def _sweep(self) -> None:
-        """End the messages that are done although no thread has waited for them."""
-        for record, transfer in self._active.copy().values():
-            if transfer.done:
-                self.end(record, transfer.error)
 
 
 class RecordedGroup(Protocol):
@@ -177,7 +83,7 @@ class FlightRecorder:
         self._since = time.time() - time.monotonic()
         self._lock = threading.Lock()
         self._groups: list[RecordedGroup] = []
-        self._ended: dict[str, OperationStats] = {}
+        self._ended: dict[str, OpStats] = {}
 
     def drain(self) -> list[Record]:
         """Return the records of the calls that have ended, and remove them."""
@@ -197,7 +103,7 @@ class FlightRecorder:
         with self._lock:
             self._groups.remove(group)
             for op, stats in group.op_stats().items():
-                self._ended.setdefault(op, OperationStats(ENDED_GROUPS, op)).add(stats.snapshot(ENDED_GROUPS, op))
+                self._ended.setdefault(op, OpStats()).add(stats)
 
     def operations(self) -> list[OperationStats]:
         """Return the statistics and the calls in flight, by group in the order of their creation, ended ones last.
@@ -207,7 +113,7 @@ class FlightRecorder:
         found: dict[tuple[str, str], OperationStats] = {}
 
         def at(group: str, op: str) -> OperationStats:
-            return found.setdefault((group, op), OperationStats(group, op))
+            return found.setdefault((group, op), OperationStats(group=group, op=op))
 
         with self._lock:
             now = time.monotonic()
@@ -217,7 +123,7 @@ class FlightRecorder:
                     names.add(group.name)
                 name = group.name if group.name in names else OTHER_GROUPS
                 for op, stats in sorted(group.op_stats().items()):
-                    at(name, op).add(stats.snapshot(name, op))
+                    at(name, op).add(stats)
                 for record in group.active_records():
                     counted = at(name, op_name(record[1]))
                     counted.in_flight += 1

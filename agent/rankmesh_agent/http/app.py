@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.http.application import WebApplication
 from rankmesh_agent.http.middleware import SecurityMiddleware
-from rankmesh_agent.http.routes import (
-    groups,
-    health,
-    introspection,
-    lease,
-    metrics,
-    probe,
-    store,
-    store_health,
-    tensors,
-)
+from rankmesh_agent.http.routes import groups, health, introspection, lease, metrics, probe, store, tensors
 from rankmesh_agent.http.routes.dependencies import AgentInterface
 from rankmesh_agent.http.routes.group_calls import WaiterThreads
 from rankmesh_agent.store.base import AsyncStore
@@ -56,7 +46,7 @@ def create_app(
     app.state.threads = WaiterThreads()
     app.state.max_tensor = max_tensor
     modules = [health, metrics, groups, tensors, introspection, store, probe, *([lease] if leasable else [])]
-    return app.secured(modules, token, names, max_tensor)
+    return app.secured([module.router for module in modules], token, names, max_tensor)
 
 
 def create_store_app(keys: AsyncStore, *, token: str = "", names: Iterable[str] = ()) -> SecurityMiddleware:
@@ -70,7 +60,7 @@ def create_store_app(keys: AsyncStore, *, token: str = "", names: Iterable[str] 
     app = _AgentApplication(
         "RankMesh store", "A key-value store that ranks share.", SimpleNamespace(store=keys, aclose=keys.close)
     )
-    return app.secured((store_health, store), token, names)
+    return app.secured([health.store_router, store.router], token, names)
 
 
 @contextlib.asynccontextmanager
@@ -85,11 +75,11 @@ class _AgentApplication(WebApplication):
         self.state.agent = agent
 
     def secured(
-        self, modules: Iterable[ModuleType], token: str, names: Iterable[str], max_tensor: int = 0
+        self, routers: Iterable[APIRouter], token: str, names: Iterable[str], max_tensor: int = 0
     ) -> SecurityMiddleware:
-        """Add the routes of some modules, and return the application behind its security checks."""
-        for routes in modules:
-            self.include_router(routes.router)
+        """Add some routes, and return the application behind its security checks."""
+        for router in routers:
+            self.include_router(router)
         return SecurityMiddleware(self, token, names, large_body=max_tensor + MAX_HEADER, is_large=_may_carry_tensor)
 
 

@@ -11,8 +11,10 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
+from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
@@ -28,6 +30,9 @@ ProblemResponse = tuple[Problem, Mapping[str, str]]
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
+_PROBLEM_CONTENT = {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+# Not FastAPI's "model": it has no option for the media type, and compiles the class for every status of every route.
+
 Responses = dict[int | str, dict[str, Any]]
 """The type of FastAPI's ``responses=``."""
 
@@ -40,7 +45,7 @@ def problem_responses(meanings: Mapping[int, str]) -> Callable[..., Responses]:
     """
 
     def problems(*statuses: int) -> Responses:
-        return {status: {"model": Problem, "description": meanings[status]} for status in statuses}
+        return {status: {"description": meanings[status], "content": _PROBLEM_CONTENT} for status in statuses}
 
     return problems
 
@@ -107,9 +112,10 @@ class WebApplication(FastAPI):
             await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        """Return FastAPI's OpenAPI document, created once, with the media type of the problem responses."""
+        """Return FastAPI's OpenAPI document, created once, with the schema of the problem responses."""
         if self.openapi_schema is None:
-            _use_media_type(super().openapi())
+            schema = TypeAdapter(Problem).json_schema()
+            super().openapi()["components"]["schemas"]["Problem"] = jsonable_encoder(schema, exclude_none=True)
         return super().openapi()
 
 
@@ -140,15 +146,6 @@ class _HeadRequest:
             if message.get("more_body"):
                 self._streams.set()
             await self._send({"type": "http.response.body", "body": b""})
-
-
-def _use_media_type(openapi: dict[str, Any]) -> None:
-    """Give the problem responses of an OpenAPI document their media type, for which FastAPI has no option."""
-    content = {"schema": {"$ref": "#/components/schemas/Problem"}}
-    operations = (operation for path in openapi["paths"].values() for operation in path.values())
-    for response in (response for operation in operations for response in operation["responses"].values()):
-        if content in response.get("content", {}).values():
-            response["content"] = {PROBLEM_TYPE: content}
 
 
 def _problem_response(document: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:

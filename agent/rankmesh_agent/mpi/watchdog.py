@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 
 from rankmesh_agent.backends.fingerprint import call_table
-from rankmesh_agent.group.pending import LocalActiveCall
-from rankmesh_agent.group.state import LocalGroupState
+from rankmesh_agent.group.local_state import LocalGroupState
+from rankmesh_agent.group.state import START_UP
 from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
@@ -45,7 +45,6 @@ class CallWatchdog:
 
     Args:
         state: of the group.
-        active: the active call.
         link: messages among the members.
         backend: runs the calls.
         progress: progresses the group's point-to-point messages.
@@ -54,13 +53,11 @@ class CallWatchdog:
     def __init__(
         self,
         state: LocalGroupState,
-        active: LocalActiveCall,
         link: MessageLink,
         backend: MpiBackend,
         progress: Callable[[], None],
     ) -> None:
         self._state = state
-        self._active = active
         self._link = link
         self._backend = backend
         self._progress = progress
@@ -77,8 +74,8 @@ class CallWatchdog:
             except DistError as failure:
                 state.abort(failure)
         state.engine.progress()
-        call, seq, started_at, deadline = state.call, state.seq, state.started_at, self._active.deadline.at
-        if call is None or state.engine.closed:
+        call, seq, started_at, deadline = state.call, state.seq, state.started_at, state.deadline.at
+        if call is START_UP or state.engine.closed:
             return POLL_SECONDS
         now = time.monotonic()
         active = started_at is not None and self._backend.in_call and state.seq == seq
@@ -97,7 +94,7 @@ class CallWatchdog:
     def report_progress(self) -> None:
         """Report this rank's latest call to the other members."""
         call, seq = self._state.call, self._state.seq
-        if call is not None:
+        if call is not START_UP:
             self._reported, self._reported_at = seq, time.monotonic()
             self._link.report_progress(seq, call.fingerprint, str(call))
 
@@ -108,7 +105,7 @@ class CallWatchdog:
     def _timeout_error(self, call: Call, seq: int) -> DistError:
         """Return the error of a call that passed its deadline, with the calls of members that are in other ones."""
         state = self._state
-        error = state.timeout_error(self._missing(seq), f"{call.name} #{seq}", self._active.deadline, seq)
+        error = state.timeout_error(self._missing(seq), f"{call.name} #{seq}", state.deadline, seq)
         others = [
             f"rank {state.global_ranks[member]} has come to {report.description} #{report.seq}"
             for member, report in sorted(self._link.progress.items())

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.wire import attach_frames, handshake
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
 from rankmesh_agent.wire.errors import AuthenticationError
@@ -20,7 +21,7 @@ from rankmesh_agent.wire.errors import AuthenticationError
 Buffer = memoryview | bytes | bytearray
 SEND_SECONDS = 30.0
 """Seconds without a sent or received byte of a frame after which the stream fails."""
-_SLICE_SECONDS = 1
+SLICE_SECONDS = 1
 """Maximum duration of one system call; the deadline is checked between two calls."""
 _MAX_BUFFERS = 512
 """Buffers of one system call; the kernel accepts 1024."""
@@ -56,7 +57,7 @@ class FramedStream:
         sock.settimeout(None)
         if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        once = struct.pack("ll", _SLICE_SECONDS, 0)
+        once = struct.pack("ll", SLICE_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, once)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, once)
 
@@ -152,13 +153,17 @@ class FramedStream:
                 raise StreamClosedError("the connection has ended")
             return data
 
-    def receive_into(self, views: Sequence[memoryview]) -> None:
+    def receive_into(self, views: Sequence[memoryview], seconds: float = SEND_SECONDS) -> None:
         """Receive a payload after its header.
+
+        Args:
+            views: memory for the payload.
+            seconds: maximum time without a received byte.
 
         Raises:
             StreamClosedError, StreamTimeoutError: see receive.
         """
-        stall = Deadline(SEND_SECONDS)
+        stall = Deadline(seconds)
         for view in views:
             rest = view
             while len(rest):
@@ -166,14 +171,14 @@ class FramedStream:
                     count = self.sock.recv_into(rest, 0, socket.MSG_WAITALL)
                 except BlockingIOError:
                     if stall.expired():
-                        raise StreamTimeoutError(f"it has sent no byte for {SEND_SECONDS:g} s") from None
+                        raise StreamTimeoutError(f"it has sent no byte for {seconds:g} s") from None
                     continue
                 except OSError as error:
                     raise StreamClosedError(error.strerror or str(error)) from error
                 if not count:
                     raise StreamClosedError("the connection has ended")
                 rest = rest[count:]
-                stall.restart(SEND_SECONDS)
+                stall.restart(seconds)
 
     def peer_closed(self) -> bool:
         """Return whether the peer has closed the connection; only for an idle stream, on which no frame can arrive."""
@@ -193,46 +198,27 @@ class FramedStream:
         """Close the socket."""
         self.sock.close()
 
-    def authenticate(self, token: str, *, client: bool, seconds: float) -> None:
+    def authenticate(self, token: str, *, client: bool, seconds: float) -> bytes:
         """Run the mutual challenge: both ends prove that they know the token.
+
+        Returns:
+            The connection's name at both ends.
 
         Raises:
             AuthenticationError: the peer has another token.
             ProtocolError: the peer uses another protocol, or another version of it.
             StreamClosedError, StreamTimeoutError: see receive.
         """
-        challenge, deadline = handshake.Challenge(token, client=client), Deadline(seconds)
-        if client:
-            self.send(challenge.hello())
-            challenge.receive_hello(self._receive_exactly(handshake.HELLO_BYTES, deadline))
-            self.send(challenge.proof())
-            try:
-                challenge.receive_proof(self._receive_exactly(handshake.PROOF_BYTES, deadline))
-            except StreamClosedError:  # it closes the connection without an answer
-                raise AuthenticationError(
-                    "the agent refused the connection: RANKMESH_TOKEN must be the same there and here"
-                ) from None
-            return
-        challenge.receive_hello(self._receive_exactly(handshake.HELLO_BYTES, deadline))
-        self.send(challenge.hello())
-        challenge.receive_proof(self._receive_exactly(handshake.PROOF_BYTES, deadline))
-        self.send(challenge.proof())
-
-    def _receive_exactly(self, size: int, deadline: Deadline) -> bytes:
-        data = b""
-        while len(data) < size:
-            try:
-                more = self.sock.recv(size - len(data))
-            except BlockingIOError:
-                if deadline.expired():
-                    raise StreamTimeoutError("it has not completed the handshake") from None
-                continue
-            except OSError as error:
-                raise StreamClosedError(error.strerror or str(error)) from error
-            if not more:
-                raise StreamClosedError("the connection has ended")
-            data += more
-        return data
+        refusal = AuthenticationError(
+            "the agent refused the connection: RANKMESH_TOKEN must be the same there and here"
+        )
+        script = handshake.client_script(token, refusal) if client else handshake.server_script(token)
+        try:
+            return Handshake(self.sock, script).run(seconds)
+        except TimeoutError:
+            raise StreamTimeoutError("it has not completed the handshake") from None
+        except OSError as error:
+            raise StreamClosedError(error.strerror or str(error)) from error
 
 
 class ReusableBuffer:

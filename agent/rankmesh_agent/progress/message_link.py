@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -44,8 +44,16 @@ _ANNOUNCE_SECONDS_EACH = 0.02
 """The same for each member: in a large group there are many such messages, and the ranks arrive further apart."""
 
 
-class VerifiedLink(Link):
-    """A Link for consecutive calls, which verifies that all ranks make the same one."""
+class VerifiedLink(ABC):
+    """Arrivals of the ranks at consecutive calls, which verify that all ranks make the same one.
+
+    Attributes:
+        rank: this rank in the group.
+        size: ranks in the group.
+    """
+
+    rank: int
+    size: int
 
     @abstractmethod
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
@@ -58,11 +66,19 @@ class VerifiedLink(Link):
         """
 
     @abstractmethod
+    def all_exchange(self) -> list[Payload]:
+        """Arrive at the call, and wait for every rank.
+
+        Raises:
+            CallMismatchError: the ranks have made different calls.
+        """
+
+    @abstractmethod
     def exchange_descriptions(self, payload: Payload) -> list[Payload]:
         """Exchange descriptions after a mismatch, at any point of the call; return one for each rank."""
 
 
-class MessageLink(VerifiedLink):
+class MessageLink(VerifiedLink, Link):
     """The messages of a group during its calls.
 
     Args:

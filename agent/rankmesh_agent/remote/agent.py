@@ -99,7 +99,7 @@ class RemoteAgent:
 
     def _make_group(self, description: GroupDescription, descriptors: list[int], timeout: float) -> RemoteCommunicator:
         try:
-            group = RemoteCommunicator(self._client, self.settings, self._reporter, description, descriptors)
+            group = RemoteCommunicator(self._client, self.settings, self._reporter.start, description, descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -155,7 +155,7 @@ class RemoteAgent:
         self._client.left = True
         self._reporter.stop()
         for group in self._groups:
-            group.destroy()
+            group.state.mark_destroyed()
         self._client.release(reason)
         for group in self._groups:
             group.close()

@@ -9,7 +9,7 @@ from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.remote.client import AgentClient
-from rankmesh_agent.remote.state import RemoteActiveCall, RemoteGroupState
+from rankmesh_agent.remote.state import RemoteGroupState
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HAS_NOTE, NO_OP, Request
 from rankmesh_agent.wire.dtypes import NONE, code_of
@@ -65,26 +65,16 @@ class RemoteBackend(Backend):
         group: id of the group.
         rank: this group rank.
         medium: what carries the group's data.
-        call: the call in progress.
         state: of the group.
     """
 
     name: ClassVar[str] = "mesh"
 
-    def __init__(
-        self,
-        client: AgentClient,
-        group: int,
-        rank: int,
-        medium: str,
-        call: RemoteActiveCall,
-        state: RemoteGroupState,
-    ) -> None:
+    def __init__(self, client: AgentClient, group: int, rank: int, medium: str, state: RemoteGroupState) -> None:
         self.medium = medium
         self._client = client
         self._group = group
         self._rank = rank
-        self._call = call
         self._state = state
 
     def algorithm(self, call: Call) -> Algorithm:
@@ -93,8 +83,8 @@ class RemoteBackend(Backend):
 
         def request(*arguments: Any) -> None:
             outputs, inputs, down, root, op, length = transfer(self._rank, *arguments)
-            active = self._call
-            seconds = active.deadline.seconds
+            state = self._state
+            seconds = state.deadline.seconds
             document = attach_frames.encode_call(
                 attach_frames.Call(
                     self._group,
@@ -116,9 +106,9 @@ class RemoteBackend(Backend):
                 seconds,
                 up=[as_bytes(array) for array in inputs],
                 down=[as_bytes(array) for array in down],
-                flags=HAS_NOTE if active.details is not None else 0,
-                details=active.details,
-                on_error=self._state.on_agent_error,
+                flags=HAS_NOTE if state.details is not None else 0,
+                details=state.details,
+                on_error=state.on_agent_error,
             )
 
         return request

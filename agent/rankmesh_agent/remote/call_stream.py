@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, as_bytes
-from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.stream import Frame, FramedStream, ReusableBuffer, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote.codec import describe_group, dtype_from_code, error_to_json
@@ -20,11 +20,10 @@ from rankmesh_agent.store import commands
 from rankmesh_agent.store.blocking import BlockingMemoryStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.transports.slots import CallMismatchError
-from rankmesh_agent.wire import attach_frames, store_frames
+from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
-    DistStoreError,
     KeyNotFoundError,
     ProtocolError,
     QueueEmptyError,
@@ -92,7 +91,7 @@ class CallStream:
             deadline = Deadline(call.seconds) if call.seconds >= 0 else None
             return self._wait(call.number, deadline, own=bool(frame.header.flags & BLOCKING))
         if kind == Request.STORE:
-            return Response.OK, self._store(bytes(frame.document)), ()
+            return Response.OK, store_codec.serve(frame.document, self._execute_command), ()
         if kind == Request.NEW_GROUP:
             wanted = attach_frames.decode_json(frame.document)
             group = self._session.make_group([int(rank) for rank in wanted["ranks"]], float(wanted["timeout"]))
@@ -110,45 +109,44 @@ class CallStream:
     # Collectives
 
     def _collective(self, call: Call, frame: Frame) -> Reply:
-        inputs = self._receive_inputs(call, frame)
         dtype = dtype_from_code(call.dtype) if call.dtype else np.dtype(np.uint8)
+        inputs = self._receive_inputs(call, frame, dtype)
         group = self._session.group(call.group)
         details = self._request_details if frame.header.flags & HAS_NOTE else None
         options, root = Options(call.seconds, details=details), call.tag
-        if call.what == OpType.BARRIER:
-            group.barrier(options)
-            return _OK
-        if call.what == OpType.EMPTY:
-            group.empty(dtype, call.number, options)
-            return _OK
         op = ReduceOp(call.op) if call.op != attach_frames.NO_OP else ReduceOp.SUM
-        if call.what == OpType.ALL_REDUCE:
-            group.all_reduce(inputs[0], op, options, call.subject)
-            return Response.OK, b"", [as_bytes(inputs[0])]
-        if call.what == OpType.REDUCE:
-            group.reduce(inputs[0], op, root, options)
-            return Response.OK, b"", [as_bytes(inputs[0])] if group.rank == root else []
         outputs = _split(self._out.take(sum(call.outputs) * dtype.itemsize), dtype, call.outputs)
-        if call.what == OpType.BROADCAST:
-            group.broadcast((inputs or outputs)[0], root, options)
-        elif call.what == OpType.ALL_GATHER:
-            group.all_gather(outputs, inputs[0], options)
-        elif call.what == OpType.GATHER:
-            group.gather(outputs, inputs[0], root, options)
-        elif call.what == OpType.SCATTER:
-            group.scatter(outputs[0], inputs, root, options)
-        elif call.what == OpType.REDUCE_SCATTER:
-            group.reduce_scatter(outputs[0], inputs, op, options)
-        elif call.what == OpType.ALL_TO_ALL:
-            group.all_to_all(outputs, inputs, options)
-        else:
-            raise ProtocolError(f"an attached process requested an unknown collective, {call.what}")
-        return Response.OK, b"", [as_bytes(output) for output in outputs]
+        returned = outputs
+        match call.what:
+            case OpType.BARRIER:
+                group.barrier(options)
+            case OpType.EMPTY:
+                group.empty(dtype, call.number, options)
+            case OpType.ALL_REDUCE:
+                group.all_reduce(inputs[0], op, options, call.subject)
+                returned = inputs
+            case OpType.REDUCE:
+                group.reduce(inputs[0], op, root, options)
+                returned = inputs if group.rank == root else []
+            case OpType.BROADCAST:
+                group.broadcast((inputs or outputs)[0], root, options)
+            case OpType.ALL_GATHER:
+                group.all_gather(outputs, inputs[0], options)
+            case OpType.GATHER:
+                group.gather(outputs, inputs[0], root, options)
+            case OpType.SCATTER:
+                group.scatter(outputs[0], inputs, root, options)
+            case OpType.REDUCE_SCATTER:
+                group.reduce_scatter(outputs[0], inputs, op, options)
+            case OpType.ALL_TO_ALL:
+                group.all_to_all(outputs, inputs, options)
+            case _:
+                raise ProtocolError(f"an attached process requested an unknown collective, {call.what}")
+        return Response.OK, b"", [as_bytes(array) for array in returned]
 
-    def _receive_inputs(self, call: Call, frame: Frame) -> list[Array]:
+    def _receive_inputs(self, call: Call, frame: Frame, dtype: np.dtype[Any]) -> list[Array]:
         """Receive the arrays that come with a call."""
         nbytes = frame.header.payload
-        dtype = dtype_from_code(call.dtype) if call.dtype else np.dtype(np.uint8)
         if sum(call.inputs) * dtype.itemsize != nbytes:
             raise ProtocolError(f"an attached process sent {nbytes} bytes of arrays of {call.inputs} elements")
         memory = self._in.take(nbytes)
@@ -175,41 +173,32 @@ class CallStream:
         group = self._session.group(call.group)
         blocking = bool(frame.header.flags & BLOCKING)
         options = Options(call.seconds, async_op=not blocking)
-        if frame.header.kind == Request.SEND:
-            held = HeldMessage(group, group.begin_send(array, call.rank, call.tag, options), None)
-        else:
-            held = HeldMessage(group, group.begin_receive(array, call.rank, call.tag, options), array)
-        self._session.add_message(call.number, held)
+        op = "send" if frame.header.kind == Request.SEND else "recv"
+        message = group.messages.begin(op, array, call.rank, call.tag, options)
+        held = HeldMessage(group, message, None if op == "send" else array)
+        self._session.messages[call.number] = held
         return self._wait(call.number, None, own=blocking)
 
     def _wait(self, number: int, deadline: Deadline | None, *, own: bool) -> Reply:
         """Wait for a message until a deadline, or its own one; None: do not wait."""
-        group, message, array = self._session.message(number)
+        _, message, array = self._session.message(number)
         try:
             done = message.complete(message.deadline if own else deadline)
         except CollectiveTimeoutError:
             if own or message.transfer.error is not None:
-                self._session.remove_message(number)
+                self._session.messages.pop(number, None)
             raise
         except BaseException:
-            self._session.remove_message(number)
+            self._session.messages.pop(number, None)
             raise
         if not done:
             return Response.PENDING, b"", ()
-        self._session.remove_message(number)
+        self._session.messages.pop(number, None)
         if array is None:
             return _OK
-        return Response.OK, _SOURCE.pack(group.source(message)), [as_bytes(array)]
+        return Response.OK, _SOURCE.pack(message.source()), [as_bytes(array)]
 
     # The store
-
-    def _store(self, request: bytes) -> bytes:
-        opcode, flags, seq, count, _, seconds = store_frames.decode_request(request)
-        try:
-            command = store_codec.decode_command(opcode, flags, seconds, store_frames.decode_parts(request, count))
-            return store_codec.encode_result(seq, self._execute_command(command))
-        except DistStoreError as error:
-            return store_codec.encode_error(seq, error)
 
     def _execute_command(self, command: Command[Any]) -> Any:
         store = self._session.store

@@ -90,44 +90,6 @@ class AgentDialer:
         return stream
 
 
-class _ControlConnection:
-    """The connection that is the lease. Any thread may use it.
-
-    Args:
-        stream: has acquired the agent.
-    """
-
-    def __init__(self, stream: FramedStream) -> None:
-        self._stream = stream
-        self._lock = threading.Lock()
-        self._unread = 0
-
-    def request(self, kind: Request, document: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Send a request, and return the response.
-
-        Raises:
-            StreamClosedError, StreamTimeoutError: the agent is gone, or does not answer.
-            DistError: the agent refuses.
-        """
-        with self._lock:
-            self._stream.send(attach_frames.encode(kind, attach_frames.encode_json(document)))
-            self._unread += 1
-            deadline = Deadline(seconds)
-            while True:  # a request that was interrupted has left its response behind
-                frame = self._stream.receive(deadline)
-                self._unread -= 1
-                if not self._unread:
-                    break
-        response = attach_frames.decode_json(frame.document) if frame.document else {}
-        if frame.header.kind == Response.ERROR:
-            raise codec.error_from_json(response)
-        return response
-
-    def close(self) -> None:
-        """End the lease, if it has not ended."""
-        self._stream.close()
-
-
 class AgentClient:
     """Requests of an attached process to its agent, under one lease. For several threads.
 
@@ -142,6 +104,7 @@ class AgentClient:
     """
 
     member: Member
+    _control: FramedStream
 
     def __init__(self, offer: AgentHeartbeat, path: str, token: str) -> None:
         self._offer = offer
@@ -150,6 +113,9 @@ class AgentClient:
         self._pool: ConnectionPool[FramedStream] = ConnectionPool(
             lambda: StreamClosedError("this process has left the job")
         )
+        self._control_lock = threading.Lock()
+        self._unread = 0
+        """Responses over the lease's connection that have not been received."""
         self.left = False
 
     def acquire(self, wanted: dict[str, Any], deadline: Deadline) -> tuple[dict[str, Any], list[int]]:
@@ -180,7 +146,7 @@ class AgentClient:
         except BaseException:
             stream.close()  # that ends the lease, and the join
             raise
-        self._control = _ControlConnection(stream)
+        self._control = stream
         return response, frame.descriptors
 
     def request(
@@ -247,16 +213,27 @@ class AgentClient:
         """Send a request whose document is JSON; see ``request``."""
         return self.request(kind, attach_frames.encode_json(document), seconds, descriptors=descriptors)
 
-    def control(self, kind: Request, document: dict[str, Any]) -> dict[str, Any]:
+    def control(self, kind: Request, document: dict[str, Any], seconds: float = CONTROL_SECONDS) -> dict[str, Any]:
         """Send a request over the lease's connection, which no call occupies.
 
         Raises:
             RankFailedError: the agent is gone, or does not answer.
+            DistError: the agent refuses.
         """
         try:
-            return self._control.request(kind, document, CONTROL_SECONDS)
+            with self._control_lock:
+                self._control.send(attach_frames.encode(kind, attach_frames.encode_json(document)))
+                self._unread += 1
+                deadline = Deadline(seconds)
+                while self._unread:  # a request that was interrupted has left its response behind
+                    frame = self._control.receive(deadline)
+                    self._unread -= 1
+            response = attach_frames.decode_json(frame.document) if frame.document else {}
         except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
             self._raise_lost(error)
+        if frame.header.kind == Response.ERROR:
+            raise codec.error_from_json(response)
+        return response
 
     def group_failure(self, group: int) -> DistError | None:
         """Return a group's first failure as the agent knows it; None while it can go on."""
@@ -270,8 +247,8 @@ class AgentClient:
 
     def release(self, reason: str) -> None:
         """End the lease: the agent leaves the job for this process."""
-        with contextlib.suppress(StreamClosedError, StreamTimeoutError, DistError):
-            self._control.request(Request.RELEASE, {"reason": reason}, _RELEASE_SECONDS)
+        with contextlib.suppress(DistError):
+            self.control(Request.RELEASE, {"reason": reason}, _RELEASE_SECONDS)
         self._pool.close()
 
     def close(self) -> None:

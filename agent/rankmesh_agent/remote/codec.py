@@ -9,13 +9,14 @@ import numpy as np
 
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.delegation import CallReport
-from rankmesh_agent.group.flight_recorder import OpStats, Record
+from rankmesh_agent.group.flight_recorder import Record
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.wire.dtypes import FROM_CODE, NONE, code_of
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, from_code
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT
+from rankmesh_agent.wire.stats import BOUNDS, OpStats
 
 _BUILTIN_ERRORS: dict[str, type[BaseException]] = {
     kind.__name__: kind
@@ -134,12 +135,9 @@ def report_from_json(document: Any) -> CallReport:
 
 
 def _op_stats(nbytes: int, seconds: float, failures: int, buckets: list[int]) -> OpStats:
-    found = OpStats()
-    found.nbytes, found.seconds, found.failures = int(nbytes), float(seconds), int(failures)
-    if len(buckets) != len(found.buckets):
+    if len(buckets) != len(BOUNDS) + 1:
         raise ProtocolError("an attached process has other buckets for the calls' durations")
-    found.buckets = [int(count) for count in buckets]
-    return found
+    return OpStats(int(nbytes), float(seconds), int(failures), [int(count) for count in buckets])
 
 
 class SegmentDescription(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,17 +15,16 @@ from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.call_queue import CallQueue, Options
+from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.pending import OnComplete
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote import codec
 from rankmesh_agent.remote.backend import RemoteBackend
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import GroupDescription
-from rankmesh_agent.remote.reporter import Reporter
-from rankmesh_agent.remote.state import RemoteActiveCall, RemoteGroupState, RemoteLink
+from rankmesh_agent.remote.state import RemoteGroupState, RemoteLink
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire import attach_frames
@@ -48,7 +48,7 @@ class RemoteCommunicator(Communicator):
     Args:
         client: of the agent.
         settings: of the job.
-        reporter: reports the calls that this process makes itself.
+        start_reports: has the calls that this process makes itself reported to the agent.
         description: of the group.
         descriptors: descriptors that came along with it; this object closes what it takes out of the list.
     """
@@ -59,21 +59,20 @@ class RemoteCommunicator(Communicator):
         self,
         client: AgentClient,
         settings: Settings,
-        reporter: Reporter,
+        start_reports: Callable[[], None],
         description: GroupDescription,
         descriptors: list[int],
     ) -> None:
         super().__init__(description.id, description.name, description.ranks, client.member.rank, description.timeout)
         self._client = client
         self._settings = settings
-        self._reporter = reporter
+        self._start_reports = start_reports
         segment = description.segment
         self.state = RemoteGroupState(client, self.id, self.name, self.ranks, runs_locally=segment is not None)
-        self._call = RemoteActiveCall(client, self.id, self.state)
-        self.link = RemoteLink(client, self._call, self.rank, self.size)
-        backend = RemoteBackend(client, self.id, self.rank, description.medium, self._call, self.state)
+        self.link = RemoteLink(client, self.state, self.rank)
+        backend = RemoteBackend(client, self.id, self.rank, description.medium, self.state)
         self._reported: float | None = None
-        self.queue = CallQueue(self.state, self._call, self.name, backend)
+        self.queue = CallQueue(self.state, backend)
         self._submit = self.queue.submit
         self._segment: Segment | None = None
         if segment is not None:
@@ -90,7 +89,7 @@ class RemoteCommunicator(Communicator):
             return
         self.queue.use_backend(CpuBackend(self.link, self._segment))
         self.set_up(lambda shared: shared.windows.probe_reads(), timeout)
-        self._reporter.start()
+        self._start_reports()
 
     @property
     def failure(self) -> DistError | None:
@@ -98,16 +97,11 @@ class RemoteCommunicator(Communicator):
             return self._client.group_failure(self.id)
         return self.state.failure
 
-    @property
-    def global_ranks(self) -> tuple[int, ...]:
-        return self.state.global_ranks
-
-    @global_ranks.setter
-    def global_ranks(self, global_ranks: tuple[int, ...]) -> None:
-        if global_ranks != self.state.global_ranks:
+    def set_global_ranks(self, global_ranks: tuple[int, ...]) -> None:
+        if global_ranks != self.global_ranks:
             document = {"group": self.id, "numbers": list(global_ranks)}
             self._client.request_json(Request.SET_GLOBAL_RANKS, document)
-            self.state.global_ranks = global_ranks
+            super().set_global_ranks(global_ranks)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         super().set_timeout(timeout)
@@ -118,7 +112,7 @@ class RemoteCommunicator(Communicator):
         """See Communicator; this process runs the calls itself then, and reports them to the agent."""
         if not backend.device:
             self.state.runs_locally = True
-            self._reporter.start()
+            self._start_reports()
         super().use_backend(backend)
 
     def report(self) -> list[Any] | None:
@@ -131,15 +125,6 @@ class RemoteCommunicator(Communicator):
         self._reported = begun
         return codec.report_to_json(self.queue, self.state, ended)
 
-    def fail(self, failure: DistError) -> None:
-        """Record a failure that the agent reports, or the agent's own: the next call raises it."""
-        if self.state.failure is None:
-            self.state.failure = failure
-
-    def destroy(self) -> None:
-        """Have the next call raise that this rank has left the group."""
-        self.state.mark_destroyed()
-
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         if self.queue.backend.allocates:
             return self._registered_array(dtype, count, options, self._settings.shm_dir, self._settings.job)
@@ -149,47 +134,52 @@ class RemoteCommunicator(Communicator):
 
     def close(self) -> None:
         """End the group at this process: queued calls fail, the worker ends."""
-        self.destroy()
+        self.state.mark_destroyed()
         self.queue.close()
         self._segment = None
 
     # Point-to-point
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
-        return self._message(Request.SEND, array, rank, tag, options).follow_up(options)
+        return self._message(Request.SEND, array, rank, tag, options).work()
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         message = self._message(Request.RECEIVE, array, rank, tag, options)
-        work = message.follow_up(options)
+        work = message.work()
         return message.source if work is None else work
 
     def _message(self, kind: Request, array: Array, rank: int, tag: int, options: Options) -> _Message:
         self.state.raise_if_failed()
-        message = _Message(self._client, array if kind == Request.RECEIVE else None, options)
-        message.begin(kind, self.id, array, rank, tag, blocking=not options.async_op)
-        return message
+        return _Message(self._client, kind, self.id, array, rank, tag, options)
 
 
 class _Message:
-    """A point-to-point message that the agent transfers."""
+    """A point-to-point message that the agent begins to transfer, and unless it is asynchronous completes.
 
-    def __init__(self, client: AgentClient, array: Array | None, options: Options) -> None:
+    Args:
+        client: of the agent.
+        kind: SEND or RECEIVE.
+        group: id of the group.
+        array: to send, or to receive into.
+        rank, tag, options: see Communicator.
+    """
+
+    def __init__(
+        self, client: AgentClient, kind: Request, group: int, array: Array, rank: int, tag: int, options: Options
+    ) -> None:
+        received, sent = ([array], []) if kind == Request.RECEIVE else ([], [array])
         self._client = client
-        self._down = [] if array is None else [as_bytes(array)]
-        self._on_complete: OnComplete = options.on_complete
+        self._down = [as_bytes(each) for each in received]
+        self._options = options
+        self._on_complete = options.on_complete
         self._deadline = Deadline(options.timeout)
         self._number = next(_message_numbers)
         self._done = False
         self.source = -1
-
-    def begin(self, kind: Request, group: int, array: Array, rank: int, tag: int, *, blocking: bool) -> None:
-        """Have the agent begin the transfer, and if ``blocking``, complete it."""
-        outputs, inputs = ((array.size,), ()) if self._down else ((), (array.size,))
-        seconds = self._deadline.seconds
-        call = attach_frames.Call(
-            group, seconds, tag, self._number, rank, 0, NO_OP, code_of(array.dtype), outputs, inputs
-        )
-        up = [] if self._down else [as_bytes(array)]
+        outputs, inputs = tuple(each.size for each in received), tuple(each.size for each in sent)
+        dtype, seconds, blocking = code_of(array.dtype), options.timeout, not options.async_op
+        call = attach_frames.Call(group, seconds, tag, self._number, rank, 0, NO_OP, dtype, outputs, inputs)
+        up = [as_bytes(each) for each in sent]
         self._request(kind, call, seconds if blocking else 0.0, up, blocking=blocking)
 
     def wait(self, deadline: Deadline | None) -> bool:
@@ -204,20 +194,18 @@ class _Message:
     def _request(
         self, kind: Request, call: attach_frames.Call, seconds: float, up: list[memoryview], *, blocking: bool
     ) -> bool:
+        document, flags = attach_frames.encode_call(call), BLOCKING if blocking else 0
         at_agent: list[BaseException] = []
         try:
             frame = self._client.request(
-                kind,
-                attach_frames.encode_call(call),
-                seconds,
-                up=up,
-                down=self._down,
-                flags=BLOCKING if blocking else 0,
-                on_error=at_agent.append,
+                kind, document, seconds, up=up, down=self._down, flags=flags, on_error=at_agent.append
             )
         except BaseException as error:
             if not at_agent:  # Ctrl-C, say: no thread will wait for the message any more
-                self._cancel(error, waited=blocking)
+                failure = codec.error_to_json(error)
+                with contextlib.suppress(DistError):  # the agent is gone, and the message with it
+                    cancelled = {"messages": [self._number], "error": failure, "waited": blocking}
+                    self._client.control(Request.CANCEL, cancelled)
             raise
         if frame.header.kind == Response.PENDING:
             return False
@@ -229,14 +217,9 @@ class _Message:
             self._on_complete = None
         return True
 
-    def _cancel(self, error: BaseException, *, waited: bool) -> None:
-        document = {"messages": [self._number], "error": codec.error_to_json(error), "waited": waited}
-        with contextlib.suppress(DistError):  # the agent is gone, and the message with it
-            self._client.control(Request.CANCEL, document)
-
-    def follow_up(self, options: Options) -> Work | None:
-        """Return the Work of an asynchronous call."""
-        if not options.async_op:
+    def work(self) -> Work | None:
+        """Return the Work of an asynchronous message."""
+        if not self._options.async_op:
             return None
         source = (lambda: self.source) if self._down else None
-        return MessageWork(self.wait, options.result, self._deadline, source)
+        return MessageWork(self.wait, self._options.result, self._deadline, source)

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
 
 from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
 from rankmesh_agent.remote.codec import error_from_json
+from rankmesh_agent.remote.communicator import RemoteCommunicator
 from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistError, RankFailedError
 from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS
-
-
-class ReportedGroup(Protocol):
-    """A group, as the reporter sees it."""
-
-    id: int
-
-    def report(self) -> list[Any] | None:
-        """Return a report of the calls since the last one, None if nothing is new."""
-
-    def fail(self, failure: DistError) -> None:
-        """Record a failure."""
 
 
 class Reporter:
@@ -35,7 +23,7 @@ class Reporter:
     """
 
     def __init__(self, client: AgentClient) -> None:
-        self.groups: list[ReportedGroup] = []
+        self.groups: list[RemoteCommunicator] = []
         self._client = client
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -70,7 +58,7 @@ class Reporter:
             if group.id in failures:
                 failure = error_from_json(failures[group.id])
                 if isinstance(failure, DistError):
-                    group.fail(failure)
+                    group.state.fail(failure)
 
     def _run(self) -> None:
         while not self._stopping.wait(HEARTBEAT_SECONDS):
@@ -78,6 +66,6 @@ class Reporter:
                 self.send()
             except RankFailedError as error:
                 for group in list(self.groups):
-                    group.fail(error)
+                    group.state.fail(error)
             except DistError:  # the next call raises it
                 pass

@@ -12,28 +12,23 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
-from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote.address import listen, socket_path
 from rankmesh_agent.remote.call_stream import CallStream
-from rankmesh_agent.remote.codec import describe_group, error_to_json
+from rankmesh_agent.remote.lease_stream import LeaseStream, refuse
 from rankmesh_agent.remote.leases import LeaseManager
-from rankmesh_agent.remote.session import Session
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
-from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedError, ProtocolError
-from rankmesh_agent.wire.schemas import LeaseTerms
+from rankmesh_agent.wire.errors import DistNetworkError, LeaseEndedError
 
 CHALLENGE_SECONDS = 10.0
 """Time limit for a client to prove that it knows the token, and to send the first frame."""
 MAX_STREAMS = 512
 """Streams at the same time, each with a thread; more are closed at once."""
 _STOP_SECONDS = 5.0
-_RELEASE_RETRY_SECONDS = 0.5
 _ACCEPT_RETRY_SECONDS = 0.05
 
 _log = logging.getLogger("rankmesh")
@@ -57,8 +52,7 @@ class SessionServer:
         self._path = socket_path(shm_dir, agent_id)
         self._lock = threading.Lock()
         self._streams: dict[FramedStream, threading.Thread] = {}
-        self._sessions: dict[str, Session] = {}
-        self._lease_streams: dict[str, _LeaseStream] = {}
+        self._lease_streams: dict[str, LeaseStream] = {}
         self._closed = False
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -106,23 +100,10 @@ class SessionServer:
 
     def end_lease(self, lease: str) -> None:
         """Close the streams of a lease that has ended: its process learns of it, if it did not end it."""
-        self.close_session(lease)
         with self._lock:
             held = self._lease_streams.get(lease)
         if held is not None:
             held.end()
-
-    def open_session(self, lease: str, session: Session) -> None:
-        """Accept streams of a lease."""
-        with self._lock:
-            self._sessions[lease] = session
-
-    def close_session(self, lease: str) -> None:
-        """Close the streams of a lease."""
-        with self._lock:
-            session = self._sessions.pop(lease, None)
-        if session is not None:
-            session.close()
 
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child."""
@@ -166,7 +147,7 @@ class SessionServer:
             frame = stream.receive(Deadline(CHALLENGE_SECONDS))
             document = attach_frames.decode_json(frame.document)
             if frame.header.kind == Request.ACQUIRE:
-                self._serve_lease(_LeaseStream(self, self._leases, self._agent_id, stream, document))
+                self._serve_lease(LeaseStream(self._leases, self._agent_id, stream, document))
             elif frame.header.kind == Request.OPEN_STREAM:
                 self._serve_calls(stream, str(document.get("lease", "")))
         except (StreamClosedError, StreamTimeoutError, DistNetworkError):
@@ -178,7 +159,7 @@ class SessionServer:
             with self._lock:
                 self._streams.pop(stream, None)
 
-    def _serve_lease(self, lease: _LeaseStream) -> None:
+    def _serve_lease(self, lease: LeaseStream) -> None:
         with self._lock:
             self._lease_streams[lease.id] = lease
         try:
@@ -189,142 +170,11 @@ class SessionServer:
 
     def _serve_calls(self, stream: FramedStream, lease: str) -> None:
         with self._lock:
-            session = self._sessions.get(lease)
+            held = self._lease_streams.get(lease)
+        session = None if held is None else held.session
         if session is None:
-            _refuse(stream, LeaseEndedError("the lease of the agent has ended"))
+            refuse(stream, LeaseEndedError("the lease of the agent has ended"))
             return
         stream.send(attach_frames.encode(Response.OK))
         with session.serving(stream):
             CallStream(session, stream).serve()
-
-
-class _LeaseStream:
-    """A stream that acquires the agent: the lease, from then on."""
-
-    def __init__(
-        self,
-        server: SessionServer,
-        leases: LeaseManager,
-        agent_id: str,
-        stream: FramedStream,
-        document: dict[str, Any],
-    ) -> None:
-        self._server = server
-        self._leases = leases
-        self._agent_id = agent_id
-        self._stream = stream
-        self._document = document
-        self.id = str(document.get("lease", ""))
-        self._session: Session | None = None
-        self._send_lock = threading.Lock()
-        self._over = False
-        self._joined = False
-
-    def end(self) -> None:
-        """Record that the lease has ended."""
-        if self._joined and not self._over:
-            self._stream.shutdown()
-
-    def serve(self) -> None:
-        """Have the agent join, and keep the lease until the stream ends, or the client releases it."""
-        document, stream = self._document, self._stream
-        try:
-            if document["agent"] != self._agent_id:
-                raise DistNetworkError("this is another agent than the one that was offered; ask the gateway again")
-            wanted = LeaseTerms(
-                str(document["job"]),
-                int(document["rank"]),
-                int(document["world_size"]),
-                float(document["timeout"]),
-                str(document["holder"])[:500],
-            )
-            join_seconds = float(document["joining"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError("an attached process sent a malformed lease request") from error
-        except DistError as error:
-            _refuse(stream, error)
-            return
-        delegated = bool(document.get("shares")) and stream.is_local
-        # The join takes as long as it takes; meanwhile, this thread detects the end of the client.
-        joiner = threading.Thread(
-            target=self._join, args=(wanted, delegated, join_seconds), name="rankmesh-attached-join", daemon=True
-        )
-        joiner.start()
-        reason, failed = f"its process ({wanted.holder}) ended without a goodbye", True
-        try:
-            while True:
-                frame = stream.receive(None)
-                if frame.header.kind == Request.RELEASE:
-                    reason = str(attach_frames.decode_json(frame.document).get("reason", ""))[:500]
-                    failed = False
-                    break
-                self._execute(frame)
-        except (StreamClosedError, StreamTimeoutError):
-            pass
-        finally:
-            self._over = True
-            self._leases.release(self.id, reason, failed=failed)
-            self._server.close_session(self.id)
-            while joiner.is_alive():
-                joiner.join(_RELEASE_RETRY_SECONDS)
-                self._leases.release(self.id, reason, failed=failed)  # the join may not have begun at the first attempt
-        with contextlib.suppress(StreamClosedError, StreamTimeoutError):
-            self._send(Response.OK)
-
-    def _join(self, wanted: LeaseTerms, delegated: bool, join_seconds: float) -> None:
-        try:
-            lease, agent = self._leases.acquire(wanted, self.id, delegated=delegated, join_seconds=join_seconds)
-        except Exception as error:
-            with contextlib.suppress(StreamClosedError, StreamTimeoutError):
-                self._send(Response.ERROR, error_to_json(error))
-            self._stream.shutdown()
-            return
-        self._session = session = Session(agent)
-        self._joined = True
-        self._server.open_session(self.id, session)
-        if self._over:  # released before the session was there
-            self._server.close_session(self.id)
-        world, descriptors = describe_group(agent.world)
-        document = {
-            "lease": lease.id,
-            "rank": agent.member.rank,
-            "members": [vars(member) for member in agent.members()],
-            "world": world.to_json(),
-        }
-        with contextlib.suppress(StreamClosedError, StreamTimeoutError):
-            self._send(Response.OK, document, descriptors)
-
-    def _execute(self, frame: Frame) -> None:
-        """Execute a request over the lease's stream."""
-        session, execute = self._session, _REQUESTS.get(frame.header.kind)
-        if execute is None:
-            raise ProtocolError(f"an attached process sent request {frame.header.kind} over its lease's connection")
-        try:
-            if session is None:
-                raise LeaseEndedError("the agent has not joined yet, or will not")
-            response = execute(session, attach_frames.decode_json(frame.document))
-        except (ProtocolError, KeyError):
-            raise
-        except Exception as error:
-            self._send(Response.ERROR, error_to_json(error))
-        else:
-            self._send(Response.OK, response or {})
-
-    def _send(
-        self, response: Response, document: dict[str, Any] | None = None, descriptors: Sequence[int] = ()
-    ) -> None:
-        with self._send_lock:
-            text = b"" if document is None else attach_frames.encode_json(document)
-            self._stream.send(attach_frames.encode(response, text), (), descriptors)
-
-
-_REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]] = {
-    Request.ABORT: Session.abort,
-    Request.CANCEL: Session.cancel,
-    Request.ABORT_PENDING_GROUPS: Session.abort_pending_groups,
-    Request.REPORT: Session.report,
-}
-
-
-def _refuse(stream: FramedStream, error: BaseException) -> None:
-    stream.send(attach_frames.encode(Response.ERROR, attach_frames.encode_json(error_to_json(error))))

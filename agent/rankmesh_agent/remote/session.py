@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.group.pending import PendingMessage
+from rankmesh_agent.group.messages import PendingMessage
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 from rankmesh_agent.remote.codec import call_from_json, error_from_json, error_to_json, report_from_json
 from rankmesh_agent.store.blocking import BlockingStore
@@ -38,13 +38,16 @@ class Session:
 
     Args:
         agent: has joined the job.
+
+    Attributes:
+        messages: the messages in progress, by the client's numbers.
     """
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._lock = threading.Lock()
         self._groups: dict[int, LocalCommunicator] = {agent.world.id: agent.world}
-        self._messages: dict[int, HeldMessage] = {}
+        self.messages: dict[int, HeldMessage] = {}
         self._store: BlockingStore | None = None
         self._streams: set[FramedStream] = set()
         self._closed = False
@@ -81,8 +84,7 @@ class Session:
 
     def group(self, number: int) -> LocalCommunicator:
         """Return a group by its id."""
-        with self._lock:
-            group = self._groups.get(number)
+        group = self._groups.get(number)
         if group is None:
             raise GroupAbortedError("the agent has no such group any more: it has been destroyed, or the lease ended")
         return group
@@ -90,27 +92,15 @@ class Session:
     def make_group(self, ranks: Sequence[int], timeout: float) -> LocalCommunicator:
         """Make a group."""
         group = self._agent.new_group(ranks, timeout)
-        with self._lock:
-            self._groups[group.id] = group
+        self._groups[group.id] = group
         return group
-
-    def add_message(self, number: int, message: HeldMessage) -> None:
-        """Keep a message in progress."""
-        with self._lock:
-            self._messages[number] = message
 
     def message(self, number: int) -> HeldMessage:
         """Return a message in progress."""
-        with self._lock:
-            held = self._messages.get(number)
+        held = self.messages.get(number)
         if held is None:
             raise GroupAbortedError("the agent does not know the message any more: its group has been destroyed")
         return held
-
-    def remove_message(self, number: int) -> None:
-        """Drop a message that has ended."""
-        with self._lock:
-            self._messages.pop(number, None)
 
     @property
     def store(self) -> BlockingStore:
@@ -137,22 +127,19 @@ class Session:
         """Abandon messages that no thread of the client waits for any more."""
         error = error_from_json(document["error"], at_agent=True)
         for number in document["messages"]:
-            with self._lock:
-                held = self._messages.get(int(number))
+            held = self.messages.get(number)
             if held is not None:
                 held.message.abandon(error)
                 if not document.get("waited"):
-                    self.remove_message(int(number))
+                    self.messages.pop(number, None)
 
     def report(self, document: Json) -> Json:
         """Record the calls that the client has made itself; return the groups' failures."""
         for number, report in document["groups"]:
-            with self._lock:
-                group = self._groups.get(int(number))
+            group = self._groups.get(number)
             if group is not None:
                 group.delegated_calls.update(report_from_json(report))
-        with self._lock:
-            failures = [(group.id, group.failure) for group in self._groups.values()]
+        failures = [(group.id, group.failure) for group in self._groups.copy().values()]
         return {"failures": [(number, error_to_json(error)) for number, error in failures if error is not None]}
 
     def abort_pending_groups(self, document: Json) -> None:
@@ -164,14 +151,15 @@ class Session:
     def drop_group(self, document: Json) -> None:
         """End a group at this rank."""
         group = self._group_in(document)
-        with self._lock:
-            del self._groups[group.id]
-            self._messages = {number: held for number, held in self._messages.items() if held.group is not group}
+        del self._groups[group.id]
+        for number, held in self.messages.copy().items():
+            if held.group is group:
+                self.messages.pop(number, None)
         self._agent.drop_group(group)
 
     def set_global_ranks(self, document: Json) -> None:
         """Change the ranks by which errors name the members."""
-        self._group_in(document).global_ranks = tuple(int(number) for number in document["numbers"])
+        self._group_in(document).set_global_ranks(tuple(int(number) for number in document["numbers"]))
 
     def set_timeout(self, document: Json) -> None:
         """Change the default timeout of a group's calls."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
-from rankmesh_agent.collectives.link import Exchange
 from rankmesh_agent.group.flight_recorder import FlightRecorder
-from rankmesh_agent.group.pending import ActiveCall
-from rankmesh_agent.group.state import GroupState
+from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.progress.message_link import Payload, VerifiedLink, Wait
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import call_to_json, error_from_json, error_to_json
@@ -23,7 +21,7 @@ _MAX_UNREPORTED = 200
 
 
 class RemoteGroupState(GroupState):
-    """State of a group whose failures the agent detects.
+    """State of a group whose failures the agent detects. No call waits for messages in this process.
 
     Args:
         client: of the agent.
@@ -42,6 +40,11 @@ class RemoteGroupState(GroupState):
         self._client = client
         self._agent_error: BaseException | None = None
 
+    def fail(self, failure: DistError) -> None:
+        """Record a failure that the agent reports, or the agent's own: the next call raises it."""
+        if self.failure is None:
+            self.failure = failure
+
     def on_agent_error(self, error: BaseException) -> None:
         """Record an error that the agent raised in a call: the agent has ended the group already, if it has to."""
         self._agent_error = error
@@ -53,7 +56,7 @@ class RemoteGroupState(GroupState):
             self.failure = self._client.group_failure(self._group) if at_agent else self._abort(error)
 
     def _abort(self, error: BaseException) -> DistError | None:
-        call = call_to_json(self.call) if self.runs_locally and self.call is not None else None
+        call = call_to_json(self.call) if self.runs_locally and self.call is not START_UP else None
         document = {
             "group": self._group,
             "call": call,
@@ -67,28 +70,13 @@ class RemoteGroupState(GroupState):
             return lost
         return failure if isinstance(failure, DistError) else None
 
-
-class RemoteActiveCall(ActiveCall):
-    """A call that waits for no messages in this process: a CallContext.
-
-    Args:
-        client: of the agent.
-        group: id of the group.
-        state: of the group.
-    """
-
-    def __init__(self, client: AgentClient, group: int, state: RemoteGroupState) -> None:
-        super().__init__(state)
-        self._client = client
-        self._group = group
-
     def to_json(self) -> dict[str, Any]:
         """Return the call as requests to the agent have it."""
         return {"group": self._group, "call": call_to_json(self.call), "seq": self.seq}
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See CallContext. The agent checks the peers."""
-        self._state.raise_if_failed()
+        self.raise_if_failed()
         left = -1.0 if self.deadline.expired() else self.deadline.remaining()
         document = {**self.to_json(), "missing": missing(), "seconds": self.deadline.seconds, "left": left}
         self._client.request_json(Request.CHECK_PEERS, document)
@@ -103,26 +91,23 @@ class RemoteLink(VerifiedLink):
 
     Args:
         client: of the agent.
-        call: the call in progress.
+        state: of the group.
         rank: this group rank.
-        size: ranks in the group.
     """
 
-    def __init__(self, client: AgentClient, call: RemoteActiveCall, rank: int, size: int) -> None:
+    def __init__(self, client: AgentClient, state: RemoteGroupState, rank: int) -> None:
         self.rank = rank
-        self.size = size
+        self.size = len(state.ranks)
         self._client = client
-        self._call = call
+        self._state = state
         self._fingerprint = 0
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
         """See VerifiedLink."""
         self._fingerprint = fingerprint
 
-    def all_exchange(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
-        """See Link.enter; without payloads."""
-        if payload or each:
-            self._refuse()
+    def all_exchange(self) -> list[Payload]:
+        """See VerifiedLink."""
         frame = self._request(Request.VERIFY, fingerprint=self._fingerprint)
         if frame.header.kind == Response.PENDING:
             raise CallMismatchError
@@ -134,25 +119,6 @@ class RemoteLink(VerifiedLink):
         return [text.encode() for text in attach_frames.decode_json(frame.document)["told"]]
 
     def _request(self, kind: Request, **fields: Any) -> Any:
-        deadline = self._call.deadline
-        document = {**self._call.to_json(), "seconds": deadline.remaining(), **fields}
+        deadline = self._state.deadline
+        document = {**self._state.to_json(), "seconds": deadline.remaining(), **fields}
         return self._client.request_json(kind, document, deadline.seconds)
-
-    def via_root(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
-        """Not offered."""
-        self._refuse()
-
-    def start(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> Exchange:
-        """Not offered."""
-        self._refuse()
-
-    def finish(self, exchange: Exchange) -> None:
-        """Not offered."""
-        self._refuse()
-
-    def scratch(self, nbytes: int) -> Any:
-        """Not offered."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise AssertionError("algorithms over messages are the agent's to carry out")

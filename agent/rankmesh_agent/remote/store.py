@@ -11,7 +11,7 @@ from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.attach_frames import Request
-from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError, RankFailedError
+from rankmesh_agent.wire.errors import DistNetworkError, RankFailedError
 
 T = TypeVar("T")
 
@@ -32,11 +32,7 @@ class SessionStore(BlockingStore):
             frame = self._client.request(Request.STORE, request, command.seconds + RESPONSE_SECONDS)
         except RankFailedError as error:
             raise DistNetworkError(error.message, address=error.address) from error
-        response = bytes(frame.document)
-        if len(response) < store_frames.HEADER_BYTES:
-            raise ProtocolError(f"the agent responded to a command to the store with {len(response)} bytes")
-        kind, _, count, _, number = store_frames.decode_response(response)
-        return codec.decode_result(command, kind, number, store_frames.decode_parts(response, count) if count else [])
+        return codec.decode_result(command, store_frames.decode_response(frame.document), frame.document)
 
     def close(self) -> None:
         """Do nothing: the connections are the client's."""

@@ -5,56 +5,46 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from contextlib import suppress
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.spin import AdaptiveSpin
+from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.wire import handshake, store_frames
+from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, DistStoreError, ProtocolError
 
 RETRY_SECONDS = 0.05
 """Pause between attempts to reach an owner that has not started yet."""
-_SLICE_SECONDS = 1
-"""Time limit of one receive call: the deadline is checked in between."""
-_SLICE, _SEND_SECONDS = struct.pack("ll", _SLICE_SECONDS, 0), struct.pack("ll", int(RESPONSE_SECONDS), 0)
+_SEND_SECONDS = struct.pack("ll", int(RESPONSE_SECONDS), 0)
 _READ = 1 << 14
 
 T = TypeVar("T")
-
-
-class _ConnectionLost(Exception):
-    """The connection broke: the owner may have executed the request or not."""
-
-
-class _ResponseTimeout(Exception):
-    """No response came in time."""
 
 
 class _NotSupported(Exception):
     """The peer does not speak the binary protocol."""
 
 
-class _Connection:
+class _Connection(FramedStream):
     """A connection to the owner, which carries one request at a time.
 
     Args:
-        sock: a connected socket that has passed the handshake.
-        name: the connection's name at both ends.
+        sock: a connected socket that has switched to the binary protocol.
     """
 
-    __slots__ = ("name", "seq", "sock", "spin")
+    name = b""
+    """The connection's name at both ends, after the handshake."""
 
-    def __init__(self, sock: socket.socket, name: bytes) -> None:
-        self.sock = sock
-        self.name = name
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_SECONDS)
         self.seq = 0
         self.spin = AdaptiveSpin(sock.recv, _READ, socket.MSG_DONTWAIT)
 
@@ -69,6 +59,8 @@ class _Connection:
         Raises:
             DistStoreError: the command failed.
             ProtocolError: the response is malformed.
+            StreamClosedError: the connection broke; the owner may have executed the command or not.
+            StreamTimeoutError: no response came in time.
         """
         self.seq = seq = (self.seq + 1) & 0xFFFFFFFF
         frame = codec.encode_command(command, seq, retried=retried)
@@ -76,54 +68,33 @@ class _Connection:
         try:
             self.sock.sendall(frame, socket.MSG_NOSIGNAL)
             try:
-                data = self.spin.poll() or self.sock.recv(_READ) or _raise_closed()
+                data = self.spin.poll() or self.sock.recv(_READ)
             except BlockingIOError:  # one slice of the time is over
-                left = timeout + command.seconds - _SLICE_SECONDS
-                data = self._read_into(bytearray(store_frames.HEADER_BYTES), 0, left)
-            if len(data) < store_frames.HEADER_BYTES:
-                data = self._read_rest(data, store_frames.HEADER_BYTES, timeout)
-            kind, answered, count, length, number = store_frames.decode_response(data)
-            if len(data) != store_frames.HEADER_BYTES + length:
-                data = self._read_rest(data, store_frames.HEADER_BYTES + length, timeout)
+                left = timeout + command.seconds - SLICE_SECONDS
+                data = self._read_rest(b"", store_frames.HEADER_BYTES, left)
         except BlockingIOError:
-            raise _ResponseTimeout("the response stopped in the middle") from None
+            raise StreamTimeoutError("it does not receive the request") from None
         except OSError as error:
-            raise _ConnectionLost(error.strerror or str(error)) from error
-        if answered != seq:
+            raise StreamClosedError(error.strerror or str(error)) from error
+        if not data:
+            raise StreamClosedError("the owner closed the connection")
+        if len(data) < store_frames.HEADER_BYTES:
+            data = self._read_rest(data, store_frames.HEADER_BYTES, timeout)
+        header = store_frames.decode_response(data)
+        if len(data) != (size := store_frames.HEADER_BYTES + header[3]):
+            data = self._read_rest(data, size, timeout)
+        if header[1] != seq:
             raise ProtocolError("the store's response belongs to another request")
-        return codec.decode_result(command, kind, number, store_frames.decode_parts(data, count) if count else [])
-
-    def shutdown(self) -> None:
-        """End the connection, also for a thread that receives."""
-        with suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self.sock.close()
+        return codec.decode_result(command, header, data)
 
     def _read_rest(self, begun: bytes | bytearray, size: int, timeout: float) -> bytearray:
-        """Return ``size`` bytes of a response that begins with ``begun``."""
+        """Return ``size`` bytes of a response that begins with ``begun``; a pause may take ``timeout`` seconds."""
         if len(begun) > size:
             raise ProtocolError("the store sent more than a response")
         whole = bytearray(size)
         whole[: len(begun)] = begun
-        return self._read_into(whole, len(begun), timeout)
-
-    def _read_into(self, whole: bytearray, at: int, timeout: float) -> bytearray:
-        """Fill ``whole`` from ``at`` on; no part may take longer than ``timeout`` seconds, give or take a slice."""
-        rest, deadline = memoryview(whole)[at:], Deadline(timeout)
-        while rest:
-            if deadline.expired():
-                raise _ResponseTimeout("timed out")
-            with suppress(BlockingIOError):  # one slice of the time is over
-                rest = rest[self.sock.recv_into(rest) or _raise_closed() :]
-                deadline.restart(timeout)
+        self.receive_into([memoryview(whole)[len(begun) :]], timeout)
         return whole
-
-
-def _raise_closed() -> NoReturn:
-    raise _ConnectionLost("the owner closed the connection")
 
 
 class StoreClient(BlockingStore):
@@ -144,9 +115,6 @@ class StoreClient(BlockingStore):
         self._unix_socket = ""
         self._http: BlockingStore | None = None
 
-    def execute(self, command: Command[T]) -> T:
-        return self._execute(command, RESPONSE_SECONDS)
-
     def execute_first(self, command: Command[T], deadline: Deadline) -> T:
         """Execute a command that does not wait, at an owner that may not have started yet.
 
@@ -155,7 +123,7 @@ class StoreClient(BlockingStore):
         """
         while True:
             try:
-                return self._execute(command, max(deadline.remaining(), RETRY_SECONDS))
+                return self.execute(command, max(deadline.remaining(), RETRY_SECONDS))
             except DistNetworkError as error:
                 if not isinstance(error.__cause__, OSError):
                     raise
@@ -178,26 +146,27 @@ class StoreClient(BlockingStore):
         if self._http is not None:
             self._http.close_in_child()
 
-    def _execute(self, command: Command[T], timeout: float) -> T:
+    def execute(self, command: Command[T], timeout: float = RESPONSE_SECONDS) -> T:
+        """Execute a command; the owner may take ``timeout`` seconds besides the time that the command waits."""
         if self._http is not None:
             return self._http.execute(command)
         try:
             connection = self._pool.acquire(lambda: self._open(timeout))
         except _NotSupported:
             return self._execute_over_http(command, timeout)
-        except (_ConnectionLost, _ResponseTimeout, ProtocolError) as error:
+        except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
             raise self._unreachable_error(error) from error
         began = time.monotonic()
         try:
             try:
                 return self._call(connection, command, timeout)
-            except _ConnectionLost:  # the owner closed it while it was idle, perhaps
+            except StreamClosedError:  # the owner closed it while it was idle, perhaps
                 retried = store_frames.RETRIED_REQUEST.pack(connection.name, connection.seq) if command.writes else b""
                 rest: Command[T] = command
                 if isinstance(command, Waiting):
                     rest = command.with_timeout(max(0.0, command.seconds - (time.monotonic() - began)))
                 return self._call(self._pool.connect(lambda: self._open(timeout)), rest, timeout, retried)
-        except (_ConnectionLost, _ResponseTimeout, _NotSupported, ProtocolError) as error:
+        except (StreamClosedError, StreamTimeoutError, _NotSupported, ProtocolError) as error:
             raise self._unreachable_error(error) from error
 
     def _call(self, connection: _Connection, command: Command[T], timeout: float, retried: bytes = b"") -> T:
@@ -219,7 +188,7 @@ class StoreClient(BlockingStore):
             DistNetworkError: caused by an OSError: the owner does not listen.
             AuthenticationError: the owner has another token.
             _NotSupported: the peer does not speak the binary protocol.
-            _ConnectionLost, _ResponseTimeout: the owner ended, or does not respond.
+            StreamClosedError, StreamTimeoutError: the owner ended, or does not respond.
         """
         try:
             split = urlsplit(self._url)
@@ -230,22 +199,24 @@ class StoreClient(BlockingStore):
             raise DistNetworkError(f"{self._url!r} is not a store's URL: it names no host", address=self._url)
         if split.scheme != "http":
             raise _NotSupported(f"{split.scheme} is not http")
-        sock = self._connect_unix() or self._connect(host, port, split.netloc, timeout)
-        try:
+        refused = False
+        while True:
+            connection = _Connection(self._connect_unix() or self._connect(host, port, split.netloc, timeout))
             try:
-                name = self._authenticate(sock, timeout)
+                connection.name = connection.authenticate(self._token, client=True, seconds=timeout)
+                return connection
             except AuthenticationError:
+                connection.close()
                 # An owner that ends closes the connection without a message, too: the second attempt tells which.
-                sock.close()
-                sock = self._connect_unix() or self._connect(host, port, split.netloc, timeout)
-                name = self._authenticate(sock, timeout)
-            sock.settimeout(None)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_SECONDS)
-        except BaseException:
-            sock.close()
-            raise
-        return _Connection(sock, name)
+                if refused:
+                    raise AuthenticationError(
+                        f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here",
+                        address=self._url,
+                    ) from None
+                refused = True
+            except BaseException:
+                connection.close()
+                raise
 
     def _connect(self, host: str, port: int, netloc: str, timeout: float) -> socket.socket:
         """Return a socket whose peer speaks the binary protocol from now on."""
@@ -258,7 +229,7 @@ class StoreClient(BlockingStore):
         except BaseException as error:
             sock.close()
             if isinstance(error, TimeoutError):
-                raise _ResponseTimeout(str(error)) from error
+                raise StreamTimeoutError(str(error)) from error
             if isinstance(error, OSError | ProtocolError):
                 raise _NotSupported(str(error)) from error
             raise
@@ -285,27 +256,6 @@ class StoreClient(BlockingStore):
             raise
         return sock
 
-    def _authenticate(self, sock: socket.socket, timeout: float) -> bytes:
-        """Pass the handshake; return the connection's name."""
-        challenge = handshake.Challenge(self._token, client=True)
-        try:
-            sock.settimeout(timeout)
-            sock.sendall(challenge.hello())
-            challenge.receive_hello(_receive_exactly(sock, handshake.HELLO_BYTES))
-            try:
-                sock.sendall(challenge.proof())
-                challenge.receive_proof(_receive_exactly(sock, handshake.PROOF_BYTES))
-            except (ConnectionError, _ConnectionLost, AuthenticationError):  # a refusal has no message
-                raise AuthenticationError(
-                    f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here",
-                    address=self._url,
-                ) from None
-        except TimeoutError as error:
-            raise _ResponseTimeout(str(error)) from error
-        except OSError as error:
-            raise _ConnectionLost(str(error)) from error
-        return challenge.name
-
     def _execute_over_http(self, command: Command[T], timeout: float) -> T:
         """Execute a command over HTTP; if the owner is a store, so do all later calls."""
         from rankmesh_agent.store.http_client import BlockingHttpStore
@@ -313,7 +263,7 @@ class StoreClient(BlockingStore):
         http = BlockingHttpStore(self._url, self._token)
         works = False
         try:
-            found = http.execute_within(command, timeout)
+            found = http.execute(command, timeout)
             works = True
             return found
         except DistStoreError:
@@ -329,12 +279,5 @@ class StoreClient(BlockingStore):
         return DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)
 
     def _unreachable_error(self, error: Exception) -> DistNetworkError:
-        reason = str(error) or type(error).__name__
+        reason = "timed out" if isinstance(error, StreamTimeoutError) else str(error) or type(error).__name__
         return DistNetworkError(f"the store at {self._url} cannot be reached: {reason}", address=self._url)
-
-
-def _receive_exactly(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        data += sock.recv(size - len(data)) or _raise_closed()
-    return data

@@ -18,7 +18,16 @@ from rankmesh_agent.wire.errors import (
     NotANumberError,
     ProtocolError,
 )
-from rankmesh_agent.wire.store_frames import MAX_BYTES, RETRY, Kind, encode_request, encode_response
+from rankmesh_agent.wire.store_frames import (
+    MAX_BYTES,
+    RETRY,
+    Kind,
+    Response,
+    decode_parts,
+    decode_request,
+    encode_request,
+    encode_response,
+)
 
 _ABSENT, _MATCH, _NONE_MATCH = 0x01, 0x02, 0x08
 """Flags of writes with a condition: If-None-Match: *; the tags of If-Match follow the usual parts; so do the tags of
@@ -88,6 +97,19 @@ def decode_command(opcode: int, flags: int, seconds: float, parts: Parts) -> Com
         raise ProtocolError(f"a request of the store's binary protocol with opcode {opcode} lacks parts") from None
 
 
+def serve(request: bytes | bytearray, execute: Callable[[Command[Any]], Any]) -> bytes:
+    """Return the response frame to a request frame whose command ``execute`` carries out, waiting if it has to.
+
+    Raises:
+        ProtocolError: the request is malformed.
+    """
+    opcode, flags, seq, count, _, seconds = decode_request(request)
+    try:
+        return encode_result(seq, execute(decode_command(opcode, flags, seconds, decode_parts(request, count))))
+    except DistStoreError as error:
+        return encode_error(seq, error)
+
+
 def encode_result(seq: int, result: Any) -> bytes:
     """Return a command's result as a frame."""
     if result is None:
@@ -121,15 +143,16 @@ def encode_error(seq: int, error: DistStoreError) -> bytes:
     return encode_response(Kind.ERROR, seq, 0, (error.code.encode(), error.message.encode("utf-8", "replace")))
 
 
-def decode_result(command: Command[T], kind: int, number: int, parts: Parts) -> T:
-    """Return the result that a response frame holds.
+def decode_result(command: Command[T], header: Response, data: bytes | bytearray) -> T:
+    """Return the result that a response frame holds, given its header.
 
     Raises:
         DistStoreError: the command raised it in the owner's process.
         ProtocolError: the frame is malformed.
     """
+    kind, _, count, _, number = header
     try:
-        found = _decode(kind, number, parts)
+        found = _decode(kind, number, decode_parts(data, count) if count else [])
         if kind in _LISTS and isinstance(command, commands.MultiGet) and len(command.unique) != len(command.keys):
             values = dict(zip(command.unique, found, strict=True))  # the request has each key once
             found = [values[key] for key in command.keys]
@@ -237,32 +260,20 @@ def _with_condition(condition: Condition, *parts: bytes) -> tuple[int, Sequence[
     return flags, [*parts, *(tag.encode() for tag in condition.if_match or ()), *none_match]
 
 
-def _one_key(kind: Any) -> Format:
-    return Format(kind, lambda command: (0, (command.key.encode(),)), lambda parts, *_: kind(_text(parts[0])))
+def _key(command: Any) -> tuple[int, Sequence[bytes]]:
+    return 0, (command.key.encode(),)
 
 
-def _one_key_to_wait_for(kind: Any) -> Format:
-    return Format(
-        kind,
-        lambda command: (0, (command.key.encode(),)),
-        lambda parts, _, seconds: kind(_text(parts[0]), seconds),
-    )
+def _key_and_value(command: Any) -> tuple[int, Sequence[bytes]]:
+    return 0, (command.key.encode(), command.value)
 
 
-def _key_and_value(kind: Any) -> Format:
-    return Format(
-        kind,
-        lambda command: (0, (command.key.encode(), command.value)),
-        lambda parts, *_: kind(_text(parts[0]), parts[1]),
-    )
-
-
-def _prefix(kind: Any) -> Format:
-    return Format(kind, lambda command: (0, (command.prefix.encode(),)), lambda parts, *_: kind(_text(parts[0])))
+def _prefix(command: Any) -> tuple[int, Sequence[bytes]]:
+    return 0, (command.prefix.encode(),)
 
 
 _FORMATS: dict[int, Format] = {
-    1: _one_key_to_wait_for(commands.Get),
+    1: Format(commands.Get, _key, lambda parts, _, seconds: commands.Get(_text(parts[0]), seconds)),
     2: Format(
         commands.Set,
         lambda put: _with_condition(put.condition, put.key.encode(), put.value),
@@ -283,7 +294,7 @@ _FORMATS: dict[int, Format] = {
         lambda swap: (0, (swap.key.encode(), swap.expected, swap.desired)),
         lambda parts, *_: commands.CompareSet(_text(parts[0]), parts[1], parts[2]),
     ),
-    6: _key_and_value(commands.Append),
+    6: Format(commands.Append, _key_and_value, lambda parts, *_: commands.Append(_text(parts[0]), parts[1])),
     7: Format(commands.MultiGet, lambda get: _with_keys(get.unique), _multi_get),
     8: Format(
         commands.MultiSet,
@@ -300,11 +311,11 @@ _FORMATS: dict[int, Format] = {
         lambda check: _with_keys(check.keys),
         lambda parts, flags, _: commands.Check(_keys(parts, flags)),
     ),
-    11: _prefix(commands.Keys),
-    12: _prefix(commands.Count),
-    13: _key_and_value(commands.QueuePush),
-    14: _one_key_to_wait_for(commands.QueuePop),
-    15: _one_key(commands.QueueLen),
+    11: Format(commands.Keys, _prefix, lambda parts, *_: commands.Keys(_text(parts[0]))),
+    12: Format(commands.Count, _prefix, lambda parts, *_: commands.Count(_text(parts[0]))),
+    13: Format(commands.QueuePush, _key_and_value, lambda parts, *_: commands.QueuePush(_text(parts[0]), parts[1])),
+    14: Format(commands.QueuePop, _key, lambda parts, _, seconds: commands.QueuePop(_text(parts[0]), seconds)),
+    15: Format(commands.QueueLen, _key, lambda parts, *_: commands.QueueLen(_text(parts[0]))),
 }
 """The commands by opcode. The numbers are part of the protocol: they never change."""
 

@@ -9,8 +9,9 @@ import threading
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.store.command import Waiting
-from rankmesh_agent.wire import handshake
+from rankmesh_agent.wire.store_frames import HEADER_BYTES
 
 
 class PendingRequest(NamedTuple):
@@ -27,9 +28,9 @@ class Connection:
 
     Attributes:
         sock: its socket, which does not block.
-        challenge: the handshake in progress, None once the client has passed it.
+        handshake: the handshake in progress, None once the client has passed it.
         name: its name at both ends, by which a client identifies it after it broke.
-        wanted: number of bytes that make the next step.
+        wanted: number of bytes that make the next request.
         received: those of them that have come.
         unsent: the rest of a frame that the socket's buffer did not take.
         pending: the request that waits; the thread that takes it, under the lock, sends the response.
@@ -37,13 +38,13 @@ class Connection:
         lock: prevents closing while another thread sends.
     """
 
-    __slots__ = ("_poll", "challenge", "last", "lock", "name", "pending", "received", "sock", "unsent", "wanted")
+    __slots__ = ("_poll", "handshake", "last", "lock", "name", "pending", "received", "sock", "unsent", "wanted")
 
-    def __init__(self, sock: socket.socket, poll: select.epoll, challenge: handshake.Challenge) -> None:
+    def __init__(self, sock: socket.socket, poll: select.epoll, handshake: Handshake[bytes]) -> None:
         self.sock = sock
-        self.challenge: handshake.Challenge | None = challenge
+        self.handshake: Handshake[bytes] | None = handshake
         self.name = b""
-        self.wanted = handshake.HELLO_BYTES
+        self.wanted = HEADER_BYTES
         self.received = bytearray()
         self.unsent: memoryview | None = None
         self.pending: PendingRequest | None = None

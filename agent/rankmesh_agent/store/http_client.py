@@ -97,13 +97,10 @@ class BlockingHttpStore(BlockingStore):
         self._token = token
         self._transport = httpx.HTTPTransport(**_options(self._url))
 
-    def execute(self, command: Command[T]) -> T:
-        return self.execute_within(command, RESPONSE_SECONDS)
-
     def close(self) -> None:
         self._transport.close()
 
-    def execute_within(self, command: Command[T], timeout: float) -> T:
+    def execute(self, command: Command[T], timeout: float = RESPONSE_SECONDS) -> T:
         """Execute a command; the owner may take ``timeout`` seconds besides the time that the command waits."""
         exchange = _exchange(self._url, self._token, command, "", timeout)
         try:

@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.store import codec
@@ -31,8 +32,9 @@ from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.connection import Connection, PendingRequest
 from rankmesh_agent.store.idempotency import ReplyCache
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.wire import handshake, store_frames
+from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, ProtocolError
+from rankmesh_agent.wire.handshake import server_script
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of a client's handshake."""
@@ -189,7 +191,7 @@ class StoreServer:
             sock.close()
             return None
         sock.setblocking(False)
-        connection = Connection(sock, poll, handshake.Challenge(self._token, client=False))
+        connection = Connection(sock, poll, Handshake(sock, server_script(self._token)))
         self._connections[sock.fileno()] = connection
         self._unauthenticated += 1
         poll.register(sock, select.EPOLLIN)
@@ -207,9 +209,9 @@ class StoreServer:
             self._poll.unregister(descriptor)  # a forked child may hold the descriptor, too
             connection.sock.close()
         del self._connections[descriptor]
-        if connection.challenge is not None:
+        if connection.handshake is not None:
             self._unauthenticated -= 1
-            connection.challenge = None
+            connection.handshake = None
         self._by_name.pop(connection.name, None)
         if connection.last is not None:
             self._replies.add(connection.name, connection.last, len(connection.last[1]))
@@ -223,6 +225,8 @@ class StoreServer:
         try:
             if connection.unsent is not None:
                 connection.flush()
+            elif connection.handshake is not None:
+                self._advance_handshake(connection, connection.handshake)
             else:
                 self._receive(connection)
         except BlockingIOError:
@@ -245,9 +249,6 @@ class StoreServer:
             received += data
             data = received
         if len(data) >= connection.wanted:
-            if connection.challenge is not None:
-                self._advance_handshake(connection, connection.challenge, bytes(data))
-                return
             opcode, flags, seq, count, length, seconds = store_frames.decode_request(data)
             wanted = store_frames.HEADER_BYTES + length
             if len(data) == wanted:
@@ -262,26 +263,17 @@ class StoreServer:
         if not received:
             received += data
 
-    def _advance_handshake(self, connection: Connection, challenge: handshake.Challenge, data: bytes) -> None:
-        """Take a step of the handshake.
+    def _advance_handshake(self, connection: Connection, client_handshake: Handshake[bytes]) -> None:
+        """Continue the handshake.
 
         Raises:
-            DistNetworkError: the client fails it.
+            OSError, DistNetworkError: the client fails it.
         """
-        if len(data) > connection.wanted:
-            raise ProtocolError("a client of the store's binary protocol sent more than the handshake's step")
-        connection.received = bytearray()
-        if not challenge.name:
-            challenge.receive_hello(data)
-            connection.send(challenge.hello())
-            connection.wanted = handshake.PROOF_BYTES
-            return
-        challenge.receive_proof(data)
-        connection.send(challenge.proof())
-        connection.wanted = store_frames.HEADER_BYTES
-        connection.challenge, connection.name = None, challenge.name
-        self._by_name[connection.name] = connection
-        self._unauthenticated -= 1
+        name = client_handshake.advance()
+        if name is not None:
+            connection.handshake, connection.name = None, name
+            self._by_name[name] = connection
+            self._unauthenticated -= 1
 
     # Requests
 
@@ -391,7 +383,7 @@ class StoreServer:
                 assert self._unix_listener is not None
                 self._poll.modify(self._unix_listener, select.EPOLLIN)
             elif subject == _HANDSHAKE:
-                if connection.challenge is not None:
+                if connection.handshake is not None:
                     self._close_connection(connection)
             else:
                 request = connection.pending
@@ -416,7 +408,7 @@ class StoreServer:
 def _in_progress(connection: Connection, subject: int) -> bool:
     """Return whether the subject of a timer, a handshake or a pending request, is still in progress."""
     if subject == _HANDSHAKE:
-        return connection.challenge is not None
+        return connection.handshake is not None
     request = connection.pending
     return request is not None and request.number == subject
 

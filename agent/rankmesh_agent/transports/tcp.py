@@ -26,20 +26,12 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
-from rankmesh_agent.transports.base import (
-    IDENTITY_BYTES,
-    Admit,
-    Buffer,
-    Connection,
-    Listener,
-    PendingConnection,
-    Transport,
-    connection_lost,
-)
-from rankmesh_agent.transports.handshaking import Handshake, Script
+from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.wire import handshake
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
+from rankmesh_agent.wire.handshake import Script
 
 HANDSHAKE_SECONDS = 10.0
 """Maximum duration of the handshake of a client that is not yet authenticated."""
@@ -55,7 +47,14 @@ PROPOSAL = struct.Struct("!BQ160s32s")
 ACCEPTED, DECLINED, REJECTED = b"\1", b"\0", b"\2"
 """The server's answer, with its own proof: the proposal is accepted, it is declined, or the client is rejected."""
 
+IDENTITY_BYTES = 80
+"""Size of the identity that a client sends to a listener: fixed, so that no client decides how much is read."""
+
+Admit = Callable[[bytes], bool]
+"""Returns whether a client with this identity may connect. The client is authenticated by then."""
 AcceptProposal = Callable[["TcpConnection", bytes], tuple[Connection, bool]]
+_Admitted = tuple[bytes, Connection]
+"""Identity of a client, and the connection to it."""
 
 
 class TcpConnection(Connection):
@@ -156,42 +155,52 @@ class Proposal:
         """Release the resources of the proposal, accepted or not."""
 
 
-class PendingTcpConnection(PendingConnection):
-    """Connects to the first socket address of a host that answers, and runs the handshake there.
+class PendingTcpConnection:
+    """Connects to the first socket address of a host that answers, and runs the handshake there. No method blocks.
 
     Args:
         address: host and port.
         script: returns this side's script for a connection.
     """
 
-    def __init__(self, address: str, script: Callable[[TcpConnection], Script]) -> None:
+    def __init__(self, address: str, script: Callable[[TcpConnection], Script[Connection]]) -> None:
         self._address = address
         self._script = script
         self._socket_addresses = _resolve(address)
-        self._handshake = self._connect_next()
+        self._connect_next()
 
     def fileno(self) -> int:
-        return self._handshake.fileno()
+        """Return a descriptor to poll for ``events()``; it may change with each ``advance()``."""
+        return self._connection.fileno()
 
     def events(self) -> int:
+        """Return the poll events that the next ``advance`` waits for."""
         return self._handshake.events()
 
     def advance(self) -> Connection | None:
+        """Continue as far as possible; return the connection once both sides have it. No call may follow that.
+
+        Raises:
+            AuthenticationError: the peer does not know the token.
+            DistNetworkError: no listener answers, it uses another protocol, or it rejects this connection.
+        """
         while True:
             try:
                 return self._handshake.advance()
-            except DistNetworkError as error:
+            except OSError as error:
                 if self._handshake.started:
-                    raise
+                    raise connection_lost(self._address, error.strerror or str(error)) from error
                 if not self._socket_addresses:
-                    raise _unreachable(self._address, error.__cause__ or error) from error
-            self._handshake.close()
-            self._handshake = self._connect_next()
+                    raise _unreachable(self._address, error) from error
+            self.close()
+            self._connect_next()
 
     def close(self) -> None:
+        """Abandon the connection."""
         self._handshake.close()
+        self._connection.close()
 
-    def _connect_next(self) -> Handshake:
+    def _connect_next(self) -> None:
         family, socket_address = self._socket_addresses.pop(0)
         try:
             sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -201,31 +210,23 @@ class PendingTcpConnection(PendingConnection):
             with contextlib.suppress(BlockingIOError):
                 sock.connect(socket_address)
         except (OSError, OverflowError) as error:  # OverflowError: the port is out of range
-            if not self._socket_addresses:
-                sock.close()
-                raise _unreachable(self._address, error) from error
             sock.close()
-            return self._connect_next()
-        connection = TcpConnection(sock, self._address)
-        return Handshake(connection, self._script(connection))
+            if not self._socket_addresses:
+                raise _unreachable(self._address, error) from error
+            self._connect_next()
+            return
+        self._connection = TcpConnection(sock, self._address)
+        self._handshake = Handshake(sock, self._script(self._connection))
 
 
-class _IncomingHandshake(Handshake):
-    """Handshake of a client that has connected to a listener.
+class TcpListener:
+    """A listening endpoint. All its work happens in ``accept``; between two calls, peers wait in its backlog.
 
-    Args:
-        connection: the connection to the client.
-        script: returns the server's script, which records the client's identity.
+    It authenticates all clients concurrently: a client that sends nothing delays no other.
+
+    Attributes:
+        address: the address that peers pass to TcpTransport.dial.
     """
-
-    def __init__(self, connection: TcpConnection, script: Callable[[_IncomingHandshake], Script]) -> None:
-        super().__init__(connection, script(self))
-        self.identity = b""
-        self.deadline = Deadline(HANDSHAKE_SECONDS)
-
-
-class TcpListener(Listener):
-    """Authenticates all clients concurrently: a client that sends nothing delays no other."""
 
     def __init__(self, listening: socket.socket, token: str, accept_proposal: AcceptProposal) -> None:
         host, port = listening.getsockname()[:2]
@@ -235,25 +236,38 @@ class TcpListener(Listener):
         self._token = token
         self._accept_proposal = accept_proposal
         self._fileno = listening.fileno()
-        self._handshakes: dict[int, _IncomingHandshake] = {}
+        self._handshakes: dict[int, tuple[TcpConnection, Handshake[_Admitted], Deadline]] = {}
 
     def descriptors(self) -> list[int]:
+        """Return the descriptors to poll for reading; they may change with each ``accept``."""
         return [self._fileno, *self._handshakes]
 
-    def accept(self, ready: Container[int], admits: Admit) -> list[tuple[bytes, Connection]]:
+    def accept(self, ready: Container[int], admits: Admit) -> list[_Admitted]:
+        """Continue all handshakes as far as possible; return the ready connections, each with its client's identity.
+
+        The caller calls this from time to time even if no descriptor is readable: it ends handshakes that time out.
+
+        Args:
+            ready: the descriptors that are readable.
+            admits: decides by identity which clients may connect.
+
+        Raises:
+            DistNetworkError: the listener is closed.
+        """
         if self._socket.fileno() < 0:
             raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
-        arrived: list[tuple[bytes, Connection]] = []
-        for fd, incoming in list(self._handshakes.items()):
+        arrived: list[_Admitted] = []
+        for fd, (_, incoming, deadline) in list(self._handshakes.items()):
             if fd in ready:
                 self._advance(fd, incoming, arrived)
-            if fd in self._handshakes and incoming.deadline.expired():
+            if fd in self._handshakes and deadline.expired():
                 self._close_handshake(fd)
         if self._fileno in ready:
             self._accept_clients(admits)
         return arrived
 
     def close(self) -> None:
+        """Stop listening. A second call does nothing."""
         for fd in list(self._handshakes):
             self._close_handshake(fd)
         self._socket.close()
@@ -280,40 +294,38 @@ class TcpListener(Listener):
         except OSError:  # the client has closed the connection already
             sock.close()
             return
-        incoming = _IncomingHandshake(connection, lambda incoming: self._server_script(incoming, connection, admits))
-        self._handshakes[connection.fileno()] = incoming
+        incoming = Handshake(sock, self._server_script(connection, admits))
+        self._handshakes[connection.fileno()] = connection, incoming, Deadline(HANDSHAKE_SECONDS)
         self._advance(connection.fileno(), incoming, [])  # its first message has usually arrived
 
-    def _advance(self, fd: int, incoming: _IncomingHandshake, arrived: list[tuple[bytes, Connection]]) -> None:
+    def _advance(self, fd: int, incoming: Handshake[_Admitted], arrived: list[_Admitted]) -> None:
         try:
-            connection = incoming.advance()
+            admitted = incoming.advance()
         except (DistError, OSError):
             # A port scan, an old version, a wrong token, a closed connection: the client gets no answer.
             self._close_handshake(fd)
         else:
-            if connection is not None:
+            if admitted is not None:
                 del self._handshakes[fd]
-                arrived.append((incoming.identity, connection))
+                arrived.append(admitted)
 
     def _close_handshake(self, fd: int) -> None:
-        self._handshakes.pop(fd).close()
+        connection, incoming, _ = self._handshakes.pop(fd)
+        incoming.close()
+        connection.close()
 
-    def _server_script(self, incoming: _IncomingHandshake, connection: TcpConnection, admits: Admit) -> Script:
-        challenge = handshake.Challenge(self._token, client=False)
-        challenge.receive_hello((yield b"", handshake.HELLO_BYTES))
-        message = yield challenge.hello(), handshake.PROOF_BYTES + PROPOSAL.size + IDENTITY_BYTES
-        proof, proposal, identity = _split(message, handshake.PROOF_BYTES, PROPOSAL.size)
-        challenge.receive_proof(proof)
+    def _server_script(self, connection: TcpConnection, admits: Admit) -> Script[_Admitted]:
+        challenge, attachment = yield from handshake.verify_client(self._token, PROPOSAL.size + IDENTITY_BYTES)
+        proposal, identity = attachment[: PROPOSAL.size], attachment[PROPOSAL.size :]
         if not admits(identity):
             yield challenge.proof() + REJECTED, 0
             raise DistNetworkError(f"{connection.peer} is not an expected rank", address=connection.peer)
-        incoming.identity = identity
         agreed, accepted = self._accept_proposal(connection, proposal)
         yield challenge.proof() + (ACCEPTED if accepted else DECLINED), 0
-        return agreed
+        return identity, agreed
 
 
-class TcpTransport(Transport):
+class TcpTransport:
     """Transport to peers on any host.
 
     Args:
@@ -323,28 +335,38 @@ class TcpTransport(Transport):
     def __init__(self, token: str = "") -> None:
         self._token = token
 
-    def listen(self, address: str) -> Listener:
+    def listen(self, address: str) -> TcpListener:
+        """Listen at ``address``.
+
+        Raises:
+            AddressInUseError: another socket listens there.
+            DistNetworkError: the address cannot be used.
+        """
         host, port = split_address(address)
         return TcpListener(bind(host, port, purpose="the agent listens for peers"), self._token, self._accept_proposal)
 
-    def dial(self, address: str, identity: bytes = b"") -> PendingConnection:
+    def dial(self, address: str, identity: bytes = b"") -> PendingTcpConnection:
+        """Begin to connect to a listener.
+
+        Args:
+            address: the listener's address.
+            identity: identity of this client, at most IDENTITY_BYTES; padded with zeros. The listener looks at it only
+                after it has authenticated this client.
+
+        Raises:
+            DistNetworkError: no listener can have this address.
+        """
         identity = identity.ljust(IDENTITY_BYTES, b"\0")
         return PendingTcpConnection(address, lambda connection: self._client_script(connection, identity))
 
-    def _client_script(self, connection: TcpConnection, identity: bytes) -> Script:
-        challenge = handshake.Challenge(self._token, client=True)
-        challenge.receive_hello((yield challenge.hello(), handshake.HELLO_BYTES))
+    def _client_script(self, connection: TcpConnection, identity: bytes) -> Script[Connection]:
+        challenge = yield from handshake.client_hello(self._token)
         with contextlib.closing(self._offer()) as offer:
-            try:
-                reply = yield challenge.proof() + offer.proposal + identity, handshake.PROOF_BYTES + len(ACCEPTED)
-            except DistNetworkError as error:
-                # The server closes the connection without an answer if the client's proof is wrong.
-                raise AuthenticationError(
-                    f"{connection.peer} refused the connection: RANKMESH_TOKEN must be the same on every rank",
-                    address=connection.peer,
-                ) from error
-            proof, answer = _split(reply, handshake.PROOF_BYTES)
-            challenge.receive_proof(proof)
+            refusal = AuthenticationError(
+                f"{connection.peer} refused the connection: RANKMESH_TOKEN must be the same on every rank",
+                address=connection.peer,
+            )
+            answer = yield from handshake.client_proof(challenge, refusal, offer.proposal + identity, len(ACCEPTED))
             if answer == REJECTED:
                 raise DistNetworkError(
                     f"the process at {connection.peer} does not wait for this rank: another process has that address",
@@ -372,15 +394,6 @@ def split_address(address: str) -> tuple[str, int]:
     if not separator or not port.isdigit():
         raise ValueError(f"{address!r} is not an address of the form host:port")
     return host.strip("[]"), int(port)
-
-
-def _split(data: bytes, *lengths: int) -> list[bytes]:
-    """Return slices of these lengths, and the rest."""
-    pieces, begin = [], 0
-    for length in lengths:
-        pieces.append(data[begin : begin + length])
-        begin += length
-    return [*pieces, data[begin:]]
 
 
 def _resolve(address: str) -> list[tuple[int, Any]]:

@@ -67,6 +67,7 @@ class Opcode(enum.IntEnum):
     """The receiver has read message ``seq`` from the sender's memory."""
 
 
+_new_tuple = tuple.__new__
 _OPCODES: dict[int, Opcode] = {int(opcode): opcode for opcode in Opcode}
 POSTED = frozenset({Opcode.PART, Opcode.BULK})
 """Frames whose payload goes into a buffer that the receiver has posted."""
@@ -130,4 +131,5 @@ def decode(data: bytes | bytearray | memoryview, offset: int = 0, eager_limit: i
         raise ProtocolError(f"unknown dtype code {dtype} in a frame")
     if opcode not in POSTED and length > (eager_limit if opcode is Opcode.EAGER else SMALL):
         raise ProtocolError(f"a {opcode.name} frame of {length} bytes is over the limit")
-    return Header(opcode, dtype, group, epoch, part, seq, tag, length, fingerprint, total)
+    # As Header(...) does, without the call of the function that NamedTuple generates: every frame comes here.
+    return _new_tuple(Header, (opcode, dtype, group, epoch, part, seq, tag, length, fingerprint, total))

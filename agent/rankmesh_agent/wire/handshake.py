@@ -17,6 +17,8 @@ from __future__ import annotations
 import hmac
 import secrets
 import struct
+from collections.abc import Generator
+from typing import TypeVar
 
 from rankmesh_agent.wire.errors import AuthenticationError, ProtocolError
 from rankmesh_agent.wire.frames import VERSION
@@ -25,6 +27,11 @@ MAGIC = b"RKMH-HI"
 _HELLO = struct.Struct("!7sB32s")
 HELLO_BYTES = _HELLO.size
 PROOF_BYTES = 32
+
+T = TypeVar("T")
+Script = Generator[tuple[bytes, int], bytes, T]
+"""One side of a handshake: yields the bytes to send and the number of bytes to receive, gets the received bytes, and
+returns its result. An error of the connection is thrown into it. ``net.handshake`` runs it."""
 
 
 class Challenge:
@@ -80,3 +87,52 @@ class Challenge:
 
     def _mac(self, client: bool) -> bytes:
         return hmac.digest(self._key, (b"client" if client else b"server") + self._both, "sha256")
+
+
+def client_hello(token: str) -> Script[Challenge]:
+    """Exchange HELLOs as the client."""
+    challenge = Challenge(token, client=True)
+    challenge.receive_hello((yield challenge.hello(), HELLO_BYTES))
+    return challenge
+
+
+def client_proof(
+    challenge: Challenge, refusal: AuthenticationError, attachment: bytes = b"", reply_bytes: int = 0
+) -> Script[bytes]:
+    """Exchange proofs as the client; return what follows the server's proof.
+
+    Args:
+        challenge: the challenge after the HELLOs.
+        refusal: raised if the server has another token; it then closes the connection without an answer.
+        attachment: sent after the proof.
+        reply_bytes: number of bytes that follow the server's proof.
+    """
+    try:
+        reply = yield challenge.proof() + attachment, PROOF_BYTES + reply_bytes
+        challenge.receive_proof(reply[:PROOF_BYTES])
+    except (ConnectionError, AuthenticationError):
+        raise refusal from None
+    return reply[PROOF_BYTES:]
+
+
+def verify_client(token: str, attachment_bytes: int = 0) -> Script[tuple[Challenge, bytes]]:
+    """Check the client as the server, whose proof must follow; return what follows the client's proof."""
+    challenge = Challenge(token, client=False)
+    challenge.receive_hello((yield b"", HELLO_BYTES))
+    message = yield challenge.hello(), PROOF_BYTES + attachment_bytes
+    challenge.receive_proof(message[:PROOF_BYTES])
+    return challenge, message[PROOF_BYTES:]
+
+
+def client_script(token: str, refusal: AuthenticationError) -> Script[bytes]:
+    """Run the whole challenge as the client; return the connection's name."""
+    challenge = yield from client_hello(token)
+    yield from client_proof(challenge, refusal)
+    return challenge.name
+
+
+def server_script(token: str) -> Script[bytes]:
+    """Run the whole challenge as the server; return the connection's name."""
+    challenge, _ = yield from verify_client(token)
+    yield challenge.proof(), 0
+    return challenge.name

@@ -9,37 +9,44 @@ BOUNDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10
 
 
 @dataclass
-class OperationStats:
-    """The calls, or messages, of one operation in one group.
+class OpStats:
+    """The calls, or messages, of one operation that have ended.
 
     Attributes:
-        group: the group's name.
-        op: ``all_reduce``, ``send``, ...
-        nbytes: total bytes of the calls that have ended.
-        seconds: total duration of the calls that have ended.
+        nbytes: their total bytes.
+        seconds: their total duration.
         failures: number of failed calls.
         buckets: number of calls in each bucket of BOUNDS; the last bucket counts longer calls.
-        in_flight: number of calls that have begun, or are queued, and have not ended.
-        oldest: seconds since the oldest call in flight began, or was queued; 0 if there is none.
     """
 
-    group: str
-    op: str
     nbytes: int = 0
     seconds: float = 0.0
     failures: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
-    in_flight: int = 0
-    oldest: float = 0.0
 
-    def add(self, other: OperationStats) -> None:
+    def add(self, other: OpStats) -> None:
         """Add the statistics of another instance."""
         self.nbytes += other.nbytes
         self.seconds += other.seconds
         self.failures += other.failures
         self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
-        self.in_flight += other.in_flight
-        self.oldest = max(self.oldest, other.oldest)
+
+
+@dataclass
+class OperationStats(OpStats):
+    """The calls, or messages, of one operation in one group.
+
+    Attributes:
+        group: the group's name.
+        op: ``all_reduce``, ``send``, ...
+        in_flight: number of calls that have begun, or are queued, and have not ended.
+        oldest: seconds since the oldest call in flight began, or was queued; 0 if there is none.
+    """
+
+    group: str = ""
+    op: str = ""
+    in_flight: int = 0
+    oldest: float = 0.0
 
 
 @dataclass

@@ -28,9 +28,9 @@ class AgentReply(NamedTuple):
     """
 
     status: int
-    document: Any
-    detail: str
-    code: str
+    document: Any = None
+    detail: str = ""
+    code: str = ""
 
     @property
     def ok(self) -> bool:
@@ -108,18 +108,16 @@ async def _request(client: httpx.AsyncClient, method: str, url: str, document: A
             async for piece in answer.aiter_bytes():
                 body += piece
                 if len(body) > MAX_ANSWER_BYTES:
-                    return AgentReply(
-                        answer.status_code, None, f"its answer has more than {MAX_ANSWER_BYTES} bytes", ""
-                    )
+                    return AgentReply(answer.status_code, detail=f"its answer has more than {MAX_ANSWER_BYTES} bytes")
             return _parse(answer.status_code, bytes(body))
     except httpx.ConnectTimeout:
-        return AgentReply(0, None, f"no answer at {url} within {timeout.connect:g} s", "")
+        return AgentReply(0, detail=f"no answer at {url} within {timeout.connect:g} s")
     except (httpx.TimeoutException, TimeoutError):
-        return AgentReply(0, None, f"{url} did not answer within {seconds:g} s", "")
+        return AgentReply(0, detail=f"{url} did not answer within {seconds:g} s")
     except httpx.ConnectError:
-        return AgentReply(0, None, f"no process listens at {url}", "")
+        return AgentReply(0, detail=f"no process listens at {url}")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return AgentReply(0, None, f"the answer of {url} broke off: {error or type(error).__name__}", "")
+        return AgentReply(0, detail=f"the answer of {url} broke off: {error or type(error).__name__}")
 
 
 def _parse(status: int, body: bytes) -> AgentReply:
@@ -128,8 +126,7 @@ def _parse(status: int, body: bytes) -> AgentReply:
     except ValueError:
         document = None
     if status < HTTPStatus.BAD_REQUEST:
-        return AgentReply(status, document, "", "")
+        return AgentReply(status, document)
     problem = document if isinstance(document, dict) else {}
-    return AgentReply(
-        status, document, str(problem.get("detail") or f"it answered {status}"), str(problem.get("code") or "")
-    )
+    detail = str(problem.get("detail") or f"it answered {status}")
+    return AgentReply(status, document, detail, str(problem.get("code") or ""))

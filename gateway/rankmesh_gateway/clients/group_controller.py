@@ -104,40 +104,42 @@ class GroupController:
         )
         raise _not_made_error(wanted, replies, members)
 
-    async def abort(self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], reason: str) -> FanOut:
+    async def abort(self, name: str, job: str | None, reason: str) -> FanOut:
         """Abort a group at all members: its pending calls fail with the reason.
 
         Args:
-            group: the group.
-            ranks: the ranks of its job.
+            name: the group's id, or its name if no other has it.
+            job: the group's job; None if no other job has such a group.
             reason: the reason, for the members' errors.
 
         Raises:
+            GroupNotFoundError: there is no such group, or several.
             NoAgentAnsweredError: no member aborted it.
         """
-        asked = _not_left(group.ranks, ranks)
-        replies = await self._abort(group, {rank: ranks[rank] for rank in asked}, reason)
+        group, ranks = self._registry.find_group(name, job)
+        asked = {rank: ranks[rank] for rank in group.ranks if rank in ranks and ranks[rank].state != "left"}
+        replies = await self._abort(group, asked, reason)
         outcome = _outcome(group, asked, replies)
         if not outcome.answered:
             why = "; ".join(f"rank {each.rank}: {each.detail}" for each in outcome.failed) or "all have left"
             raise NoAgentAnsweredError(f"no member of group {group.name!r} has aborted it: {why}", group=group.name)
         return outcome
 
-    async def shrink(
-        self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], without: Iterable[int], timeout: float
-    ) -> GroupChanged:
+    async def shrink(self, name: str, job: str | None, without: Iterable[int], timeout: float) -> GroupChanged:
         """Create a group of the remaining members, and end the old one at all live members.
 
         Args:
-            group: the group.
-            ranks: the ranks of its job.
+            name: the group's id, or its name if no other has it.
+            job: the group's job; None if no other job has such a group.
             without: members to leave out, besides those that have failed or left.
             timeout: seconds for the members to meet.
 
         Raises:
+            GroupNotFoundError: there is no such group, or several.
             InvalidRequestError: no member or every member would be left out, or a rank is not a member.
             As ``make``.
         """
+        group, ranks = self._registry.find_group(name, job)
         out = set(without)
         strangers = sorted(out - set(group.ranks))
         if strangers:
@@ -152,21 +154,21 @@ class GroupController:
             raise InvalidRequestError(f"no member would be left of group {group.name!r}, {group.ranks}")
         return await self._replace(group, ranks, rest, timeout, f"it was made smaller: ranks {rest} go on")
 
-    async def grow(
-        self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], more: Sequence[int], timeout: float
-    ) -> GroupChanged:
+    async def grow(self, name: str, job: str | None, more: Sequence[int], timeout: float) -> GroupChanged:
         """Create a group of the members and more ranks behind them, and end the old one.
 
         Args:
-            group: the group.
-            ranks: the ranks of its job.
+            name: the group's id, or its name if no other has it.
+            job: the group's job; None if no other job has such a group.
             more: the ranks to add.
             timeout: seconds for the members to meet.
 
         Raises:
+            GroupNotFoundError: there is no such group, or several.
             InvalidRequestError: there are none, or a rank is a member already.
             As ``make``.
         """
+        group, ranks = self._registry.find_group(name, job)
         already = sorted(set(more) & set(group.ranks))
         if already:
             raise InvalidRequestError(f"with: {_listed(already)} in group {group.name!r} already, {group.ranks}")
@@ -180,11 +182,11 @@ class GroupController:
     ) -> GroupChanged:
         name = next_name(group.name, {other.name for other in self._registry.groups(group.job)})
         made = await self.make(group.job, wanted, name, timeout)
-        living = {rank: ranks[rank] for rank in _not_left(group.ranks, ranks) if _is_live(ranks[rank])}
+        living = {rank: ranks[rank] for rank in group.ranks if _is_live(ranks.get(rank))}
         replies = await self._agents.request_all("DELETE", _urls(group, living), seconds=END_SECONDS)
         in_use = {rank: living[rank] for rank, answer in replies.items() if answer.code == _GROUP_IN_USE}
         replies |= await self._abort(group, in_use, why)
-        return GroupChanged(made, _outcome(group, list(living), replies))
+        return GroupChanged(made, _outcome(group, living, replies))
 
     async def _abort(self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], reason: str) -> dict[int, AgentReply]:
         urls = {rank: f"{url}/abort" for rank, url in _urls(group, ranks).items()}
@@ -232,10 +234,6 @@ def _not_made_error(name: str, replies: Mapping[int, AgentReply], members: Mappi
     return GroupNotMadeError(f"group {name!r} was not made at any rank: {words}", ranks=sorted(failed), group=name)
 
 
-def _not_left(members: Iterable[int], ranks: Mapping[int, RankInfo]) -> list[int]:
-    return [rank for rank in members if rank in ranks and ranks[rank].state != "left"]
-
-
 def _is_live(info: RankInfo | None) -> bool:
     return info is not None and info.state in ("alive", "suspect")
 
@@ -244,7 +242,7 @@ def _urls(group: RankGroupInfo, ranks: Mapping[int, RankInfo]) -> dict[int, str]
     return {rank: f"{info.member.http}/v1/groups/{group.id}" for rank, info in ranks.items()}
 
 
-def _outcome(group: RankGroupInfo, asked: Sequence[int], replies: Mapping[int, AgentReply]) -> FanOut:
+def _outcome(group: RankGroupInfo, asked: Iterable[int], replies: Mapping[int, AgentReply]) -> FanOut:
     # 404: the group has ended at this member before.
     done = [rank for rank in asked if replies[rank].ok or replies[rank].status == HTTPStatus.NOT_FOUND]
     failed = [NoAnswer(rank, replies[rank].detail) for rank in asked if rank not in done]

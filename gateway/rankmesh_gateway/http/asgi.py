@@ -113,9 +113,7 @@ def _value(kind: Any, value: Any) -> Any:
     return value
 
 
-@functools.cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    return get_type_hints(kind)
+_hints = functools.cache(get_type_hints)
 
 
 def _parse(kind: type[T], scope: Message, content: bytes) -> T:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
-from rankmesh_gateway.state.event_log import Event, EventLog
+from rankmesh_gateway.state.event_log import EventLog
 
 KEEP_ALIVE_SECONDS = 10.0
 """Interval of comments on an idle stream, for proxies and to detect clients that have disconnected."""
@@ -18,7 +18,7 @@ RETRY_MILLISECONDS = 1000
 
 async def stream(
     log: EventLog, position: int, poll_timeouts: Callable[[], None], overview: Callable[[], bytes] | None
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """Yield the stream of one listener, until the log is closed or has dropped events that were not sent.
 
     Args:
@@ -54,14 +54,10 @@ async def stream(
             events = log.since(position)
             if events:
                 position = events[-1].id
-                yield "".join(map(_encode, events)).encode()
+                yield "".join(f"id: {each.id}\nevent: {each.kind}\ndata: {each.data}\n\n" for each in events).encode()
                 sent = loop.time()
             elif loop.time() - sent >= KEEP_ALIVE_SECONDS:
                 yield b": nothing new\n\n"
                 sent = loop.time()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(news.wait(), max(0.0, ticked + TICK_SECONDS - loop.time()))
-
-
-def _encode(event: Event) -> str:
-    return f"id: {event.id}\nevent: {event.kind}\ndata: {event.data}\n\n"

@@ -65,18 +65,20 @@ class EventLog:
 
     Args:
         clock: the registry's clock.
+
+    Attributes:
+        last: the id of the last event; before the first one, one less than its id.
+        closed: whether the log has been closed, so that listeners end.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: deque[Event] = deque(maxlen=KEPT_EVENTS)
-        self._first = time.time_ns() // 1000
-        self._ids = itertools.count(self._first + 1)
-        self._last = self._first
+        self._first = self.last = time.time_ns() // 1000
         self._listeners: dict[object, Callable[[], None]] = {}
         self._counted: Counter[EventKind] = Counter()
-        self._closed = False
+        self.closed = False
 
     def append(
         self,
@@ -104,22 +106,15 @@ class EventLog:
         fields = {"time": time.time() - ago, "job": job, "ranks": list(ranks), "group": group, "detail": detail, **more}
         data = json.dumps(fields)
         with self._lock:
-            self._last = next(self._ids)
-            self._kept.append(Event(self._last, kind, data))
+            self.last += 1
+            self._kept.append(Event(self.last, kind, data))
             self._counted[kind] += 1
-            listeners = list(self._listeners.values())
-        for wake in listeners:
-            wake()
+        self._wake_all()
 
     def counts(self) -> Counter[EventKind]:
         """Return the number of events so far, by kind."""
         with self._lock:
             return self._counted.copy()
-
-    @property
-    def last(self) -> int:
-        """The id of the last event; before the first one, one less than its id."""
-        return self._last
 
     def resume_position(self, seen: int | None) -> int:
         """Return the position from which a listener continues that has seen an event.
@@ -129,8 +124,8 @@ class EventLog:
                 that are kept.
         """
         if seen is None:
-            return self._last
-        return seen if self._first <= seen <= self._last else self._first
+            return self.last
+        return seen if self._first <= seen <= self.last else self._first
 
     def since(self, position: int) -> list[Event]:
         """Return the events behind a position that are still kept."""
@@ -152,7 +147,7 @@ class EventLog:
         """
         key = object()
         with self._lock:
-            self._check_capacity()
+            self.check_capacity()
             self._listeners[key] = wake
         try:
             yield
@@ -162,30 +157,24 @@ class EventLog:
 
     def check_capacity(self) -> None:
         """Raise TooManyListenersError if there are MAX_LISTENERS listeners."""
-        with self._lock:
-            self._check_capacity()
+        if len(self._listeners) >= MAX_LISTENERS:
+            raise TooManyListenersError(
+                f"{MAX_LISTENERS} clients listen to this gateway's events already; close a dashboard, or ask "
+                "GET /v1/overview now and then"
+            )
 
     @property
     def listeners(self) -> int:
         """The number of listeners."""
         return len(self._listeners)
 
-    @property
-    def closed(self) -> bool:
-        """True if the log has been closed, so that listeners end."""
-        return self._closed
-
     def close(self) -> None:
         """End all listeners."""
+        self.closed = True
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         with self._lock:
-            self._closed = True
             listeners = list(self._listeners.values())
         for wake in listeners:
             wake()
-
-    def _check_capacity(self) -> None:
-        if len(self._listeners) >= MAX_LISTENERS:
-            raise TooManyListenersError(
-                f"{MAX_LISTENERS} clients listen to this gateway's events already; close a dashboard, or ask "
-                "GET /v1/overview now and then"
-            )

@@ -22,25 +22,21 @@ class Rates:
     """The rates of one rank's groups."""
 
     def __init__(self) -> None:
-        self._at: float | None = None
+        self._at = float("-inf")
         self._counts: dict[str, tuple[int, int]] = {}
         self._rates: dict[str, Rate] = {}
 
     def update(self, groups: Sequence[GroupInfo], now: float) -> None:
         """Record the counts of a heartbeat."""
-        if self._at is not None and now - self._at < _MIN_INTERVAL:
+        seconds = now - self._at
+        if seconds < _MIN_INTERVAL:
             return
-        counts = {group.id: (group.seq, group.bytes) for group in groups}
-        if self._at is not None:
-            seconds = now - self._at
-            self._rates = {
-                group: Rate(
-                    max(0, seq - self._counts[group][0]) / seconds, max(0, nbytes - self._counts[group][1]) / seconds
-                )
-                for group, (seq, nbytes) in counts.items()
-                if group in self._counts
-            }
-        self._at, self._counts = now, counts
+        self._rates = {}
+        for group in groups:
+            seq, nbytes = self._counts.get(group.id, (group.seq, group.bytes))
+            operations, sent = max(0, group.seq - seq), max(0, group.bytes - nbytes)
+            self._rates[group.id] = Rate(operations / seconds, sent / seconds)
+        self._at, self._counts = now, {group.id: (group.seq, group.bytes) for group in groups}
 
     def of(self, group: str) -> Rate:
         """Return the rate of a group, by its id; zero at its first heartbeat."""

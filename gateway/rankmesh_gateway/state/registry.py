@@ -67,6 +67,7 @@ class Registry:
         id: random name of this registry, which identifies the gateway process.
         agents: the standalone agents.
         events: the event log.
+        closed: whether ``close`` has been called.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,7 +76,7 @@ class Registry:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._request_counts: Counter[str] = Counter()
-        self._closed = False
+        self.closed = False
         self._started = self._polled = clock()
         self.events = EventLog(clock)
         self.agents = AgentPool(clock, self._lock, self.events)
@@ -106,9 +107,12 @@ class Registry:
             self._jobs[job.name] = job
             epoch.waiters[future] = request.member.instance
             reply = epoch.reply()
-            ready = _take_all(epoch.waiters) if reply.complete else []
+            ready: list[Future[JoinReply]] = []
+            if reply.complete:
+                ready, epoch.waiters = list(epoch.waiters), {}
         for waiting in ready:
-            _resolve(waiting, reply)
+            if waiting.set_running_or_notify_cancel():
+                waiting.set_result(reply)
         future.add_done_callback(lambda ended: self._drop_waiter(epoch, ended))
         return future
 
@@ -150,7 +154,7 @@ class Registry:
         """
         check_heartbeat(beat)
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise closing_error()
             now = self._clock()
             self._request_counts["heartbeats"] += 1
@@ -174,12 +178,9 @@ class Registry:
                 return
             job.leave(goodbye, self._clock())
             epoch = job.withdraw(goodbye.rank, goodbye.instance)
-            waiters = (
-                []
-                if epoch is None
-                else [future for future, instance in epoch.waiters.items() if instance == goodbye.instance]
-            )
-        _cancel(waiters)
+            waiters = epoch.waiters.items() if epoch is not None else ()
+            ended = [future for future, instance in waiters if instance == goodbye.instance]
+        _cancel(ended)
 
     def process_exited(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:
         """Record that a rank's process exited without success, from the launcher that observed it.
@@ -204,18 +205,13 @@ class Registry:
     def close(self) -> None:
         """End all waits and reject joins and heartbeats, so that a server can shut down. Reads still work."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             waiters: list[Future[Any]] = [
                 future for job in self._jobs.values() for epoch in job for future in epoch.waiters
             ]
             waiters += self.agents.close()
         _cancel(waiters)
         self.events.close()
-
-    @property
-    def closed(self) -> bool:
-        """True if ``close`` has been called."""
-        return self._closed
 
     def ranks(self, job: str | None = None) -> list[RankInfo]:
         """Return the ranks of one job or of all, by job, epoch and rank."""
@@ -307,14 +303,13 @@ class Registry:
 
     def _check_open(self, request: JoinRequest) -> None:
         """Raise GatewayClosingError if the registry is closed and the join's world was not complete before."""
-        if self._closed:
+        if self.closed:
             job = self._jobs.get(request.job)
             if job is None or job.epoch_of(request.member) is None:
                 raise closing_error()
 
     def _epochs(self, name: str | None) -> list[Epoch]:
-        names = sorted(self._jobs) if name is None else [name]
-        return [epoch for each in names if each in self._jobs for epoch in self._jobs[each]]
+        return [epoch for each in sorted(self._jobs) if name in (None, each) for epoch in self._jobs[each]]
 
     def _job(self, name: str) -> Job:
         """Return the job of that name, or a new one that the caller adds once a rank is in it."""
@@ -346,17 +341,6 @@ def _group_not_found(name: str, found: list[RankGroupInfo]) -> GroupNotFoundErro
         return GroupNotFoundError(f"no rank reports a group {name!r}; GET /v1/groups lists those there are", group=name)
     where = ", ".join(f"{info.id} in job {info.job!r}" for info in found[:20])
     return GroupNotFoundError(f"{len(found)} groups are called {name!r}: {where}; say which by its id", group=name)
-
-
-def _take_all(waits: dict[Future[JoinReply], str]) -> list[Future[JoinReply]]:
-    taken = list(waits)
-    waits.clear()
-    return taken
-
-
-def _resolve(future: Future[JoinReply], reply: JoinReply) -> None:
-    if future.set_running_or_notify_cancel():
-        future.set_result(reply)
 
 
 def _cancel(futures: Iterable[Future[Any]]) -> None:

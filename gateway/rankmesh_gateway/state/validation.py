@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.fields import MAX_ADDRESSES, MAX_NAME, MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import UNASSIGNED, AgentHeartbeat, Heartbeat, JoinRequest, LeaseRequest, Member
+
+T = TypeVar("T")
 
 MAX_JOBS = 1024
 """Limit of the jobs that a gateway keeps."""
@@ -60,10 +63,6 @@ def check_heartbeat(beat: Heartbeat) -> None:
             f"{beat.member.described()} reports {len(beat.groups)} groups, the gateway keeps {MAX_GROUPS} a rank; "
             "destroy groups that are no longer used"
         )
-    _check_lost(beat)
-
-
-def _check_lost(beat: Heartbeat) -> None:
     if len(beat.lost) > beat.world_size:
         raise InvalidRequestError(f"{len(beat.lost)} ranks are reported lost, in a world of {beat.world_size}")
     for lost in beat.lost:
@@ -72,52 +71,54 @@ def _check_lost(beat: Heartbeat) -> None:
 
 def check_agent(beat: AgentHeartbeat) -> None:
     """Raise InvalidRequestError unless the heartbeat's values are those of a standalone agent."""
-    texts = {"id": beat.id, "name": beat.name, "host": beat.host, "host_id": beat.host_id}
-    _check_given(id=beat.id, name=beat.name)
-    _check_lengths(texts | {f"urls[{index}]": url for index, url in enumerate(beat.urls)})
-    for what, count, most in (("URLs", len(beat.urls), MAX_ADDRESSES), ("leases", len(beat.leases), MAX_LEASES)):
-        if count > most:
-            raise InvalidRequestError(f"{count} {what} given, at most {most} are allowed")
+    _check_given({"id": beat.id, "name": beat.name})
+    _check_lengths({"host": beat.host, "host_id": beat.host_id} | _items("urls", beat.urls))
+    _check_count("URLs", beat.urls, MAX_ADDRESSES)
+    _check_count("leases", beat.leases, MAX_LEASES)
     if not beat.urls:
         raise InvalidRequestError("urls is empty; no client could reach the agent")
-    for index, lease in enumerate(beat.leases):
-        name = f"leases[{index}]"
-        _check_given(**{f"{name}.id": lease.id, f"{name}.job": lease.job})
-        _check_lengths({f"{name}.id": lease.id, f"{name}.job": lease.job})
-        if len(lease.holder) > MAX_REASON:
-            raise InvalidRequestError(
-                f"{name}.holder has {len(lease.holder)} characters, at most {MAX_REASON} are allowed"
-            )
+    for name, lease in _items("leases", beat.leases).items():
+        _check_given({f"{name}.id": lease.id, f"{name}.job": lease.job})
+        _check_lengths({f"{name}.holder": lease.holder}, MAX_REASON)
         _check_rank(lease.rank, lease.world_size, at_least=UNASSIGNED)
 
 
 def check_lease(request: LeaseRequest) -> None:
     """Raise InvalidRequestError unless the request has a job, and either a rank of its world or none."""
-    _check_given(job=request.job)
-    _check_lengths({"job": request.job, "host_id": request.host_id})
+    _check_given({"job": request.job})
+    _check_lengths({"host_id": request.host_id})
     _check_rank(request.rank, request.world_size, at_least=UNASSIGNED)
 
 
 def _check_place(job: str, world_size: int, member: Member, *, at_least: int) -> None:
-    _check_given(**{"job": job, "member.instance": member.instance})
-    texts = {"job": job, "member.instance": member.instance, "member.host": member.host}
-    texts |= {"member.host_id": member.host_id, "member.http": member.http, "member.transport": member.transport}
-    _check_lengths(texts | {f"member.addresses[{index}]": address for index, address in enumerate(member.addresses)})
-    if len(member.addresses) > MAX_ADDRESSES:
-        raise InvalidRequestError(f"{len(member.addresses)} addresses given, at most {MAX_ADDRESSES} are allowed")
+    _check_given({"job": job, "member.instance": member.instance})
+    _check_lengths({f"member.{name}": getattr(member, name) for name in ("host", "host_id", "http", "transport")})
+    _check_lengths(_items("member.addresses", member.addresses))
+    _check_count("addresses", member.addresses, MAX_ADDRESSES)
     _check_rank(member.rank, world_size, at_least=at_least)
 
 
-def _check_given(**texts: str) -> None:
+def _items(name: str, values: Sequence[T]) -> dict[str, T]:
+    """Return the values under the names that errors give them."""
+    return {f"{name}[{index}]": value for index, value in enumerate(values)}
+
+
+def _check_given(texts: Mapping[str, str]) -> None:
     for what, text in texts.items():
         if not text.strip():
             raise InvalidRequestError(f"{what} is empty; give it a name")
+    _check_lengths(texts)
 
 
-def _check_lengths(texts: Mapping[str, str]) -> None:
+def _check_lengths(texts: Mapping[str, str], most: int = MAX_NAME) -> None:
     for what, text in texts.items():
-        if len(text) > MAX_NAME:
-            raise InvalidRequestError(f"{what} has {len(text)} characters, at most {MAX_NAME} are allowed")
+        if len(text) > most:
+            raise InvalidRequestError(f"{what} has {len(text)} characters, at most {most} are allowed")
+
+
+def _check_count(what: str, values: Sequence[object], most: int) -> None:
+    if len(values) > most:
+        raise InvalidRequestError(f"{len(values)} {what} given, at most {most} are allowed")
 
 
 def _check_rank(rank: int, world_size: int, *, at_least: int) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rankmesh._cli import json_output, options
-from rankmesh._cli.exit_codes import NEGATIVE, OK, CommandError, command, print_error
+from rankmesh._cli.exit_codes import NEGATIVE, OK, CommandError, command
 from rankmesh._cli.humanize import rate, seconds, size
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
 from rankmesh._cli.tables import Table, show
 
 if TYPE_CHECKING:
-    from rankmesh._cli.probe import AgentProbe, Pair, ProbeResults
+    from rankmesh._cli.probe import Pair, ProbeResults
     from rankmesh._cli.rules import Finding
 
 MIB = 1 << 20
+_FIRST_SECONDS = 10.0
+"""Least timeout of the first probe of an agent, which loads its web framework at the first request."""
 
 
 @command
@@ -39,31 +41,27 @@ def doctor(
     from rankmesh._cli.rules import evaluate
     from rankmesh_agent.net.deadline import Deadline
 
-    service = options.gateway(gateway, token_file)
-    secret = service.token
     deadline = Deadline(timeout)
-    here = probe.probe_host(settings(), secret)
-    try:
-        found = probe.ProbeResults(here, probe.probe_gateway(service), *probe.list_agents(service, job))
-    except CommandError as error:
-        if not json:
-            show([_here(here)])
-        print_error(str(error))
-        return error.code
-    # An agent loads its web framework at the first request.
-    probe.probe_agents(found.agents, secret, max(patience, 10.0), deadline)
+    with contextlib.closing(options.gateway(gateway, token_file)) as service:
+        secret = service.token
+        here = probe.probe_host(settings(), secret)
+        try:
+            found = probe.ProbeResults(here, probe.probe_gateway(service), *probe.list_agents(service, job))
+        except CommandError:
+            if not json:
+                show([_here(here)])
+            raise
+    probe.probe_agents(found.agents, secret, max(patience, _FIRST_SECONDS), deadline)
     found.pairs = probe.probe_pairs(found.agents, secret, patience, mib * MIB, deadline)
     findings = evaluate(found)
     unhealthy = any(finding.level == "problem" for finding in findings)
     if json:
         json_output.write(_document(found, findings, ok=not unhealthy))
     else:
-        show(_tables(found, findings))
+        rows = [[finding.level, finding.text] for finding in findings]
+        summary = Table("Found", ["", ""], rows, "nothing wrong")
+        show([_here(here), _gateway(found), _agents(found), _memory(found), _pairs(found), summary])
     return NEGATIVE if unhealthy else OK
-
-
-def _tables(found: ProbeResults, findings: list[Finding]) -> list[Table]:
-    return [_here(found.here), _gateway(found), _agents(found), _memory(found), _pairs(found), _found(findings)]
 
 
 def _here(here: dict[str, Any]) -> Table:
@@ -84,8 +82,7 @@ def _room(directory: str, total: int | None, free: int | None) -> str:
 
 def _gateway(found: ProbeResults) -> Table:
     gateway = found.gateway
-    clock = gateway["clock"]
-    rows = [[gateway["url"], gateway["version"], seconds(gateway["round_trip"]), _offset(clock)]]
+    rows = [[gateway["url"], gateway["version"], seconds(gateway["round_trip"]), _offset(gateway["clock"])]]
     return Table("Gateway", ["url", "version", ">answers in", ">clock"], rows)
 
 
@@ -99,19 +96,11 @@ def _offset(clock: Any) -> str:
 def _agents(found: ProbeResults) -> Table:
     rows = []
     for agent in found.agents:
-        way, report = agent.path, agent.report or {}
-        rows.append(
-            [
-                agent.name,
-                agent.host,
-                str(agent.pid),
-                agent.url,
-                agent.state,
-                "?" if way is None or way.round_trip is None else seconds(way.round_trip),
-                _offset(agent.clock),
-                str(report.get("version", "?")),
-            ]
-        )
+        round_trip = agent.way.round_trip if agent.way is not None else None
+        answers_in = "?" if round_trip is None else seconds(round_trip)
+        version = str((agent.report or {}).get("version", "?"))
+        place = [agent.name, agent.host, str(agent.pid), agent.url, agent.state]
+        rows.append([*place, answers_in, _offset(agent.clock), version])
     columns = ["agent", "host", ">pid", "url", "state", ">answers in", ">clock", "version"]
     return Table("Agents, as reached from here", columns, rows, "none; 'rankmesh run' starts ranks")
 
@@ -134,24 +123,18 @@ def _memory(found: ProbeResults) -> Table:
 def _pairs(found: ProbeResults) -> Table:
     rows = []
     for pair in found.pairs:
-        way = pair.path
-        state = "not tried" if way is None else "ok" if way.reached else "problem"
-        rows.append(
-            [
-                found.agents[pair.source].name,
-                found.agents[pair.target].name,
-                state,
-                "" if way is None or way.connect is None else seconds(way.connect),
-                "" if way is None or way.round_trip is None else seconds(way.round_trip),
-                rate(way.bytes / way.seconds) if way is not None and way.reached and way.seconds else "",
-                _carrier(found, pair),
-                "" if way is None else way.stage,
-            ]
-        )
-    if rows and not any(row[-1] for row in rows):
-        rows = [row[:-1] for row in rows]
-    columns = ["from", "to", "", ">connects in", ">answers in", ">HTTP", "job uses", ""][: len(rows[0]) if rows else 8]
-    return Table("Pairs, each measured at its first agent, by HTTP over a TCP connection of its own", columns, rows)
+        way = pair.way
+        state, connect, round_trip, speed, stage = "not tried", "", "", "", ""
+        if way is not None:
+            state, stage = "ok" if way.reached else "problem", way.stage
+            connect = "" if way.connect is None else seconds(way.connect)
+            round_trip = "" if way.round_trip is None else seconds(way.round_trip)
+            speed = rate(way.bytes / way.seconds) if way.reached and way.seconds else ""
+        ends = [found.agents[pair.source].name, found.agents[pair.target].name]
+        rows.append([*ends, state, connect, round_trip, speed, _carrier(found, pair), stage])
+    columns = ["from", "to", "", ">connects in", ">answers in", ">HTTP", "job uses", ""]
+    title = "Pairs, each measured at its first agent, by HTTP over a TCP connection of its own"
+    return Table(title, columns, rows).without_empty_column()
 
 
 def _carrier(found: ProbeResults, pair: Pair) -> str:
@@ -163,11 +146,6 @@ def _carrier(found: ProbeResults, pair: Pair) -> str:
     return "shared memory" if carrier == "segment" else carrier
 
 
-def _found(findings: list[Finding]) -> Table:
-    rows = [[finding.level, finding.text] for finding in findings]
-    return Table("Found", ["", ""], rows, "nothing wrong")
-
-
 def _document(found: ProbeResults, findings: list[Finding], *, ok: bool) -> dict[str, Any]:
     names = [agent.name for agent in found.agents]
     return {
@@ -175,22 +153,17 @@ def _document(found: ProbeResults, findings: list[Finding], *, ok: bool) -> dict
         "time": time.time(),
         "findings": [finding._asdict() for finding in findings],
         "here": found.here,
-        "gateway": {**found.gateway, "clock": vars(found.gateway["clock"]) if found.gateway["clock"] else None},
+        "gateway": found.gateway,
         "joining": found.joining,
-        "agents": [_agent_document(agent) for agent in found.agents],
+        "agents": found.agents,
         "pairs": [
             {
                 "from": names[pair.source],
                 "to": names[pair.target],
                 "untold": pair.untold,
                 "job_uses": _carrier(found, pair),
-                **(vars(pair.path) if pair.path is not None else {}),
+                **(vars(pair.way) if pair.way is not None else {}),
             }
             for pair in found.pairs
         ],
     }
-
-
-def _agent_document(agent: AgentProbe) -> dict[str, Any]:
-    document = dataclasses.asdict(agent)
-    return {**document, "way": document.pop("path")}

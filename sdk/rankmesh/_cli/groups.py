@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -27,8 +28,8 @@ def groups(
 
     Exit code 1: there is no such group, or it has failed.
     """
-    service = options.gateway(gateway, token_file)
-    overview = fetch_overview(service, job)
+    with contextlib.closing(options.gateway(gateway, token_file)) as service:
+        overview = fetch_overview(service, job)
     if not name:
         if json:
             json_output.write(overview["groups"])

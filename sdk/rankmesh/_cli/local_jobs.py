@@ -48,15 +48,9 @@ def _scan(proc: Path) -> Iterator[LocalJob]:
             file = folder / "environ"
             if file.stat().st_uid != me:
                 continue
-            found = Settings.from_env(dict(_variables(file.read_bytes())))
+            entries = (entry.partition("=") for entry in file.read_bytes().decode(errors="replace").split("\0"))
+            found = Settings.from_env({name: value for name, equals, value in entries if equals})
         except (OSError, ValueError):  # ended, or not a rank
             continue
         if found.gateway and found.rank is not None and found.job != Settings.job:
             yield LocalJob(found.gateway.rstrip("/"), found.token, found.job)
-
-
-def _variables(environ: bytes) -> Iterator[tuple[str, str]]:
-    for entry in environ.split(b"\0"):
-        name, found, value = entry.decode(errors="replace").partition("=")
-        if found:
-            yield name, value

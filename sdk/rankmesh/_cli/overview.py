@@ -66,8 +66,9 @@ def problems(overview: Overview) -> list[str]:
 def tables(overview: Overview) -> list[Table]:
     """Return the tables of an overview."""
     jobs = {each["job"]: each["epoch"] for each in overview["ranks"]}
+    of_one = "".join(f" of {job}, epoch {epoch}" for job, epoch in jobs.items() if len(jobs) == 1)
     world = Table(
-        _title("Ranks", jobs),
+        f"Ranks{of_one}",
         ["job", ">rank", "host", ">pid", "state", ">heard", "agent", "reason"],
         [
             [
@@ -84,7 +85,7 @@ def tables(overview: Overview) -> list[Table]:
         ],
         "none; 'rankmesh run' starts some",
     )
-    return [_without_empty_columns(world), agents(overview), groups(overview["groups"]), inflight(overview["inflight"])]
+    return [_compact(world), agents(overview), groups(overview["groups"]), inflight(overview["inflight"])]
 
 
 def agents(overview: Overview) -> Table:
@@ -128,7 +129,7 @@ def groups(found: Iterable[Mapping[str, Any]]) -> Table:
             for each in found
         ],
     )
-    return _without_empty_columns(table)
+    return _compact(table)
 
 
 def inflight(found: Iterable[Mapping[str, Any]]) -> Table:
@@ -160,23 +161,15 @@ def summary(overview: Overview, url: str) -> str:
     )
 
 
-def _title(title: str, jobs: Mapping[str, int]) -> str:
-    return title if len(jobs) != 1 else f"{title} of {next(iter(jobs))}, epoch {next(iter(jobs.values()))}"
-
-
 def _span(numbers: Iterable[int]) -> str:
     """Return the members' sequence numbers: one number, or minimum and maximum."""
-    found = sorted(numbers)
-    if not found:
-        return "0"
+    found = sorted(numbers) or [0]
     return str(found[0]) if found[0] == found[-1] else f"{found[0]}-{found[-1]}"
 
 
-def _without_empty_columns(table: Table) -> Table:
+def _compact(table: Table) -> Table:
     """Return a table without an empty last column, and without the job column if all rows share a job."""
-    columns, rows = list(table.columns), [list(row) for row in table.rows]
-    if rows and not any(row[-1] for row in rows):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
-    if rows and len({row[0] for row in rows}) == 1 and columns[0] == "job":
-        columns, rows = columns[1:], [row[1:] for row in rows]
-    return table._replace(columns=columns, rows=rows)
+    table = table.without_empty_column()
+    if len({row[0] for row in table.rows}) != 1:
+        return table
+    return table._replace(columns=table.columns[1:], rows=[row[1:] for row in table.rows])

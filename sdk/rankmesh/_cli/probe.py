@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import platform
 import socket
@@ -55,7 +57,7 @@ class AgentProbe:
         urls: base URLs, in the order they are tried.
         state: state at the gateway.
         reason: cause of a failure.
-        path: probe of the first URL that answers, else of the first one.
+        way: probe of the first URL that answers, else of the first one.
         clock: its host's clock.
         report: its report on its host, None if it does not answer.
         transports: transport to each other rank of its job, by rank.
@@ -70,7 +72,7 @@ class AgentProbe:
     urls: list[str]
     state: str
     reason: str
-    path: ProbeReply | None = None
+    way: ProbeReply | None = None
     clock: Clock | None = None
     report: dict[str, Any] | None = None
     transports: dict[str, str] = field(default_factory=dict)
@@ -84,25 +86,30 @@ class AgentProbe:
     @property
     def url(self) -> str:
         """The reachable URL, else the first."""
-        return self.path.url if self.path is not None and self.path.reached else self.urls[0]
+        return self.way.url if self.way is not None and self.way.reached else self.urls[0]
 
 
 @dataclass
 class Pair:
-    """The path from one agent to another.
+    """The way from one agent to another.
 
     Attributes:
         source, target: indices of the agents.
-        path: the measurement, None if there is none.
+        way: the measurement, None if there is none.
         untold: the reason why there is none.
         timed_out: whether the reason is the timeout.
     """
 
     source: int
     target: int
-    path: ProbeReply | None = None
+    way: ProbeReply | None = None
     untold: str = ""
     timed_out: bool = False
+
+    @property
+    def reached(self) -> bool:
+        """True if the source has reached the target."""
+        return self.way is not None and self.way.reached
 
 
 @dataclass
@@ -143,10 +150,8 @@ def probe_host(settings: Settings, token: str) -> dict[str, Any]:
 
 def _addresses() -> Iterator[tuple[str, str]]:
     for _, name in socket.if_nameindex():
-        try:
+        with contextlib.suppress(RuntimeError):  # an interface without an address
             yield name, address_of_interface(name)
-        except RuntimeError:  # an interface without an address
-            continue
 
 
 def probe_gateway(service: ServiceClient) -> dict[str, Any]:
@@ -161,11 +166,9 @@ def probe_gateway(service: ServiceClient) -> dict[str, Any]:
     took = time.perf_counter() - before
     health = service.document_of("GET", "/health", answer)
     clock = None
-    try:
+    with contextlib.suppress(KeyError, ValueError, TypeError):
         date = parsedate_to_datetime(answer.headers["date"]).timestamp() + _DATE_LATE
         clock = Clock(date - (began + took / 2), _DATE_LATE + took / 2)
-    except (KeyError, ValueError, TypeError):
-        pass
     return {"url": service.url, "version": str(health.get("version", "")), "round_trip": took, "clock": clock}
 
 
@@ -194,11 +197,8 @@ def list_agents(service: ServiceClient, job: str) -> tuple[list[AgentProbe], dic
         if agent["leases"]:
             leased.update(dict.fromkeys(agent["urls"], agent))
         elif not job:
-            found.append(
-                AgentProbe(
-                    _agent(agent["name"]), "", None, agent["host"], agent["pid"], agent["urls"], each["state"], ""
-                )
-            )
+            place = agent["host"], agent["pid"], agent["urls"]
+            found.append(AgentProbe(_agent(agent["name"]), "", None, *place, each["state"], ""))
     worlds = []
     for each in ranks:
         if each["epoch"] != newest[each["job"]]:
@@ -208,11 +208,8 @@ def list_agents(service: ServiceClient, job: str) -> tuple[list[AgentProbe], dic
         name = f"rank {member['rank']}" + (f" of {each['job']}" if several else "")
         name += f" ({_agent(carrier['name'])})" if carrier else ""
         urls = list(dict.fromkeys([member["http"], *(carrier["urls"] if carrier else [])]))
-        worlds.append(
-            AgentProbe(
-                name, each["job"], member["rank"], member["host"], member["pid"], urls, each["state"], each["reason"]
-            )
-        )
+        place = member["host"], member["pid"], urls
+        worlds.append(AgentProbe(name, each["job"], member["rank"], *place, each["state"], each["reason"]))
     return worlds + found, joining
 
 
@@ -226,11 +223,11 @@ def probe_agents(found: Sequence[AgentProbe], token: str, patience: float, deadl
     def one(agent: AgentProbe) -> None:
         for url in agent.urls:
             way = measure(url, token, 0, min(patience, deadline.remaining()))
-            if agent.path is None or way.reached:
-                agent.path = way
+            if agent.way is None or way.reached:
+                agent.way = way
             if way.reached:
                 break
-        if agent.path is None or not agent.path.reached:
+        if agent.way is None or not agent.way.reached:
             return
         service = ServiceClient("agent", agent.url, token, max(0.1, min(patience, deadline.remaining())))
         try:
@@ -254,7 +251,7 @@ def probe_agents(found: Sequence[AgentProbe], token: str, patience: float, deadl
 def probe_pairs(
     found: Sequence[AgentProbe], token: str, patience: float, nbytes: int, deadline: Deadline
 ) -> list[Pair]:
-    """Make each agent measure the path to each other one: first the connection, then the bandwidth.
+    """Make each agent measure the way to each other one: first the connection, then the bandwidth.
 
     Args:
         found: the agents.
@@ -264,7 +261,9 @@ def probe_pairs(
         deadline: of all probes; pairs not measured by then are marked.
     """
     made = [
-        Pair(i, j) for i in range(len(found)) for j in range(len(found)) if i != j and _are_peers(found[i], found[j])
+        Pair(source, target)
+        for (source, one), (target, other) in itertools.permutations(enumerate(found), 2)
+        if one.rank is None or other.rank is None or one.job == other.job  # ranks of one job, or that may become so
     ]
 
     def ask(pair: Pair, amount: int) -> ProbeReply | None:
@@ -278,37 +277,28 @@ def probe_pairs(
             if seconds <= 0:
                 pair.untold, pair.timed_out = "the time was over", True
                 return reply
-            service = ServiceClient("agent", source.url, token, seconds + patience)
-            try:
-                reply = ProbeReply(**service.post("/v1/probe", vars(ProbeRequest(url, amount, seconds))))
-            except (CommandError, TypeError) as error:
-                pair.untold = str(error)
-                return reply
-            finally:
-                service.close()
+            with contextlib.closing(ServiceClient("agent", source.url, token, seconds + patience)) as service:
+                try:
+                    reply = ProbeReply(**service.post("/v1/probe", vars(ProbeRequest(url, amount, seconds))))
+                except (CommandError, TypeError) as error:
+                    pair.untold = str(error)
+                    return reply
             if reply.reached:
                 return reply
         return reply
 
     def connect(pair: Pair) -> None:
-        pair.path = ask(pair, 0)
+        pair.way = ask(pair, 0)
 
     def send(pair: Pair) -> None:
-        path = ask(pair, nbytes)
-        if path is not None:
-            pair.path = path
+        pair.way = ask(pair, nbytes) or pair.way
 
     _concurrently(made, connect)
     if nbytes:
-        good = {(pair.source, pair.target): pair for pair in made if pair.path is not None and pair.path.reached}
+        good = {(pair.source, pair.target): pair for pair in made if pair.reached}
         for turn in rounds(len(found)):
             _concurrently([good[way] for way in turn if way in good], send)
     return made
-
-
-def _are_peers(one: AgentProbe, other: AgentProbe) -> bool:
-    """Return whether two agents are, or may become, ranks of one job."""
-    return one.rank is None or other.rank is None or one.job == other.job
 
 
 def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
@@ -316,7 +306,7 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
     places: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     half = len(places) // 2
     for _ in range(len(places) - 1):
-        met = [(one, other) for one, other in zip(places[:half], reversed(places[half:]), strict=True)]
+        met = zip(places[:half], reversed(places[half:]), strict=True)
         there = [(one, other) for one, other in met if one is not None and other is not None]
         yield there
         yield [(other, one) for one, other in there]

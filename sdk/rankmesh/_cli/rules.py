@@ -62,9 +62,9 @@ def _agents(found: ProbeResults) -> Iterator[Finding]:
             yield Finding(level, "agent", (agent.name,), f"{which} is {agent.state} for the gateway{why}")
         if agent.answers:
             continue
-        why = agent.refusal or (agent.path.error if agent.path is not None else "it was not tried: time was over")
-        others = [pair for pair in found.pairs if pair.target == number and pair.path is not None]
-        reached = [found.agents[pair.source].name for pair in others if pair.path is not None and pair.path.reached]
+        why = agent.refusal or (agent.way.error if agent.way is not None else "it was not tried: time was over")
+        others = [pair for pair in found.pairs if pair.target == number and pair.way is not None]
+        reached = [found.agents[pair.source].name for pair in others if pair.reached]
         if reached:
             text = f"{which} cannot be asked from here, though {reached[0]} reaches it: {why}"
             yield Finding("warning", "agent", (agent.name,), text)
@@ -75,28 +75,25 @@ def _agents(found: ProbeResults) -> Iterator[Finding]:
 
 def _pairs(found: ProbeResults) -> Iterator[Finding]:
     silent = {number for number, agent in enumerate(found.agents) if not agent.answers}
-    failed = {
-        (pair.source, pair.target): pair for pair in found.pairs if pair.path is not None and not pair.path.reached
-    }
-    for (source, target), pair in sorted(failed.items()):
+    failed = {(each.source, each.target): each.way for each in found.pairs if each.way is not None and not each.reached}
+    for (source, target), way in sorted(failed.items()):
         back = failed.get((target, source))
         if back is not None and source > target:
             continue  # reported with the other direction
-        if target in silent and _all_fail(found.pairs, target):
+        if target in silent and not any(each.reached for each in found.pairs if each.target == target):
             continue  # reported for the agent, not for the pair
         one, other = found.agents[source], found.agents[target]
-        assert pair.path is not None
         names = (one.name, other.name)
         ours, theirs = f"{one.name} ({one.host})", f"{other.name} ({other.host})"
         how = f"{ours} and {theirs} do not reach each other" if back is not None else f"{ours} does not reach {theirs}"
-        yield Finding("problem", "pair", names, f"{how}: {pair.path.error}")
+        yield Finding("problem", "pair", names, f"{how}: {way.error}")
 
 
 def _unmeasured(found: ProbeResults) -> Iterator[Finding]:
     """Yield one finding for each reason why pairs were not measured."""
     why: dict[str, list[Pair]] = defaultdict(list)
     for pair in found.pairs:
-        if pair.path is None and (pair.timed_out or found.agents[pair.source].answers):
+        if pair.way is None and (pair.timed_out or found.agents[pair.source].answers):
             why[pair.untold].append(pair)
     for reason, pairs in why.items():
         first = f"{found.agents[pairs[0].source].name} to {found.agents[pairs[0].target].name}"
@@ -106,10 +103,6 @@ def _unmeasured(found: ProbeResults) -> Iterator[Finding]:
         verb = "was" if len(pairs) == 1 else "were"
         text = f"{which} {verb} not measured: {reason}{hint}"
         yield Finding("warning" if pairs[0].timed_out else "problem", "pair", names, text)
-
-
-def _all_fail(pairs: Sequence[Pair], target: int) -> bool:
-    return not any(pair.path.reached for pair in pairs if pair.target == target and pair.path is not None)
 
 
 def _versions(found: ProbeResults) -> Iterator[Finding]:
@@ -204,8 +197,8 @@ def hosts(agents: Sequence[AgentProbe]) -> list[Host]:
 def _speed(found: ProbeResults) -> Iterator[Finding]:
     rates = {}
     for pair in found.pairs:
-        if pair.path is not None and pair.path.reached and pair.path.seconds:
-            rates[pair.source, pair.target] = pair.path.bytes / pair.path.seconds
+        if pair.way is not None and pair.way.reached and pair.way.seconds:
+            rates[pair.source, pair.target] = pair.way.bytes / pair.way.seconds
     if len(rates) < 2:
         return
     usual = statistics.median(rates.values())

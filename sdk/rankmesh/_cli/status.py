@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Annotated
@@ -31,16 +32,15 @@ def status(
 
     Exit code 0: all is well; 1: a rank or an agent is suspect or has failed, or a group has; 3: no gateway answers.
     """
-    service = options.gateway(gateway, token_file)
-    overview = fetch_overview(service, job)
-    if json:
-        found = problems(overview)
-        json_output.write({"ok": not found, "complaints": found, "url": service.url, **overview})
-        return NEGATIVE if found else OK
-    if once or not sys.stdout.isatty():
-        show(_all(overview, service.url))
-    else:
-        overview = _live(service, job, overview, interval)
+    with contextlib.closing(options.gateway(gateway, token_file)) as service:
+        overview = fetch_overview(service, job)
+        if json:
+            found = problems(overview)
+            json_output.write({"ok": not found, "complaints": found, "url": service.url, **overview})
+        elif once or not sys.stdout.isatty():
+            show(_all(overview, service.url))
+        else:
+            overview = _live(service, job, overview, interval)
     return NEGATIVE if problems(overview) else OK
 
 

@@ -68,17 +68,21 @@ class StoreSession:
         self._store = store
         self._url = url
 
-    def execute(self, command: Command[T]) -> T:
-        """Execute a store command.
+    def execute(self, kind: type[Command[T]], *arguments: Any) -> T:
+        """Execute a store command of a kind with these arguments.
 
         Raises:
-            CommandError: the agent refuses the command, or does not answer.
+            CommandError: the key or value is invalid, the agent refuses the command, or it does not answer.
             KeyNotFoundError, StoreTimeoutError: the store's.
         """
         from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, KeyNotFoundError, StoreTimeoutError
 
         try:
-            return self._store.execute_within(command, _ANSWER_SECONDS)
+            command = kind(*arguments)
+        except DistStoreError as error:
+            raise CommandError(error.message, USAGE) from error
+        try:
+            return self._store.execute(command, _ANSWER_SECONDS)
         except (KeyNotFoundError, StoreTimeoutError):
             raise
         except DistNetworkError as error:
@@ -108,11 +112,8 @@ def open_store(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[
         service = options.gateway(gateway, token_file)
         with contextlib.closing(service):
             url, secret = store_owner(service, job), service.token
-    store = BlockingHttpStore(url, secret)
-    try:
+    with contextlib.closing(BlockingHttpStore(url, secret)) as store:
         yield StoreSession(store, url)
-    finally:
-        store.close()
 
 
 def store_owner(gateway: ServiceClient, job: str) -> str:
@@ -151,14 +152,9 @@ def _first_reachable(urls: list[str]) -> str:
     from rankmesh_agent.net.http_client import HttpClient, NoResponseError
 
     for url in urls if len(urls) > 1 else ():
-        client = HttpClient()
-        try:
+        with contextlib.closing(HttpClient()) as client, contextlib.suppress(NoResponseError, ValueError):
             client.request("GET", f"{url}/livez", timeout=_TRY_SECONDS)
-        except (NoResponseError, ValueError):
-            continue
-        finally:
-            client.close()
-        return url
+            return url
     return urls[0]
 
 
@@ -213,7 +209,7 @@ def get(
     from rankmesh_agent.wire.errors import KeyNotFoundError
 
     try:
-        value = keys.execute(validated(Get, key, timeout))
+        value = keys.execute(Get, key, timeout)
     except KeyNotFoundError:
         print_error(f"key {key!r} is not set" + (f" after {timeout:g} s" if timeout else "; --timeout waits"))
         return TIMED_OUT if timeout else NEGATIVE
@@ -241,7 +237,7 @@ def set_value(
 
     # One byte beyond the limit suffices for the refusal.
     content = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1) if value == "-" else value.encode(errors="surrogateescape")
-    keys.execute(validated(Set, key, content))
+    keys.execute(Set, key, content)
     if json:
         json_output.write({"key": key, "bytes": len(content)})
     return OK
@@ -257,7 +253,7 @@ def add(
     """Add to the number under a key, 0 if there is none, and write the sum."""
     from rankmesh_agent.store.commands import Add
 
-    total = keys.execute(validated(Add, key, amount))
+    total = keys.execute(Add, key, amount)
     if json:
         json_output.write({"key": key, "value": total})
     else:
@@ -283,7 +279,7 @@ def wait(
 
     limit = settings().timeout if timeout is None else timeout
     try:
-        keys.execute(validated(Wait, tuple(names), limit))
+        keys.execute(Wait, tuple(names), limit)
     except StoreTimeoutError as error:
         print_error(error.message)
         return TIMED_OUT
@@ -304,11 +300,12 @@ def list_keys(
     """
     from rankmesh_agent.store.commands import Keys as ListKeys
 
-    found = keys.execute(validated(ListKeys, prefix))
+    found = keys.execute(ListKeys, prefix)
     if json:
         json_output.write(found)
     else:
-        write("".join(f"{_line(each)}\n" for each in found))
+        lines = (key if key.isprintable() else key.encode("unicode_escape").decode("ascii") for key in found)
+        write("".join(f"{line}\n" for line in lines))
     return OK
 
 
@@ -324,7 +321,7 @@ def delete(
     """
     from rankmesh_agent.store.commands import Delete
 
-    found = keys.execute(validated(Delete, key))
+    found = keys.execute(Delete, key)
     if json:
         json_output.write({"key": key, "deleted": found})
     elif not found:
@@ -332,27 +329,8 @@ def delete(
     return OK if found else NEGATIVE
 
 
-def validated(kind: type[Command[T]], *arguments: Any) -> Command[T]:
-    """Return a store command.
-
-    Raises:
-        CommandError: the key or value is invalid.
-    """
-    from rankmesh_agent.wire.errors import DistStoreError
-
-    try:
-        return kind(*arguments)
-    except DistStoreError as error:
-        raise CommandError(error.message, USAGE) from error
-
-
 def _text(value: bytes) -> str | None:
     try:
         return value.decode()
     except UnicodeDecodeError:
         return None
-
-
-def _line(key: str) -> str:
-    """Return a key as one line, with escapes if it contains unprintable characters."""
-    return key if key.isprintable() else key.encode("unicode_escape").decode("ascii")

@@ -46,6 +46,12 @@ class Table(NamedTuple):
         """True if there are rows or a text."""
         return bool(self.rows or self.empty)
 
+    def without_empty_column(self) -> Table:
+        """Return the table without its last column if that is empty in all rows."""
+        if not self.rows or any(row[-1] for row in self.rows):
+            return self
+        return self._replace(columns=self.columns[:-1], rows=[row[:-1] for row in self.rows])
+
 
 def lines(tables: Iterable[Table]) -> str:
     """Return tables as text without trailing spaces."""

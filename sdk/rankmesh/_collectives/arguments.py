@@ -16,9 +16,8 @@ from rankmesh._session.ranks import as_int
 from rankmesh._session.session import communicator_of
 from rankmesh._tensors.buffers import device_of, flat_in, flat_out
 from rankmesh._tensors.layout import UNPADDED, Array, WriteBack
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.pending import Details
+from rankmesh_agent.group.options import Details, Options
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.wire.dtypes import display
 

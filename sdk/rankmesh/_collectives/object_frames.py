@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh._collectives.serialize import loads
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError
 
 Octets = npt.NDArray[np.uint8]

@@ -25,8 +25,8 @@ from rankmesh._collectives.object_frames import (
 )
 from rankmesh._collectives.serialize import dumps
 from rankmesh._session.process_group import Group
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
 

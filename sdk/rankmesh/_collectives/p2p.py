@@ -105,7 +105,8 @@ def recv(
     comm = communicator(group, "recv")
     if comm is None:
         return -1
-    return cast(int, _begin_recv(comm, group, tensor, src, tag, group_src, timeout, async_op=False)())
+    begin = _begin_recv(comm, group, tensor, src, tag, group_src, timeout, async_op=False)
+    return begin()  # type: ignore[return-value]  # an int, as it is synchronous
 
 
 def irecv(

@@ -10,7 +10,7 @@ from typing import Any
 
 from rankmesh._tensors.layout import describe
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.pending import Details
+from rankmesh_agent.group.options import Details
 
 
 class DebugLevel(enum.IntEnum):

@@ -56,7 +56,7 @@ class Session:
         """Make a group of these ranks of the mesh, this one among them."""
         comm = self.agent.new_group(ranks, timeout)
         world = self.group._communicator
-        comm.global_ranks = tuple(world.ranks.index(rank) for rank in comm.ranks)
+        comm.set_global_ranks(tuple(world.ranks.index(rank) for rank in comm.ranks))
         engines = engines or self.engines
         self._use_backend(comm, engines.host, pg_options)
         group = ProcessGroup(comm, engines, description)
@@ -76,7 +76,7 @@ class Session:
             if other is not group:
                 self.drop_group(other)
         self.groups, self.group = [], group
-        group._communicator.global_ranks = tuple(range(group.size()))
+        group._communicator.set_global_ranks(tuple(range(group.size())))
 
     def _use_backend(self, comm: Communicator, backend: str, pg_options: Any) -> None:
         """Install MPI, or a registered backend, in a new group; the group ends if that fails."""
@@ -109,9 +109,9 @@ class Session:
     @cached_property
     def store(self) -> Store:
         """The job's own store."""
-        from rankmesh._stores import agent_store
+        from rankmesh._stores import AgentStore
 
-        return agent_store(self.agent)
+        return AgentStore(self.agent)
 
     def close(self, reason: str) -> None:
         """Leave the job; a reason, if any, is reported to the other ranks."""

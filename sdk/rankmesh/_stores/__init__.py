@@ -7,11 +7,11 @@ another process, ``file`` in a file. ``prefix`` wraps any store, also those of t
 
 from __future__ import annotations
 
-from rankmesh._stores.agent import agent_store
+from rankmesh._stores.agent import AgentStore
 from rankmesh._stores.base import Store
 from rankmesh._stores.file import FileStore
 from rankmesh._stores.hash import HashStore
 from rankmesh._stores.prefix import PrefixStore
 from rankmesh._stores.tcp import TCPStore
 
-__all__ = ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore", "agent_store"]
+__all__ = ["AgentStore", "FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]

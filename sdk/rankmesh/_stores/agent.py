@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class AgentStore(CommandStore):
-    """The keys that all agents of a job serve under ``/v1/store``. Made by agent_store.
+    """The keys that all agents of a job serve under ``/v1/store``.
 
     Args:
         agent: this process's agent.
         timeout: default time limit of calls that wait.
     """
 
-    def __init__(self, agent: Agent | RemoteAgent, timeout: timedelta) -> None:
+    def __init__(self, agent: Agent | RemoteAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         self._agent = agent
         super().__init__(agent.blocking_store(), timeout)
 
@@ -30,17 +30,7 @@ class AgentStore(CommandStore):
 
     def _after_fork(self) -> None:
         super()._after_fork()
-        self._replace_store(UnusableStore(f"{self!r} belongs to the process that was forked, which is the rank"))
+        self._use(UnusableStore(f"{self!r} belongs to the process that was forked, which is the rank"))
 
     def __repr__(self) -> str:
         return f"the store of rank {self._agent.member.rank}'s job"
-
-
-def agent_store(agent: Agent | RemoteAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> AgentStore:
-    """Return the job's own store: the keys that its agents serve over HTTP.
-
-    Args:
-        agent: this process's agent.
-        timeout: default time limit of calls that wait.
-    """
-    return AgentStore(agent, timeout)

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from rankmesh._stores import methods
 from rankmesh._stores.base import Store
 from rankmesh._stores.methods import Method
-from rankmesh_agent.store import commands
 from rankmesh_agent.store.blocking import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire.errors import DistStoreError, KeyNotFoundError, QueueEmptyError, StoreTimeoutError
 
 T = TypeVar("T")
-
-_COMMANDS: dict[Method[Any], Callable[..., Command[Any]]] = {
-    methods.SET: commands.Set,
-    methods.GET: commands.Get,
-    methods.ADD: commands.Add,
-    methods.COMPARE_SET: commands.CompareSet,
-    methods.APPEND: commands.Append,
-    methods.DELETE_KEY: commands.Delete,
-    methods.WAIT: commands.Wait,
-    methods.CHECK: commands.Check,
-    methods.MULTI_GET: commands.MultiGet,
-    methods.MULTI_SET: lambda keys, values: commands.MultiSet(tuple(zip(keys, values, strict=True))),
-    methods.NUM_KEYS: commands.Count,
-    methods.LIST_KEYS: commands.Keys,
-    methods.QUEUE_PUSH: commands.QueuePush,
-    methods.QUEUE_POP: commands.QueuePop,
-    methods.QUEUE_LEN: commands.QueueLen,
-}
 
 
 class CommandStore(Store):
@@ -45,10 +24,12 @@ class CommandStore(Store):
         timeout: default time limit of calls that wait.
     """
 
+    _store: BlockingStore
+    _finalizer: weakref.finalize[[], CommandStore]
+
     def __init__(self, store: BlockingStore, timeout: timedelta) -> None:
         self._timeout = timeout
-        self._store: BlockingStore = store
-        self._finalizer = weakref.finalize(self, store.close)
+        self._use(store)
         _stores.add(self)
 
     def close(self) -> None:
@@ -60,7 +41,7 @@ class CommandStore(Store):
         return True
 
     def _call(self, method: Method[T], *arguments: Any) -> T:
-        command: Callable[..., Command[T]] = _COMMANDS[method]
+        command = method.command
         if not method.waits:
             return self._store.execute(command(*arguments))
         limit = arguments[1] if len(arguments) > 1 else True  # the timeout of wait(), or block of queue_pop()
@@ -77,8 +58,8 @@ class CommandStore(Store):
         self._finalizer.detach()
         self._store.close_in_child()
 
-    def _replace_store(self, store: BlockingStore) -> None:
-        """In a forked child: execute commands on another store."""
+    def _use(self, store: BlockingStore) -> None:
+        """Execute commands on a store from now on, and close it with this object."""
         self._store = store
         self._finalizer = weakref.finalize(self, store.close)
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
 
 from rankmesh._stores.arguments import timedelta_of
 from rankmesh._stores.base import DEFAULT_TIMEOUT
@@ -17,20 +13,14 @@ from rankmesh._stores.server import ServerReference, serve
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import url_for
-from rankmesh_agent.store.blocking import BlockingStore
-from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Add, Count
 from rankmesh_agent.wire.errors import StoreTimeoutError
-
-if TYPE_CHECKING:
-    from rankmesh_agent.store.client import StoreClient
 
 _WORKERS = "rankmesh/workers"
 """The key that counts the participants, when there is a world size."""
 _PAUSE_SECONDS = 0.005
 _LAST_PORT = 65535
-
-T = TypeVar("T")
 
 
 class TCPStore(CommandStore):
@@ -90,11 +80,11 @@ class TCPStore(CommandStore):
         elif port == 0:
             raise ValueError("port 0, any free one, is for the master: clients need its number")
         else:
-            master = self._master()
-            super().__init__(master, allowed)
+            client = self._client()
+            super().__init__(client, allowed)
         try:
             if not is_master:
-                master.execute_first(Add(_WORKERS) if expected else Count(), deadline)
+                client.execute_first(Add(_WORKERS) if expected else Count(), deadline)
             elif expected:
                 self._wait_for_workers(expected, deadline)
         except BaseException:
@@ -117,7 +107,7 @@ class TCPStore(CommandStore):
     def clone(self) -> TCPStore:
         found = TCPStore.__new__(TCPStore)
         found._host, found._port, found._token = self._host, self._port, self._token
-        store = self._store.server.acquire() if isinstance(self._store, ServerReference) else self._master()
+        store = self._store.server.acquire() if isinstance(self._store, ServerReference) else self._client()
         CommandStore.__init__(found, store, self.timeout)
         return found
 
@@ -133,51 +123,16 @@ class TCPStore(CommandStore):
             time.sleep(min(_PAUSE_SECONDS, deadline.remaining()))
             joined = self._store.execute(Add(_WORKERS, 0))
 
-    @property
-    def _master(self) -> Callable[[], StoreClient]:
-        """Return a function that makes a client of the master; it holds no reference to this store."""
-        return partial(_remote, url_for(self._host, self._port), self._token)
+    def _client(self) -> StoreClient:
+        return StoreClient(url_for(self._host, self._port), self._token)
 
     def _after_fork(self) -> None:
         """In a forked child: use the master over the child's own connections, also if the parent is the master."""
         super()._after_fork()
-        self._replace_store(_LazyStore(self._master))
+        self._use(self._client())
 
     def __repr__(self) -> str:
         return f"TCPStore({self._host!r}, {self._port})"
-
-
-class _LazyStore(BlockingStore):
-    """A store that is opened at its first use: most forked children never use their parent's stores.
-
-    Args:
-        open_store: opens it.
-    """
-
-    def __init__(self, open_store: Callable[[], BlockingStore]) -> None:
-        self._open = open_store
-        self._lock = threading.Lock()
-        self._store: BlockingStore | None = None
-
-    def execute(self, command: Command[T]) -> T:
-        with self._lock:
-            if self._store is None:
-                self._store = self._open()
-        return self._store.execute(command)
-
-    def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-
-    def close_in_child(self) -> None:
-        if self._store is not None:
-            self._store.close_in_child()
-
-
-def _remote(url: str, token: str) -> StoreClient:
-    from rankmesh_agent.store.client import StoreClient
-
-    return StoreClient(url, token)
 
 
 def _check(host_name: str, port: int, world_size: int | None) -> None:

@@ -24,8 +24,8 @@ from rankmesh.torch._errors import to_torch_error
 from rankmesh.torch._patches import untraced
 from rankmesh.torch._sparse import all_reduce_sparse
 from rankmesh.torch._work import CompletedWork, MessageWork, PendingWork
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
 from support.http_ranks import applications, clients
-from support.sweep.cell import Place
+from support.sweep.cell import Cell, Place
 from support.sweep.cover import SLOT_BYTES, cells_of, go_through
 from support.sweep.media import OverCommunicator, OverHttp, Pool
 from support.threads import LATER, NOW, World, in_threads, world
 
+from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_reduce, all_to_all, float16, reduce_scatter, reduction
 from rankmesh_agent.collectives.select import Algorithm, Medium, algorithms, candidates
@@ -31,26 +35,32 @@ Array = np.ndarray[Any, Any]
 Taken = set[tuple[OpType, Medium, Algorithm]]
 
 
-def _worlds(*media: str, sizes: tuple[int, ...]) -> list[Any]:
-    """Return media with numbers of ranks; many ranks take many seconds."""
-    return [pytest.param(medium, size, marks=[pytest.mark.slow] * (size > 4)) for medium in media for size in sizes]
+def _worlds(**media: tuple[int, ...]) -> list[Any]:
+    """Return media with numbers of ranks, which share the cells of a sweep; many ranks take many seconds."""
+    return [
+        pytest.param(medium, sizes, world, id=f"{medium}-{size}", marks=[pytest.mark.slow] * (size > 4))
+        for medium, sizes in media.items()
+        for world, size in enumerate(sizes)
+    ]
 
 
-PLAIN = [*_worlds("inproc", "segment", sizes=(1, 2, 3, 5, 8)), *_worlds("tcp", sizes=(3,))]
+PLAIN = _worlds(tcp=(1, 2, 3, 5, 8), segment=(1, 2, 3, 5, 8))
 """Calls take the algorithms that they always take."""
-ANY = [*_worlds("link", sizes=(2, 3, 4, 8)), *_worlds("segment", "reads", "registered", sizes=(2, 3, 7))]
-LAYOUTS = ("aabb", "aaab", "abcc", "aaaabbbcc", "abab", "abcabca", "abbba")
+ANY = _worlds(link=(2, 3, 4, 8), segment=(2, 3, 7), reads=(2, 3, 7), registered=(2, 3, 7))
+LAYOUTS = ("aabb", "aaab", "abcc", "abab", "aaaabbbcc", "abcabca", "abbba")
 """Two and two, three and one, one and one and two, four and three and two, and ranks that are not in a row."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def taken() -> Iterator[Taken]:
     """Has calls take any algorithm that can; which these were."""
     found: Taken = set()
+    turns: WeakKeyDictionary[Backend, defaultdict[OpType, Iterator[int]]] = WeakKeyDictionary()
 
-    def any_of(call: Call, medium: Medium, slot_bytes: int | None) -> Algorithm:
+    def any_of(backend: Backend, call: Call, medium: Medium, slot_bytes: int | None = None) -> Algorithm:
         able = [each for most, each in candidates(call.kind, medium, slot_bytes) if call.nbytes <= most]
-        chosen = able[call.fingerprint % len(able) if call.nbytes else 0]  # of nothing, chunks take no step
+        turn = turns.setdefault(backend, defaultdict(itertools.count))[call.kind]  # all ranks make the same calls
+        chosen = able[next(turn) % len(able) if call.nbytes else 0]  # of nothing, chunks take no step
         found.add((call.kind, medium, chosen))
         return chosen
 
@@ -61,13 +71,13 @@ def taken() -> Iterator[Taken]:
             return usual(self, call)
         segment = self.segment
         if segment is None:
-            return any_of(call, "link", None)
+            return any_of(self, call, "link")
         windows = segment.windows
         medium: Medium = "registered" if windows.regions else "reads" if windows.can_read else "segment"
-        return any_of(call, medium, segment.slot_bytes)
+        return any_of(self, call, medium, segment.slot_bytes)
 
     def choose_of_hosts(self: HierarchicalCpuBackend, call: Call) -> Algorithm:
-        return of_hosts(self, call) if call.kind in (OpType.EMPTY, OpType.NEW_GROUP) else any_of(call, "hosts", None)
+        return of_hosts(self, call) if call.kind in (OpType.EMPTY, OpType.NEW_GROUP) else any_of(self, call, "hosts")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuBackend, "algorithm", choose)
@@ -81,43 +91,43 @@ def taken() -> Iterator[Taken]:
         yield found
 
 
-def nothing_wrong(made: World, space: str, place: Callable[[Any], Place] = lambda comm: np.copy) -> None:
+def nothing_wrong(made: World, cells: tuple[Cell, ...], place: Callable[[Any], Place] = lambda comm: np.copy) -> None:
     """Fail unless all ranks find what they must, and all_reduce gives the same everywhere."""
-    found = made.run(lambda comm: go_through(OverCommunicator(comm), space, None, place(comm)))
+    found = made.run(lambda comm: go_through(OverCommunicator(comm), cells, None, place(comm)))
     assert not [text for each in found for text in each["wrong"]]
-    assert {each["cells"] for each in found} == {len(cells_of(space, made.size))}
     assert len({each["digest"] for each in found}) == 1
 
 
-@pytest.mark.parametrize(("transport", "size"), PLAIN)
-def test_with_the_algorithms_of_the_table(transport: str, size: int) -> None:
-    with world(size, transport, slot_bytes=SLOT_BYTES) as made:
-        nothing_wrong(made, "communicator")
+@pytest.mark.parametrize(("transport", "sizes", "number"), PLAIN)
+def test_with_the_algorithms_of_the_table(transport: str, sizes: tuple[int, ...], number: int) -> None:
+    with world(sizes[number], transport, slot_bytes=SLOT_BYTES) as made:
+        nothing_wrong(made, cells_of("communicator", sizes)[number])
 
 
-@pytest.mark.parametrize(("medium", "size"), ANY)
-def test_with_any_algorithm(medium: Medium, size: int, taken: Taken) -> None:
-    with world(size, "inproc" if medium == "link" else "segment", slot_bytes=SLOT_BYTES) as made:
+@pytest.mark.parametrize(("medium", "sizes", "number"), ANY)
+def test_with_any_algorithm(medium: Medium, sizes: tuple[int, ...], number: int, taken: Taken) -> None:
+    size = sizes[number]
+    with world(size, "tcp" if medium == "link" else "segment", slot_bytes=SLOT_BYTES) as made:
         if medium == "segment" or (medium, size) == ("registered", 3):
             for comm in made.communicators:
                 comm.queue.backend.segment.windows.can_read = False  # type: ignore[attr-defined]
         pools: dict[int, Pool] = {}
         if medium == "registered":
             made.run(lambda comm: pools.__setitem__(comm.rank, Pool(comm, half=comm.rank == size - 1)))
-        taken.clear()
-        nothing_wrong(made, "any algorithm", lambda comm: pools[comm.rank].put if pools else np.copy)
+        cells = cells_of("any algorithm", sizes)[number]
+        nothing_wrong(made, cells, lambda comm: pools[comm.rank].put if pools else np.copy)
         assert taken >= all_of(medium)
 
 
-@pytest.mark.parametrize(
-    "hosts", [pytest.param(hosts, marks=[pytest.mark.slow] * (len(hosts) > 4)) for hosts in LAYOUTS]
-)
-def test_over_hosts(hosts: str, taken: Taken) -> None:
-    with world(len(hosts), "inproc", slot_bytes=SLOT_BYTES, hosts=hosts) as made:
-        assert {comm.medium for comm in made.communicators} == {"shm+tcp"}
-        taken.clear()
-        nothing_wrong(made, "any algorithm")
-        assert taken >= all_of("hosts")
+@pytest.mark.parametrize("worlds", [range(4), pytest.param(range(4, 7), marks=pytest.mark.slow)])
+def test_over_hosts(worlds: range, taken: Taken) -> None:
+    cells = cells_of("any algorithm", tuple(map(len, LAYOUTS)))
+    for number in worlds:
+        hosts = LAYOUTS[number]
+        with world(len(hosts), "tcp", slot_bytes=SLOT_BYTES, hosts=hosts) as made:
+            assert {comm.medium for comm in made.communicators} == {"shm+tcp"}
+            nothing_wrong(made, cells[number])
+    assert taken >= all_of("hosts")
 
 
 def all_of(medium: Medium) -> Taken:
@@ -141,11 +151,12 @@ def a_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.mark.slow
 def test_over_http() -> None:
-    with world(3, "inproc", slot_bytes=SLOT_BYTES) as made, a_loop() as loop:
+    cells = cells_of("http", (3,))[0][::3]  # every value; what pairs of them do, the media above show
+    with world(3, "tcp", slot_bytes=SLOT_BYTES) as made, a_loop() as loop:
         opened = clients(applications(made))
         asked = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result(20)
         try:
-            found = in_threads(3, lambda rank: go_through(OverHttp(rank, 3, asked[rank], loop), "http"))
+            found = in_threads(3, lambda rank: go_through(OverHttp(rank, 3, asked[rank], loop), cells))
         finally:
             asyncio.run_coroutine_threadsafe(opened.__aexit__(None, None, None), loop).result(20)
         assert not [text for each in found for text in each["wrong"]]
@@ -154,7 +165,7 @@ def test_over_http() -> None:
 # What the sweep cannot show: the order of the calls, and whether they wait
 
 
-@pytest.fixture(scope="module", params=("inproc", "tcp", "segment"))
+@pytest.fixture(scope="module", params=("tcp", "segment"))
 def four(request: pytest.FixtureRequest) -> Iterator[World]:
     with world(4, request.param, slot_bytes=SLOT_BYTES) as made:
         yield made

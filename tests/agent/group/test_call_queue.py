@@ -22,11 +22,11 @@ from support.processes import wait_until
 
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.group.call_queue import CallQueue, Options
+from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.coalescing import BatchedWork
 from rankmesh_agent.group.flight_recorder import FlightRecorder, error_text
-from rankmesh_agent.group.pending import LocalActiveCall
-from rankmesh_agent.group.state import LocalGroupState
+from rankmesh_agent.group.local_state import LocalGroupState
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, GroupAbortedError
@@ -70,7 +70,7 @@ class Alone:
         self.engine = ProgressEngine(0, 1, {}, eager_limit=1024)
         self.state = LocalGroupState(self.engine, 1, "alone", (0,), {}, FlightRecorder())
         self.log: list[tuple[Any, ...]] = []
-        self.queue = CallQueue(self.state, LocalActiveCall(self.state), "alone", RecordingBackend(self.log))
+        self.queue = CallQueue(self.state, RecordingBackend(self.log))
 
     def close(self) -> None:
         self.state.mark_destroyed()
@@ -401,7 +401,7 @@ class CallQueueMachine(RuleBasedStateMachine):
     @rule()
     def close_batch(self) -> None:
         recorded, self.batch = self.batch or [], None
-        assert [(call.key, *call.result) for call in self.group.queue.close_batch()] == recorded
+        assert [(call.key, *call.options.result) for call in self.group.queue.close_batch()] == recorded
 
     @precondition(lambda self: self.model.failure is not None or self.model.seq + len(self.model.queued) > 12)
     @rule(held=st.booleans())

@@ -8,18 +8,23 @@ import numpy as np
 import pytest
 
 from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall, coalesce
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 
 
 def all_reduce(array: np.ndarray[Any, Any], op: ReduceOp = ReduceOp.SUM, after: Any = None) -> RecordedCall:
-    return RecordedCall((OpType.ALL_REDUCE, array.dtype, array.size, op), (array, op), [array], after)
+    return RecordedCall(
+        (OpType.ALL_REDUCE, array.dtype, array.size, op), (array, op), Options(1.0, False, [array], after)
+    )
 
 
 def broadcast(array: np.ndarray[Any, Any], root: int = 0) -> RecordedCall:
-    return RecordedCall((OpType.BROADCAST, array.dtype, array.size, None, root), (array, root), [array], None)
+    return RecordedCall(
+        (OpType.BROADCAST, array.dtype, array.size, None, root), (array, root), Options(1.0, False, [array])
+    )
 
 
-BARRIER = RecordedCall((OpType.BARRIER,), (), [], None)
+BARRIER = RecordedCall((OpType.BARRIER,), (), Options(1.0))
 
 
 def test_neighbouring_all_reduces_become_one() -> None:
@@ -29,7 +34,7 @@ def test_neighbouring_all_reduces_become_one() -> None:
     assert call.key == (OpType.ALL_REDUCE, np.dtype("f8"), 7, ReduceOp.SUM, None, None, "arrays of 3+0+4")
     assert op is ReduceOp.SUM
     np.testing.assert_array_equal(array, [0, 1, 2, 7, 7, 7, 7])
-    assert [user is each for user, each in zip(call.result, (one, two, three), strict=True)] == [True] * 3
+    assert [user is each for user, each in zip(call.options.result, (one, two, three), strict=True)] == [True] * 3
 
 
 def test_the_result_goes_back_to_each_array_then_what_comes_after() -> None:
@@ -43,8 +48,8 @@ def test_the_result_goes_back_to_each_array_then_what_comes_after() -> None:
     )
     call.arguments[0][:] = [1, 2, 3, 4, 5]
     assert not one.any(), "the arrays wait for the end"
-    assert call.on_complete is not None
-    call.on_complete()
+    assert call.options.on_complete is not None
+    call.options.on_complete()
     assert seen == [[1, 2], [3, 4, 5]]
 
 
@@ -61,7 +66,7 @@ def test_a_call_alone_is_made_as_it_is() -> None:
         broadcast(np.ones(2)),
         all_reduce(np.ones(2, np.float32)),
         all_reduce(np.ones(2), ReduceOp.MAX),
-        RecordedCall((OpType.ALL_TO_ALL, np.dtype("f8"), -1), ([np.ones(2)], [np.ones(2)]), [], None),
+        RecordedCall((OpType.ALL_TO_ALL, np.dtype("f8"), -1), ([np.ones(2)], [np.ones(2)]), Options(1.0)),
     ],
     ids=["barrier", "broadcast", "dtype", "op", "all_to_all"],
 )

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     CollectiveMismatchError,
@@ -142,7 +142,7 @@ def test_a_connection_that_breaks_is_a_failed_rank(trio: World) -> None:
         if members.rank == 0:
             for peer in members.engine._peers.values():
                 peer.connection.close()
-            members.engine._closed = True
+            members.engine.closed = True
             return
         with pytest.raises(RankFailedError, match=r"rank 0 .* failed \(connection to .* lost") as gone:
             reduce(members, np.ones(100_000))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from support.threads import LATER, NOW, World, world
 
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress import framing
 from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.shm_ring import RingConnection

@@ -19,8 +19,7 @@ from support.threads import TRANSPORTS, in_threads, transport_named
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress import connect as connect_module
 from rankmesh_agent.progress.connect import connect_all
-from rankmesh_agent.transports.base import Connection, Listener, Transport
-from rankmesh_agent.transports.inproc import InprocTransport
+from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.tcp import TcpTransport, split_address
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.schemas import Member
@@ -31,10 +30,9 @@ EPOCH = 3
 class Ranks:
     """Listening ranks of one transport, and their peer table."""
 
-    def __init__(self, size: int, transport: Transport) -> None:
+    def __init__(self, size: int, transport: TcpTransport) -> None:
         self.transport = transport
-        where = "rank-{}" if isinstance(transport, InprocTransport) else "127.0.0.1:0"
-        self.listeners = [transport.listen(where.format(rank)) for rank in range(size)]
+        self.listeners = [transport.listen("127.0.0.1:0") for _ in range(size)]
         self.members = [
             Member(rank, f"{rank:032x}", "here", "host", os.getpid(), [listener.address], "")
             for rank, listener in enumerate(self.listeners)
@@ -49,7 +47,7 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def listening(size: int, transport: Transport) -> Iterator[Ranks]:
+def listening(size: int, transport: TcpTransport) -> Iterator[Ranks]:
     ranks = Ranks(size, transport)
     try:
         yield ranks
@@ -249,7 +247,7 @@ def test_who_calls_again_is_known_by_the_latest_call() -> None:
 
 
 def test_ctrl_c_leaves_nothing_behind(silent_address: str) -> None:
-    class Interrupted(Listener):
+    class Interrupted:
         address = ""
 
         def descriptors(self) -> list[int]:

@@ -13,8 +13,8 @@ import pytest
 from support.processes import wait_until
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.matching import ANY, WINDOW, MessageMatcher
 from rankmesh_agent.transports.tcp import SOCKET_BUFFER
 from rankmesh_agent.wire import frames

@@ -11,8 +11,8 @@ from support.threads import NOW, World, world
 from rankmesh_agent.collectives import all_reduce, barrier
 from rankmesh_agent.collectives.select import _rows, algorithm
 from rankmesh_agent.collectives.thresholds import LIMITS
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import OpType, ReduceOp
@@ -33,9 +33,9 @@ def by_way_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _rows.cache_clear()
 
 
-@pytest.fixture(params=["inproc", "tcp"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
-    with world(SIZE, request.param) as made:
+@pytest.fixture
+def ranks() -> Iterator[World]:
+    with world(SIZE, "tcp") as made:
         yield made
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from support.attached import SECONDS, TOKEN, attach, everywhere, in_thread, offer
 from support.processes import wait_until
-from support.sweep.cover import go_through
+from support.sweep.cover import cells_of, go_through
 from support.sweep.media import OverCommunicator
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.call_queue import Options
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.remote.client import AgentDialer
 from rankmesh_agent.store import commands
@@ -66,9 +66,10 @@ def world(request, standalones, monkeypatch, gateway_url) -> Iterator[list[Any]]
 
 class TestCollectives:
     def test_the_sweep(self, world):
-        found = everywhere(lambda rank: go_through(OverCommunicator(world[rank].world), "communicator", every=5), 3)
+        (cells,) = cells_of("communicator", (3,))
+        found = everywhere(lambda rank: go_through(OverCommunicator(world[rank].world), cells[::5]), 3)
         assert not [text for each in found for text in each["wrong"]]
-        assert len({(each["cells"], each["digest"]) for each in found}) == 1
+        assert len({each["digest"] for each in found}) == 1
 
     def test_asynchronous_ones_keep_their_order(self, world):
         def run(rank: int) -> None:

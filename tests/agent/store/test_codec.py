@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import Mock
+
 import pytest
 
 from rankmesh_agent.store import codec
@@ -31,7 +34,15 @@ from rankmesh_agent.wire.errors import (
     NotANumberError,
     ProtocolError,
 )
-from rankmesh_agent.wire.store_frames import MAX_BYTES, Kind, decode_parts, decode_request, decode_response
+from rankmesh_agent.wire.store_frames import (
+    MAX_BYTES,
+    Kind,
+    decode_parts,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
 
 GOLDEN: list[tuple[Command, int, int, float, list[bytes]]] = [
     (Get("grüße", 1.5), 1, 0, 1.5, ["grüße".encode()]),
@@ -80,6 +91,10 @@ def test_an_endless_wait_is_a_finite_number():
     assert decode_request(codec.encode_command(Get("k", 1e300), 1))[5] == 1e9
 
 
+def decoded(command: Command, frame: bytes) -> Any:
+    return codec.decode_result(command, decode_response(frame), frame)
+
+
 @pytest.mark.parametrize(
     ("command", "result", "kind"),
     [
@@ -102,15 +117,15 @@ def test_an_endless_wait_is_a_finite_number():
 )
 def test_results(command, result, kind):
     frame = codec.encode_result(3, result)
-    found, seq, count, _, number = decode_response(frame)
-    assert (found, seq) == (kind, 3)
-    assert codec.decode_result(command, found, number, decode_parts(frame, count)) == result
+    assert decode_response(frame)[:2] == (kind, 3)
+    assert decoded(command, frame) == decoded(command, bytearray(frame)) == result
 
 
 def test_a_duplicate_key():
-    assert codec.decode_result(MultiGet(("a", "b", "a")), Kind.JOINED, 0, [b"1\x002"]) == [b"1", b"2", b"1"]
+    command = MultiGet(("a", "b", "a"))
+    assert decoded(command, codec.encode_result(1, [b"1", b"2"])) == [b"1", b"2", b"1"]
     with pytest.raises(ProtocolError):
-        codec.decode_result(MultiGet(("a", "b", "a")), Kind.VALUES, 0, [b"1"])
+        decoded(command, codec.encode_result(1, [b"1"]))
 
 
 def test_multi_gets_of_few_keys_are_cached():
@@ -122,48 +137,57 @@ def test_multi_gets_of_few_keys_are_cached():
     assert first is not again  # that would take too much memory
 
 
-def test_errors():
-    frame = codec.encode_error(1, KeyNotFoundError("key 'ü' is not set"))
-    kind, _, count, _, number = decode_response(frame)
-    with pytest.raises(KeyNotFoundError, match="key 'ü' is not set"):
-        codec.decode_result(Get("k"), kind, number, decode_parts(frame, count))
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(b"key-not-found", KeyNotFoundError), (b"from-the-future", DistStoreError), (b"network-error", DistStoreError)],
+)
+def test_errors_are_store_errors(code, kind):
+    with pytest.raises(kind, match="what ü") as caught:
+        decoded(Get("k"), encode_response(Kind.ERROR, 1, 0, [code, "what ü".encode()]))
+    assert type(caught.value) is kind
+    if kind is KeyNotFoundError:
+        assert codec.encode_error(1, caught.value) == encode_response(Kind.ERROR, 1, 0, [code, "what ü".encode()])
 
 
-@pytest.mark.parametrize("code", [b"from-the-future", b"network-error"])
-def test_an_unknown_error_is_a_store_error(code):
-    with pytest.raises(DistStoreError, match="what") as caught:
-        codec.decode_result(Get("k"), Kind.ERROR, 0, [code, b"what"])
-    assert type(caught.value) is DistStoreError
+def test_a_served_request():
+    request, asked = codec.encode_command(Get("k", 2.0), 7), []
+    assert codec.serve(bytearray(request), lambda command: asked.append(command) or b"v") == codec.encode_result(
+        7, b"v"
+    )
+    assert (asked, asked[0].seconds) == ([Get("k")], 2.0)
+    failure = KeyNotFoundError("no")
+    assert codec.serve(request, Mock(side_effect=failure)) == codec.encode_error(7, failure)
+    for broken in (encode_request(99, 0, 1, 0.0, [b"k"]), request[:-1]):
+        with pytest.raises(ProtocolError):
+            codec.serve(broken, asked.append)
 
 
 def test_frames_that_would_be_too_large(monkeypatch):
     monkeypatch.setattr(codec, "MAX_BYTES", 100)
-    kind, _, count, *_ = decode_response(frame := codec.encode_result(1, [b"\x00" * 60, b"x" * 60]))
-    assert (kind, decode_parts(frame, count)[0]) == (Kind.ERROR, b"invalid-value")
+    with pytest.raises(DistStoreError, match="the response would be over 100 bytes"):
+        decoded(MultiGet(("a", "b")), codec.encode_result(1, [b"\x00" * 60, b"x" * 60]))
     with pytest.raises(DistStoreError, match="at most 100 are allowed"):
         codec.encode_command(Set("k", bytes(100)), 1)
     assert MAX_BYTES > 2 * (64 << 20)
 
 
 @pytest.mark.parametrize(
-    ("opcode", "parts"),
-    [(0, []), (16, [b"k"]), (99, []), (1, []), (2, [b"k"]), (4, [b"k"]), (5, [b"k", b""]), (8, [b"k"]), (14, [])],
+    ("opcode", "flags", "parts", "error"),
+    [
+        *((0, 0, [], ProtocolError), (16, 0, [b"k"], ProtocolError), (99, 0, [], ProtocolError)),
+        *((1, 0, [], ProtocolError), (2, 0, [b"k"], ProtocolError), (4, 0, [b"k"], ProtocolError)),
+        *((5, 0, [b"k", b""], ProtocolError), (8, 0, [b"k"], ProtocolError), (14, 0, [], ProtocolError)),
+        *((1, 0, [b"\xff"], InvalidKeyError), (1, 0, [b""], InvalidKeyError)),
+        *((9, 4, [b"a\0"], InvalidKeyError), (10, 4, [b"\xff"], InvalidKeyError)),
+        *(
+            (4, 0, [b"k", digits], NotANumberError)
+            for digits in (b"", b"-", b"1.5", b"+1", b" 1", b"\xd9\xa1", b"9" * 41, b"1_0")
+        ),
+    ],
 )
-def test_malformed_commands(opcode, parts):
-    with pytest.raises(ProtocolError):
-        codec.decode_command(opcode, 0, 0.0, parts)
-
-
-@pytest.mark.parametrize("digits", [b"", b"-", b"1.5", b"+1", b" 1", b"\xd9\xa1", b"9" * 41, b"1_0"])
-def test_malformed_amounts(digits):
-    with pytest.raises(NotANumberError):
-        codec.decode_command(4, 0, 0.0, [b"k", digits])
-
-
-@pytest.mark.parametrize(("opcode", "flags", "key"), [(1, 0, b"\xff"), (1, 0, b""), (9, 4, b"a\0"), (10, 4, b"\xff")])
-def test_invalid_keys(opcode, flags, key):
-    with pytest.raises(InvalidKeyError):
-        codec.decode_command(opcode, flags, 0.0, [key])
+def test_invalid_commands(opcode, flags, parts, error):
+    with pytest.raises(error):
+        codec.decode_command(opcode, flags, 0.0, parts)
 
 
 @pytest.mark.parametrize(
@@ -171,4 +195,4 @@ def test_invalid_keys(opcode, flags, key):
 )
 def test_malformed_results(kind, parts):
     with pytest.raises(ProtocolError):
-        codec.decode_result(Get("k"), kind, 0, parts)
+        decoded(Get("k"), encode_response(kind, 1, 0, parts))

@@ -12,6 +12,7 @@ import sys
 import termios
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,42 +27,26 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net import pool
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.store import client as store_client
 from rankmesh_agent.store import codec, idempotency, server
 from rankmesh_agent.store.client import StoreClient, _Connection
 from rankmesh_agent.store.command import Command
-from rankmesh_agent.store.commands import (
-    Add,
-    Append,
-    CompareSet,
-    Count,
-    Delete,
-    Get,
-    MultiSet,
-    QueuePop,
-    QueuePush,
-    Set,
-    Wait,
-)
+from rankmesh_agent.store.commands import Add, Count, Get, MultiSet, QueuePop, QueuePush, Set, Wait
+from rankmesh_agent.store.http_client import BlockingHttpStore
 from rankmesh_agent.store.server import StoreServer
-from rankmesh_agent.wire.errors import (
-    AuthenticationError,
-    DistNetworkError,
-    ProtocolError,
-    QueueEmptyError,
-)
+from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError, QueueEmptyError
 from rankmesh_agent.wire.handshake import HELLO_BYTES, PROOF_BYTES, Challenge
 from rankmesh_agent.wire.store_frames import (
     MAX_BYTES,
     REQUEST,
     RETRIED_REQUEST,
     UPGRADE,
-    decode_parts,
     decode_response,
     encode_request,
     unix_socket_of,
 )
-from rankmesh_agent.wire.upgrade import is_complete
 
 
 class Raw:
@@ -73,28 +58,15 @@ class Raw:
     """
 
     def __init__(self, url: str, token: str | None = "secret") -> None:
-        split = urlsplit(url)
-        self.sock = socket.create_connection((split.hostname, split.port), 60.0)
-        self.name = b""
+        self.sock, head = connect_upgraded(url, UPGRADE, connect_seconds=60.0, seconds=60.0)
         try:
-            self.sock.sendall(UPGRADE.request(split.netloc))
-            head = b""
-            while not is_complete(head):
-                head += self.read(1)
             self.unix_socket = unix_socket_of(head)
             if token is not None:
-                self.authenticate(Challenge(token, client=True))
+                self.name = FramedStream(self.sock).authenticate(token, client=True, seconds=60.0)
+            self.sock.settimeout(60.0)
         except BaseException:
             self.sock.close()
             raise
-
-    def authenticate(self, challenge: Challenge) -> None:
-        """Pass the handshake."""
-        self.sock.sendall(challenge.hello())
-        challenge.receive_hello(self.read(HELLO_BYTES))
-        self.sock.sendall(challenge.proof())
-        challenge.receive_proof(self.read(PROOF_BYTES))
-        self.name = challenge.name
 
     def arrived(self) -> bool:
         """Return whether the peer's kernel has received everything."""
@@ -104,10 +76,7 @@ class Raw:
         """Return ``size`` bytes."""
         data = b""
         while len(data) < size:
-            more = self.sock.recv(size - len(data))
-            if not more:
-                raise EOFError
-            data += more
+            data += self.sock.recv(size - len(data)) or pytest.fail("the connection has ended")
         return data
 
     def send(self, command: Command, seq: int = 1, again: bytes = b"") -> None:
@@ -116,9 +85,9 @@ class Raw:
 
     def result(self, command: Command) -> Any:
         """Return a command's result."""
-        header = self.read(24)
-        kind, _, count, length, number = decode_response(header)
-        return codec.decode_result(command, kind, number, decode_parts(header + self.read(length), count))
+        data = self.read(24)
+        header = decode_response(data)
+        return codec.decode_result(command, header, data + self.read(header[3]))
 
     def ask(self, command: Command, seq: int = 1, again: bytes = b"") -> Any:
         """Send a command and return its result."""
@@ -132,9 +101,6 @@ class Raw:
         except ConnectionError:
             return True
 
-    def close(self) -> None:
-        self.sock.close()
-
 
 @pytest.fixture
 def raw(owner) -> Iterator[Callable[..., Raw]]:
@@ -147,7 +113,7 @@ def raw(owner) -> Iterator[Callable[..., Raw]]:
 
     yield make
     for each in made:
-        each.close()
+        each.sock.close()
 
 
 @pytest.fixture(params=["tcp", "unix"])
@@ -159,37 +125,8 @@ def medium(request, monkeypatch) -> str:
 
 @pytest.fixture
 def store(owner) -> Iterator[StoreClient]:
-    found = StoreClient(owner, "secret")
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def pieces(monkeypatch) -> Iterator[Callable[..., _Connection]]:
-    """Opens connections to an owner that responds to any request with the given bytes, a few at a time."""
-    opened: list[socket.socket] = []
-    running: list[threading.Thread] = []
-    monkeypatch.setattr(store_client, "_SLICE_SECONDS", 0.01)
-
-    def answer(sock: socket.socket, data: bytes, size: int, pause: float) -> None:
-        sock.recv(1 << 16)
-        for begin in range(0, len(data), size):
-            sock.sendall(data[begin : begin + size])
-            time.sleep(pause)
-
-    def make(data: bytes, size: int, *, pause: float) -> _Connection:
-        ours, theirs = socket.socketpair()
-        opened.extend((ours, theirs))
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 10_000))
-        running.append(threading.Thread(target=answer, args=(theirs, data, size, pause)))
-        running[-1].start()
-        return _Connection(ours, b"")
-
-    yield make
-    for thread in running:
-        thread.join(10)
-    for sock in opened:
-        sock.close()
+    with contextlib.closing(StoreClient(owner, "secret")) as found:
+        yield found
 
 
 @pytest.fixture
@@ -198,37 +135,30 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield found
 
 
+@pytest.fixture
+def waits(owned) -> Callable[..., None]:
+    """Waits until so many calls wait for a key or a queue."""
+
+    def wait(key: str = "k", count: int = 1) -> None:
+        table = owned.table
+        registered = lambda: len(table._watches.get(key, ())) + len(table._pending_pops.get(key, ()))  # noqa: E731
+        wait_until(lambda: registered() == count, f"{count} waits for {key}")
+
+    return wait
+
+
+@pytest.fixture(scope="module")
+def running_server(server) -> None:
+    """The session's server runs before descriptors are counted."""
+    urllib.request.urlopen(f"{server[1]}/livez", timeout=60).close()
+
+
 @pytest.fixture(autouse=True)
-def everything_is_closed(server, running_server) -> Iterator[None]:
+def everything_is_closed(running_server) -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "descriptors to be closed", 10)
     assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-store-fast"]
-
-
-@pytest.fixture
-def running_server(server) -> None:
-    """The session's server runs before descriptors are counted."""
-    wait_until(lambda: _answers(server[1]), "the server", 10)
-
-
-def _answers(url: str) -> bool:
-    split = urlsplit(url)
-    with contextlib.closing(socket.create_connection((split.hostname, split.port), 60.0)) as sock:
-        sock.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        return bool(sock.recv(1))
-
-
-def is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def value(owned, key: str) -> bytes | None:
-    return owned.table.value(key)
 
 
 class TestAConnection:
@@ -239,18 +169,14 @@ class TestAConnection:
         assert line.sock.family == (socket.AF_UNIX if medium == "unix" else socket.AF_INET)
         wait_until(lambda: len(store_server._connections) == 1, "the others to be closed")
 
-    def test_large_values(self, medium, store):
+    def test_large_values(self, medium, store, owned, threads, waits):
         large = os.urandom(20 << 20)
-        store.execute(Set("k", large))
-        assert store.execute(Get("k")) == large
-        store.execute(MultiSet((("a", large), ("b", b""))))
-
-    def test_a_large_response_to_a_wait(self, medium, store, owned, threads):
         waiting = threads.submit(store.execute, Get("k", 30.0))
-        wait_until(lambda: owned.table._watches, "the wait")
-        large = bytes(20 << 20)
+        waits()
         Set("k", large).apply(owned.table)
         assert waiting.result(30) == large
+        store.execute(MultiSet((("a", large), ("b", b""))))
+        assert store.execute(Get("a")) == large
 
     def test_byte_by_byte(self, raw):
         one = raw()
@@ -259,46 +185,64 @@ class TestAConnection:
         assert one.result(Set("key", b"value")) is None
         assert one.ask(Get("key")) == b"value"
 
-    def test_threads_have_one_each_and_few_stay_idle(self, medium, store, owned, threads, store_server):
-        waits = [threads.submit(store.execute, Get("k", 30.0)) for _ in range(40)]
-        wait_until(lambda: len(owned.table._watches.get("k", ())) == 40, "40 waits")
+    def test_threads_have_one_each_and_few_stay_idle(self, store, owned, threads, store_server, waits):
+        waiting = [threads.submit(store.execute, Get("k", 30.0)) for _ in range(40)]
+        waits("k", 40)
         store.execute(Set("k", b"v"))
-        assert [wait.result(30) for wait in waits] == [b"v"] * 40
+        assert [wait.result(30) for wait in waiting] == [b"v"] * 40
         assert len(store._pool._idle) == len(store._pool._all) <= pool.MAX_IDLE
         wait_until(lambda: len(store_server._connections) <= pool.MAX_IDLE, "the rest to be closed")
 
-    def test_a_response_in_pieces(self, pieces):
-        line = pieces(codec.encode_result(1, b"v" * 100), 10, pause=0.05)
-        assert line.call(Get("k"), 10.0) == b"v" * 100
-
-    def test_a_response_that_stops_in_the_middle(self, pieces):
-        line = pieces(codec.encode_result(1, b"v" * 100)[:-1], 100, pause=0.0)
-        with pytest.raises(store_client._ResponseTimeout):
-            line.call(Get("k"), 0.1)
-
     @pytest.mark.parametrize(
-        "frame", [codec.encode_result(2, 1), codec.encode_result(1, 1) * 2, b"\xff" * 24], ids=range(3)
+        ("data", "size", "pause", "result"),
+        [
+            (codec.encode_result(1, b"v" * 100), 10, 0.02, b"v" * 100),
+            (codec.encode_result(1, b"v" * 100)[:-1], 100, 0.0, StreamTimeoutError),
+            (b"", 1, 0.0, StreamTimeoutError),
+            (codec.encode_result(2, b""), 100, 0.0, ProtocolError),
+            (codec.encode_result(1, b"") * 2, 100, 0.0, ProtocolError),
+            (b"\xff" * 24, 100, 0.0, ProtocolError),
+        ],
+        ids=["in pieces", "stops in the middle", "none", "another request's", "two", "garbage"],
     )
-    def test_a_malformed_response(self, pieces, frame):
-        with pytest.raises(ProtocolError):
-            pieces(frame, len(frame), pause=0.0).call(Add("k"), 10.0)
+    def test_responses(self, monkeypatch, threads, data, size, pause, result):
+        monkeypatch.setattr(store_client, "SLICE_SECONDS", 0.01)
+        ours, theirs = socket.socketpair()
 
-    def test_closing_ends_calls_in_progress(self, medium, store, owned, threads, store_server):
+        def answer() -> None:
+            theirs.recv(1 << 16)
+            for begin in range(0, len(data), size):
+                theirs.sendall(data[begin : begin + size])
+                time.sleep(pause)
+
+        with theirs, contextlib.closing(_Connection(ours)) as line:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 10_000))
+            answering = threads.submit(answer)
+            if isinstance(result, bytes):
+                assert line.call(Get("k"), 10.0) == result
+            else:
+                with pytest.raises(result):
+                    line.call(Get("k"), 0.1)
+            answering.result(10)
+
+    def test_closing_ends_calls_in_progress(self, medium, store, owned, threads, store_server, waits):
         waiting = threads.submit(store.execute, Get("k", 30.0))
-        wait_until(lambda: owned.table._watches, "the wait")
+        waits()
         store.close()
         with pytest.raises(DistNetworkError, match="is closed"):
             waiting.result(10)
         wait_until(lambda: not store_server._connections and not owned.table._watches, "the owner to learn it")
 
-    def test_forget_closes_this_process_descriptors_only(self, store, store_server):
+    def test_a_forked_child_closes_its_descriptors_only(self, store, store_server):
         store.execute(Set("k", b"v"))
         (line,) = store._pool._all
-        duplicate = line.sock.dup()  # as the parent of a forked child has it
-        store.close_in_child()
-        duplicate.sendall(codec.encode_command(Get("k"), 5))
-        assert duplicate.recv(100)
-        duplicate.close()
+        with line.sock.dup() as duplicate:  # as the parent of a forked child has it
+            store.close_in_child()
+            duplicate.sendall(codec.encode_command(Get("k"), 5))
+            assert duplicate.recv(100)
+
+
+HELLO = Challenge("secret", client=True).hello()
 
 
 class TestUnauthenticatedClients:
@@ -313,46 +257,37 @@ class TestUnauthenticatedClients:
         assert store.execute(Get("k")) == b"v"
 
     @pytest.mark.parametrize(
-        "data", [b"GET / HTTP/1.1\r\n\r\n".ljust(HELLO_BYTES), bytes(HELLO_BYTES), bytes(1 << 20)], ids=range(3)
+        "data",
+        [
+            b"GET / HTTP/1.1\r\n\r\n".ljust(HELLO_BYTES),
+            bytes(HELLO_BYTES),
+            bytes(1 << 20),
+            HELLO[:7] + bytes([HELLO[7] + 1]) + HELLO[8:],
+        ],
+        ids=["http", "zeros", "many zeros", "another version"],
     )
-    def test_garbage(self, raw, data):
+    @pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
+    def test_a_handshake_that_begins_with(self, raw, data, unix):
         one = raw(None)
+        if unix:
+            name = "\0" + one.unix_socket
+            one.sock.close()
+            one.sock = socket.socket(socket.AF_UNIX)
+            one.sock.settimeout(10.0)
+            one.sock.connect(name)
         with contextlib.suppress(ConnectionError):
             one.sock.sendall(data)
         assert one.is_closed()
 
-    def test_at_the_unix_socket(self, raw):
-        one = raw(None)
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect("\0" + one.unix_socket)
-            sock.settimeout(10.0)
-            sock.sendall(bytes(HELLO_BYTES))
-            assert sock.recv(100) == b""
-        one.close()
-
-    def test_another_version(self, raw):
-        one = raw(None)
-        hello = bytearray(Challenge("secret", client=True).hello())
-        hello[7] += 1
-        one.sock.sendall(hello)
-        assert one.is_closed()
-
-    def test_another_token(self, raw):
-        with pytest.raises((EOFError, ConnectionError)):
-            raw("guess")
-
     def test_a_wrong_proof(self, raw):
-        one = raw(None)
-        challenge = Challenge("secret", client=True)
-        one.sock.sendall(challenge.hello())
-        one.read(HELLO_BYTES)
-        one.sock.sendall(bytes(PROOF_BYTES))
-        assert one.is_closed()
-
-    def test_more_bytes_than_the_step_takes(self, raw):
-        one = raw(None)
-        one.sock.sendall(Challenge("secret", client=True).hello() + bytes(PROOF_BYTES))
-        assert one.is_closed()
+        with pytest.raises(AuthenticationError):
+            raw("guess")
+        for begin, rest in ((HELLO, bytes(PROOF_BYTES)), (HELLO + bytes(PROOF_BYTES), b"")):
+            one = raw(None)
+            one.sock.sendall(begin)
+            one.read(HELLO_BYTES)
+            one.sock.sendall(rest)
+            assert one.is_closed()
 
     def test_silence(self, raw, monkeypatch):
         monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.05)
@@ -361,9 +296,9 @@ class TestUnauthenticatedClients:
     def test_too_many(self, raw, store_server, monkeypatch):
         monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 1)
         first = raw(None)
-        with pytest.raises((EOFError, ConnectionError)):
+        with pytest.raises(ConnectionError):
             raw(None)
-        first.close()
+        first.sock.close()
         wait_until(lambda: store_server._unauthenticated == 0, "the first to go")
         assert raw().ask(Get("k")) == b"v"
 
@@ -391,135 +326,112 @@ class TestUnauthenticatedClients:
     def test_half_a_request(self, raw):
         one = raw()
         one.sock.sendall(codec.encode_command(Set("k", bytes(1000)), 1)[:-1])
-        one.close()
+        one.sock.close()
 
-    def test_a_second_request_while_the_first_waits(self, raw, owned):
+    def test_a_second_request_while_the_first_waits(self, raw, owned, waits):
         one = raw()
         one.send(Get("none", 30.0))
-        wait_until(lambda: owned.table._watches, "the wait")
+        waits("none")
         one.send(Get("none", 30.0))
         assert one.is_closed()
-        wait_until(lambda: owned.table._watches == {}, "the end of the wait")
+        waits("none", 0)
 
 
 class TestTokens:
     def test_the_owner_has_another_token(self, medium, owner):
-        store = StoreClient(owner, "guess")
         began = time.monotonic()
-        with pytest.raises(AuthenticationError, match=f"{owner} refused us: RANKMESH_TOKEN") as caught:
+        with (
+            contextlib.closing(StoreClient(owner, "guess")) as store,
+            pytest.raises(AuthenticationError, match=f"{owner} refused us: RANKMESH_TOKEN") as caught,
+        ):
             store.execute_first(Count(), Deadline(60.0))
         assert time.monotonic() - began < 30
         assert caught.value.address == owner
-        store.close()
 
-    def test_an_impostor(self, owner):
-        """The client refuses a server that does not know the token, and reveals nothing that it could use elsewhere."""
+    @pytest.mark.parametrize("impostor", [True, False], ids=["an impostor", "an owner that ends"])
+    def test_a_handshake_that_fails(self, threads, impostor):
+        """The client refuses a server that does not know the token, and reveals nothing that it could use elsewhere.
 
-        def impostor(listener: socket.socket) -> None:
-            for _ in range(2):
-                sock, challenge = self.until_the_proof(listener, "guess")
+        An owner that ends closes the connection as it does with a wrong token, but the error is another one.
+        """
+
+        def serve() -> None:
+            for _ in range(2 if impostor else 1):
+                sock, _ = listener.accept()
                 with sock:
-                    sock.sendall(challenge.proof())
+                    sock.recv(1000)
+                    sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+                    challenge = Challenge("guess" if impostor else "secret", client=False)
+                    challenge.receive_hello(sock.recv(HELLO_BYTES))
+                    sock.sendall(challenge.hello())
+                    sock.recv(PROOF_BYTES)
+                    if impostor:
+                        sock.sendall(challenge.proof())
+                    else:
+                        listener.close()
 
-        with self.in_front_of(impostor) as store, pytest.raises(AuthenticationError):
-            store.execute(Add("k"))
-
-    def test_the_owner_ends_during_the_handshake(self, owner):
-        """It closes the connection as it does with a wrong token, but the error is another one."""
-
-        def leave(listener: socket.socket) -> None:
-            sock, _ = self.until_the_proof(listener, "secret")
-            listener.close()
-            sock.close()
-
-        with self.in_front_of(leave) as store, pytest.raises(DistNetworkError, match="cannot be reached") as caught:
-            store.execute(Add("k"))
-        assert not isinstance(caught.value, AuthenticationError)
-
-    def until_the_proof(self, listener: socket.socket, token: str) -> tuple[socket.socket, Challenge]:
-        """Accept a client, and proceed with the handshake until it has sent its proof."""
-        sock, _ = listener.accept()
-        sock.recv(1000)
-        sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
-        challenge = Challenge(token, client=False)
-        challenge.receive_hello(sock.recv(HELLO_BYTES))
-        sock.sendall(challenge.hello())
-        sock.recv(PROOF_BYTES)
-        return sock, challenge
-
-    @contextlib.contextmanager
-    def in_front_of(self, serve: Callable[[socket.socket], None]) -> Iterator[StoreClient]:
-        """A store whose owner is a function of its listening socket."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(10.0)
-            thread = threading.Thread(target=serve, args=(listener,))
-            thread.start()
-            store = StoreClient(f"http://127.0.0.1:{listener.getsockname()[1]}", "secret")
-            try:
-                yield store
-            finally:
-                store.close()
-                thread.join()
+            serving = threads.submit(serve)
+            with contextlib.closing(StoreClient(url_of(listener), "secret")) as store:
+                with pytest.raises(DistNetworkError) as caught:
+                    store.execute(Add("k"))
+                serving.result(10)
+        assert isinstance(caught.value, AuthenticationError) == impostor
+        assert impostor or "cannot be reached" in str(caught.value)
 
 
 class TestWaits:
-    def test_the_thread_that_sets_a_key_sends_the_response(self, raw, owned):
+    def test_the_thread_that_sets_a_key_sends_the_response(self, raw, owned, waits):
         """The response comes while the server's thread is blocked."""
         waiting, busy = raw(), raw()
         waiting.send(Get("k", 30.0))
-        wait_until(lambda: owned.table._watches, "the wait")
+        waits()
         with owned.table._lock:
             busy.send(Count())  # the server's thread waits for the lock from here on
             Set("k", b"v").apply(owned.table)
             assert waiting.result(Get("k")) == b"v"
         assert busy.result(Count()) == 1
 
-    def test_a_client_that_has_left_gets_nothing(self, raw, owned, store_server):
+    def test_a_client_that_has_left_gets_nothing(self, raw, owned, waits):
         one = raw()
         one.send(QueuePop("q", 30.0))
-        wait_until(lambda: owned.table._pending_pops, "the wait")
+        waits("q")
         with owned.table._lock:
             other = raw()
             other.send(Count())
-            one.close()  # which the server's thread cannot see yet
+            one.sock.close()  # which the server's thread cannot see yet
             QueuePush("q", b"1").apply(owned.table)
         assert other.result(Count()) == 0
         assert other.ask(QueuePop("q", 30.0)) == b"1"
 
-    def test_timers_are_removed(self, raw, owned, store_server):
+    def test_timers_are_removed(self, raw, owned, store_server, waits):
         one = raw()
-        for number in range(200):
+        for number in range(100):
             one.send(Get(str(number), 1000.0))
-            wait_until(lambda: owned.table._watches, "the wait")
+            waits(str(number))
             Set(str(number), b"").apply(owned.table)
             one.result(Get("k"))
-        assert len(store_server._timers) < 100
+        assert len(store_server._timers) < 80
 
+    @pytest.mark.parametrize("closed", ["server", "table"])
     @pytest.mark.parametrize("command", [Get("k", 30.0), Wait(("k",), 30.0), QueuePop("k", 30.0)], ids=["g", "w", "p"])
-    def test_the_owner_ends(self, medium, store, owned, store_server, threads, command):
-        waiting = threads.submit(store.execute, command)
-        wait_until(lambda: owned.table._watches or owned.table._pending_pops, "the wait")
-        store_server.close()
-        with pytest.raises(DistNetworkError, match="cannot be reached"):
-            waiting.result(10)
-
-    def test_the_table_is_closed(self, medium, store, owned, store_server, threads):
-        waits = [threads.submit(store.execute, Get("k", 30.0)) for _ in range(3)]
-        wait_until(lambda: len(owned.table._watches.get("k", ())) == 3, "three waits")
-        owned.table.close()
-        for waiting in waits:
+    def test_the_owner_ends(self, store, owned, store_server, threads, waits, command, closed):
+        waiting = [threads.submit(store.execute, command) for _ in range(3)]
+        waits("k", 3)
+        (store_server if closed == "server" else owned.table).close()
+        for call in waiting:
             with pytest.raises(DistNetworkError, match="cannot be reached"):
-                waiting.result(10)
+                call.result(10)
         wait_until(lambda: not store_server._thread.is_alive(), "the service to end with it")
 
-    def test_an_owner_that_does_not_respond(self, medium, store, owned, monkeypatch):
+    def test_an_owner_that_does_not_respond(self, store, owned):
         store.execute(Count())
-        monkeypatch.setattr(store_client, "RESPONSE_SECONDS", 0.1)
         with owned.table._lock, pytest.raises(DistNetworkError, match="cannot be reached: timed out"):
-            store.execute(Add("k"))
+            store.execute(Add("k"), 0.1)
         assert not store._pool._all
 
-    def test_in_turn(self, raw, owned, monkeypatch):
+    def test_in_turn(self, raw, monkeypatch, threads):
         """31 clients send requests while it is busy, some repeatedly: each is served before any is served twice."""
         clients = [raw() for _ in range(32)]
         busy, free = threading.Event(), threading.Event()
@@ -538,14 +450,13 @@ class TestWaits:
         wait_until(lambda: all(client.arrived() for client in clients), "all requests to reach the owner's sockets")
         free.set()
         clients[0].result(Count())
-        with ThreadPoolExecutor(31) as threads:
 
-            def go_on(number: int) -> None:
-                clients[number].result(QueuePush("q", b""))
-                for _ in range(number % 3):
-                    clients[number].ask(QueuePush("q", b"%d" % number))
+        def go_on(number: int) -> None:
+            clients[number].result(QueuePush("q", b""))
+            for _ in range(number % 3):
+                clients[number].ask(QueuePush("q", b"%d" % number))
 
-            list(threads.map(go_on, range(1, 32)))
+        list(threads.map(go_on, range(1, 32)))
         first = [int(clients[0].ask(QueuePop("q"))) for _ in range(31)]
         assert sorted(first) == list(range(1, 32))
 
@@ -553,34 +464,32 @@ class TestWaits:
 class TestBrokenConnections:
     """The owner executes a request once, although its client sends it twice."""
 
-    WRITES: tuple[tuple[Command, Any, bytes | None], ...] = (
-        (Add("k"), 2, b"2"),
-        (Append("k", b"0"), None, b"10"),
-        (CompareSet("k", b"1", b"2"), b"2", b"2"),
-        (Delete("k"), True, None),
-        (Set("k", b"2"), None, b"2"),
-        (MultiSet((("k", b"2"),)), None, b"2"),
-        (Get("k"), b"1", b"1"),
+    @pytest.fixture(autouse=True)
+    def through_the_proxy(self, request, monkeypatch):
+        if "losing" in request.fixturenames:
+            monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
+
+    @pytest.mark.parametrize(
+        ("kind", "lost"), [(StoreClient, "request"), (StoreClient, "answer"), (BlockingHttpStore, "answer")]
     )
-
-    @pytest.mark.parametrize("lost", ["request", "answer"])
-    @pytest.mark.parametrize(("command", "result", "end"), WRITES, ids=lambda value: type(value).__name__)
-    def test_the_request_is_repeated(self, owner, owned, monkeypatch, lost, command, result, end):
-        monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
+    def test_the_request_is_repeated(self, losing, owned, call, kind, lost):
+        command, result, end = call
         Set("k", b"1").apply(owned.table)
-        with losing(owner, lost) as url, contextlib.closing(StoreClient(url, "secret")) as store:
+        handshake = 3 if kind is StoreClient else 0
+        with losing(lost, after=handshake) as url, contextlib.closing(kind(url, "secret")) as store:
             assert store.execute(command) == result
-        assert value(owned, "k") == end
+        assert owned.table.value("k") == end
 
-    def test_it_is_repeated_once(self, owner, owned, monkeypatch):
-        monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
+    @pytest.mark.parametrize("kind", [StoreClient, BlockingHttpStore])
+    def test_it_is_repeated_once(self, losing, owned, kind):
+        handshake = 3 if kind is StoreClient else 0
         with (
-            losing(owner, "answer", 2) as url,
-            contextlib.closing(StoreClient(url, "secret")) as store,
+            losing(after=handshake, times=2) as url,
+            contextlib.closing(kind(url, "secret")) as store,
             pytest.raises(DistNetworkError, match="cannot be reached"),
         ):
             store.execute(Add("k"))
-        assert value(owned, "k") == b"1"
+        assert owned.table.value("k") == b"1"
 
     def test_a_repeated_wait_gets_the_rest_of_its_time(self, store, monkeypatch):
         asked = []
@@ -589,7 +498,7 @@ class TestBrokenConnections:
             asked.append(command.seconds)
             if len(asked) == 1:
                 time.sleep(0.05)
-                raise store_client._ConnectionLost
+                raise StreamClosedError
             return b"v"
 
         monkeypatch.setattr(_Connection, "call", ask)
@@ -597,7 +506,7 @@ class TestBrokenConnections:
         assert asked[0] == 30.0
         assert 0.0 < asked[1] <= 29.95
 
-    def test_a_connection_that_the_owner_closed_while_it_was_idle(self, medium, store, store_server, owned):
+    def test_a_connection_that_the_owner_closed_while_it_was_idle(self, medium, store, store_server):
         assert store.execute(Add("k")) == 1
         for connection in list(store_server._connections.values()):
             connection.shut_down()
@@ -607,42 +516,34 @@ class TestBrokenConnections:
     @pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
     def test_its_last_response_is_cached(self, raw, closed):
         """Whether the owner has noticed the end of the first connection or not."""
-        first, second = raw(), raw()
+        first, second, third = raw(), raw(), raw()
         assert first.ask(Add("k"), 7) == 1
         if closed:
-            first.close()
-        earlier = RETRIED_REQUEST.pack(first.name, 7)
-        assert second.ask(Add("k"), 1, earlier) == 1
+            first.sock.close()
+        assert second.ask(Add("k"), 1, RETRIED_REQUEST.pack(first.name, 7)) == 1
         assert second.ask(Add("k"), 2) == 2
         if not closed:
             assert first.is_closed()
-        third = raw()
         assert third.ask(Add("k"), 1, RETRIED_REQUEST.pack(second.name, 2)) == 2
         assert third.ask(Add("k"), 2, RETRIED_REQUEST.pack(second.name, 2)) == 3  # the cache returns it once
+        fourth = raw()
+        assert fourth.ask(Add("k"), 1, RETRIED_REQUEST.pack(third.name, 9)) == 4  # the response is another request's
 
-    def test_the_cached_response_belongs_to_one_request(self, raw):
-        first, second = raw(), raw()
-        first.ask(Add("k"), 7)
-        assert second.ask(Add("k"), 1, RETRIED_REQUEST.pack(first.name, 8)) == 2
-
-    def test_a_wait_moves(self, raw, owned):
+    @pytest.mark.parametrize("arrived", [False, True], ids=["before the result", "with the result"])
+    def test_a_wait_moves(self, raw, owned, waits, arrived):
         first, second = raw(), raw()
         first.send(QueuePop("q", 30.0), 3)
-        wait_until(lambda: owned.table._pending_pops, "the wait")
+        waits("q")
         taker = owned.table._pending_pops["q"][0]
+        if arrived:
+            QueuePush("q", b"1").apply(owned.table)
+            first.sock.close()
         second.send(QueuePop("q", 30.0), 1, RETRIED_REQUEST.pack(first.name, 3))
-        assert first.is_closed()
-        wait_until(lambda: taker.cancelled() and owned.table._pending_pops, "the second wait")
-        QueuePush("q", b"1").apply(owned.table)
+        if not arrived:
+            assert first.is_closed()
+            wait_until(lambda: taker.cancelled() and owned.table._pending_pops, "the second wait")
+            QueuePush("q", b"1").apply(owned.table)
         assert second.result(QueuePop("q")) == b"1"
-
-    def test_the_result_of_a_wait_moves(self, raw, owned):
-        first, second = raw(), raw()
-        first.send(QueuePop("q", 30.0), 3)
-        wait_until(lambda: owned.table._pending_pops, "the wait")
-        QueuePush("q", b"1").apply(owned.table)
-        first.close()
-        assert second.ask(QueuePop("q", 30.0), 1, RETRIED_REQUEST.pack(first.name, 3)) == b"1"
 
     def test_the_cache_is_bounded(self, raw, store_server, monkeypatch):
         monkeypatch.setattr(idempotency, "MAX_REPLIES", 2)
@@ -651,7 +552,7 @@ class TestBrokenConnections:
             one = raw()
             one.ask(Add("k"), 1)
             names.append(one.name)
-            one.close()
+            one.sock.close()
             wait_until(lambda: not store_server._connections, "the end")
         last = raw()
         assert last.ask(Add("k"), 1, RETRIED_REQUEST.pack(names[0], 1)) == 4  # evicted, so it is executed again
@@ -662,57 +563,8 @@ class TestBrokenConnections:
         monkeypatch.setattr(idempotency, "RETENTION_SECONDS", 0.01)
         one = raw()
         one.ask(Add("k"))
-        one.close()
+        one.sock.close()
         wait_until(lambda: not store_server._connections and not store_server._replies, "it to be forgotten")
-
-
-@contextlib.contextmanager
-def losing(owner: str, what: str, times: int = 1) -> Iterator[str]:
-    """A proxy that closes the connection instead of forwarding the first request after the handshake, or its response.
-
-    Args:
-        owner: the URL for all other traffic.
-        what: ``request`` or ``answer``.
-        times: number of connections on which it does so.
-    """
-    target = urlsplit(owner)
-    left = [times]
-    opened: list[socket.socket] = []
-    running: list[threading.Thread] = []
-
-    def serve(client: socket.socket) -> None:
-        with client, socket.create_connection((target.hostname, target.port), 10.0) as there:
-            opened.append(client)
-            for step in range(1000):  # upgrade, hello, proof, and then requests; each has one answer
-                for source, sink, name in ((client, there, "request"), (there, client, "answer")):
-                    data = source.recv(1 << 16)
-                    if not data:
-                        return
-                    if step == 3 and name == what and left[0] > 0:
-                        left[0] -= 1
-                        return
-                    sink.sendall(data)
-
-    def accept(listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                running.append(threading.Thread(target=serve, args=(listener.accept()[0],)))
-                running[-1].start()
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    accepting = threading.Thread(target=accept, args=(listener,))
-    accepting.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        accepting.join()
-        for sock in opened:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in running:
-            thread.join()
 
 
 class TestOwnersWithoutTheProtocol:
@@ -724,13 +576,13 @@ class TestOwnersWithoutTheProtocol:
         yield url_of(listener)
         server.close()
 
-    def test_the_client_uses_http(self, url, owned, threads):
+    def test_the_client_uses_http(self, url, threads, waits):
         with contextlib.closing(StoreClient(url, "secret")) as store:
             with pytest.raises(QueueEmptyError):
                 store.execute(QueuePop("q"))
             assert [store.execute(Add("k")) for _ in range(3)] == [1, 2, 3]
             waiting = threads.submit(store.execute, Get("later", 30.0))
-            wait_until(lambda: owned.table._watches, "the wait")
+            waits("later")
             store.execute(Set("later", b"v"))
             assert waiting.result(30) == b"v"
             assert not store._pool._all
@@ -779,7 +631,7 @@ class TestTheServer:
         if child == 0:
             try:
                 store_server.close_in_child()
-                os._exit(sum(map(is_open, held)))
+                os._exit(sum(os.path.exists(f"/proc/self/fd/{descriptor}") for descriptor in held))
             finally:
                 os._exit(99)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -787,7 +639,7 @@ class TestTheServer:
         assert one.ask(Count()) == 0
 
     def test_without_free_descriptors_it_serves_its_clients(self, raw):
-        one, challenge = raw(), Challenge("secret", client=True)
+        one = raw()
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(10.0)
             most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -798,7 +650,7 @@ class TestTheServer:
                     assert one.ask(Add("k")) == number
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, most)
-            sock.sendall(challenge.hello())
+            sock.sendall(HELLO)
             assert len(sock.recv(HELLO_BYTES)) == HELLO_BYTES
 
     def test_plain_http_continues_on_the_same_port(self, owner, store):

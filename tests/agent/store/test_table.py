@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from rankmesh_agent.store import idempotency
-from rankmesh_agent.store.commands import Add, Delete, MultiSet, Set
+from rankmesh_agent.store.commands import Add, Delete, Set
 from rankmesh_agent.store.idempotency import ReplyCache
 from rankmesh_agent.store.table import Table
 
@@ -59,14 +59,6 @@ class TestChanges:
 
 
 class TestWatch:
-    @pytest.mark.parametrize("order", ["ab", "ba"])
-    def test_a_multi_set_completes_it_with_all_new_values(self, table, order):
-        """Whichever key comes first: the half-done change is no state of the table."""
-        Set("b", b"old").apply(table)
-        future = watch(table, "a", "b")
-        MultiSet(tuple((key, b"new") for key in order)).apply(table)
-        assert future.result(0) == {"a": b"new", "b": b"new"}
-
     @pytest.mark.parametrize("changes", [{"a": b"1", "b": None}, {"b": None, "a": b"1"}])
     def test_a_change_that_removes_a_key_does_not_complete_it(self, table, changes):
         Set("b", b"1").apply(table)

@@ -15,7 +15,8 @@ from support.connecting import connect, dial, look, meet, recv_exactly, send_all
 from support.threads import TRANSPORTS, in_threads, transport_named
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.transports.base import IDENTITY_BYTES, Connection
+from rankmesh_agent.transports.base import Connection
+from rankmesh_agent.transports.tcp import IDENTITY_BYTES
 from rankmesh_agent.wire.errors import AddressInUseError, AuthenticationError, DistNetworkError
 
 PIECE = bytes(range(256)) * 256
@@ -33,14 +34,8 @@ def transport(name, shm):
 
 
 @pytest.fixture
-def free(name):
-    """Return an address to listen at."""
-    return "here" if name == "inproc" else "127.0.0.1:0"
-
-
-@pytest.fixture
-def listener(transport, free):
-    made = transport.listen(free)
+def listener(transport):
+    made = transport.listen("127.0.0.1:0")
     yield made
     made.close()
 
@@ -499,8 +494,8 @@ def our_threads() -> int:
     return sum(thread.name.startswith("rankmesh-") for thread in threading.enumerate())
 
 
-def use_and_close(transport, free) -> None:
-    listener = transport.listen(free)
+def use_and_close(transport) -> None:
+    listener = transport.listen("127.0.0.1:0")
     connecting, accepting = connect(transport, listener)
     send_all(connecting, b"!", Deadline(10))
     assert recv_exactly(accepting, 1, Deadline(10)) == b"!"
@@ -508,20 +503,20 @@ def use_and_close(transport, free) -> None:
         closes.close()
 
 
-def test_nothing_is_left_after_closing(transport, free, shm):
+def test_nothing_is_left_after_closing(transport, shm):
     gc.collect()
-    use_and_close(transport, free)
+    use_and_close(transport)
     before = descriptors(), our_threads()
     for _ in range(50):
-        use_and_close(transport, free)
+        use_and_close(transport)
     assert wait_until(lambda: descriptors() <= before[0]), os.listdir("/proc/self/fd")
     assert wait_until(lambda: our_threads() <= before[1]), threading.enumerate()
     assert list(shm.iterdir()) == []
 
 
-def test_nothing_is_left_of_unclaimed_and_half_closed_connections(transport, free, shm):
+def test_nothing_is_left_of_unclaimed_and_half_closed_connections(transport, shm):
     def leave(seed: int) -> None:
-        listener = transport.listen(free)
+        listener = transport.listen("127.0.0.1:0")
         attempt = transport.dial(listener.address)
         if seed % 2:
             made, arrived = take_turns(attempt, listener, seed // 2)  # given up at every stage
@@ -543,9 +538,9 @@ def test_nothing_is_left_of_unclaimed_and_half_closed_connections(transport, fre
     assert list(shm.iterdir()) == []
 
 
-def test_nothing_waits_for_the_garbage_collector(transport, free):
+def test_nothing_waits_for_the_garbage_collector(transport):
     def lose() -> None:
-        listener = transport.listen(free)
+        listener = transport.listen("127.0.0.1:0")
         connecting, accepting = connect(transport, listener)
         connecting.close()
         try:

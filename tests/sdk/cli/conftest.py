@@ -10,7 +10,7 @@ from support.command import Double, Job, member
 from support.processes import Ranks
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     ranks = Ranks(tmp_path_factory.mktemp("job"))
     try:

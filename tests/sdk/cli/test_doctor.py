@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.command import Job, rankmesh
+from support.command import COMMAND, Double, Job, environment, here
 from support.network_hosts import Host, network_hosts
 from support.processes import Ranks, wait_until
+
+from rankmesh._cli import doctor
+from rankmesh_agent.wire.version import __version__
 
 pytestmark = pytest.mark.processes
 
 
 def test_a_job_that_is_well(job: Job):
-    done = job("doctor", "--json", "--mib", "1")
+    done = job.here("doctor", "--json", "--mib", "1")
     assert (done.code, done.stderr) == (0, ""), done
     found = done.document
     assert found["ok"]
@@ -37,11 +41,12 @@ def test_a_job_that_is_well(job: Job):
         assert agent["report"]["token"]
 
 
-def test_a_rank_that_is_stopped_is_named(job: Job):
+def test_a_rank_that_is_stopped_is_named(job: Job, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "_FIRST_SECONDS", 1.0)
     rank = job.alive()[1]["member"]
     os.kill(rank["pid"], signal.SIGSTOP)
     try:
-        code, stdout, stderr = job("doctor", "--patience", "1")
+        code, stdout, stderr = job.here("doctor", "--patience", "1")
     finally:
         os.kill(rank["pid"], signal.SIGCONT)
     assert (code, stderr) == (1, "")
@@ -52,70 +57,67 @@ def test_a_rank_that_is_stopped_is_named(job: Job):
 
 
 def test_the_wrong_token(job: Job):
-    code, stdout, stderr = job("doctor", RANKMESH_TOKEN="another")
+    code, stdout, stderr = job.here("doctor", RANKMESH_TOKEN="another")
     assert code == 4
     assert stderr.count("\n") == 1
     assert stdout.startswith("Here\n")  # what is known without the gateway
 
 
-def _can_make_hosts() -> bool:
-    if os.geteuid() != 0:
-        return False
-    try:
-        with network_hosts(1):
-            return True
-    except (OSError, SystemExit):
-        return False
-
-
 @pytest.fixture
 def hosts() -> Iterator[list[Host]]:
-    if not _can_make_hosts():
-        pytest.skip("making test hosts takes root and iproute2")
-    with network_hosts(3) as found:
+    with ExitStack() as stack:
+        try:
+            if os.geteuid():
+                raise PermissionError
+            found = stack.enter_context(network_hosts(3))
+        except (OSError, SystemExit):
+            pytest.skip("making test hosts takes root and iproute2")
         yield found
 
 
 def test_a_pair_of_hosts_that_is_cut_is_named(hosts: list[Host], ranks: Ranks, tmp_path: Path):
-    """Three ranks on three hosts; packets between the last two go nowhere, without a word."""
+    """Three ranks on three hosts; packets between the last two are dropped without an error."""
     script = tmp_path / "script.py"
-    script.write_text("import rankmesh as dist, time; dist.init_process_group(); time.sleep(1000)")
-    url = f"http://{hosts[0].address}:8700"
-    said = {"RANKMESH_GATEWAY": url, "RANKMESH_TOKEN": "a secret"}
+    script.write_text(
+        "import pathlib, rankmesh, sys, time; rankmesh.init_process_group()\n"
+        "pathlib.Path(f'{sys.argv[1]}/joined-{rankmesh.get_rank()}').touch(); time.sleep(1000)"
+    )
+    common = {"RANKMESH_GATEWAY": f"http://{hosts[0].address}:8700", "RANKMESH_TOKEN": "a secret"}
 
     def start(host: Host, *arguments: str, **variables: str) -> None:
         inside = ["-c", "import os, sys; os.execvp('ip', ['ip', 'netns', 'exec', *sys.argv[1:]])", host.namespace]
-        import sys
-
-        own = {"RANKMESH_BIND": host.address, "RANKMESH_SHM_DIR": str(host.shm), **said, **variables}
+        own = {"RANKMESH_BIND": host.address, "RANKMESH_SHM_DIR": str(host.shm), **common, **variables}
         ranks.command(*inside, sys.executable, *arguments, name="on-a-host", **own)
 
-    with ExitStack() as stack:
-        stack.callback(lambda: [each.kill() for each in ranks.started] and ranks.wait(ranks.started))
+    def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["ip", "netns", "exec", hosts[0].namespace, *COMMAND, "doctor", "--mib", "0", *arguments]
+        return subprocess.run(command, env=environment(**common), capture_output=True, text=True, timeout=90)
+
+    try:
         start(hosts[0], "-m", "rankmesh_gateway", "--host", hosts[0].address)
         for rank, host in enumerate(hosts):
-            start(host, str(script), RANK=str(rank), WORLD_SIZE="3")
-
-        def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-            from support.command import COMMAND, environment
-
-            command = ["ip", "netns", "exec", hosts[0].namespace, *COMMAND, "doctor", "--mib", "0", *arguments]
-            return subprocess.run(command, env=environment(**said), capture_output=True, text=True, timeout=90)
-
-        wait_until(lambda: doctor().stdout.count(" ok ") == 6, "three ranks that reach each other")
+            start(host, str(script), str(tmp_path), RANK=str(rank), WORLD_SIZE="3")
+        ranks.wait_for(*(f"joined-{rank}" for rank in range(3)))
+        well = run_doctor()
+        assert (well.returncode, well.stdout.count(" ok ")) == (0, 6), well
         for host, other in ((hosts[1], hosts[2]), (hosts[2], hosts[1])):
             lost = ["neigh", "replace", other.address, "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
             subprocess.run(["ip", "-n", host.namespace, *lost], check=True)
-        found = doctor("--patience", "2", "--timeout", "30")
-        assert found.returncode == 1, found
-        (line,) = [line for line in found.stdout.splitlines() if line.startswith("  problem  ")]
-        assert "rank 1 (" in line
-        assert "and rank 2 (" in line
-        assert "do not reach each other: no answer to a connection to 10.99.0.12 port" in line
-        assert "packets are dropped on the way" in line
+        found = run_doctor("--patience", "1", "--timeout", "30")
+    finally:
+        for each in ranks.started:
+            each.kill()
+        ranks.wait(ranks.started)
+    assert found.returncode == 1, found
+    (line,) = [line for line in found.stdout.splitlines() if line.startswith("  problem  ")]
+    assert "rank 1 (" in line
+    assert "and rank 2 (" in line
+    assert "do not reach each other: no answer to a connection to 10.99.0.12 port" in line
+    assert "packets are dropped on the way" in line
 
 
-def test_no_rank_is_there(gateway: str):
-    code, stdout, _ = rankmesh("doctor", "--gateway", gateway)
+def test_no_rank_is_there(double: Double):
+    double.answers = {"/health": {"version": __version__}, "/v1/ranks": [], "/v1/agents": []}
+    code, stdout, _ = here("doctor", "--gateway", double.url)
     assert code == 0
     assert "none; 'rankmesh run' starts ranks" in stdout

@@ -18,12 +18,12 @@ DROPPED = ProbeReply("http://x", reached=False, stage="connect", error="no answe
 def agent(rank: int, **changes: Any) -> AgentProbe:
     report = {"version": "1", "host_id": f"h{rank}", "shm_dir": "/dev/shm", "shm_total": 1 << 30, "shm_free": 1 << 30,
               "shm_trouble": "", "slot_bytes": 1 << 20, "transport": "auto"}  # fmt: skip
-    found = {"path": GOOD, "clock": Clock(0.0, 0.001), "report": report | changes.pop("report", {}), **changes}
+    found = {"way": GOOD, "clock": Clock(0.0, 0.001), "report": report | changes.pop("report", {}), **changes}
     return AgentProbe(f"rank {rank}", "job", rank, f"host{rank}", 100 + rank, ["http://x"], "alive", "", **found)
 
 
 def silent(rank: int) -> AgentProbe:
-    gone = agent(rank, path=DROPPED, clock=None)
+    gone = agent(rank, way=DROPPED, clock=None)
     gone.report = None
     return gone
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.command import COMMAND, Double, Job, environment, member, rankmesh
+from support.command import COMMAND, Double, Job, environment, here, member
 from support.processes import free_port
 
 pytestmark = pytest.mark.processes
@@ -49,7 +49,7 @@ def words(text: str) -> list[list[str]]:
 
 def test_plain_where_there_is_no_terminal(double: Double, overview: Overview):
     double.answers[PATH] = overview()
-    code, stdout, stderr = rankmesh("status", "--gateway", double.url)
+    code, stdout, stderr = here("status", "--gateway", double.url)
     assert (code, stderr) == (0, "")
     assert words(stdout) == words(PLAIN.format(url=double.url))
     assert not any(line.endswith(" ") for line in stdout.splitlines())
@@ -58,7 +58,7 @@ def test_plain_where_there_is_no_terminal(double: Double, overview: Overview):
 
 def test_the_document_is_the_gateways(double: Double, overview: Overview):
     double.answers[PATH] = overview()
-    done = rankmesh("status", "--gateway", double.url, "--json")
+    done = here("status", "--gateway", double.url, "--json")
     assert (done.code, done.stderr) == (0, "")
     assert done.document == {"ok": True, "complaints": [], "url": double.url, **overview()}
 
@@ -76,12 +76,12 @@ def test_a_rank_that_is_not_well(double: Double, overview: Overview, changes: di
     said["ranks"][1].update(changes)
     double.answers[PATH] = said
     who = "rank 1 of job train-1 (host1, pid 101)"
-    code, stdout, _ = rankmesh("status", "--gateway", double.url)
+    code, stdout, _ = here("status", "--gateway", double.url)
     assert code == 1
     assert f"{who} {complaint}" in stdout
-    done = rankmesh("status", "--gateway", double.url, "--json")
+    done = here("status", "--gateway", double.url, "--json")
     assert (done.code, done.document["ok"], done.document["complaints"]) == (1, False, [f"{who} {complaint}"])
-    assert rankmesh("status", "--gateway", double.url, "--job", "another").code == 0
+    assert here("status", "--gateway", double.url, "--job", "another").code == 0
 
 
 def test_an_agent_and_a_group_that_are_not_well(double: Double, overview: Overview):
@@ -89,7 +89,7 @@ def test_an_agent_and_a_group_that_are_not_well(double: Double, overview: Overvi
     said["agents"][0]["state"] = "failed"
     said["groups"][0]["failure"] = "rank 1 failed"
     double.answers[PATH] = said
-    code, stdout, _ = rankmesh("status", "--gateway", double.url)
+    code, stdout, _ = here("status", "--gateway", double.url)
     assert code == 1
     assert "agent agent-7 on host7 is failed" in stdout
     assert "group world of job train-1: rank 1 failed" in stdout
@@ -97,7 +97,7 @@ def test_an_agent_and_a_group_that_are_not_well(double: Double, overview: Overvi
 
 def test_nothing_is_there(double: Double, overview: Overview):
     double.answers[PATH] = overview(ranks=[], agents=[], groups=[], inflight=[])
-    code, stdout, _ = rankmesh("status", "--gateway", double.url)
+    code, stdout, _ = here("status", "--gateway", double.url)
     assert code == 0
     assert "none; 'rankmesh run' starts some" in stdout
 
@@ -106,7 +106,7 @@ def test_names_cannot_drive_the_terminal(double: Double, overview: Overview):
     said = overview()
     said["ranks"][0]["member"] = member(0, host="\x1b]0;title\x07\x9b2J[bold]evil[/bold]\n")
     double.answers[PATH] = said
-    stdout = rankmesh("status", "--gateway", double.url).stdout
+    stdout = here("status", "--gateway", double.url).stdout
     assert "\ufffd]0;title\ufffd\ufffd2J[bold]evil[/bold]\ufffd" in stdout
     _, screen = on_a_terminal(["status", "--gateway", double.url, "--once"])
     assert b"]0;title" in screen
@@ -115,21 +115,21 @@ def test_names_cannot_drive_the_terminal(double: Double, overview: Overview):
 
 
 def test_an_older_gateway(double: Double):
-    code, stdout, stderr = rankmesh("status", "--gateway", double.url)
+    code, stdout, stderr = here("status", "--gateway", double.url)
     assert (code, stdout) == (5, "")
     assert "does not know GET /v1/overview: it is of an older version than this command; upgrade" in stderr
 
 
 def test_a_gateway_that_says_something_else(double: Double):
     double.answers[PATH] = {"ranks": 5}
-    code, stdout, stderr = rankmesh("status", "--gateway", double.url)
+    code, stdout, stderr = here("status", "--gateway", double.url)
     assert (code, stdout) == (5, "")
     assert "their versions differ" in stderr
 
 
 @pytest.mark.parametrize("command", ["status", "groups", "doctor"])
 def test_nobody_is_there(command: str):
-    code, _, stderr = rankmesh(command, "--gateway", f"127.0.0.1:{free_port()}", "--json")
+    code, _, stderr = here(command, "--gateway", f"127.0.0.1:{free_port()}", "--json")
     assert code == 3
     assert stderr.startswith("rankmesh: no gateway answers at")
     assert stderr.count("\n") == 1
@@ -203,49 +203,49 @@ def test_live_goes_on_while_the_gateway_is_away(double: Double, overview: Overvi
 
 def test_groups(double: Double, overview: Overview):
     double.answers[PATH] = overview()
-    code, stdout, _ = rankmesh("groups", "--gateway", double.url)
+    code, stdout, _ = here("groups", "--gateway", double.url)
     assert code == 0
     assert words(stdout)[1:] == [
         ["group", "ranks", "medium", "calls", "calls/s", "bytes/s"],
         ["world", "0-1", "shm", "41-42", "12.3", "2.5", "MB/s"],
     ]
-    assert rankmesh("groups", "--gateway", double.url, "--json").document == overview()["groups"]
+    assert here("groups", "--gateway", double.url, "--json").document == overview()["groups"]
 
 
 @pytest.mark.parametrize("name", ["world", "00000000000000aa"])
 def test_one_group(double: Double, overview: Overview, name: str):
     double.answers[PATH] = overview()
-    code, stdout, _ = rankmesh("groups", name, "--gateway", double.url)
+    code, stdout, _ = here("groups", name, "--gateway", double.url)
     assert code == 0
     assert ["1", "host1", "alive", "41"] in words(stdout)
     assert any("missing" in line for line in words(stdout))
-    said = rankmesh("groups", name, "--gateway", double.url, "--json").document
+    said = here("groups", name, "--gateway", double.url, "--json").document
     assert said == {**overview()["groups"][0], "inflight": overview()["inflight"]}
 
 
 def test_a_group_that_is_not_there(double: Double, overview: Overview):
     double.answers[PATH] = overview()
-    done = rankmesh("groups", "pair", "--gateway", double.url)
+    done = here("groups", "pair", "--gateway", double.url)
     assert done == (1, "", "rankmesh: there is no group 'pair'; there are: world\n")
 
 
 def test_a_name_that_several_groups_have(double: Double, overview: Overview):
     groups = overview()["groups"]
     double.answers[PATH] = overview(groups=[*groups, {**groups[0], "id": "00000000000000bb", "job": "train-2"}])
-    code, stdout, stderr = rankmesh("groups", "world", "--gateway", double.url)
+    code, stdout, stderr = here("groups", "world", "--gateway", double.url)
     assert (code, stdout) == (2, "")
     assert "00000000000000bb (train-2, epoch 1)" in stderr
-    assert rankmesh("groups", "world", "--gateway", double.url, "--job", "train-2").code == 0
+    assert here("groups", "world", "--gateway", double.url, "--job", "train-2").code == 0
 
 
 def test_a_real_job(job: Job):
-    done = job("status", "--json")
+    done = job.here("status", "--json")
     assert (done.code, done.stderr) == (0, "")
     assert [each["member"]["rank"] for each in done.document["ranks"]] == [0, 1, 2]
     assert {each["name"] for each in done.document["groups"]} >= {"world"}
-    code, stdout, _ = job("groups", "world")
+    code, stdout, _ = job.here("groups", "world")
     assert code == 0
     assert stdout.count("alive") == 3
-    code, stdout, stderr = rankmesh("status", "--gateway", job.url, RANKMESH_TOKEN="another")
+    code, stdout, stderr = here("status", "--gateway", job.url, RANKMESH_TOKEN="another")
     assert (code, stdout) == (4, "")
     assert stderr.count("\n") == 1

@@ -7,7 +7,7 @@ import subprocess
 import threading
 
 import pytest
-from support.command import COMMAND, Double, Job, environment, here, member, rankmesh, write_token
+from support.command import COMMAND, Double, Job, environment, here, member
 from support.processes import free_port, plain_http_server
 
 pytestmark = pytest.mark.processes
@@ -16,8 +16,8 @@ EVERY_BYTE = bytes(range(256)) * 1000
 
 
 def test_bytes_in_and_out(job: Job):
-    assert job("store", "set", "cli/bytes", "-", stdin=EVERY_BYTE) == (0, "", "")
-    got = job("store", "get", "cli/bytes")
+    assert job.here("store", "set", "cli/bytes", "-", stdin=EVERY_BYTE) == (0, "", "")
+    got = job.here("store", "get", "cli/bytes")
     assert (got.code, got.stderr) == (0, "")
     assert got.stdout.encode(errors="surrogateescape") == EVERY_BYTE
 
@@ -35,9 +35,9 @@ def test_a_key_that_nobody_has_set(job: Job):
 
 
 def test_a_key_that_nobody_sets_in_time(job: Job):
-    code, stdout, stderr = job("store", "get", "cli/none", "--timeout", "0.2")
+    code, stdout, stderr = job.here("store", "get", "cli/none", "--timeout", "0.2")
     assert (code, stdout, stderr) == (124, "", "rankmesh: key 'cli/none' is not set after 0.2 s\n")
-    code, stdout, stderr = job("store", "wait", "cli/none", "cli/neither", "--timeout", "0.2")
+    code, stdout, stderr = job.here("store", "wait", "cli/none", "cli/neither", "--timeout", "0.2")
     assert (code, stdout, stderr.count("\n")) == (124, "", 1)
     assert "cli/none" in stderr
     assert "cli/neither" in stderr
@@ -56,7 +56,7 @@ def test_waiting_until_others_set_keys(job: Job):
     for thread in threads:
         thread.start()
     for key in ("cli/later", "cli/latest"):
-        assert job("store", "set", key, "now").code == 0
+        assert job.here("store", "set", key, "now").code == 0
     for thread in threads:
         thread.join()
     assert ends == {"wait": (0, "", ""), "get": (0, "now", "")}
@@ -106,22 +106,25 @@ def test_any_agent_will_do(job: Job):
 def test_the_token(job: Job, tmp_path):
     get = ("store", "get", "cli/token", "--gateway", job.url)
     job.here("store", "set", "cli/token", "seen")
-    assert here(*get, "--token-file", write_token(tmp_path / "token", f"{job.token}\n")) == (0, "seen", "")
+    token = tmp_path / "token"
+    token.write_text(f"{job.token}\n")
+    assert here(*get, "--token-file", str(token)) == (0, "seen", "")
     code, stdout, stderr = here(*get, RANKMESH_TOKEN="another")
     assert (code, stdout, stderr.count("\n")) == (4, "", 1)
     assert "refuses the token given; set RANKMESH_TOKEN to the job's, or give --token-file" in stderr
     agent = job.alive()[1]["member"]["http"]
     code, stdout, stderr = here("store", "get", "k", "--agent", agent, RANKMESH_TOKEN="another")
     assert (code, stdout, stderr.count("\n")) == (4, "", 1)
-    code, stdout, stderr = here(*get, "--token-file", write_token(tmp_path / "empty", ""))
+    token.write_text("")
+    code, stdout, stderr = here(*get, "--token-file", str(token))
     assert (code, stdout, stderr.count("\n")) == (2, "", 1)
     assert here(*get, "--token-file", str(tmp_path / "none")).code == 2
 
 
 def test_on_the_jobs_host_the_token_need_not_be_given(job: Job):
     """The ranks are this user's: the kernel shows their environment."""
-    job("store", "set", "cli/local_jobs", "seen")
-    assert rankmesh("store", "get", "cli/local_jobs", "--gateway", job.url) == (0, "seen", "")
+    job.here("store", "set", "cli/local_jobs", "seen")
+    assert here("store", "get", "cli/local_jobs", "--gateway", job.url) == (0, "seen", "")
 
 
 def test_nobody_there(job: Job):
@@ -180,7 +183,7 @@ def test_a_setting_that_makes_no_sense(job: Job):
 
 
 def test_a_reader_that_goes(job: Job):
-    job("store", "set", "cli/large", "-", stdin=b"x" * (1 << 20))  # a pipe holds less
+    job.here("store", "set", "cli/large", "-", stdin=b"x" * (1 << 20))  # a pipe holds less
     said = environment(RANKMESH_GATEWAY=job.url, RANKMESH_TOKEN=job.token)
     with subprocess.Popen(
         [*COMMAND, "store", "get", "cli/large"], env=said, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -191,4 +194,4 @@ def test_a_reader_that_goes(job: Job):
         command.stdout.close()
         assert command.stderr.read() == b""
         assert command.wait(60) == 141
-    job("store", "delete", "cli/large")
+    job.here("store", "delete", "cli/large")

@@ -213,7 +213,7 @@ def be_late(me: Me) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_every_collective_names_the_rank_that_does_not_come_in_time(ranks: Ranks, transport: str) -> None:
-    zero, _ = ranks.run(be_late, 2, uses=[collectives], env={"RANKMESH_TRANSPORT": transport})
+    zero, _ = ranks.run(be_late, 2, env={"RANKMESH_TRANSPORT": transport})
     errors = zero.said["errors"]
     assert len(errors) == 2 * (12 + 4)
     for name, said in errors.items():

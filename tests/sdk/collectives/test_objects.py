@@ -291,7 +291,7 @@ def everything(me: Me) -> None:
 @pytest.mark.parametrize(("size", "transport"), [(1, "auto"), (2, "tcp"), (3, "auto"), (4, "shm"), (4, "tcp")])
 def test_objects_arrive(ranks: Ranks, size: int, transport: str) -> None:
     env = {**HAVE_A_TOKEN, "RANKMESH_TRANSPORT": transport}
-    ranks.run(everything, size, uses=[Point, collect, pass_round], env=env)
+    ranks.run(everything, size, env=env)
 
 
 # What does not fit

@@ -227,4 +227,4 @@ def send_until_told(array: np.ndarray[Any, Any]) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_messages_of_three_ranks(ranks: Ranks, transport: str) -> None:
-    ranks.run(messages, 3, uses=[send_until_told], env={"RANKMESH_TRANSPORT": transport})
+    ranks.run(messages, 3, env={"RANKMESH_TRANSPORT": transport})

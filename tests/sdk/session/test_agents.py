@@ -73,7 +73,7 @@ def lose_the_agent(me: Me, method: str) -> None:
 
 
 def test_the_loss_of_an_agent_is_the_loss_of_its_rank(ranks: Ranks) -> None:
-    started = ranks.run(lose_the_agent, 2, uses=[until_it_fails], method=hosting.cluster({}, 2, "to be killed").url)
+    started = ranks.run(lose_the_agent, 2, method=hosting.cluster({}, 2, "to be killed").url)
     for rank in started:
         assert rank.said["error"] == "RankFailedError"
         assert rank.said["ranks"] == [0]

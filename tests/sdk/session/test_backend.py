@@ -440,7 +440,7 @@ def use_store_engine(me: Me) -> None:
 
 @pytest.mark.processes
 def test_an_engine_over_the_groups_store(ranks: Ranks) -> None:
-    ranks.run(use_store_engine, 3, uses=[StoreEngine])
+    ranks.run(use_store_engine, 3)
 
 
 def fail_to_create(me: Me, world: bool) -> None:
@@ -479,7 +479,7 @@ def fail_to_create(me: Me, world: bool) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("world", [True, False], ids=["world", "group"])
 def test_an_engine_that_cannot_be_made_on_one_rank_is_told_to_the_others(ranks: Ranks, world: bool) -> None:
-    ranks.run(fail_to_create, 3, uses=[StoreEngine], world=world)
+    ranks.run(fail_to_create, 3, world=world)
 
 
 def wait_in_vain_for_an_engine(me: Me) -> None:

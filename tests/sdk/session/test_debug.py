@@ -149,7 +149,7 @@ def in_a_batch(array: np.ndarray[Any, Any]) -> None:
 
 @pytest.mark.processes
 def test_mismatches_always_raise_and_detail_adds_every_ranks_shapes_and_lines(ranks: Ranks) -> None:
-    zero, one = ranks.run(differ, 2, uses=[in_a_batch])
+    zero, one = ranks.run(differ, 2)
     assert zero.said == one.said, "every rank is told the same"
     off, detail = zero.said["OFF"], zero.said["DETAIL"]
     for name, text in off.items():
@@ -159,7 +159,7 @@ def test_mismatches_always_raise_and_detail_adds_every_ranks_shapes_and_lines(ra
     for name, text in detail.items():
         first, second = text.split("rank 1: ")
         for said, rank in ((first, 0), (second, 1)):
-            assert re.search(r"called at \S+/differ-0\.py:\d+ in (differ\.<locals>\.<lambda>|in_a_batch)", said), name
+            assert re.search(r"called at \S+/test_debug\.py:\d+ in (differ\.<locals>\.<lambda>|in_a_batch)", said), name
             if name in ("all_reduce", "all_gather", "single", "batch", "coalesced", "later"):
                 assert re.search(rf"\((2, |3, )?{3 + rank},?\)", said), f"{name}: the shape of rank {rank}"
     assert "float32 (2, 3)" in detail["all_reduce"]

@@ -68,11 +68,11 @@ def torch_variables(size: int, port: int) -> object:
 
 
 def test_env_with_rank_0_hosting_the_gateway(ranks: Ranks) -> None:
-    ranks.run(by, 3, uses=[exercise], env=torch_variables(3, free_port()), options={})
+    ranks.run(by, 3, env=torch_variables(3, free_port()), options={})
 
 
 def test_env_under_the_launcher(ranks: Ranks) -> None:
-    script = ranks.script(launched, arguments={}, uses=[exercise])
+    script = ranks.script(launched)
     launcher = ranks.command("-m", "rankmesh.run", "--nproc-per-node", "3", str(script), "0", "0", name="launcher")
     ranks.wait([launcher])
     assert launcher.code == 0, launcher
@@ -81,18 +81,18 @@ def test_env_under_the_launcher(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize(("host", "size"), [("127.0.0.1", 3), ("localhost", 2), ("[::1]", 2)])
 def test_tcp(ranks: Ranks, host: str, size: int) -> None:
-    ranks.run(by, size, uses=[exercise], options={"init_method": f"tcp://{host}:{port_of(host)}"})
+    ranks.run(by, size, options={"init_method": f"tcp://{host}:{port_of(host)}"})
 
 
 def test_file(ranks: Ranks) -> None:
     path = ranks.folder / "with space" / "meet"
     path.parent.mkdir()
-    ranks.run(by, 3, uses=[exercise], options={"init_method": f"file://{path}"})
+    ranks.run(by, 3, options={"init_method": f"file://{path}"})
     assert not path.exists(), "who hosted the gateway removes its file when it leaves"
 
 
 def test_a_gateway_of_its_own(ranks: Ranks, gateway: str) -> None:
-    ranks.succeed(ranks.start(by, 3, uses=[exercise], options={"init_method": gateway}))
+    ranks.succeed(ranks.start(by, 3, options={"init_method": gateway}))
 
 
 def port_of(host: str) -> int:
@@ -104,13 +104,13 @@ def port_of(host: str) -> int:
 
 def test_ipv6_in_the_environment(ranks: Ranks) -> None:
     variables = torch_variables(2, port_of("::1"))
-    ranks.run(by, 2, uses=[exercise], env=lambda rank: {**variables(rank), "MASTER_ADDR": "::1"}, options={})
+    ranks.run(by, 2, env=lambda rank: {**variables(rank), "MASTER_ADDR": "::1"}, options={})
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_transport_can_be_forced(ranks: Ranks, transport: str) -> None:
     env = {"RANKMESH_TRANSPORT": transport, "RANKMESH_TOKEN": "secret"}
-    ranks.run(by, 2, uses=[exercise], env=env, options={"init_method": f"tcp://127.0.0.1:{free_port()}"})
+    ranks.run(by, 2, env=env, options={"init_method": f"tcp://127.0.0.1:{free_port()}"})
 
 
 def test_rank_and_world_size_of_slurm_open_mpi_and_pmi(ranks: Ranks) -> None:
@@ -121,7 +121,7 @@ def test_rank_and_world_size_of_slurm_open_mpi_and_pmi(ranks: Ranks) -> None:
         {"PMI_RANK": "2", "PMI_SIZE": "3"},
     ]
     env = lambda rank: {**names[rank], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # noqa: E731
-    ranks.run(by, 3, uses=[exercise], env=env, options={})
+    ranks.run(by, 3, env=env, options={})
 
 
 # Ranks left out
@@ -232,7 +232,7 @@ def by_store(me: Me) -> None:
 
 
 def test_a_store(ranks: Ranks) -> None:
-    ranks.succeed(ranks.start(by_store, 2, uses=[exercise, Folder]))
+    ranks.succeed(ranks.start(by_store, 2))
 
 
 # Order, and again
@@ -251,7 +251,7 @@ def rank_0_late(me: Me, method: str, timeout: float = 30) -> None:
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
 def test_ranks_in_reverse_order_and_rank_0_late(ranks: Ranks, scheme: str) -> None:
     method = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{ranks.folder}/meet"
-    ranks.succeed(ranks.start(rank_0_late, 3, ranks=[2, 1, 0], uses=[exercise], method=method))
+    ranks.succeed(ranks.start(rank_0_late, 3, ranks=[2, 1, 0], method=method))
 
 
 def again(me: Me, methods: list[str]) -> None:
@@ -372,7 +372,7 @@ STALE = {
 @pytest.mark.parametrize("content", STALE.values(), ids=STALE)
 def test_a_stale_file_does_not_matter(ranks: Ranks, content: object) -> None:
     (ranks.folder / "meet").write_text(content(ranks.job))
-    ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], uses=[exercise], method=f"file://{ranks.folder}/meet"))
+    ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], method=f"file://{ranks.folder}/meet"))
 
 
 def test_a_stale_file_that_names_another_programs_port_does_not_matter(ranks: Ranks) -> None:
@@ -380,7 +380,7 @@ def test_a_stale_file_that_names_another_programs_port_does_not_matter(ranks: Ra
     with plain_http_server() as port:
         (ranks.folder / "meet").write_text(named(ranks.job, port))
         method = f"file://{ranks.folder}/meet"
-        ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], uses=[exercise], method=method, timeout=15))
+        ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], method=method, timeout=15))
 
 
 def killed_with_its_gateway(me: Me) -> None:
@@ -391,4 +391,4 @@ def killed_with_its_gateway(me: Me) -> None:
 def test_a_job_can_start_from_the_file_of_a_killed_one(ranks: Ranks) -> None:
     ranks.wait(ranks.start(killed_with_its_gateway, 1))
     assert (ranks.folder / "rendezvous").exists()
-    ranks.run(by, 2, uses=[exercise], options={"init_method": f"file://{ranks.folder}/rendezvous"})
+    ranks.run(by, 2, options={"init_method": f"file://{ranks.folder}/rendezvous"})

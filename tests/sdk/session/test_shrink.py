@@ -124,7 +124,7 @@ def shrink(me: Me) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_groups_shrink_and_their_ranks_are_numbered_anew(ranks: Ranks, transport: str) -> None:
-    ranks.run(shrink, 5, uses=[check_world], env={"RANKMESH_TRANSPORT": transport})
+    ranks.run(shrink, 5, env={"RANKMESH_TRANSPORT": transport})
 
 
 def reduce_until_a_rank_fails() -> None:
@@ -153,9 +153,7 @@ def shrink_after_a_death(me: Me) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_survivors_shrink_the_world_by_what_the_error_names_and_go_on(ranks: Ranks, transport: str) -> None:
-    started = ranks.start(
-        shrink_after_a_death, 4, uses=[check_world, reduce_until_a_rank_fails], env={"RANKMESH_TRANSPORT": transport}
-    )
+    started = ranks.start(shrink_after_a_death, 4, env={"RANKMESH_TRANSPORT": transport})
     alive = [0, 1, 2, 3]
     for dying in (1, 2):
         ranks.wait_for(*(f"going-{len(alive)}-{rank}" for rank in alive))
@@ -180,7 +178,7 @@ def shrink_by_the_first(me: Me) -> None:
 
 @pytest.mark.processes
 def test_survivors_go_on_without_rank_0_who_hosted_gateway_and_store(ranks: Ranks) -> None:
-    started = ranks.start(shrink_by_the_first, 3, uses=[check_world, reduce_until_a_rank_fails])
+    started = ranks.start(shrink_by_the_first, 3)
     ranks.wait_for(*(f"going-{rank}" for rank in range(3)))
     started[0].kill()
     ranks.succeed(started[1:])

@@ -20,6 +20,7 @@ from support.sweep.containers import ON_GPUS, Array, Held, bits, fits, hold, sam
 
 SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 1e-7, 6e4]
 MAX_SIZE = 16
+_BEGINNINGS = 4099
 Place = Callable[[Array], Array]
 
 
@@ -39,6 +40,7 @@ class Cell(NamedTuple):
             whose reduction is not exact. Whether NumPy rounds a product of complex numbers once or twice depends on how
             it lies in memory, and NCCL has an order of its own: they are compared among the ranks, and only roughly
             with NumPy.
+        world: which of the worlds that share the cells makes the call.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Cell(NamedTuple):
     async_op: bool = False
     root: int = 0
     numbers: str = "any"
+    world: int = 0
 
     def __str__(self) -> str:
         given = ", ".join(f"{name}={value}" for name, value in self._asdict().items() if value and name != "name")
@@ -98,7 +101,7 @@ class At:
             numbers = "whole"
         if numbers == "any" and self.cell.op == "AVG":
             numbers = "averaged"
-        return _drawn(self.dtype, count, (rank, lane, count), numbers)
+        return _drawn(self.dtype, count, (rank, lane), numbers)
 
     @property
     def op(self) -> Any:
@@ -215,11 +218,19 @@ class At:
 
 
 @functools.lru_cache(4096)
-def _drawn(dtype: np.dtype[Any], count: int, seed: tuple[int, ...], numbers: str) -> Array:
+def _drawn(dtype: np.dtype[Any], count: int, seed: tuple[int, int], numbers: str) -> Array:
+    """Return numbers that begin elsewhere in the same sequence for every rank and lane."""
+    begin = (1009 * seed[0] + 101 * seed[1]) % _BEGINNINGS
+    return _sequence(dtype, max(_BEGINNINGS, 1 << count.bit_length()), numbers)[begin : begin + count]
+
+
+@functools.lru_cache(256)
+def _sequence(dtype: np.dtype[Any], count: int, numbers: str) -> Array:
     """Return numbers: the sum of MAX_SIZE ``averaged`` ones fits into 64 bits; see Cell for the others."""
-    rng = np.random.default_rng(seed)
+    count += _BEGINNINGS
+    rng = np.random.default_rng(count)
     if dtype.kind == "V" and dtype != ml_dtypes.bfloat16:
-        array = oracle.values(16 * seed[0] + seed[1], count, dtype)
+        array = oracle.values(0, count, dtype)
     elif numbers.startswith("special"):
         array = _of_parts(dtype, lambda: rng.choice(SPECIAL, count))
     elif numbers == "whole":

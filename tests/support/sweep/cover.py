@@ -1,7 +1,8 @@
 """Which cells there are, and what a rank does to go through them.
 
 Of all combinations, as many are taken as make every value of every dimension meet every value of every other one, where
-the two go together: some hundred cells in place of a hundred thousand, the same ones at all ranks and in every run.
+the two go together: some hundred cells in place of a hundred thousand, the same ones at all ranks and in every run. The
+worlds of a sweep, of several sizes, share them: which world makes the call is one of the dimensions.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 import hashlib
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ _FEW = 100
 """Elements up to which any numbers are used; longer arrays hold whole numbers, so that sums are exact."""
 _MOST_BYTES = 1 << 20
 _TRIES = 6
+_WITH_ROOTS = {"name", "count", "async_op", "world"}
+"""What is to meet every root: a root sees bytes, whatever they mean."""
 
 
 class Space(NamedTuple):
@@ -84,6 +87,13 @@ SPACES: dict[str, Space] = {
     "communicator": Space(
         (*_COLLECTIVES, "messages"), counts=(0, 1, 2, 7, 331, 1024, 1025, 2049, 9_001), premultiplied=False
     ),
+    "torch": Space(
+        tuple(name for name in (*REDUCING, *MOVING, *MESSAGES) if name != "batch"),  # torch has no such context
+        tuple(name for name in STANDARD if "long" not in name),
+        ("contiguous", "part", "strided", "transposed", "block", "0-d"),
+        counts=(0, 1, 33, 4_001),
+        premultiplied=False,
+    ),
     "http": Space(
         ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "all_to_all"),
         counts=(0, 1, 7, 4_099),
@@ -98,31 +108,33 @@ SPACES["any algorithm"] = SPACES["communicator"]._replace(any_order=True)
 
 
 @functools.cache
-def cells_of(space: str, size: int) -> tuple[Cell, ...]:
-    """Return the cells of a space for a number of ranks."""
+def cells_of(space: str, sizes: tuple[int, ...]) -> tuple[tuple[Cell, ...], ...]:
+    """Return the cells of a space for worlds of these sizes, by world; every pair of values is met in one of them."""
     given = SPACES[space]
-    choice = random.Random(size)
+    choice = random.Random(len(sizes))
     reducing = [name for name in given.names if name in REDUCING | REDUCING_LISTS]
     ops = sorted({op for dtype in given.dtypes for op in ops_of(dtype)}) + ["PREMUL_SUM"] * given.premultiplied
     dimensions: dict[str, list[Any]] = {
-        "name": [name for name in given.names if size > 1 or name not in MESSAGES | ORDERED],
+        "name": [name for name in given.names if max(sizes) > 1 or name not in MESSAGES | ORDERED],
         "dtype": list(given.dtypes),
         "op": [*ops, ""] if len(reducing) < len(given.names) else ops,
         "container": list(given.containers),
         "count": list(given.counts),
         "async_op": [False, True] if given.asynchronous else [False],
-        "root": list(range(size)),
+        "root": list(range(max(sizes))),
         "numbers": ["any", *["special"] * given.special, "rounded"],
+        "world": list(range(len(sizes))),
     }
     missing = dict.fromkeys(
         pair
         for (one, firsts), (other, seconds) in itertools.combinations(dimensions.items(), 2)
+        if "root" not in (one, other) or {one, other} & _WITH_ROOTS
         for pair in itertools.product(((one, value) for value in firsts), ((other, value) for value in seconds))
     )
     cells = []
     while missing:
         wanted = next(iter(missing))
-        drawn = [_drawn(choice, dimensions, dict(wanted)) for _ in range(_TRIES)]
+        drawn = [_drawn(choice, dimensions, sizes, dict(wanted)) for _ in range(_TRIES)]
         best = max(filter(None, drawn), key=lambda cell: sum(pair in missing for pair in _pairs(cell)), default=None)
         if best is None:
             del missing[wanted]  # the two do not go together
@@ -132,15 +144,17 @@ def cells_of(space: str, size: int) -> tuple[Cell, ...]:
         whole = best.count > _FEW and DTYPES[best.dtype].kind not in "biu" and best.numbers == "any"
         cells.append(best._replace(numbers="whole") if whole else best)
     if given.any_order:
-        return tuple(found for cell in cells if (found := _in_any_order(cell, given.rounds)))
-    return tuple(cells)
+        cells = [found for cell in cells if (found := _in_any_order(cell, given.rounds))]
+    return tuple(tuple(cell for cell in cells if cell.world == world) for world in range(len(sizes)))
 
 
 def _pairs(cell: Cell) -> Iterable[Any]:
     return itertools.combinations(cell._asdict().items(), 2)
 
 
-def _drawn(choice: random.Random, dimensions: dict[str, list[Any]], fixed: dict[str, Any]) -> Cell | None:
+def _drawn(
+    choice: random.Random, dimensions: dict[str, list[Any]], sizes: tuple[int, ...], fixed: dict[str, Any]
+) -> Cell | None:
     """Return a cell with the fixed values and others at random, None if none is found that makes sense."""
     for _ in range(40):
         values = {name: fixed[name] if name in fixed else choice.choice(found) for name, found in dimensions.items()}
@@ -149,8 +163,11 @@ def _drawn(choice: random.Random, dimensions: dict[str, list[Any]], fixed: dict[
             values["op"] = choice.choice(defined) if defined and values["name"] in REDUCING | REDUCING_LISTS else ""
         if "numbers" not in fixed:
             values["numbers"] = "any"
+        size = sizes[values["world"]]
+        if "root" not in fixed:
+            values["root"] %= size
         cell = Cell(**values)
-        if _makes_sense(cell):
+        if cell.root < size and (size > 1 or cell.name not in MESSAGES | ORDERED) and _makes_sense(cell):
             return cell
     return None
 
@@ -197,38 +214,29 @@ def _in_any_order(cell: Cell, rounds: bool) -> Cell | None:
     return cell._replace(numbers="whole") if cell.numbers == "any" else cell
 
 
-def go_through(api: Any, space: str, group: Any = None, place: Place = np.copy, every: int = 1) -> dict[str, Any]:
-    """Go through the cells of a space; return how many there were, what was wrong, and a digest.
-
-    The digest is of what is the same at all ranks: the arrays of all_reduce, bit for bit.
+def go_through(api: Any, cells: Iterable[Cell], group: Any = None, place: Place = np.copy) -> dict[str, Any]:
+    """Go through cells; return what was wrong, and a digest of all_reduce's arrays, which are the same at all ranks.
 
     Args:
         api: has the functions: rankmesh, or one of media's.
-        space: a key of SPACES.
+        cells: the calls to make.
         group: the group that makes the calls, None for the world.
         place: see At.
-        every: go through every so many of the cells only.
     """
-    cells, wrong, digest = 0, list[str](), hashlib.sha256()
-    for cell in cells_of(space, api.get_world_size(group))[::every]:
+    wrong, digest = list[str](), hashlib.sha256()
+    for cell in cells:
         at = At(cell, api, group, place)
         try:
             CALLS[cell.name](at)
         except Exception as error:
             error.add_note(f"in {cell}")
             raise
-        cells += 1
         wrong += at.wrong()
         if cell.name == "all_reduce":
             digest.update(bits(at.parts[0].held.read()))
-    return {"cells": cells, "wrong": wrong[:TOLD], "digest": digest.hexdigest()}
+    return {"wrong": wrong[:TOLD], "digest": digest.hexdigest()}
 
 
-def sweep(me: Me, space: str, group: Any = None, every: int = 1) -> None:
-    """Go through the cells of a space, and report it to the test as ``space``, or ``space in group``."""
-    import rankmesh
-
-    if rankmesh.get_rank(group) < 0:
-        return
-    found = go_through(rankmesh, space, group, every=every)
-    me.say(**{space if group is None else f"{space} in {group.group_desc}": found})
+def sweep(me: Me, name: str, cells: Iterable[Sequence[Any]], api: Any, group: Any = None) -> None:
+    """Go through cells, which came to a rank's process as JSON, and report it to the test by this name."""
+    me.say(**{name: go_through(api, itertools.starmap(Cell, cells), group)})

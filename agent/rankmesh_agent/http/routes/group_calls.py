@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Path, Query, Request
 from starlette.requests import ClientDisconnect
 
-from rankmesh_agent.group.call_queue import Options
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import MessageWork, QueuedWork, Work
 from rankmesh_agent.http.routes.dependencies import AgentDep
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
@@ -333,14 +333,3 @@ async def _caller(request: Request, group: GroupDep, timeout: Timeout = None) ->
 
 CallerDep = Annotated[GroupCaller, Depends(_caller)]
 """Makes calls of the group in the path."""
-
-
-def check_query_parameters(request: Request, known: Sequence[str]) -> None:
-    """Check that a query has no unknown parameter, such as a mistyped one.
-
-    Raises:
-        InvalidCallError: it has one.
-    """
-    unknown = sorted(set(request.query_params) - set(known))
-    if unknown:
-        raise InvalidCallError(f"this call has no parameter {unknown[0]!r}; it has {', '.join(known)}")

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from rankmesh_agent.collectives.reduction import check_op, premultiplied
 from rankmesh_agent.http.routes.dependencies import BEARER
-from rankmesh_agent.http.routes.group_calls import CallerDep, check_query_parameters
+from rankmesh_agent.http.routes.group_calls import CallerDep
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.http.routes.tensor_io import BODY, Array, InvalidCallError, TensorDep, receive_empty_body
 from rankmesh_agent.progress.matching import ANY
@@ -51,7 +51,9 @@ def _query(*own: str, tensor: bool = True) -> Any:
     known = [*own, "timeout", *(("dtype", "shape") if tensor else ())]
 
     async def check(request: Request) -> None:
-        check_query_parameters(request, known)
+        unknown = sorted(set(request.query_params) - set(known))
+        if unknown:
+            raise InvalidCallError(f"this call has no parameter {unknown[0]!r}; it has {', '.join(known)}")
 
     return Depends(check)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -60,7 +60,7 @@ class EventStream(Response):
 
     media_type = _EVENT_STREAM
 
-    def __init__(self, pieces: AsyncIterator[bytes] | None = None) -> None:
+    def __init__(self, pieces: AsyncGenerator[bytes]) -> None:
         super().__init__(
             headers={"content-type": _EVENT_STREAM, "cache-control": "no-store", "x-accel-buffering": "no"}
         )
@@ -83,8 +83,7 @@ class EventStream(Response):
             await asyncio.gather(sending, disconnect, return_exceptions=True)
 
     async def _send(self, send: Send) -> None:
-        assert self._pieces is not None
-        async with contextlib.aclosing(self._pieces) as pieces:  # type: ignore[type-var]
+        async with contextlib.aclosing(self._pieces) as pieces:
             async for piece in pieces:
                 try:
                     await asyncio.wait_for(

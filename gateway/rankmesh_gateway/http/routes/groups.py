@@ -6,21 +6,20 @@ from dataclasses import field
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import RankGroupInfo
 from rankmesh_gateway.clients.group_controller import MAKE_SECONDS
-from rankmesh_gateway.http.routes.dependencies import BEARER, ControllerDep, RegistryDep
+from rankmesh_gateway.http.routes.dependencies import BEARER, ControllerDep, JobName, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupInFlight, GroupMade, JobInfo
 from rankmesh_gateway.state.validation import MAX_REASON
 
 router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(401, 403, 413, 421, 422))
 
-JobName = Annotated[str | None, Query(max_length=MAX_NAME, description="Only this job; all when left out.")]
 GroupName = Annotated[
     str,
     Path(max_length=MAX_NAME, description="The group's id (16 hexadecimal digits), or its name if no other has it."),
@@ -105,33 +104,28 @@ async def make_group(body: NewGroup, controller: ControllerDep) -> GroupMade:
 
 @router.post("/groups/{group}/abort", responses=problems(400, 404, 502))
 async def abort_group(
-    group: GroupName, registry: RegistryDep, controller: ControllerDep, body: Abort | None = None, job: JobName = None
+    group: GroupName, controller: ControllerDep, body: Abort | None = None, job: JobName = None
 ) -> FanOut:
     """Abort a group at all members: its pending calls fail with the reason. Returns which agents fulfilled it."""
-    found, ranks = registry.find_group(group, job)
-    return await controller.abort(found, ranks, (body.reason if body is not None else "") or "no reason was given")
+    return await controller.abort(group, job, (body or Abort()).reason or "no reason was given")
 
 
 @router.post("/groups/{group}/shrink", responses=problems(400, 404, 409, 502, 503))
 async def shrink_group(
-    group: GroupName, registry: RegistryDep, controller: ControllerDep, body: Shrink | None = None, job: JobName = None
+    group: GroupName, controller: ControllerDep, body: Shrink | None = None, job: JobName = None
 ) -> GroupChanged:
     """Create a group of the remaining members, under a new name, and end the old one at the live ones.
 
     A group that was not made over HTTP is aborted: its pending calls fail with the reason.
     """
-    wanted = Shrink() if body is None else body
-    found, ranks = registry.find_group(group, job)
-    return await controller.shrink(found, ranks, wanted.without, wanted.timeout)
+    wanted = body or Shrink()
+    return await controller.shrink(group, job, wanted.without, wanted.timeout)
 
 
 @router.post("/groups/{group}/grow", responses=problems(400, 404, 409, 502, 503))
-async def grow_group(
-    body: Grow, group: GroupName, registry: RegistryDep, controller: ControllerDep, job: JobName = None
-) -> GroupChanged:
+async def grow_group(body: Grow, group: GroupName, controller: ControllerDep, job: JobName = None) -> GroupChanged:
     """Create a group of the members and more ranks, under a new name, and end the old one.
 
     A group that was not made over HTTP is aborted: its pending calls fail with the reason.
     """
-    found, ranks = registry.find_group(group, job)
-    return await controller.grow(found, ranks, body.ranks, body.timeout)
+    return await controller.grow(group, job, body.ranks, body.timeout)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from fastapi import APIRouter, Request
 
-from fastapi import APIRouter, Query, Request
-
-from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_agent.wire.schemas import (
     Done,
     Heartbeat,
@@ -17,14 +14,12 @@ from rankmesh_agent.wire.schemas import (
     RankInfo,
 )
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.routes.dependencies import BEARER, RegistryDep
+from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
 
 router = APIRouter(
     prefix="/v1", tags=["membership"], dependencies=[BEARER], responses=problems(401, 403, 413, 421, 422)
 )
-
-JobName = Annotated[str | None, Query(max_length=MAX_NAME, description="Only this job; all when left out.")]
 
 
 @router.post("/join", responses=problems(400, 409, 503))

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 from dataclasses import asdict
-from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def client(url):
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        yield client
 
 
 @pytest.mark.parametrize("wait", [0, -1, 0.01])
@@ -46,16 +36,9 @@ async def test_many_wait_without_a_thread_each(client, ask, registry, eventually
     assert sorted(offers) == ["agent-0", "agent-1"]
 
 
-async def test_who_hangs_up_is_offered_nothing(client, url, ask, registry, eventually):
+async def test_who_hangs_up_is_offered_nothing(client, raw_post, ask, registry, eventually):
     await client.post("/v1/agents", json=asdict(ask.agent(0, leased_to="pid 7")))
-    body = json.dumps(asdict(ask.lease(0, wait=20))).encode()
-    head = (
-        "POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    target = urlsplit(url)
-    with socket.create_connection((target.hostname, target.port)) as connection:
-        connection.sendall(head.encode() + body)
+    with raw_post("/v1/leases", ask.lease(0, wait=20)):
         await asyncio.to_thread(eventually, lambda: len(registry.agents._requests) == 1)
     await asyncio.to_thread(eventually, lambda: not registry.agents._requests)
     await client.post("/v1/agents", json=asdict(ask.agent(0)))

@@ -16,16 +16,11 @@ import httpx
 import pytest
 
 from rankmesh_agent.wire.schemas import GroupInfo, InFlight
+from rankmesh_gateway.http import sse
 from rankmesh_gateway.http.routes import events as route_module
 from rankmesh_gateway.state import event_log as events_module
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def client(url):
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        yield client
 
 
 class Listener:
@@ -66,7 +61,8 @@ async def test_what_happens_comes_as_it_happens(client, registry, ask):
     registry.join(ask.join(0))
     async with listen(client) as listener:
         waiting = asyncio.ensure_future(listener.next())
-        await asyncio.sleep(0.1)
+        while not listener.last_id:
+            await asyncio.sleep(0.01)
         registry.join(ask.join(1))
         kind, said = await waiting
         assert (kind, said["ranks"], said["job"]) == ("rank-joining", [1], "job")
@@ -118,7 +114,8 @@ async def test_an_id_of_an_earlier_gateway_stands_for_all_that_is_kept(client, r
         assert (await listener.next())[0] == "rank-joining"
 
 
-async def test_with_overviews(client, registry, ask):
+async def test_with_overviews(client, registry, ask, monkeypatch):
+    monkeypatch.setattr(sse, "TICK_SECONDS", 0.05)
     registry.join(ask.join(0))
     async with listen(client, "?overview=true") as listener:
         kind, said = await listener.next()

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 from dataclasses import asdict
-from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, GroupInfo
@@ -16,9 +12,8 @@ from rankmesh_agent.wire.schemas import FAILED_SECONDS, GroupInfo
 pytestmark = pytest.mark.anyio
 
 
-async def test_four_clients_join_at_once(url, ask):
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        answers = await asyncio.gather(*(client.post("/v1/join", json=asdict(ask.join(rank, 4))) for rank in range(4)))
+async def test_four_clients_join_at_once(client, ask):
+    answers = await asyncio.gather(*(client.post("/v1/join", json=asdict(ask.join(rank, 4))) for rank in range(4)))
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.text for answer in answers}) == 1
     reply = answers[0].json()
@@ -26,54 +21,43 @@ async def test_four_clients_join_at_once(url, ask):
     assert reply["members"] == [asdict(ask.member(rank)) for rank in range(4)]
 
 
-async def test_a_slice_that_ran_out_says_who_is_missing(url, ask, registry):
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        answer = await client.post("/v1/join", json=asdict(ask.join(1, 3, wait=0.01)))
-        assert answer.status_code == 200
-        assert (answer.json()["complete"], answer.json()["missing"]) == (False, [0, 2])
-        assert len(registry.ranks()) == 1
-        again = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join(1, 3))))
-        for rank in (0, 2):
-            await client.post("/v1/join", json=asdict(ask.join(rank, 3, wait=0)))
-        assert (await again).json()["complete"]
+async def test_a_slice_that_ran_out_says_who_is_missing(client, ask, registry):
+    answer = await client.post("/v1/join", json=asdict(ask.join(1, 3, wait=0.01)))
+    assert answer.status_code == 200
+    assert (answer.json()["complete"], answer.json()["missing"]) == (False, [0, 2])
+    assert len(registry.ranks()) == 1
+    again = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join(1, 3))))
+    for rank in (0, 2):
+        await client.post("/v1/join", json=asdict(ask.join(rank, 3, wait=0)))
+    assert (await again).json()["complete"]
 
 
 @pytest.mark.parametrize("wait", [-1, 0])
-async def test_no_wait_at_all(url, ask, wait):
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        assert not (await client.post("/v1/join", json=asdict(ask.join(0, wait=wait)))).json()["complete"]
+async def test_no_wait_at_all(client, ask, wait):
+    assert not (await client.post("/v1/join", json=asdict(ask.join(0, wait=wait)))).json()["complete"]
 
 
-async def test_a_joiner_whose_connection_breaks_frees_its_rank(url, ask, registry, eventually):
-    body = json.dumps(asdict(ask.join(0))).encode()
-    head = (
-        "POST /v1/join HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    target = urlsplit(url)
-    with socket.create_connection((target.hostname, target.port)) as connection:
-        connection.sendall(head.encode() + body)
+async def test_a_joiner_whose_connection_breaks_frees_its_rank(raw_post, ask, registry, eventually):
+    with raw_post("/v1/join", ask.join(0)):
         eventually(lambda: len(registry.ranks()) == 1)
     eventually(lambda: registry.ranks() == [])
 
 
-async def test_a_closed_registry_sends_everyone_away(url, ask, registry, eventually):
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        waiting = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join(0))))
-        await asyncio.to_thread(eventually, lambda: registry.counts().ranks == 1)
-        registry.close()
-        late = client.post("/v1/join", json=asdict(ask.join(1)))
-        beat = client.post("/v1/heartbeat", json=asdict(ask.heartbeat(0)))
-        for answer in (await waiting, await late, await beat):
-            assert (answer.status_code, answer.json()["code"]) == (503, "gateway-closing")
-            assert answer.headers["connection"] == "close", "the next request is to find the next gateway"
+async def test_a_closed_registry_sends_everyone_away(client, ask, registry, eventually):
+    waiting = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join(0))))
+    await asyncio.to_thread(eventually, lambda: registry.counts().ranks == 1)
+    registry.close()
+    late = client.post("/v1/join", json=asdict(ask.join(1)))
+    beat = client.post("/v1/heartbeat", json=asdict(ask.heartbeat(0)))
+    for answer in (await waiting, await late, await beat):
+        assert (answer.status_code, answer.json()["code"]) == (503, "gateway-closing")
+        assert answer.headers["connection"] == "close", "the next request is to find the next gateway"
 
 
-async def test_errors_tell_what_the_registry_said(url, ask):
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        for rank in range(2):
-            await client.post("/v1/join", json=asdict(ask.join(rank, wait=0)))
-        answer = await client.post("/v1/join", json=asdict(ask.join(1, life=2)))
+async def test_errors_tell_what_the_registry_said(client, ask):
+    for rank in range(2):
+        await client.post("/v1/join", json=asdict(ask.join(rank, wait=0)))
+    answer = await client.post("/v1/join", json=asdict(ask.join(1, life=2)))
     assert answer.status_code == 409
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
@@ -81,17 +65,16 @@ async def test_errors_tell_what_the_registry_said(url, ask):
     assert "rank 1 (host1, pid 101)" in problem["detail"]
 
 
-async def test_a_life(url, ask, clock):
+async def test_a_life(client, ask, clock):
     group = GroupInfo("00000000000000aa", "world", [0, 1], 3, "tcp", "barrier #2", "")
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        for rank in range(2):
-            await client.post("/v1/join", json=asdict(ask.join(rank, wait=0)))
-        clock.advance(FAILED_SECONDS)
-        beat = await client.post("/v1/heartbeat", json=asdict(ask.heartbeat(0, 2, group)))
-        assert beat.json() == {"failed": [1]}
-        groups = (await client.get("/v1/groups", params={"job": "job"})).json()
-        assert [(found["name"], found["seqs"]) for found in groups] == [("world", {"0": 3})]
-        assert (await client.post("/v1/leave", json=asdict(ask.leave(0)))).json() == {"ok": True}
-        ranks = (await client.get("/v1/ranks")).json()
-        assert [(rank["member"]["rank"], rank["state"]) for rank in ranks] == [(0, "left"), (1, "failed")]
-        assert (await client.get("/v1/ranks", params={"job": "other"})).json() == []
+    for rank in range(2):
+        await client.post("/v1/join", json=asdict(ask.join(rank, wait=0)))
+    clock.advance(FAILED_SECONDS)
+    beat = await client.post("/v1/heartbeat", json=asdict(ask.heartbeat(0, 2, group)))
+    assert beat.json() == {"failed": [1]}
+    groups = (await client.get("/v1/groups", params={"job": "job"})).json()
+    assert [(found["name"], found["seqs"]) for found in groups] == [("world", {"0": 3})]
+    assert (await client.post("/v1/leave", json=asdict(ask.leave(0)))).json() == {"ok": True}
+    ranks = (await client.get("/v1/ranks")).json()
+    assert [(rank["member"]["rank"], rank["state"]) for rank in ranks] == [(0, "left"), (1, "failed")]
+    assert (await client.get("/v1/ranks", params={"job": "other"})).json() == []

@@ -1,0 +1,208 @@
+"""Failure state and current call of a group whose messages this process's progress engine moves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.state import START_UP, GroupState
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.wire import frames
+from rankmesh_agent.wire.errors import (
+    CollectiveTimeoutError,
+    DistError,
+    GroupAbortedError,
+    RankFailedError,
+    from_code,
+)
+from rankmesh_agent.wire.frames import Opcode
+from rankmesh_agent.wire.schemas import Member
+
+_ABORT_FLUSH_SECONDS = 0.5
+"""Time limit of an abort that waits for full connections."""
+
+
+class LocalGroupState(GroupState):
+    """State of a group whose messages this process's progress engine moves. Ranks are the engine's.
+
+    Args:
+        engine: the progress engine.
+        group: id of the group.
+        name: name of the group.
+        ranks: ranks of the members, by group rank.
+        members: addresses and processes of the ranks, for error messages.
+        recorder: records the calls.
+    """
+
+    def __init__(
+        self,
+        engine: ProgressEngine,
+        group: int,
+        name: str,
+        ranks: tuple[int, ...],
+        members: dict[int, Member],
+        recorder: FlightRecorder,
+    ) -> None:
+        super().__init__(group, name, ranks, recorder, engine.lock)
+        self.engine = engine
+        self._members = members
+        self._abort_sent = False
+        self._loss: DistError | None = None
+        self._lost_rank = -1
+
+    def check(self, missing: Callable[[], list[int]]) -> None:
+        """See CallContext."""
+        engine = self.engine
+        engine.progress()
+        self.raise_if_failed()
+        if engine.closed:
+            raise GroupAbortedError("this process has left the job")
+        waiting_for = [self.ranks[member] for member in missing()]
+        if not waiting_for:
+            return  # the last one came meanwhile, and may have left since
+        during = f"{self.call.name} #{self.seq}"
+        self.raise_if_peer_lost(waiting_for, during)
+        if self.deadline.expired():
+            raise self.timeout_error(waiting_for, during, self.deadline, self.seq)
+
+    def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+        """See CallContext."""
+        engine = self.engine
+
+        def settled() -> bool:
+            if ready():
+                return True
+            if self.failure is None and not engine.lost_peers:
+                return False
+            return self.cannot_complete([self.ranks[member] for member in missing()])
+
+        while True:
+            engine.wait(settled, self.deadline)
+            with engine.lock:
+                if ready():
+                    return
+            self.check(missing)
+
+    def raise_if_peer_lost(self, waiting_for: Sequence[int], during: str, *, any_will_do: bool = False) -> None:
+        """Raise if a rank that is waited for is lost; where any of them will do, if all are."""
+        lost = [rank for rank in waiting_for if rank in self.engine.lost_peers]
+        if lost and (len(lost) == len(waiting_for) or not any_will_do):
+            self.engine.progress()  # a rank may have left because another died: that is the failure then
+            self.raise_if_failed()
+            raise self._peer_lost_error(lost[0], f"during {during}")
+
+    def cannot_complete(self, waiting_for: Sequence[int], *, any_will_do: bool = False) -> bool:
+        """Return whether a wait for these ranks cannot end well. With the engine's lock held."""
+        if self.failure is not None:
+            return True
+        lost_peers = self.engine.lost_peers
+        if not lost_peers:
+            return False
+        lost = [rank in lost_peers for rank in waiting_for]
+        return bool(lost) and (all(lost) if any_will_do else any(lost))
+
+    def timeout_error(
+        self, waiting_for: Sequence[int], during: str, deadline: Deadline, seq: int | None
+    ) -> CollectiveTimeoutError:
+        """Return the error of a deadline that passed: it lists the ranks that arrived and those that did not."""
+        names = ", ".join(self._describe(rank) for rank in waiting_for)
+        arrived = ", ".join(str(self.global_rank(rank)) for rank in self.ranks if rank not in waiting_for)
+        return CollectiveTimeoutError(
+            f"{during} in group {self.name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
+            f"arrived: {arrived or 'none'}",
+            ranks=[self.global_rank(rank) for rank in waiting_for],
+            op=during.partition(" ")[0],
+            group=self.name,
+            seq=seq,
+        )
+
+    def on_peer_lost(self, rank: int) -> None:
+        """Record that a peer is lost; a member that died ends the group. With the engine's lock held."""
+        if rank in self.ranks and not self.engine.lost_peers[rank].clean and self.failure is None:
+            self.failure = self._loss = self._peer_lost_error(rank, self._current_call())
+            self._lost_rank = rank
+
+    def rename_lost_call(self) -> None:
+        """Let the failure name the call under way now, if the failure is the loss of a member.
+
+        For calls of an attached process: its next request says which call the loss interrupted.
+        """
+        with self.lock:
+            if self._loss is not None and self.failure is self._loss:
+                self.failure = self._peer_lost_error(self._lost_rank, self._current_call())
+            self._loss = None
+
+    def on_abort(self, payload: bytes) -> None:
+        """Record the failure that another member reports. With the engine's lock held."""
+        self._abort_sent = True
+        if self.failure is None:
+            self.failure = _decode_failure(payload)
+
+    def mark_destroyed(self) -> None:
+        """See GroupState. The goodbye of this rank gives the reason, not the calls that fail here now."""
+        self._abort_sent = True
+        super().mark_destroyed()
+
+    def abort(self, error: BaseException) -> None:
+        """See GroupState."""
+        me = self._describe(self.engine.rank)
+        if isinstance(error, DistError):
+            failure = error
+        else:
+            text = f"{me} gave up {self._current_call()}: {type(error).__name__} {error}".rstrip()
+            failure = GroupAbortedError(text, ranks=[self.global_rank(self.engine.rank)], group=self.name)
+        sent = failure
+        if isinstance(error, CollectiveTimeoutError):  # it was this rank's deadline, not theirs
+            sent = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **error.details())
+        payload = json.dumps({"code": sent.code, "message": sent.message, **sent.details()}).encode()[: frames.SMALL]
+        header = frames.encode(Opcode.ABORT, group=self._group, epoch=self.engine.epoch, length=len(payload))
+        with self.engine.lock:
+            if self.failure is None:
+                self.failure = failure
+            if not self._abort_sent:
+                self._abort_sent = True
+                for rank in self.ranks:
+                    if rank != self.engine.rank:
+                        self.engine.send(rank, [header, payload])
+            self.engine.unregister_sink(self._group)
+        self.engine.flush(_ABORT_FLUSH_SECONDS)
+
+    def broadcast_abort(self) -> None:
+        """See GroupState. This rank may leave because of the failure, and must not be blamed.
+
+        A member may learn of a loss later than this rank does, and of this rank's goodbye before.
+        """
+        failure = self.failure
+        if failure is not None and not self._abort_sent:
+            self.abort(failure)
+
+    def _current_call(self) -> str:
+        if self.call is START_UP:
+            return "during start-up #0"
+        return f"{'after' if self.started_at is None else 'during'} {self.call.name} #{self.seq}"
+
+    def _peer_lost_error(self, rank: int, when: str) -> RankFailedError:
+        lost = self.engine.lost_peers[rank]
+        how = f"left ({lost.cause or 'it was done'})" if lost.clean else f"failed ({lost.cause})"
+        return RankFailedError(
+            f"{self._describe(rank)} {how} {when} in group {self.name!r}",
+            ranks=[self.global_rank(rank)],
+            op=when.split(" ")[1],
+            group=self.name,
+        )
+
+    def _describe(self, rank: int) -> str:
+        member = self._members.get(rank)
+        number = self.global_rank(rank)
+        return replace(member, rank=number).described() if member is not None else f"rank {number}"
+
+
+def _decode_failure(payload: bytes) -> DistError:
+    try:
+        failure = json.loads(payload)
+        return from_code(failure.pop("code"), failure.pop("message"), **failure)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return GroupAbortedError("another member gave the group up, with a message that cannot be read")

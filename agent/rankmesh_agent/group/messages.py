@@ -1,0 +1,228 @@
+"""Point-to-point messages of a group at one rank, from their begin to their record.
+
+A short message is usually complete as soon as it has begun: it is recorded, and costs no more. The others are pending:
+a thread waits for each until it is done, cannot complete, or its deadline passes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rankmesh_agent.backends.base import MessageTransport
+from rankmesh_agent.group.flight_recorder import MessageInfo, Record, describe, error_text
+from rankmesh_agent.group.local_state import LocalGroupState
+from rankmesh_agent.group.options import Options
+from rankmesh_agent.group.work import MessageWork
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.framing import Transfer
+from rankmesh_agent.progress.matching import ANY
+from rankmesh_agent.wire.dtypes import code_of
+from rankmesh_agent.wire.errors import CollectiveTimeoutError
+from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT
+from rankmesh_agent.wire.stats import BOUNDS, OpStats
+
+Array = np.ndarray[Any, Any]
+_SWEEP_SIZE = 2 * MAX_IN_FLIGHT
+"""Pending messages before a new one makes the group look for those that have ended."""
+
+
+class GroupMessages:
+    """One rank's messages in a group: begins them, and counts and records those that have ended. Thread-safe.
+
+    Args:
+        state: failure state of the group.
+        transport: carries the messages.
+
+    Attributes:
+        transport: see above; may be replaced while no message is pending.
+    """
+
+    def __init__(self, state: LocalGroupState, transport: MessageTransport) -> None:
+        self.state = state
+        self.transport = transport
+        self._sources = tuple(rank for rank in state.ranks if rank != state.engine.rank)
+        self._op_stats = {"send": OpStats(), "recv": OpStats()}
+        self._lock = threading.Lock()
+        self._pending: dict[int, PendingMessage] = {}
+        self._sweep_at = _SWEEP_SIZE
+
+    def transfer(
+        self, op: str, array: Array, rank: int, tag: int, options: Options
+    ) -> tuple[MessageWork | None, Transfer]:
+        """Complete a message, or return the Work of an asynchronous one.
+
+        Args:
+            op: ``send`` or ``recv``.
+            array: to send, or to receive into.
+            rank: the other rank, of the group's ``ranks``; or ANY.
+            tag: see MessageMatcher.
+            options: see Options.
+        """
+        started = time.monotonic()
+        transfer = self._begin(op, array, rank, tag, options)
+        if not transfer.done or options.async_op:
+            message = PendingMessage(self, transfer, (op, array.dtype, array.size, rank, tag), array.nbytes, options)
+            if options.async_op:
+                source = message.source if op == "recv" else None
+                return MessageWork(
+                    message.complete, options.result, message.deadline, source, message.abandon
+                ), transfer
+            message.complete(message.deadline)
+            return None, transfer
+        # Carried at once, as most short messages are: without a PendingMessage.
+        what = op, array.dtype, array.size, rank, tag
+        self.record((self.state, what, 0, started, None, "", array.nbytes), transfer.error)
+        if transfer.error is not None:
+            raise transfer.error
+        if options.on_complete is not None:
+            options.on_complete()
+        return None, transfer
+
+    def begin(self, op: str, array: Array, rank: int, tag: int, options: Options) -> PendingMessage:
+        """Begin a message as ``transfer`` does; the caller completes it, or abandons it."""
+        transfer = self._begin(op, array, rank, tag, options)
+        return PendingMessage(self, transfer, (op, array.dtype, array.size, rank, tag), array.nbytes, options)
+
+    def _begin(self, op: str, array: Array, rank: int, tag: int, options: Options) -> Transfer:
+        state, transport = self.state, self.transport
+        if state.failure is not None:
+            state.raise_if_failed()
+        with state.engine.foreground():
+            begin = transport.send if op == "send" else transport.receive
+            # The view is link.as_bytes, written out: every message comes here.
+            transfer = begin(rank, array.view(np.uint8).data, code_of(array.dtype), tag)
+            if options.async_op and not transfer.done:
+                transport.progress_in_background(transfer)
+        return transfer
+
+    def partners(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that may be at the other end of a message to or from ``rank``."""
+        return self._sources if rank == ANY else (rank,)
+
+    def add(self, message: PendingMessage) -> None:
+        """Keep a message until it ends."""
+        if message.transfer.done:
+            self.record(message.record, message.transfer.error)
+            return
+        self._pending[id(message)] = message
+        if len(self._pending) >= self._sweep_at:
+            self._sweep()
+            self._sweep_at = max(_SWEEP_SIZE, 2 * len(self._pending))
+
+    def end(self, message: PendingMessage, error: BaseException | None) -> None:
+        """Count and record a message that has ended; the first time counts."""
+        if self._pending.pop(id(message), None) is not None:
+            self.record(message.record, error)
+
+    def record(self, record: Record, error: BaseException | None) -> None:
+        """Count and record a message that ends now."""
+        owner, message, seq, started, _, _, nbytes = record
+        ended = time.monotonic()
+        seconds = ended - started
+        stats = self._op_stats[message[0]]  # type: ignore[index]  # a MessageInfo
+        with self._lock:
+            stats.seconds += seconds
+            stats.nbytes += nbytes
+            stats.buckets[bisect_left(BOUNDS, seconds)] += 1
+            if error is not None:
+                stats.failures += 1
+        text = "" if error is None else error_text(error)
+        self.state.recorder.record((owner, message, seq, started, ended, text, nbytes))
+
+    def active_records(self) -> list[Record]:
+        """Return the messages that have not ended, the oldest first."""
+        self._sweep()
+        return [message.record for message in self._pending.copy().values()]
+
+    def op_stats(self) -> Mapping[str, OpStats]:
+        """Return the statistics, by operation."""
+        self._sweep()
+        return {op: stats for op, stats in self._op_stats.items() if any(stats.buckets)}
+
+    def _sweep(self) -> None:
+        """End the messages that are done although no thread has waited for them."""
+        for message in self._pending.copy().values():
+            if message.transfer.done:
+                self.end(message, message.transfer.error)
+
+
+class PendingMessage:
+    """A message under way.
+
+    Args:
+        messages: the group's messages.
+        transfer: the transfer that has begun.
+        what: the message.
+        nbytes: its bytes.
+        options: of the message.
+
+    Attributes:
+        transfer: see above.
+        deadline: the message's own.
+        record: the message as the flight recorder keeps it.
+    """
+
+    def __init__(
+        self, messages: GroupMessages, transfer: Transfer, what: MessageInfo, nbytes: int, options: Options
+    ) -> None:
+        self.transfer = transfer
+        self.deadline = Deadline(options.timeout)
+        self.record: Record = messages.state, what, 0, self.deadline.started, None, "", nbytes
+        self._messages = messages
+        self._state = messages.state
+        self._transport = messages.transport
+        self._partners = messages.partners(what[3])
+        self._on_complete = options.on_complete
+        messages.add(self)
+
+    def source(self) -> int:
+        """Return the global rank of a received message's sender."""
+        return self._state.global_rank(self.transfer.source)
+
+    def complete(self, deadline: Deadline | None) -> bool:
+        """Wait for the message until a deadline, or with None only look; return whether it is done, or raise."""
+        try:
+            done = self.transfer.done or self._await(deadline)
+        except BaseException as error:
+            # A wait shorter than the operation's own deadline may end without ending the operation.
+            if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
+                self.abandon(error)
+                self._messages.end(self, error)
+            raise
+        if done:
+            self._messages.end(self, self.transfer.error)
+            if self.transfer.error is not None:
+                raise self.transfer.error
+        if done and self._on_complete is not None:
+            self._on_complete()
+            self._on_complete = None
+        return done
+
+    def _await(self, deadline: Deadline | None) -> bool:
+        state, transfer, partners = self._state, self.transfer, self._partners
+        if deadline is None:
+            self._transport.progress()
+        else:
+            self._transport.wait(lambda: transfer.done or state.cannot_complete(partners, any_will_do=True), deadline)
+        if transfer.done:
+            return True
+        state.raise_if_failed()
+        state.raise_if_peer_lost(partners, describe(self.record), any_will_do=True)
+        if deadline is None:
+            return False
+        raise state.timeout_error(partners, describe(self.record), deadline, None)
+
+    def abandon(self, error: BaseException) -> None:
+        """Undo a message that no thread will wait for; if its data is on the way, end the group."""
+        engine = self._state.engine
+        with engine.lock:
+            undone = self._transport.cancel(self.transfer)
+            undone |= all(rank in engine.lost_peers for rank in self._partners)
+        if not undone:
+            self._state.abort(error)

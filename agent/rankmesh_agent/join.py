@@ -1,0 +1,120 @@
+"""Membership of one rank in a job, from the join at the gateway and the connections to all peers to the leave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Callable
+
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.connect import connect_all
+from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.transports.selection import TransportSelector
+from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, Leave, LostRank, Member
+
+_CONNECT_SECONDS = 60.0
+"""Time limit for connecting all pairs after all ranks have joined."""
+
+
+class JobMembership:
+    """One rank's membership in a job; made, it has joined, and is connected to all peers.
+
+    Args:
+        settings: of the job.
+        find_gateway: returns the gateway's URL, None while it is not known.
+        rank: this process's rank, UNASSIGNED (-1) to have one assigned; ``member.rank`` has it.
+        world_size: ranks in the job.
+        host: address to listen on.
+        http: the HTTP server, for its addresses.
+        deadline: end of the join.
+        connect_seconds: time limit for connecting all pairs, at most _CONNECT_SECONDS.
+        instance: random name of this process and join; a new one if empty.
+
+    Attributes:
+        name, epoch: of the job.
+        gateway: client of the job's gateway.
+        world_size: see above.
+        member: this rank, as its peers know it.
+        members: all ranks, by rank.
+        oversubscribed: whether this host has more ranks than cores.
+        engine: the connections to the peers.
+
+    Raises:
+        DistNetworkError: the join failed; the subclass and the message have the cause.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        find_gateway: Callable[[], str | None],
+        *,
+        rank: int,
+        world_size: int,
+        host: str,
+        http: HttpServer,
+        deadline: Deadline,
+        connect_seconds: float,
+        instance: str,
+    ) -> None:
+        self.world_size = world_size
+        transports = TransportSelector(settings, world_size)
+        with contextlib.ExitStack() as undo:
+            listener = transports.listen(host)
+            undo.callback(listener.close)
+            port = listener.address.rpartition(":")[2]
+            self.member = Member(
+                rank,
+                instance or secrets.token_hex(16),
+                socket.gethostname(),
+                shared_memory.host_id(settings.shm_dir),
+                os.getpid(),
+                [f"{address}:{port}" for address in http.addresses],
+                http.urls[0],
+                settings.eager_bytes,
+                settings.transport,
+            )
+            self.gateway = GatewayClient(find_gateway, settings.token)
+            undo.callback(self.gateway.close)
+            joined = self.gateway.join(settings.job, world_size, self.member, deadline)
+            self.name, self.epoch = joined.job, joined.epoch
+            undo.callback(self._leave, "it could not connect to its peers")
+            self.members = {member.rank: member for member in joined.members}
+            self.member = next(member for member in joined.members if member.instance == self.member.instance)
+            local = sum(member.host_id == self.member.host_id for member in joined.members)
+            self.oversubscribed = local > len(os.sched_getaffinity(0))
+            connections = connect_all(
+                self.member,
+                joined.members,
+                joined.epoch,
+                listener,
+                lambda peer: transports.transport(self.member, peer),
+                Deadline(min(connect_seconds, _CONNECT_SECONDS)),
+            )
+            undo.pop_all()
+        listener.close()
+        self.engine = ProgressEngine(
+            self.member.rank,
+            self.epoch,
+            connections,
+            eager_limit=settings.eager_bytes,
+            oversubscribed=self.oversubscribed,
+        )
+
+    def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank]) -> None:
+        """Report this rank's groups and the peers that it has lost to the gateway."""
+        self.gateway.heartbeat(Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost))
+
+    def leave(self, reason: str, *, failed: bool = False) -> None:
+        """End the connections, and leave the job; see ``Agent.close``."""
+        self.engine.close(reason, failed=failed)
+        self._leave(reason)
+        self.gateway.close()
+
+    def _leave(self, reason: str) -> None:
+        self.gateway.leave(Leave(self.name, self.epoch, self.member.rank, self.member.instance, reason))

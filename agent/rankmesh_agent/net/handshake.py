@@ -1,0 +1,94 @@
+"""Driver of the scripts of ``wire.handshake``: waits for one on a socket, or runs any number of them in one thread."""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import Generic, TypeVar
+
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.handshake import Script
+
+T = TypeVar("T")
+
+
+class Handshake(Generic[T]):
+    """One side of a handshake.
+
+    Args:
+        sock: the socket that carries it.
+        script: this side's script.
+
+    Attributes:
+        started: whether any byte has been sent or received.
+    """
+
+    def __init__(self, sock: socket.socket, script: Script[T]) -> None:
+        self.started = False
+        self._sock = sock
+        self._script = script
+        self._begin_step(next(script))
+
+    def _begin_step(self, step: tuple[bytes, int]) -> None:
+        outgoing, expected = step
+        self._unsent = memoryview(outgoing)
+        self._received = bytearray(expected)
+        self._unfilled = memoryview(self._received)
+
+    def events(self) -> int:
+        """Return the poll events that the next ``advance`` waits for."""
+        return select.POLLOUT if self._unsent else select.POLLIN
+
+    def advance(self) -> T | None:
+        """Continue as far as possible; return the script's result at its end. The socket must be non-blocking.
+
+        A call that sends does not receive yet: the other side has not answered.
+
+        Raises:
+            OSError: the connection is lost.
+            DistError: the script has failed.
+        """
+        try:
+            while True:
+                if self._unsent:
+                    self._unsent = self._unsent[self._sock.send(self._unsent, socket.MSG_NOSIGNAL) :]
+                    self.started = True
+                    if self._unsent or self._unfilled:
+                        return None
+                if self._unfilled:
+                    received = self._sock.recv_into(self._unfilled)
+                    if not received:
+                        raise ConnectionResetError("closed by the other side")
+                    self._unfilled = self._unfilled[received:]
+                    self.started = True
+                    if self._unfilled:
+                        return None
+                self._begin_step(self._script.send(bytes(self._received)))
+        except BlockingIOError:
+            return None
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        except OSError as error:
+            self._script.throw(error)
+            raise
+
+    def run(self, seconds: float) -> T:
+        """Run the script to its end and return its result; leaves the socket blocking.
+
+        Raises:
+            TimeoutError: the handshake takes longer than ``seconds``.
+            OSError, DistError: see advance.
+        """
+        deadline, poll = Deadline(seconds), select.poll()
+        self._sock.setblocking(False)
+        while (result := self.advance()) is None:
+            poll.register(self._sock, self.events())
+            if not poll.poll(1000 * deadline.remaining()):
+                raise TimeoutError(f"the handshake is not complete after {seconds:g} s")
+        self._sock.setblocking(True)
+        return result
+
+    def close(self) -> None:
+        """Release the resources of the script; the socket stays open."""
+        self._script.close()

@@ -1,0 +1,160 @@
+"""Stream that is the lease of an agent: from the request that acquires the agent to its end, for whatever reason."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.remote.codec import describe_group, error_to_json
+from rankmesh_agent.remote.leases import LeaseManager
+from rankmesh_agent.remote.session import Session
+from rankmesh_agent.wire import attach_frames
+from rankmesh_agent.wire.attach_frames import Request, Response
+from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedError, ProtocolError
+from rankmesh_agent.wire.schemas import LeaseTerms
+
+_RELEASE_RETRY_SECONDS = 0.5
+
+
+class LeaseStream:
+    """A stream that acquires the agent: the lease, from then on.
+
+    Args:
+        leases: of the agent.
+        agent_id: its id, see AgentHeartbeat.
+        stream: has brought the lease request.
+        document: of the request.
+
+    Attributes:
+        id: of the lease.
+        session: the session of its process, None before the join and after the end.
+    """
+
+    def __init__(self, leases: LeaseManager, agent_id: str, stream: FramedStream, document: dict[str, Any]) -> None:
+        self._leases = leases
+        self._agent_id = agent_id
+        self._stream = stream
+        self._document = document
+        self.id = str(document.get("lease", ""))
+        self.session: Session | None = None
+        self._send_lock = threading.Lock()
+        self._over = False
+        self._joined = False
+
+    def end(self) -> None:
+        """End the process's streams: the lease has ended."""
+        self._close_session()
+        if self._joined and not self._over:
+            self._stream.shutdown()
+
+    def serve(self) -> None:
+        """Have the agent join, and keep the lease until the stream ends, or the client releases it."""
+        document, stream = self._document, self._stream
+        try:
+            if document["agent"] != self._agent_id:
+                raise DistNetworkError("this is another agent than the one that was offered; ask the gateway again")
+            wanted = LeaseTerms(
+                str(document["job"]),
+                int(document["rank"]),
+                int(document["world_size"]),
+                float(document["timeout"]),
+                str(document["holder"])[:500],
+            )
+            join_seconds = float(document["joining"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError("an attached process sent a malformed lease request") from error
+        except DistError as error:
+            refuse(stream, error)
+            return
+        delegated = bool(document.get("shares")) and stream.is_local
+        # The join takes as long as it takes; meanwhile, this thread detects the end of the client.
+        joiner = threading.Thread(
+            target=self._join, args=(wanted, delegated, join_seconds), name="rankmesh-attached-join", daemon=True
+        )
+        joiner.start()
+        reason, failed = f"its process ({wanted.holder}) ended without a goodbye", True
+        try:
+            while True:
+                frame = stream.receive(None)
+                if frame.header.kind == Request.RELEASE:
+                    reason = str(attach_frames.decode_json(frame.document).get("reason", ""))[:500]
+                    failed = False
+                    break
+                self._execute(frame)
+        except (StreamClosedError, StreamTimeoutError):
+            pass
+        finally:
+            self._over = True
+            self._leases.release(self.id, reason, failed=failed)
+            self._close_session()
+            while joiner.is_alive():
+                joiner.join(_RELEASE_RETRY_SECONDS)
+                self._leases.release(self.id, reason, failed=failed)  # the join may not have begun at the first attempt
+        with contextlib.suppress(StreamClosedError, StreamTimeoutError):
+            self._send(Response.OK)
+
+    def _join(self, wanted: LeaseTerms, delegated: bool, join_seconds: float) -> None:
+        try:
+            lease, agent = self._leases.acquire(wanted, self.id, delegated=delegated, join_seconds=join_seconds)
+        except Exception as error:
+            with contextlib.suppress(StreamClosedError, StreamTimeoutError):
+                self._send(Response.ERROR, error_to_json(error))
+            self._stream.shutdown()
+            return
+        self.session = Session(agent)
+        self._joined = True
+        if self._over:  # released before the session was there
+            self._close_session()
+        world, descriptors = describe_group(agent.world)
+        document = {
+            "lease": lease.id,
+            "rank": agent.member.rank,
+            "members": [vars(member) for member in agent.members()],
+            "world": world.to_json(),
+        }
+        with contextlib.suppress(StreamClosedError, StreamTimeoutError):
+            self._send(Response.OK, document, descriptors)
+
+    def _close_session(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            session.close()
+
+    def _execute(self, frame: Frame) -> None:
+        """Execute a request over the lease's stream."""
+        session, execute = self.session, _REQUESTS.get(frame.header.kind)
+        if execute is None:
+            raise ProtocolError(f"an attached process sent request {frame.header.kind} over its lease's connection")
+        try:
+            if session is None:
+                raise LeaseEndedError("the agent has not joined yet, or will not")
+            response = execute(session, attach_frames.decode_json(frame.document))
+        except (ProtocolError, KeyError):
+            raise
+        except Exception as error:
+            self._send(Response.ERROR, error_to_json(error))
+        else:
+            self._send(Response.OK, response or {})
+
+    def _send(
+        self, response: Response, document: dict[str, Any] | None = None, descriptors: Sequence[int] = ()
+    ) -> None:
+        with self._send_lock:
+            text = b"" if document is None else attach_frames.encode_json(document)
+            self._stream.send(attach_frames.encode(response, text), (), descriptors)
+
+
+_REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]] = {
+    Request.ABORT: Session.abort,
+    Request.CANCEL: Session.cancel,
+    Request.ABORT_PENDING_GROUPS: Session.abort_pending_groups,
+    Request.REPORT: Session.report,
+}
+
+
+def refuse(stream: FramedStream, error: BaseException) -> None:
+    """Send an error in response to the first request of a stream."""
+    stream.send(attach_frames.encode(Response.ERROR, attach_frames.encode_json(error_to_json(error))))

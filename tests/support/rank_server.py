@@ -1,0 +1,262 @@
+"""Forks the ranks of tests from a process that has imported NumPy, RankMesh and the test modules already.
+
+A fork takes milliseconds where a new interpreter takes 0.4 s of processor time. A forked rank leaves the server's
+loop and runs as the main program, so it ends as any program does: exit handlers, exit code, traceback, Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+MARKER = "RANKS_OF_TEST"
+"""The variable that names the test in the environment of every process that belongs to it."""
+_LONGEST = 1 << 18  # bytes of a message
+
+
+class Program(NamedTuple):
+    """A function of a test module, as the program of a rank.
+
+    Args:
+        file: of the test module.
+        module: its name.
+        function: its name in the module.
+        folder: where marks go.
+        arguments: of the function, by name.
+    """
+
+    file: str
+    module: str
+    function: str
+    folder: str
+    arguments: Mapping[str, Any]
+
+    def load(self) -> ModuleType:
+        """Import the test module, once a process."""
+        if self.module not in sys.modules:
+            spec = importlib.util.spec_from_file_location(self.module, self.file)
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[self.module] = module = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[self.module]
+                raise
+        return sys.modules[self.module]
+
+    def run(self, rank: int, size: int) -> None:
+        """Run the function as a rank."""
+        from support.me import Me
+
+        function = getattr(self.load(), self.function)
+        getattr(function, "body", function)(Me(rank, size, self.folder), **self.arguments)
+
+
+class Fork(NamedTuple):
+    """What the server is asked for: a program, and the process to run it in."""
+
+    program: Program
+    rank: int
+    size: int
+    environment: Mapping[str, str]
+    stdout: str
+    stderr: str
+
+    def enter(self) -> None:
+        """Make the process that has just been forked one with this environment, folder and output."""
+        number = os.environ[MARKER].encode()
+        _overwrite_environ(number, self.environment[MARKER].encode())
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.chdir(self.program.folder)
+        for descriptor, path in (1, self.stdout), (2, self.stderr):
+            opened = os.open(path, os.O_WRONLY | os.O_APPEND)
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        sys.argv = [self.program.file, str(self.rank), str(self.size)]
+
+
+def _overwrite_environ(before: bytes, after: bytes) -> None:
+    """Replace a value in what /proc/PID/environ shows, which os.environ does not change."""
+    assert len(before) == len(after)
+    start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])  # env_start, see proc(5)
+    found = Path("/proc/self/environ").read_bytes().index(before)
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(start + found)
+        memory.write(after)
+
+
+def serve(connection: socket.socket) -> Fork | None:
+    """Fork for each request until the connection ends; return None then, and in a forked process what it is for."""
+    wakeup, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(woken)
+    usual = {number: signal.getsignal(number) for number in (signal.SIGCHLD, signal.SIGINT)}
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
+    while True:
+        readable, _, _ = select.select([connection, wakeup], [], [])
+        if wakeup in readable:
+            os.read(wakeup, 1000)
+            while (ended := _wait_any()) is not None:
+                connection.send(json.dumps(ended).encode())
+            continue
+        request = connection.recv(_LONGEST)
+        if not request:
+            return None
+        program, *rest = json.loads(request)
+        fork = Fork(Program(*program), *rest)
+        try:
+            fork.program.load()
+            gc.freeze()  # the collector of a fork would otherwise copy the pages of all that is loaded
+            pid = os.fork()
+        except BaseException as error:
+            connection.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+            continue
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            for number, handler in usual.items():
+                signal.signal(number, handler)
+            os.close(wakeup)
+            os.close(woken)
+            connection.close()
+            return fork
+        connection.send(json.dumps({"pid": pid}).encode())
+
+
+def _wait_any() -> dict[str, int] | None:
+    with contextlib.suppress(ChildProcessError):
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            return {"ended": pid, "code": os.waitstatus_to_exitcode(status)}
+    return None
+
+
+class RankServer:
+    """The test's end of a server, which runs until this is closed.
+
+    Args:
+        environment: of the server's process. Variables that act when modules are imported act here.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "support.rank_server", str(there.fileno())],
+                env={**environment, MARKER: "-" * len(environment[MARKER])},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+            )
+        self._connection = here
+        self._lock = threading.Lock()
+        self._codes: dict[int, int] = {}
+
+    def start(self, fork: Fork) -> ForkedProcess:
+        """Start a rank.
+
+        Raises:
+            ImportError: the test module cannot be imported there.
+        """
+        with self._lock:
+            self._connection.send(json.dumps(fork).encode())
+            while "pid" not in (answer := self._read()):
+                if "error" in answer:
+                    raise ImportError(f"{fork.program.file}: {answer['error']}")
+            return ForkedProcess(self, answer["pid"])
+
+    def code(self, pid: int) -> int | None:
+        """Return the exit code of a rank, None while it runs."""
+        with self._lock:
+            while select.select([self._connection], [], [], 0)[0]:
+                self._read()
+            return self._codes.get(pid)
+
+    def _read(self) -> dict[str, Any]:
+        message = self._connection.recv(_LONGEST)
+        assert message, f"the server of ranks ended: exit code {self._process.wait()}"
+        answer: dict[str, Any] = json.loads(message)
+        if "ended" in answer:
+            self._codes[answer["ended"]] = answer["code"]
+        return answer
+
+    def close(self) -> None:
+        """End the server."""
+        self._connection.close()
+        self._process.wait()
+
+
+class ForkedProcess:
+    """A forked rank, with the methods of subprocess.Popen that tests use."""
+
+    def __init__(self, server: RankServer, pid: int) -> None:
+        self._server = server
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        return self._server.code(self.pid)
+
+    def wait(self, timeout: float = 60) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"rank with pid {self.pid}", timeout)
+            time.sleep(0.005)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+_servers: dict[tuple[tuple[str, str], ...], RankServer] = {}
+_FOR_IMPORTS = ("PYTHON", "LD_", "MALLOC_", "OMP_", "OPENBLAS_")
+
+
+def fork(
+    program: Program, rank: int, size: int, environment: Mapping[str, str], stdout: str, stderr: str
+) -> ForkedProcess:
+    """Start a rank from the server whose variables for imports are those of its environment."""
+    key = tuple(sorted((name, value) for name, value in environment.items() if name.startswith(_FOR_IMPORTS)))
+    if key not in _servers:
+        _servers[key] = RankServer(environment)
+    return _servers[key].start(Fork(program, rank, size, environment, stdout, stderr))
+
+
+def close_all() -> None:
+    """End all servers; to be called when the tests are over."""
+    while _servers:
+        _servers.popitem()[1].close()
+
+
+if __name__ == "__main__":
+    for name in "numpy", "rankmesh", "support.me":
+        importlib.import_module(name)
+    sys.modules["rankmesh"].__version__  # noqa: B018  # loads all of it
+    with socket.socket(fileno=int(sys.argv[1])) as accepted:
+        forked = serve(accepted)
+    if forked:
+        forked.enter()
+        forked.program.run(forked.rank, forked.size)
