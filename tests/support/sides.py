@@ -3,9 +3,9 @@
 A *cell* is a function ``cell(dist, rank, size, ...)``, written once against the torch API, which returns plain data and
 tensors, or ``cell(group, rank, size, ...)``, which gets a group of torch.distributed. Processes run the cells of some
 modules on every side and write down the outcomes: the values, or the exceptions.
-``python -m support.sides FOLDER KIND MODULES RANK`` is such a process. gloo and rankmesh are compared in one process,
-which is in a job of each (KIND ``both``). torch.distributed has one default group a process, so jobs whose default
-group is over the mesh have processes of their own (KIND ``over``), which also run the cells of groups.
+gloo and rankmesh are compared in one process, which is in a job of each (the kind ``both``). torch.distributed has one
+default group a process, so jobs whose default group is over the mesh have processes of their own (the kind ``over``),
+which also run the cells of groups.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import sys
 import time
 import traceback
 import warnings
@@ -28,7 +27,7 @@ import torch.distributed
 
 import rankmesh
 import rankmesh.torch
-from support.processes import Ranks
+from support.processes import Me, Ranks
 
 TIMEOUT = timedelta(seconds=90)
 SIZES = (3, 1, 2)
@@ -168,19 +167,22 @@ def plain(value: Any) -> Any:
 def run_cells(ranks: Ranks, modules: Sequence[str]) -> Outcomes:
     """Run the cells of some modules in worlds of all sizes on all sides."""
     secret = {"RANKMESH_TOKEN": "a secret"}  # so that objects are pickled, as in torch
+    started = [ranks.start(be_a_rank, max(SIZES), env=secret, kind=kind, modules=modules) for kind in KINDS]
     found: Outcomes = {}
-    for kind in KINDS:
-        arguments = ["-m", "support.sides", str(ranks.folder), kind, ",".join(modules)]
-        started = [ranks.command(*arguments, str(rank), name=f"{kind}-{rank}", **secret) for rank in range(max(SIZES))]
-        ranks.wait(started, seconds=300.0)
-        for rank, process in enumerate(started):
+    for kind, processes in zip(KINDS, started, strict=True):
+        ranks.wait(processes)
+        for rank, process in enumerate(processes):
             ours = [line for line in process.stderr.splitlines() if ".cpp:" not in line]  # the rest is torch's own log
             assert (process.code, ours) == (0, []), ranks.told()
-            for size, by_name in json.loads((ranks.folder / f"outcomes-{kind}-{rank}").read_text()).items():
+            for size, by_name in json.loads(outcomes_file(ranks.folder, kind, rank).read_text()).items():
                 for name, sides in by_name.items():
                     by_rank = found.setdefault(int(size), {}).setdefault(name, [{} for _ in range(int(size) or 1)])
                     by_rank[rank] |= {side: Outcome(*each) for side, each in sides.items()}
     return found
+
+
+def outcomes_file(folder: Path, kind: str, rank: int) -> Path:
+    return folder / f"outcomes-{kind}-{rank}"
 
 
 def outcomes_in_a_world(kind: str, rank: int, size: int, folder: Path, modules: Sequence[str]) -> Iterator[Any]:
@@ -207,20 +209,16 @@ def outcomes_in_a_world(kind: str, rank: int, size: int, folder: Path, modules: 
         rankmesh.destroy_process_group()
 
 
-def main(folder: Path, kind: str, modules: Sequence[str], rank: int) -> None:
+def be_a_rank(me: Me, kind: str, modules: Sequence[str]) -> None:
     """Run the cells of no world at rank 0, then be a rank of all worlds."""
     torch.set_num_threads(1)
     outcomes: dict[int, Any] = {}
-    if rank == 0:
+    if me.rank == 0:
         outcomes[0] = {
             name: {side: outcome(cell, dist, 0, 1) for side, dist in KINDS[kind].items()}
             for name, cell in cells_of(modules, 0).items()
         }
     for size in SIZES:
-        if rank < size:
-            outcomes[size] = dict(outcomes_in_a_world(kind, rank, size, folder, modules))
-    (folder / f"outcomes-{kind}-{rank}").write_text(json.dumps(outcomes))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), int(sys.argv[4]))
+        if me.rank < size:
+            outcomes[size] = dict(outcomes_in_a_world(kind, me.rank, size, me.folder, modules))
+    outcomes_file(me.folder, kind, me.rank).write_text(json.dumps(outcomes))

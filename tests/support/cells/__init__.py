@@ -3,7 +3,7 @@
 _IN_TORCH = ("calls", "functional", "groups", "sparse", "works")
 _ANYWHERE = ("reductions", "moves", "messages", "objects", "groups", "works", "tensors")
 RESULTS = [f"support.cells.{each}" for each in (*(f"in_torch.{each}" for each in _IN_TORCH), *_ANYWHERE)]
-"""The modules of calls that are to succeed; the first ones get groups of torch.distributed, made by ranks in as many."""
+"""The modules of calls that are to succeed; the first ones get groups, and are made by ranks in as many."""
 
 MISTAKES = ["support.cells.starts", "support.cells.absences", "support.cells.mistakes"]
 """The modules of calls that are not; last the ones after which gloo's world is not always usable."""
