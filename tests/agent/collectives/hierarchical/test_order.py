@@ -42,7 +42,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[World]:
 
     with (
         pytest.MonkeyPatch.context() as patch,
-        world(len(request.param), "inproc", slot_bytes=SLOT_BYTES, hosts=request.param) as made,
+        world(len(request.param), "tcp", slot_bytes=SLOT_BYTES, hosts=request.param) as made,
     ):
         patch.setattr(HierarchicalCpuBackend, "algorithm", choose)
         assert {members.medium for members in made.communicators} == {"shm+tcp"}
@@ -164,7 +164,7 @@ def test_a_reduction_to_a_root_is_shared_by_the_hosts(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(MessageLink, "start", counted)
     monkeypatch.setattr(HierarchicalCpuBackend, "algorithm", lambda self, call: HIERARCHICAL[call.kind])
-    with world(6, "inproc", slot_bytes=SLOT_BYTES, hosts="aabbcc") as made:
+    with world(6, "tcp", slot_bytes=SLOT_BYTES, hosts="aabbcc") as made:
         came[:] = [0] * 6  # without how they found their shared memory
         made.run(lambda comm: comm.reduce(np.ones(6_144, np.float32), ReduceOp.SUM, 0, NOW))
     hosts = [sum(came[host : host + 2]) for host in (0, 2, 4)]
