@@ -102,6 +102,7 @@ SPACES: dict[str, Space] = {
     ),
 }
 SPACES["mpi"] = SPACES["api"]._replace(any_order=True)
+SPACES["gpu, in any order"] = SPACES["gpu"]._replace(any_order=True)
 SPACES["gpu, roughly"] = SPACES["gpu"]._replace(any_order=True, rounds=True)
 SPACES["groups, in any order"] = SPACES["groups"]._replace(any_order=True)
 SPACES["any algorithm"] = SPACES["communicator"]._replace(any_order=True)
