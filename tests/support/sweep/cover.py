@@ -69,7 +69,7 @@ SPACES: dict[str, Space] = {
     "api": Space(
         (*REDUCING, *MOVING, *MESSAGES), STANDARD, tuple(CONTAINERS), counts=(0, 1, 5, 33, 4_001, 20_001, 70_001)
     ),
-    "groups": Space((*REDUCING, *MOVING, *MESSAGES), ("float32", "int8", "complex128"), tuple(CONTAINERS)),
+    "groups": Space((*REDUCING, *MOVING, *MESSAGES), ("float32", "int8", "float16", "complex128"), tuple(CONTAINERS)),
     "lists": Space(
         (*REDUCING_LISTS, *MOVING_LISTS),
         ("int32", "float16", "float32"),
