@@ -16,14 +16,12 @@ class Reporter:
 
     Args:
         client: of the agent.
-
-    Attributes:
-        groups: the groups of this process.
+        groups: the groups of this process; the list may change.
     """
 
-    def __init__(self, client: AgentClient) -> None:
-        self.groups: list[RemoteCommunicator] = []
+    def __init__(self, client: AgentClient, groups: list[RemoteCommunicator]) -> None:
         self._client = client
+        self._groups = groups
         self._watchdog = Watchdog("rankmesh-report", CONTROL_SECONDS)
 
     def start(self) -> None:
@@ -40,7 +38,7 @@ class Reporter:
         Raises:
             DistError: the agent is gone, or refuses.
         """
-        groups = list(self.groups)
+        groups = list(self._groups)
         reports = [(group.id, report) for group in groups if (report := group.report()) is not None]
         # The response matters without reports, too: calls in shared memory hardly notice a failure otherwise.
         failures = dict(self._client.control(Request.REPORT, {"groups": reports}).get("failures", ()))
@@ -54,7 +52,7 @@ class Reporter:
         try:
             self.send()
         except RankFailedError as error:
-            for group in list(self.groups):
+            for group in list(self._groups):
                 group.state.fail(error)
         except DistError:  # the next call raises it
             pass
